@@ -1,0 +1,66 @@
+"""Expected failures. Each carries the status that the wire shows; anything else that is raised is a bug."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """The google.rpc.Code numbers in use."""
+
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    RESOURCE_EXHAUSTED = 8
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A field at fault."""
+
+    field: str
+    """Its path, such as "snippets[2].text"."""
+    description: str
+    """The limit and what was given."""
+
+
+class CompletionError(Exception):
+    """A request failed for a reason that its caller can be told."""
+
+    code = Code.INTERNAL
+
+    def __init__(
+        self, message: str, *, violations: tuple[Violation, ...] = (), retry_after_ms: int | None = None
+    ) -> None:
+        """Hold a sentence for a person, the fields at fault and when to ask again."""
+        super().__init__(message)
+        self.message = message
+        self.violations = violations
+        self.retry_after_ms = retry_after_ms
+
+
+class InvalidRequestError(CompletionError):
+    """A field is bad or too large."""
+
+    code = Code.INVALID_ARGUMENT
+
+    def __init__(self, field: str, description: str) -> None:
+        """Name the field, the limit and what was given."""
+        super().__init__(f"{field}: {description}", violations=(Violation(field, description),))
+
+
+class UnavailableError(CompletionError):
+    """The engine is away or the server is going: ask again, or ask another."""
+
+    code = Code.UNAVAILABLE
+
+
+class OverloadedError(CompletionError):
+    """The server holds as much as it is configured to hold."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class ConfigError(Exception):
+    """The configuration can't be used; the message says which key, and what would do."""
