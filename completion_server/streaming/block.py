@@ -1,0 +1,139 @@
+"""Where a block of code ends, by indentation.
+
+The cursor's line gives the block. `own` is the indentation of the line that opens it, `floor` the least one inside it.
+
+- The cursor's line has text, and opens a block: it ends like an opener (`opens_block`) or the next line is deeper.
+  The block is its body.
+- The cursor's line has text and opens none. The block is that line's: all that is indented as deep.
+- The cursor's line is blank. The block is what is indented as deep as the cursor, or deeper than an opener right above
+  it where the cursor is not indented yet. At column 0 nothing could ever end that, so there the first line that is
+  generated takes the part of the cursor's line.
+
+The first visible line less deep than `floor` ends the completion before it, with these exceptions, none of which
+reaches a line less deep than `own`:
+
+- A line that begins with a closing bracket ("</", or a word such as "end" where the language has them) is the block's
+  last, and included, unless the text below the cursor already closes the block or goes on with it. If it opens a block
+  again ("} else {", "):"), that body follows.
+- Where the cursor's line is the opener, lines at its indentation that continue it ("else:", "except", "case") are
+  included. Inside a body they end it: their opener is not this completion's.
+
+A line at the block's own depth ends it too, if it closes a bracket that the completion didn't open and that the first
+line below closes at the same indentation.
+"""
+
+import re
+from enum import Enum, auto
+
+from completion_server.streaming.brackets import opens_block
+from completion_server.streaming.surroundings import Line, Surroundings
+
+_CLOSER = r"[)\]}]|</"
+_CLOSING_WORD = r"|(?:end|fi|done|esac)\b"
+_LANGUAGES_WITH_CLOSING_WORDS = frozenset({"ruby", "lua", "shellscript", "julia", "elixir", "crystal", "matlab"})
+_CONTINUATION = re.compile(
+    r"(?:elif|else|elseif|elsif|except|finally|catch|rescue|ensure|when|case)\b|default\s*:", re.ASCII
+)
+_UNDECIDED = re.compile(r"\w+|<")
+
+
+class Verdict(Enum):
+    """What a line is to the block."""
+
+    INSIDE = auto()
+    BEHIND = auto()
+    UNDECIDED = auto()
+
+
+class Block:
+    """The block that a completion is in, told line by line. Blank lines are never shown to it."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        has_words = around.language_id in _LANGUAGES_WITH_CLOSING_WORDS
+        self._closer = re.compile(_CLOSER + (_CLOSING_WORD if has_words else ""))
+        self._has_closing_words = has_words
+        self._floor: int | None = None
+        self._own: int | None = None
+        self._is_body_of_cursor_line = False
+        self._anchor: Line | None = None
+        self._is_closing = False
+        self.is_over = False
+        """Whether the last whole line was the block's last."""
+
+    def judge(self, line: Line, *, is_whole: bool, has_own_open: bool) -> Verdict:
+        """Say what a line, or its beginning, is to the block.
+
+        `has_own_open` is whether the completion has a bracket open that it opened itself.
+        """
+        floor = self._settle(line)
+        if line.indent >= floor:
+            is_closed_below = not has_own_open and self._closes(line) and self._is_closed_below(line.indent)
+            return Verdict.BEHIND if is_closed_below else Verdict.INSIDE
+        if line.indent < self._own_indent(floor):
+            return Verdict.BEHIND
+        if not is_whole and self._awaits_word(line.text):
+            return Verdict.UNDECIDED
+        if self._closes(line):
+            is_wanted = has_own_open or not (self._goes_on_below(line.indent) or self._is_closed_below(line.indent))
+            self._is_closing = is_wanted
+            return Verdict.INSIDE if is_wanted else Verdict.BEHIND
+        is_continuation = self._is_body_of_cursor_line and _CONTINUATION.match(line.text) is not None
+        return Verdict.INSIDE if is_continuation and line.indent == self._own else Verdict.BEHIND
+
+    def end_line(self, line: Line) -> None:
+        """Take in a whole line that is inside, the cursor's own included."""
+        if self._floor is None:
+            self._anchor = line
+        elif self._is_closing:
+            self._is_closing = False
+            self.is_over = not opens_block(line.text, self._around.language_id)
+            self._become_body_of(line)
+
+    def _settle(self, line: Line) -> int:
+        """Return `floor`; the first line after the one that gives the block settles it."""
+        if self._floor is not None:
+            return self._floor
+        if self._anchor is not None:
+            is_opener = line.indent > self._anchor.indent or opens_block(self._anchor.text, self._around.language_id)
+            if is_opener:
+                self._become_body_of(self._anchor)
+            else:
+                self._floor = self._anchor.indent
+        else:
+            opener = self._around.opener_above()
+            if opener is not None and line.indent > opener.indent:
+                self._floor, self._own = opener.indent + 1, opener.indent
+            else:
+                self._floor = Line.of(self._around.head + "|").indent
+        floor = self._floor or 0
+        if self._anchor is None and floor == 0:
+            self._floor = None
+        return floor
+
+    def _become_body_of(self, line: Line) -> None:
+        self._floor, self._own = line.indent + 1, line.indent
+        self._is_body_of_cursor_line = True
+
+    def _own_indent(self, floor: int) -> int:
+        if self._own is None:
+            self._own = self._around.enclosing_indent(floor)
+        return self._own
+
+    def _awaits_word(self, text: str) -> bool:
+        """Return whether more of a line could still make it a closing or continuing one."""
+        if _UNDECIDED.fullmatch(text) is None:
+            return False
+        return text == "<" or self._is_body_of_cursor_line or self._has_closing_words
+
+    def _closes(self, line: Line) -> bool:
+        return self._closer.match(line.text) is not None
+
+    def _goes_on_below(self, indent: int) -> bool:
+        """Return whether the block of a closer at `indent` has more lines below the cursor."""
+        return bool(self._around.below) and self._around.below[0].indent > indent
+
+    def _is_closed_below(self, indent: int) -> bool:
+        """Return whether the text below the cursor begins with a closer at `indent`."""
+        below = self._around.below[:1]
+        return any(line.indent == indent and self._closes(line) for line in below)

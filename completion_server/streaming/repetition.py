@@ -1,0 +1,142 @@
+"""Whether a completion repeats what follows the cursor: the rest of the cursor's line, or the lines below it.
+
+The rest of the line is of one of two kinds.
+
+Where it begins with a bracket or quote that closes what is open left of the cursor, the completion may close what the
+cursor's line has open, less what the rest closes; the next such closing character is the repetition, and ends the
+completion. So "f(" before ")" takes "g(x), y" whole and ends "g(x))" after "g(x)". Nothing needs to be withheld.
+
+Any other rest is repeated where a whole line of the completion ends with it. It then begins at a word's beginning,
+unless it is the whole line or the cursor stands inside a word. Withheld is what may be the beginning of it.
+"""
+
+from completion_server.streaming.brackets import CLOSING, Brackets
+from completion_server.streaming.surroundings import BLANKS, Line, Surroundings
+
+_QUOTES = "\"'`"
+
+
+class RestOfLine:
+    """Looks for the rest of the cursor's line in a completion, and keeps count of its brackets."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._core = around.rest.strip(BLANKS)
+        self._is_cursor_in_word = _is_word(around.head[-1:]) and _is_word(around.rest[:1])
+        self._brackets = Brackets(around.language_id)
+        self._brackets.read(around.head)
+        self._head_depth = self._brackets.depth
+        self._line_depth = self._head_depth
+        kept = _kept_open(around.language_id, self._brackets.opened, around.rest)
+        self._floor = len(kept)
+        self._closing = _closing(self._core, kept)
+
+    @property
+    def is_closing_bracket(self) -> bool:
+        """Whether the rest begins with a bracket that closes something before it."""
+        return self._closing in CLOSING
+
+    @property
+    def has_own_open(self) -> bool:
+        """Whether the completion had opened, and not closed, something of its own before the current line."""
+        return self._line_depth > self._head_depth
+
+    def find_closing(self, fragment: str) -> int | None:
+        """Read more of the current line; return where in `fragment` the rest's closing character is repeated."""
+        for at, char in enumerate(fragment):
+            if char == self._closing and self._closes_kept(char):
+                return at
+            self._brackets.read_char(char)
+        return None
+
+    def end_line(self) -> None:
+        """Read a line break."""
+        self._brackets.end_line()
+        self._line_depth = self._brackets.depth
+
+    def find_end(self, line: str) -> int | None:
+        """Return where a whole `line` begins to repeat a rest that closes nothing, None if it doesn't."""
+        if self._closing or not self._core:
+            return None
+        line = line.rstrip(BLANKS)
+        at = len(line) - len(self._core)
+        return at if at >= 0 and line.endswith(self._core) and self._may_begin_at(line, at) else None
+
+    def num_possible(self, line: str, start: int) -> int:
+        """Return how many characters at the end of an unfinished `line`, from `start` on, may yet be cut off."""
+        if self._closing or not self._core:
+            return 0
+        stripped = line.rstrip(BLANKS)
+        at = line.find(self._core[0], start)
+        while at >= 0:
+            is_possible = self._core.startswith(line[at:]) or stripped[at:] == self._core
+            if is_possible and self._may_begin_at(line, at):
+                return len(line) - at
+            at = line.find(self._core[0], at + 1)
+        return 0
+
+    def _closes_kept(self, char: str) -> bool:
+        """Return whether a closing character closes what the rest is there to close."""
+        opened = self._brackets.opened
+        if len(opened) > self._floor:
+            return False
+        if opened and opened[-1] in _QUOTES:
+            return opened[-1] == char and not self._brackets.is_escaped
+        return True
+
+    def _may_begin_at(self, line: str, at: int) -> bool:
+        return at == 0 or self._is_cursor_in_word or not (_is_word(line[at - 1]) and _is_word(self._core[0]))
+
+
+class LinesBelow:
+    """Compares whole lines of a completion with the first visible lines below the cursor."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._lines = around.below
+
+    def may_become(self, line: Line) -> bool:
+        """Return whether an unfinished line may yet be a repetition."""
+        if not self._lines or _is_trivial(self._lines[0]):
+            return False
+        return line.indent == self._lines[0].indent and self._lines[0].text.startswith(line.text)
+
+    def is_repetition(self, line: Line) -> bool:
+        """Return whether a line repeats the first line below, and says more than a bracket."""
+        return line in self._lines[:1] and not _is_trivial(line)
+
+    def may_begin_pair(self, line: Line) -> bool:
+        """Return whether a line is one below that, on its own, says too little: the next line decides."""
+        return line in self._lines[:-1]
+
+    def is_pair(self, first: Line, second: Line) -> bool:
+        """Return whether two lines are neighbours below the cursor, and say more than brackets."""
+        if _is_trivial(first) and _is_trivial(second):
+            return False
+        return (first, second) in zip(self._lines, self._lines[1:], strict=False)
+
+
+def _kept_open(language_id: str, opened: tuple[str, ...], rest: str) -> tuple[str, ...]:
+    """Return what a completion leaves open for the rest of the line to close: as little as the rest closes."""
+    for num in range(len(opened) + 1):
+        brackets = Brackets(language_id, opened[:num])
+        brackets.read(rest)
+        depth = brackets.depth
+        brackets.end_line()
+        if not brackets.num_unmatched and depth == brackets.depth:
+            return opened[:num]
+    return opened
+
+
+def _closing(core: str, kept: tuple[str, ...]) -> str:
+    """Return the character with which the rest closes something before it, "" if it doesn't."""
+    first, last_kept = core[:1], kept[-1:]
+    if last_kept and last_kept[0] in _QUOTES:
+        return first if first == last_kept[0] else ""
+    return first if first and first in CLOSING else ""
+
+
+def _is_trivial(line: Line) -> bool:
+    return not any(char.isalnum() for char in line.text)
+
+
+def _is_word(char: str) -> bool:
+    return char.isalnum() or char == "_"
