@@ -1,0 +1,128 @@
+"""The commands that talk to a running server: complete, status, profile and drain."""
+
+import json
+import sys
+import uuid
+from typing import TypedDict, Unpack
+
+import click
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from rich.console import Console
+
+from completion_server.client.completion import Answer, ask
+from completion_server.client.connection import Endpoint, Metadata, wait_connected
+from completion_server.client.cursor import (
+    STDIN,
+    Cursor,
+    PlaceError,
+    language_of,
+    parse_place,
+    read_text,
+    split_text,
+    uri_of,
+)
+from completion_server.client.operator_commands import drain, status
+from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
+from completion_server.client.profile_command import profile
+from completion_server.client.terminal import CompletionView, footer
+
+__all__ = ["complete", "drain", "profile", "status"]
+
+_MODES = {"single": pb.MODE_SINGLE_LINE, "multi": pb.MODE_MULTI_LINE}
+
+
+class _Options(TypedDict):
+    mode: str
+    max_tokens: int | None
+    temperature: float | None
+    seed: int | None
+    stop: tuple[str, ...]
+    session: str | None
+    language: str | None
+
+
+@click.command()
+@click.argument("place", metavar="FILE:LINE[:COL]")
+@endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server")
+@click.option("--mode", type=click.Choice(list(_MODES)), default="single", show_default=True, help="A line or a block.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Upper limit of tokens; the server's default if not given.")
+@click.option("--temperature", type=click.FloatRange(0), help="0 always takes the likeliest token.")
+@click.option("--seed", type=click.IntRange(0), help="Makes sampling repeatable.")
+@click.option("--stop", multiple=True, help="A string that ends the completion. May be given more than once.")
+@click.option(
+    "--timeout-ms", type=click.IntRange(1), default=10_000, show_default=True, help="The deadline of the request."
+)
+@click.option("--user", help="Whose request it is; a newer request of the same user takes its place.")
+@click.option("--session", help="The editor session's name; a fresh one if not given.")
+@click.option("--language", help='The language, such as "python"; guessed from the file\'s name if not given.')
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+def complete(
+    endpoint: Endpoint, place: str, timeout_ms: int, user: str | None, as_json: bool, **options: Unpack[_Options]
+) -> None:
+    """Stream the completion at a place in a file to the terminal.
+
+    Lines and columns count from 1; without COL the cursor stands at the end of the line. "-" as FILE reads standard
+    input, with the cursor at its end where no LINE is given. Into a pipe goes the completion alone; what it took goes
+    to standard error.
+
+    Ends with status 0 where the server answered, even with nothing; 1 where it could not be reached or failed; 2
+    where FILE:LINE:COL does not exist.
+
+    \b
+    Examples:
+      completion-server complete app.py:12
+      completion-server complete app.py:12:17 --mode multi --max-tokens 64
+      printf 'def add(a, b):\\n    return ' | completion-server complete - --language python
+    """
+    file, cursor = _read_cursor(place)
+    request = _request(file, cursor, options)
+    view = CompletionView(Console(highlight=False), cursor, is_silent=as_json)
+    answer, reached = _ask(endpoint, request, timeout_ms / 1000, endpoint.metadata(user), view)
+    if as_json:
+        where = {"server": endpoint.address, "file": file, "line": cursor.line, "column": cursor.column}
+        click.echo(json.dumps(answer.as_dict() | where))
+    if answer.failure:
+        fail(answer.failure, endpoint.address, reached=reached)
+    if not as_json:
+        Console(stderr=True, highlight=False).print(footer(answer), soft_wrap=True)
+
+
+def _read_cursor(place: str) -> tuple[str, Cursor]:
+    try:
+        where = parse_place(place)
+        standard_input = sys.stdin.buffer.read() if where.file == STDIN else None
+        return where.file, split_text(read_text(where.file, standard_input), where)
+    except PlaceError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _request(file: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest:
+    return pb.CompleteRequest(
+        session_id=options["session"] or f"cli-{uuid.uuid4().hex[:12]}",
+        sequence=1,
+        document_uri=uri_of(file),
+        language_id=options["language"] or language_of(file),
+        prefix=cursor.prefix,
+        suffix=cursor.suffix,
+        trigger=pb.TRIGGER_EXPLICIT,
+        mode=_MODES[options["mode"]],
+        max_tokens=options["max_tokens"] or 0,
+        temperature=options["temperature"],
+        seed=options["seed"],
+        stop=options["stop"],
+    )
+
+
+def _ask(
+    endpoint: Endpoint, request: pb.CompleteRequest, timeout_s: float, metadata: Metadata, view: CompletionView
+) -> tuple[Answer, bool]:
+    """Return the answer, and whether there was a connection."""
+    with endpoint.open() as channel:
+        reached = wait_connected(channel, timeout_s)
+        if reached:
+            view.begin()
+        answer = ask(CompletionServiceStub(channel), request, timeout_s=timeout_s, metadata=metadata, on_text=view.add)
+        if reached:
+            view.finish()
+        return answer, reached

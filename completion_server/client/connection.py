@@ -1,0 +1,99 @@
+"""A channel to a server, with or without TLS, and the metadata that says who asks."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+Metadata = tuple[tuple[str, str], ...]
+
+_SETTLED = (
+    grpc.ChannelConnectivity.READY,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+    grpc.ChannelConnectivity.SHUTDOWN,
+)
+
+
+class ConnectionSettingsError(ValueError):
+    """The settings can't make a channel; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server, and how to prove who is who."""
+
+    address: str
+    """HOST:PORT or unix:PATH."""
+    ca: Path | None = None
+    """Certificates that the server's own is checked against; given, the connection is encrypted."""
+    certificate: Path | None = None
+    """The client's own certificate, for servers that ask for one."""
+    key: Path | None = None
+    token: str | None = None
+    """A bearer token."""
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[grpc.Channel]:
+        """Open a channel; leaving the context closes it and cancels what runs on it.
+
+        Raises:
+            ConnectionSettingsError: a certificate can't be read, or its key is missing.
+
+        """
+        options = [] if self._may_use_proxy() else [("grpc.enable_http_proxy", 0)]
+        credentials = self._credentials()
+        if credentials is None:
+            channel = grpc.insecure_channel(self.address, options)
+        else:
+            channel = grpc.secure_channel(self.address, credentials, options)
+        try:
+            yield channel
+        finally:
+            channel.close()
+
+    def metadata(self, user: str | None = None) -> Metadata:
+        """Return the metadata of a call: the user and the token, where there are any."""
+        pairs = (("x-user-id", user), ("authorization", f"Bearer {self.token}" if self.token else None))
+        return tuple((key, value) for key, value in pairs if value)
+
+    def _credentials(self) -> grpc.ChannelCredentials | None:
+        if (self.certificate is None) != (self.key is None):
+            msg = "--tls-cert and --tls-key go together: a certificate is no use without its key"
+            raise ConnectionSettingsError(msg)
+        if self.ca is None and self.certificate is None:
+            return None
+        return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.certificate))
+
+    def _may_use_proxy(self) -> bool:
+        """A proxy can't reach this machine's own addresses, yet gRPC would ask it to."""
+        return not self.address.startswith(("127.", "localhost", "[::1]", "unix:"))
+
+
+def wait_connected(channel: grpc.Channel, timeout_s: float) -> bool:
+    """Wait until the channel is connected, so that a call's own times hold no handshake.
+
+    Returns False once the first attempt has failed or the time is up; a call then says what is wrong.
+    """
+    settled = threading.Event()
+    states: list[grpc.ChannelConnectivity] = []
+
+    def note(state: grpc.ChannelConnectivity) -> None:
+        if state in _SETTLED:
+            states.append(state)
+            settled.set()
+
+    channel.subscribe(note, try_to_connect=True)
+    settled.wait(timeout_s)
+    channel.unsubscribe(note)
+    return bool(states) and states[0] is grpc.ChannelConnectivity.READY
+
+
+def _read(path: Path | None) -> bytes | None:
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError as error:
+        msg = f"{path} can't be read: {(error.strerror or str(error)).lower()}"
+        raise ConnectionSettingsError(msg) from error

@@ -1,0 +1,165 @@
+"""Where in which text the user's cursor is: FILE:LINE[:COL] and the text around it."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+STDIN = "-"
+
+_PLACE = re.compile(r"(?P<file>.+?)(?::(?P<line>\d+)(?::(?P<column>\d+))?)?", re.DOTALL)
+
+_LANGUAGES = {
+    ".bash": "shellscript",
+    ".c": "c",
+    ".cc": "cpp",
+    ".cpp": "cpp",
+    ".cs": "csharp",
+    ".css": "css",
+    ".cxx": "cpp",
+    ".ex": "elixir",
+    ".exs": "elixir",
+    ".go": "go",
+    ".h": "c",
+    ".hpp": "cpp",
+    ".hs": "haskell",
+    ".html": "html",
+    ".java": "java",
+    ".js": "javascript",
+    ".json": "json",
+    ".jsx": "javascriptreact",
+    ".kt": "kotlin",
+    ".lua": "lua",
+    ".md": "markdown",
+    ".mjs": "javascript",
+    ".php": "php",
+    ".pl": "perl",
+    ".proto": "proto",
+    ".py": "python",
+    ".pyi": "python",
+    ".r": "r",
+    ".rb": "ruby",
+    ".rs": "rust",
+    ".scala": "scala",
+    ".scss": "scss",
+    ".sh": "shellscript",
+    ".sql": "sql",
+    ".swift": "swift",
+    ".toml": "toml",
+    ".ts": "typescript",
+    ".tsx": "typescriptreact",
+    ".xml": "xml",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".zig": "zig",
+}
+
+
+class PlaceError(ValueError):
+    """The place does not exist; the message says which places do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A cursor as the user writes it. Lines and columns count from 1; None is the end."""
+
+    file: str
+    line: int | None = None
+    column: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A text, split where the cursor is."""
+
+    prefix: str
+    suffix: str
+    line: int
+    column: int
+
+    @property
+    def left(self) -> str:
+        """The text of the cursor's line before the cursor."""
+        return self.prefix[self.prefix.rfind("\n") + 1 :]
+
+    @property
+    def right(self) -> str:
+        """The text of the cursor's line after the cursor."""
+        return self.suffix.partition("\n")[0].removesuffix("\r")
+
+
+def parse_place(text: str) -> Place:
+    """Read FILE[:LINE[:COL]]. A colon that no number follows belongs to the file's name.
+
+    Raises:
+        PlaceError: there is no file name, or a number is 0.
+
+    """
+    match = _PLACE.fullmatch(text)
+    if match is None:
+        msg = "expected FILE:LINE or FILE:LINE:COL, got nothing"
+        raise PlaceError(msg)
+    line, column = (int(number) if number else None for number in match.group("line", "column"))
+    if line == 0 or column == 0:
+        msg = f"lines and columns count from 1, got {text!r}"
+        raise PlaceError(msg)
+    return Place(match.group("file"), line, column)
+
+
+def split_text(text: str, place: Place) -> Cursor:
+    """Split a text at a place.
+
+    Raises:
+        PlaceError: the line or the column is beyond the text's end.
+
+    """
+    lines = text.split("\n")
+    line = len(lines) if place.line is None else place.line
+    if line > len(lines):
+        msg = f"{_name(place.file)} has {_count(len(lines), 'line')}; line {line} is beyond its end"
+        raise PlaceError(msg)
+    width = len(lines[line - 1].removesuffix("\r"))
+    column = width + 1 if place.column is None else place.column
+    if column > width + 1:
+        msg = (
+            f"line {line} of {_name(place.file)} has {_count(width, 'character')}; "
+            f"its columns go from 1 to {width + 1}, got {column}"
+        )
+        raise PlaceError(msg)
+    at = sum(len(earlier) + 1 for earlier in lines[: line - 1]) + column - 1
+    return Cursor(text[:at], text[at:], line, column)
+
+
+def read_text(file: str, standard_input: bytes | None = None) -> str:
+    """Return a file's text, or the given standard input's where the file is "-".
+
+    Raises:
+        PlaceError: it can't be read, or is not UTF-8.
+
+    """
+    try:
+        raw = (standard_input or b"") if file == STDIN else Path(file).read_bytes()
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        msg = f"{_name(file)} is not UTF-8 text: byte {error.object[error.start]:#04x} at offset {error.start}"
+        raise PlaceError(msg) from error
+    except OSError as error:
+        msg = f"{_name(file)} can't be read: {(error.strerror or str(error)).lower()}"
+        raise PlaceError(msg) from error
+
+
+def language_of(file: str) -> str:
+    """Return the language identifier that the Language Server Protocol gives a file's extension."""
+    return _LANGUAGES.get(PurePath(file).suffix.lower(), "plaintext")
+
+
+def uri_of(file: str) -> str:
+    """Return the URI that an editor would name the document by."""
+    return "untitled:stdin" if file == STDIN else Path(file).absolute().as_uri()
+
+
+def _name(file: str) -> str:
+    return "standard input" if file == STDIN else file
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

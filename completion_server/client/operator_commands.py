@@ -1,0 +1,140 @@
+"""Commands for operators: what is the server doing, and stop taking requests."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import grpc
+from completion.v1 import admin_pb2
+from completion.v1.admin_pb2_grpc import AdminServiceStub
+from google.protobuf.json_format import MessageToDict
+from grpc_health.v1 import health_pb2
+from rich.console import Console
+from rich.table import Table
+
+from completion_server.client.connection import Endpoint, wait_connected
+from completion_server.client.failure import failure_of
+from completion_server.client.options import DEFAULT_ADMIN, endpoint_options, fail
+
+_TIMEOUT_S = 5.0
+_SERVING = "SERVING"
+
+
+@click.command()
+@endpoint_options("--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The server's admin listener")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+def status(endpoint: Endpoint, as_json: bool) -> None:
+    """Say what a running server is doing.
+
+    Ends with status 0 where it serves, 1 where it does not or can't be reached.
+
+    \b
+    Examples:
+      completion-server status
+      completion-server status --json | jq .running_requests
+    """
+    with _calling(endpoint) as channel:
+        answer = AdminServiceStub(channel).GetStatus(
+            admin_pb2.GetStatusRequest(), timeout=_TIMEOUT_S, metadata=endpoint.metadata()
+        )
+        health = _health(channel, endpoint, answer)
+    if as_json:
+        click.echo(json.dumps({"health": health} | as_dict(answer)))
+    else:
+        Console(highlight=False).print(_table(endpoint.address, health, answer))
+    sys.exit(0 if health == _SERVING else 1)
+
+
+@click.command()
+@endpoint_options("--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The server's admin listener")
+@click.option("--grace-ms", type=click.IntRange(0), help="How long accepted requests may take to finish.")
+def drain(endpoint: Endpoint, grace_ms: int | None) -> None:
+    """Make a server finish what it has accepted, and end.
+
+    It takes no new requests from here on, and says NOT_SERVING to health checks.
+
+    \b
+    Examples:
+      completion-server drain
+      completion-server drain --grace-ms 2000
+    """
+    with _calling(endpoint) as channel:
+        answer = AdminServiceStub(channel).Drain(
+            admin_pb2.DrainRequest(grace_ms=grace_ms), timeout=_TIMEOUT_S, metadata=endpoint.metadata()
+        )
+    click.echo(f"{endpoint.address} is draining; requests still to finish: {answer.live_requests}")
+
+
+def as_dict(status: admin_pb2.GetStatusResponse) -> dict[str, Any]:
+    """Return the status under the contract's own names, counts as numbers."""
+    plain = MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return plain | {"engine_state": _state(status), "ended_requests": dict(status.ended_requests)}
+
+
+@contextmanager
+def _calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
+    """Open a channel for calls whose failure ends the command."""
+    with endpoint.open() as channel:
+        reached = wait_connected(channel, _TIMEOUT_S)
+        try:
+            yield channel
+        except grpc.RpcError as error:
+            fail(failure_of(error), endpoint.address, reached=reached)
+
+
+def _health(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStatusResponse) -> str:
+    """Ask for the health of the whole server; where the listener does not offer that, tell it from the status."""
+    check: grpc.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse] = (
+        channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health_pb2.HealthCheckRequest.SerializeToString,
+            health_pb2.HealthCheckResponse.FromString,
+        )
+    )
+    try:
+        answer = check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S, metadata=endpoint.metadata())
+    except grpc.RpcError:
+        is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
+        return _SERVING if is_serving else "NOT_SERVING"
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def _state(status: admin_pb2.GetStatusResponse) -> str:
+    return admin_pb2.EngineState.Name(status.engine_state).removeprefix("ENGINE_STATE_").lower()
+
+
+def _table(address: str, health: str, status: admin_pb2.GetStatusResponse) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column()
+    engine = f"{_state(status)}, restarted {status.engine_restarts} times"
+    draft = f"{status.draft_model}, up to {status.num_speculative_tokens} tokens a step"
+    rows = (
+        ("server", f"{address}, version {status.version}, up for {_duration(status.uptime_s)}"),
+        ("health", health + (", draining" if status.draining else "")),
+        ("engine", engine + (f" (last failure: {status.engine_failure})" if status.engine_failure else "")),
+        ("model", status.model),
+        ("draft", draft if status.draft_model else "none"),
+        ("prompt", status.prompt_template),
+        ("sessions", str(status.live_sessions)),
+        ("requests", f"{status.running_requests} of {status.slots} slots in use, {status.queued_requests} waiting"),
+        ("ended", ", ".join(f"{count} {name}" for name, count in sorted(status.ended_requests.items())) or "none"),
+    )
+    for name, value in rows:
+        table.add_row(name, value, style=_style(name, health))
+    return table
+
+
+def _style(name: str, health: str) -> str:
+    if name != "health":
+        return ""
+    return "bold green" if health == _SERVING else "bold red"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

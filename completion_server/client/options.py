@@ -1,0 +1,71 @@
+"""Options that several commands share, and how their errors end a command."""
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from completion_server.client.connection import ConnectionSettingsError, Endpoint
+from completion_server.client.failure import Failure
+
+DEFAULT_SERVER = "127.0.0.1:50051"
+DEFAULT_ADMIN = "127.0.0.1:50052"
+
+_Command = Callable[..., None]
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def endpoint_options(flag: str, default: str, env: str, what: str) -> Callable[[_Command], _Command]:
+    """Add an address under `flag`, TLS files and a token; the command gets them as one Endpoint, named `endpoint`."""
+    options = (
+        click.option(
+            flag,
+            "address",
+            default=default,
+            envvar=env,
+            show_default=True,
+            show_envvar=True,
+            metavar="ADDRESS",
+            help=f"{what}: HOST:PORT, or unix:PATH.",
+        ),
+        click.option("--tls-ca", type=_FILE, help="Encrypt, and check the server's certificate against this file."),
+        click.option("--tls-cert", type=_FILE, help="Your own certificate, where the server asks for one."),
+        click.option("--tls-key", type=_FILE, help="The key of --tls-cert."),
+        click.option(
+            "--token",
+            envvar="COMPLETION_SERVER_TOKEN",
+            show_envvar=True,
+            help="Bearer token, where the server asks for one. Better set in the environment: others can see flags.",
+        ),
+    )
+
+    def add(command: _Command) -> _Command:
+        @functools.wraps(command)
+        def with_endpoint(
+            address: str,
+            tls_ca: Path | None,
+            tls_cert: Path | None,
+            tls_key: Path | None,
+            token: str | None,
+            **rest: object,
+        ) -> None:
+            try:
+                command(endpoint=Endpoint(address, tls_ca, tls_cert, tls_key, token), **rest)
+            except ConnectionSettingsError as error:
+                raise click.UsageError(str(error)) from error
+
+        for option in reversed(options):
+            with_endpoint = option(with_endpoint)
+        return with_endpoint
+
+    return add
+
+
+def fail(failure: Failure, address: str, *, reached: bool) -> NoReturn:
+    """End the command with status 1 and a sentence that says what to do."""
+    click.echo(f"Error: {failure.sentence(address, reached=reached)}", err=True)
+    sys.exit(1)

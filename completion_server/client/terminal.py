@@ -1,0 +1,86 @@
+"""How a completion looks on a terminal, and in a pipe."""
+
+import re
+
+from rich.console import Console
+from rich.text import Text
+
+from completion_server.client.completion import Answer, finish_reason_of, shed_reason_of
+from completion_server.client.cursor import Cursor
+
+# A model writes what it likes; escape sequences in it must not drive the user's terminal.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+_NO_TEXT = {
+    "stop": "the model has nothing to add here",
+    "superseded": "a newer request of the same user took its place",
+    "shed": "the server did not attempt it",
+    "cancelled": "it was cancelled",
+}
+
+
+class CompletionView:
+    """Shows one completion while it arrives: in its line on a terminal, alone where the output goes elsewhere."""
+
+    def __init__(self, console: Console, cursor: Cursor, *, is_silent: bool = False) -> None:
+        """Show nothing yet; nothing ever, where it is silent."""
+        self._console = console
+        self._cursor = cursor
+        self._is_silent = is_silent
+        self._is_terminal = console.is_terminal and not is_silent
+
+    def begin(self) -> None:
+        """Show the cursor's line up to the cursor."""
+        if self._is_terminal:
+            self._console.out(printable(self._cursor.left), style="dim", highlight=False, end="")
+
+    def add(self, text: str) -> None:
+        """Show a piece of the completion."""
+        if self._is_terminal:
+            self._console.out(printable(text), style="bold green", highlight=False, end="")
+        elif not self._is_silent:
+            self._console.file.write(text)
+            self._console.file.flush()
+
+    def finish(self) -> None:
+        """Show what stands right of the cursor, and end the line."""
+        if self._is_terminal:
+            self._console.out(printable(self._cursor.right), style="dim", highlight=False)
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters other than tab and newline made visible."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def footer(answer: Answer) -> Text:
+    """Return one line about what the answer took; needs an answer that ended."""
+    if answer.end is None:
+        return Text()
+    usage = answer.end.usage
+    parts = [
+        f"TTFT {answer.ttft_ms:.1f} ms" if answer.ttft_ms is not None else "no text",
+        f"{answer.tokens_per_s:.0f} tokens/s" if answer.tokens_per_s is not None else "",
+        f"{answer.total_ms:.1f} ms in all",
+        finish_reason_of(answer.end),
+        f"{usage.completion_tokens} tokens",
+        f"prompt {usage.prompt_tokens} ({usage.cached_prompt_tokens} cached)",
+        f"draft {usage.drafted_tokens} ({usage.accepted_draft_tokens} accepted)"
+        if usage.drafted_tokens
+        else "no draft",
+    ]
+    line = Text(" · ".join(part for part in parts if part), style="dim")
+    return line if answer.text else line.append(f"\n{why_empty(answer)}")
+
+
+def why_empty(answer: Answer) -> str:
+    """Return a sentence for an answer without text."""
+    if answer.end is None:
+        return ""
+    reason = finish_reason_of(answer.end)
+    why = f"No completion: {_NO_TEXT.get(reason, reason)}"
+    if shed := shed_reason_of(answer.end):
+        why += f" ({shed.replace('_', ' ')})"
+    if answer.end.HasField("retry_after_ms"):
+        why += f"; ask again in {answer.end.retry_after_ms} ms"
+    return why + "."

@@ -1,0 +1,214 @@
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+from client_fakes import Failure, FakeServer, Run, Serve, delta, end
+from completion.v1 import completion_pb2 as pb
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2 as details
+
+from completion_server.client.commands import complete
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    file = tmp_path / "sum.py"
+    file.write_text("def add(a, b):\n    return \n\nprint(add(1, 2))\n")
+    return file
+
+
+async def test_the_completion_goes_to_standard_output_and_its_cost_to_standard_error(
+    serve: Serve, run: Run, source: Path
+) -> None:
+    fake = await serve()
+    result = await run(complete, f"{source}:2", "--server", fake.address)
+    assert (result.exit_code, result.stdout) == (0, "a + b")
+    for part in ("TTFT ", " tokens/s", "stop", "5 tokens", "prompt 40 (32 cached)", "draft 8 (3 accepted)"):
+        assert part in result.stderr
+
+
+async def test_the_request_carries_what_the_user_asked_for(serve: Serve, run: Run, source: Path) -> None:
+    fake = await serve()
+    options = "--mode multi --max-tokens 9 --temperature 0.5 --seed 7 --stop END --stop ; --user ada --session s1"
+    more = "--timeout-ms 4000 --token secret"
+    result = await run(complete, f"{source}:2:9", "--server", fake.address, *options.split(), *more.split())
+    assert result.exit_code == 0
+    assert fake.requests == [
+        pb.CompleteRequest(
+            session_id="s1",
+            sequence=1,
+            document_uri=source.as_uri(),
+            language_id="python",
+            prefix="def add(a, b):\n    retu",
+            suffix="rn \n\nprint(add(1, 2))\n",
+            trigger=pb.TRIGGER_EXPLICIT,
+            mode=pb.MODE_MULTI_LINE,
+            max_tokens=9,
+            temperature=0.5,
+            seed=7,
+            stop=["END", ";"],
+        )
+    ]
+    assert fake.metadata[0]["x-user-id"] == "ada"
+    assert fake.metadata[0]["authorization"] == "Bearer secret"
+    assert 3 < fake.remaining_s[0] < 5
+
+
+async def test_what_was_not_asked_for_is_left_to_the_server(serve: Serve, run: Run, source: Path) -> None:
+    fake = await serve()
+    await run(complete, f"{source}:2", "--server", fake.address)
+    request = fake.requests[0]
+    assert request.max_tokens == 0
+    assert not request.HasField("temperature")
+    assert not request.HasField("seed")
+    assert request.session_id.startswith("cli-")
+    assert "x-user-id" not in fake.metadata[0]
+
+
+async def test_standard_input_is_completed_at_its_end(serve: Serve, run: Run) -> None:
+    fake = await serve()
+    text = "größe = "
+    result = await run(complete, "-", "--server", fake.address, "--language", "python", input=text.encode())
+    assert result.exit_code == 0
+    assert (fake.requests[0].prefix, fake.requests[0].suffix) == (text, "")
+    assert (fake.requests[0].language_id, fake.requests[0].document_uri) == ("python", "untitled:stdin")
+
+
+async def test_json_has_everything_for_machines(serve: Serve, run: Run, source: Path) -> None:
+    fake = await serve()
+    result = await run(complete, f"{source}:2", "--server", fake.address, "--json")
+    answer = json.loads(result.stdout)
+    assert result.stdout.count("\n") == 1
+    assert result.stderr == ""
+    assert answer["text"] == "a + b"
+    assert answer["finish_reason"] == "stop"
+    assert answer["usage"]["cached_prompt_tokens"] == 32
+    assert answer["timings"]["prefill_ms"] == 1.0
+    assert 0 < answer["ttft_ms"] <= answer["total_ms"]
+    assert answer["tokens_per_s"] > 0
+    assert answer["error"] is None
+    assert (answer["line"], answer["column"]) == (2, 12)
+
+
+async def test_a_shed_request_is_an_answer_without_text(serve: Serve, run: Run, source: Path) -> None:
+    shed = end(pb.FINISH_REASON_SHED, shed_reason=pb.SHED_REASON_DEADLINE_UNREACHABLE, retry_after_ms=250)
+    fake = await serve(FakeServer(answer=(shed,)))
+    result = await run(complete, f"{source}:2", "--server", fake.address)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "No completion: the server did not attempt it (deadline unreachable); ask again in 250 ms." in result.stderr
+    answer = json.loads((await run(complete, f"{source}:2", "--server", fake.address, "--json")).stdout)
+    assert (answer["finish_reason"], answer["shed_reason"], answer["retry_after_ms"]) == (
+        "shed",
+        "deadline_unreachable",
+        250,
+    )
+    assert answer["ttft_ms"] is None
+    assert answer["tokens_per_s"] is None
+
+
+async def test_a_superseded_request_is_an_answer(serve: Serve, run: Run, source: Path) -> None:
+    fake = await serve(FakeServer(answer=(delta("x"), end(pb.FINISH_REASON_SUPERSEDED))))
+    result = await run(complete, f"{source}:2", "--server", fake.address)
+    assert (result.exit_code, result.stdout) == (0, "x")
+    assert "superseded" in result.stderr
+
+
+async def test_an_error_inside_the_stream_is_told(serve: Serve, run: Run, source: Path) -> None:
+    error = pb.RequestError(code=14, message="the engine restarts")
+    fake = await serve(FakeServer(answer=(end(pb.FINISH_REASON_ERROR, error=error, retry_after_ms=900),)))
+    result = await run(complete, f"{source}:2", "--server", fake.address)
+    assert result.exit_code == 1
+    assert "can't answer now: the engine restarts. Ask again in 900 ms." in result.stderr
+
+
+async def test_fields_at_fault_are_named(serve: Serve, run: Run, source: Path) -> None:
+    violation = details.BadRequest.FieldViolation(field="stop[0]", description="at most 64 bytes, got 90")
+    bad = Failure(grpc.StatusCode.INVALID_ARGUMENT, "bad", (details.BadRequest(field_violations=[violation]),))
+    fake = await serve(FakeServer(answer=(), failure=bad))
+    result = await run(complete, f"{source}:2", "--server", fake.address, "--json")
+    assert result.exit_code == 1
+    assert "refused the request: stop[0]: at most 64 bytes, got 90." in result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["error"]["code"] == "INVALID_ARGUMENT"
+    assert answer["error"]["field_violations"] == [{"field": "stop[0]", "description": "at most 64 bytes, got 90"}]
+    assert answer["finish_reason"] is None
+
+
+async def test_overload_as_a_status_says_when_to_ask_again(serve: Serve, run: Run, source: Path) -> None:
+    retry = details.RetryInfo(retry_delay=Duration(nanos=300_000_000))
+    info = details.ErrorInfo(reason="OVERLOAD", domain="completion-server")
+    full = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests wait", (info, retry))
+    fake = await serve(FakeServer(answer=(), failure=full))
+    result = await run(complete, f"{source}:2", "--server", fake.address, "--json")
+    assert result.exit_code == 1
+    assert "is overloaded: too many requests wait. Ask again in 300 ms." in result.stderr
+    assert json.loads(result.stdout)["error"]["reason"] == "OVERLOAD"
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "can't answer now: why."),
+        (grpc.StatusCode.UNAUTHENTICATED, "set COMPLETION_SERVER_TOKEN"),
+        (grpc.StatusCode.PERMISSION_DENIED, "does not allow this"),
+        (grpc.StatusCode.UNIMPLEMENTED, "Is it the right port?"),
+        (grpc.StatusCode.INTERNAL, "failed: why (INTERNAL)."),
+    ],
+)
+async def test_each_status_becomes_a_sentence(
+    serve: Serve, run: Run, source: Path, code: grpc.StatusCode, sentence: str
+) -> None:
+    fake = await serve(FakeServer(answer=(), failure=Failure(code, "why")))
+    result = await run(complete, f"{source}:2", "--server", fake.address)
+    assert result.exit_code == 1
+    assert sentence in result.stderr
+
+
+async def test_text_that_came_before_the_deadline_is_kept(serve: Serve, run: Run, source: Path) -> None:
+    fake = await serve(FakeServer(answer=(delta("half"),), is_hanging=True))
+    result = await run(complete, f"{source}:2", "--server", fake.address, "--timeout-ms", "200", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["text"] == "half"
+    assert "--timeout-ms" in result.stderr
+
+
+async def test_a_stream_without_an_end_is_an_error(serve: Serve, run: Run, source: Path) -> None:
+    fake = await serve(FakeServer(answer=(delta("x"),)))
+    result = await run(complete, f"{source}:2", "--server", fake.address)
+    assert result.exit_code == 1
+    assert "without saying how the request ended" in result.stderr
+
+
+async def test_no_server_says_how_to_start_one(run: Run, source: Path) -> None:
+    result = await run(complete, f"{source}:2", "--server", "127.0.0.1:1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "No server answers at 127.0.0.1:1 (Connection refused" in result.stderr
+    assert "completion-server serve --config" in result.stderr
+
+
+async def test_a_unix_socket_is_an_address(serve: Serve, run: Run, source: Path, tmp_path: Path) -> None:
+    fake = await serve(address=f"unix:{tmp_path}/s")
+    result = await run(complete, f"{source}:2", env={"COMPLETION_SERVER_ADDRESS": fake.address})
+    assert (result.exit_code, result.stdout) == (0, "a + b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py:3"], "nowhere.py can't be read: no such file or directory"),
+        (["{source}:99"], "has 5 lines; line 99 is beyond its end"),
+        (["{source}:1:99"], "its columns go from 1 to 15"),
+        (["{source}:1", "--mode", "all"], "--mode"),
+        (["{source}:1", "--tls-cert", "{source}"], "--tls-cert and --tls-key go together"),
+    ],
+)
+async def test_bad_usage_ends_with_2(run: Run, source: Path, arguments: list[str], message: str) -> None:
+    result = await run(complete, *(argument.format(source=source) for argument in arguments))
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+async def test_help_teaches_by_example(run: Run) -> None:
+    result = await run(complete, "--help")
+    assert "completion-server complete app.py:12:17 --mode multi" in result.stdout

@@ -1,0 +1,118 @@
+import json
+import math
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from client_fakes import GOOD_ANSWER, FakeServer, Run, Serve, end
+from completion.v1 import completion_pb2 as pb
+
+from completion_server.client.commands import profile
+from completion_server.client.completion import Answer
+from completion_server.client.cursor import PlaceError
+from completion_server.client.sources import samples, standard_library
+from completion_server.client.waterfall import percentiles, stage_times_ms, waterfall
+
+STAGES = ["network", "admission", "queue", "tokenise", "prefill", "first decode", "decode"]
+
+
+def answer(**timings: float) -> Answer:
+    return Answer("ab", pb.End(timings=pb.Timings(**timings)), None, (10.0, 12.0), 20.0)
+
+
+def test_a_request_s_stages_add_up_to_its_time() -> None:
+    times = stage_times_ms(
+        answer(queue_ms=1, tokenise_ms=2, prefill_ms=4, decode_ms=8, total_ms=16),
+    )
+    assert times == (4, 1, 1, 2, 4, 2, 6)
+    assert math.fsum(times) == 20
+
+
+def test_the_first_decode_step_is_at_most_the_decode() -> None:
+    times = stage_times_ms(answer(decode_ms=1, total_ms=20))
+    assert times[-2:] == (1, 0)
+
+
+def test_shares_add_up_and_stages_follow_each_other() -> None:
+    stages = waterfall([answer(prefill_ms=5, decode_ms=10, total_ms=18), answer(queue_ms=10, total_ms=15)])
+    assert [stage.name for stage in stages] == STAGES
+    assert math.fsum(stage.share for stage in stages) == pytest.approx(1)
+    assert stages[-1].starts_at + stages[-1].share == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([7.0], (7, 7, 7)), ([float(n) for n in range(1, 101)], (50, 95, 99)), ([3.0, 1.0], (1, 3, 3))],
+)
+def test_percentiles_are_values_that_occurred(values: list[float], expected: tuple[float, ...]) -> None:
+    assert percentiles(values) == expected
+
+
+def test_places_repeat_with_the_seed_and_lie_within_code() -> None:
+    files = standard_library()
+    first, again, other = (list(islice(samples(files, seed), 20)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    assert all((sample.cursor.left + sample.cursor.right).strip() for sample in first)
+    assert len({sample.uri for sample in first}) > 1
+
+
+def test_files_without_enough_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    with pytest.raises(PlaceError, match="none of 1 files"):
+        next(samples([tmp_path / "a.py"], 0))
+
+
+async def test_profile_prints_every_stage(serve: Serve, run: Run) -> None:
+    fake = await serve()
+    result = await run(profile, "--server", fake.address, "--requests", "12", "--concurrency", "4")
+    assert result.exit_code == 0
+    for stage in [*STAGES, "TTFT", "whole request", "tokens/s", "12 requests, 4 at a time: 12 stop"]:
+        assert stage in result.stdout
+    assert len({metadata["x-user-id"] for metadata in fake.metadata}) == len(fake.requests) == 15
+
+
+async def test_profile_for_machines(serve: Serve, run: Run) -> None:
+    fake = await serve()
+    result = await run(profile, __file__, "--server", fake.address, "--requests", "5", "--mode", "multi", "--json")
+    report = json.loads(result.stdout)
+    assert report["requests"] == 5
+    assert report["endings"] == {"stop": 5}
+    assert [stage["stage"] for stage in report["stages"]] == STAGES
+    assert report["stages"][4]["p50"] == 1.0
+    assert report["ttft_ms"]["p99"] > 0
+    assert {request.document_uri for request in fake.requests} == {Path(__file__).as_uri()}
+    assert {request.mode for request in fake.requests} == {pb.MODE_MULTI_LINE}
+
+
+async def test_requests_that_were_shed_are_counted_apart(serve: Serve, run: Run) -> None:
+    class ShedsSome(FakeServer):
+        async def Complete(self, request, context):  # noqa: ANN001, ANN202
+            self.requests.append(request)
+            shed = (end(pb.FINISH_REASON_SHED, shed_reason=pb.SHED_REASON_OVERLOAD),)
+            for event in shed if len(self.requests) % 2 else GOOD_ANSWER:
+                yield event
+
+    fake = await serve(ShedsSome())
+    result = await run(profile, "--server", fake.address, "--requests", "10", "--json")
+    assert json.loads(result.stdout)["endings"] == {"stop": 5, "shed": 5}
+
+
+async def test_nothing_answered_is_an_error(serve: Serve, run: Run) -> None:
+    fake = await serve(FakeServer(answer=(end(pb.FINISH_REASON_SHED),)))
+    result = await run(profile, "--server", fake.address, "--requests", "3")
+    assert result.exit_code == 1
+    assert "none of 3 requests was answered: 3 shed" in result.stderr
+
+
+async def test_profile_without_a_server(run: Run) -> None:
+    result = await run(profile, "--server", "127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "No server answers at 127.0.0.1:1" in result.stderr
+
+
+async def test_files_without_code_are_bad_usage(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    result = await run(profile, str(tmp_path / "a.py"))
+    assert result.exit_code == 2
+    assert "FILES" in result.stderr
