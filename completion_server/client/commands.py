@@ -11,7 +11,7 @@ from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from rich.console import Console
 
 from completion_server.client.completion import Answer, ask
-from completion_server.client.connection import Endpoint, Metadata, wait_connected
+from completion_server.client.connection import Endpoint, Metadata, connect
 from completion_server.client.cursor import (
     STDIN,
     Cursor,
@@ -119,7 +119,7 @@ def _ask(
 ) -> tuple[Answer, bool]:
     """Return the answer, and whether there was a connection."""
     with endpoint.open() as channel:
-        reached = wait_connected(channel, timeout_s)
+        reached = connect(channel, timeout_s)
         if reached:
             view.begin()
         answer = ask(CompletionServiceStub(channel), request, timeout_s=timeout_s, metadata=metadata, on_text=view.add)

@@ -1,20 +1,16 @@
 """A channel to a server, with or without TLS, and the metadata that says who asks."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+from grpc_health.v1 import health_pb2
 
 Metadata = tuple[tuple[str, str], ...]
 
-_SETTLED = (
-    grpc.ChannelConnectivity.READY,
-    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-    grpc.ChannelConnectivity.SHUTDOWN,
-)
+_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class ConnectionSettingsError(ValueError):
@@ -72,23 +68,35 @@ class Endpoint:
         return not self.address.startswith(("127.", "localhost", "[::1]", "unix:"))
 
 
-def wait_connected(channel: grpc.Channel, timeout_s: float) -> bool:
-    """Wait until the channel is connected, so that a call's own times hold no handshake.
+def check_health(channel: grpc.Channel, timeout_s: float, metadata: Metadata = ()) -> str:
+    """Return the health of the whole server, such as "SERVING".
 
-    Returns False once the first attempt has failed or the time is up; a call then says what is wrong.
+    Raises:
+        grpc.RpcError: it was not reached, or does not answer health checks here.
+
     """
-    settled = threading.Event()
-    states: list[grpc.ChannelConnectivity] = []
+    check: grpc.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse] = (
+        channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health_pb2.HealthCheckRequest.SerializeToString,
+            health_pb2.HealthCheckResponse.FromString,
+        )
+    )
+    answer = check(health_pb2.HealthCheckRequest(), timeout=timeout_s, metadata=metadata)
+    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
-    def note(state: grpc.ChannelConnectivity) -> None:
-        if state in _SETTLED:
-            states.append(state)
-            settled.set()
 
-    channel.subscribe(note, try_to_connect=True)
-    settled.wait(timeout_s)
-    channel.unsubscribe(note)
-    return bool(states) and states[0] is grpc.ChannelConnectivity.READY
+def connect(channel: grpc.Channel, timeout_s: float) -> bool:
+    """Connect, so that the next call's own times hold no handshake; return whether anyone answers.
+
+    Asks for the health: any answer will do, even that there is no such service. A look at the channel's state instead
+    would make closing it wait for gRPC's own polling.
+    """
+    try:
+        check_health(channel, timeout_s)
+    except grpc.RpcError as error:
+        return isinstance(error, grpc.Call) and error.code() not in _NO_ANSWER
+    return True
 
 
 def _read(path: Path | None) -> bytes | None:

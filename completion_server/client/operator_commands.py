@@ -11,11 +11,10 @@ import grpc
 from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from google.protobuf.json_format import MessageToDict
-from grpc_health.v1 import health_pb2
 from rich.console import Console
 from rich.table import Table
 
-from completion_server.client.connection import Endpoint, wait_connected
+from completion_server.client.connection import Endpoint, check_health, connect
 from completion_server.client.failure import failure_of
 from completion_server.client.options import DEFAULT_ADMIN, endpoint_options, fail
 
@@ -78,7 +77,7 @@ def as_dict(status: admin_pb2.GetStatusResponse) -> dict[str, Any]:
 def _calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
     """Open a channel for calls whose failure ends the command."""
     with endpoint.open() as channel:
-        reached = wait_connected(channel, _TIMEOUT_S)
+        reached = connect(channel, _TIMEOUT_S)
         try:
             yield channel
         except grpc.RpcError as error:
@@ -87,19 +86,11 @@ def _calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
 
 def _health(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStatusResponse) -> str:
     """Ask for the health of the whole server; where the listener does not offer that, tell it from the status."""
-    check: grpc.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse] = (
-        channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            health_pb2.HealthCheckRequest.SerializeToString,
-            health_pb2.HealthCheckResponse.FromString,
-        )
-    )
     try:
-        answer = check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S, metadata=endpoint.metadata())
+        return check_health(channel, _TIMEOUT_S, endpoint.metadata())
     except grpc.RpcError:
         is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
         return _SERVING if is_serving else "NOT_SERVING"
-    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
 def _state(status: admin_pb2.GetStatusResponse) -> str:

@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from completion_server.client.completion import Answer, ask, finish_reason_of
-from completion_server.client.connection import Endpoint, wait_connected
+from completion_server.client.connection import Endpoint, connect
 from completion_server.client.cursor import PlaceError
 from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
 from completion_server.client.sources import Sample, samples, standard_library
@@ -71,7 +71,7 @@ def profile(endpoint: Endpoint, files: tuple[Path, ...], seed: int, as_json: boo
 def _measure(channel: grpc.Channel, endpoint: Endpoint, places: Sequence[Sample], options: _Options) -> list[Answer]:
     """Send every request; the first ones only warm the connection up and are not returned."""
     timeout_s = options["timeout_ms"] / 1000
-    reached = wait_connected(channel, timeout_s)
+    reached = connect(channel, timeout_s)
     stub = CompletionServiceStub(channel)
     run = f"profile-{uuid.uuid4().hex[:8]}"
 
