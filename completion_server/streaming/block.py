@@ -31,9 +31,7 @@ from completion_server.streaming.surroundings import Line, Surroundings
 _CLOSER = r"[)\]}]|</"
 _CLOSING_WORD = r"|(?:end|fi|done|esac)\b"
 _LANGUAGES_WITH_CLOSING_WORDS = frozenset({"ruby", "lua", "shellscript", "julia", "elixir", "crystal", "matlab"})
-_CONTINUATION = re.compile(
-    r"(?:elif|else|elseif|elsif|except|finally|catch|rescue|ensure|when|case)\b|default\s*:", re.ASCII
-)
+_CONTINUATION = re.compile(r"(?:elif|else|elseif|elsif|except|finally|catch|rescue|ensure|when|case)\b|default:")
 _UNDECIDED = re.compile(r"\w+|<")
 
 

@@ -61,7 +61,7 @@ class LineRules:
         self._held += fragment
         self._judge(is_whole=closing_at is not None)
         if self._verdict is Verdict.BEHIND:
-            return self._end("")
+            return self._end(self._held_before_line().rstrip(BLANKS))
         if closing_at is not None:
             has_blank = self._around.rest[0] in BLANKS
             return self._end(self._held.rstrip(" \t") if has_blank else self._held)
@@ -88,23 +88,22 @@ class LineRules:
             return ""
         self._judge(is_whole=True)
         if self._verdict is Verdict.BEHIND:
-            return self._end("")
+            return self._end(self._held_before_line().rstrip(BLANKS))
         rest_at = self._rest.find_end(self._line)
         if rest_at is not None:
             kept = self._held[: len(self._held) - (len(self._line) - rest_at)]
             return self._end(self._without_useless_blanks(kept))
-        if self._is_whole_line_generated() and self._is_repetition(line):
-            return self._end("")
+        if self._is_whole_line_generated():
+            if self._suspect is not None and self._below.is_pair(self._suspect, line):
+                return self._end("")
+            if self._below.is_repetition(line):
+                return self._end(self._held_before_line().rstrip(BLANKS))
         sent = self._release(line)
         self._is_first = self._is_first and not self._line.strip(BLANKS)
         if self._block is not None:
             self._block.end_line(line)
             self.is_done = self._block.is_over
         return sent
-
-    def _is_repetition(self, line: Line) -> bool:
-        is_pair = self._suspect is not None and self._below.is_pair(self._suspect, line)
-        return is_pair or self._below.is_repetition(line)
 
     def _release(self, line: Line) -> str:
         """Return what a whole line lets go: itself, unless only the next line can tell whether it is a repetition."""
@@ -129,7 +128,8 @@ class LineRules:
         if self._block is None or (self._is_cursor_line and not self._around.is_head_blank):
             self._verdict = Verdict.INSIDE
         else:
-            self._verdict = self._block.judge(line, is_whole=is_whole, has_own_open=self._rest.has_own_open)
+            is_word_whole = is_whole or self._line[-1] in BLANKS
+            self._verdict = self._block.judge(line, is_whole=is_word_whole, has_own_open=self._rest.has_own_open)
 
     def _whole_line(self) -> Line:
         """Return the current line with what the document has left of it."""

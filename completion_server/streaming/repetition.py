@@ -33,7 +33,7 @@ class RestOfLine:
     @property
     def is_closing_bracket(self) -> bool:
         """Whether the rest begins with a bracket that closes something before it."""
-        return self._closing in CLOSING
+        return self._closing != "" and self._closing in CLOSING
 
     @property
     def has_own_open(self) -> bool:

@@ -1,0 +1,110 @@
+"""The one-slot mailbox."""
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+from completion_server.core.outcome import Delta, End, FinishReason, Outcome
+from completion_server.streaming.mailbox import Mailbox
+
+END = End(Outcome(FinishReason.STOP))
+
+
+async def test_what_a_slow_reader_has_not_taken_is_one_delta() -> None:
+    mailbox = Mailbox()
+    for text in ["de", "", "f ", "ü()"]:
+        mailbox.put_nowait(text)
+    assert mailbox.num_pending == 7
+    assert await mailbox.get() == Delta("def ü()")
+    assert mailbox.num_pending == 0
+
+
+async def test_pending_text_comes_before_the_end() -> None:
+    mailbox = Mailbox()
+    mailbox.put_nowait("a")
+    mailbox.close_nowait(END)
+    assert mailbox.is_closed
+    assert [await mailbox.get(), await mailbox.get()] == [Delta("a"), END]
+
+
+async def test_a_waiting_reader_gets_what_is_put() -> None:
+    mailbox = Mailbox()
+    reader = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    mailbox.put_nowait("")
+    await asyncio.sleep(0)
+    assert not reader.done()
+    mailbox.put_nowait("a")
+    assert await reader == Delta("a")
+    reader = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    mailbox.close_nowait(END)
+    assert await reader == END
+
+
+async def test_discarded_text_is_never_read() -> None:
+    mailbox = Mailbox()
+    mailbox.put_nowait("stale")
+    mailbox.discard_pending_nowait()
+    assert mailbox.get_nowait() is None
+    mailbox.put_nowait("stale")
+    mailbox.close_nowait(END)
+    mailbox.discard_pending_nowait()
+    assert await mailbox.get() == END
+
+
+async def test_discarding_under_a_waiting_reader_leaves_it_waiting() -> None:
+    mailbox = Mailbox()
+    reader = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    mailbox.put_nowait("stale")
+    mailbox.discard_pending_nowait()
+    await asyncio.sleep(0)
+    assert not reader.done()
+    mailbox.put_nowait("fresh")
+    assert await reader == Delta("fresh")
+
+
+async def test_a_cancelled_wait_loses_nothing() -> None:
+    mailbox = Mailbox()
+    reader = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    mailbox.put_nowait("a")
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert await mailbox.get() == Delta("a")
+
+
+async def test_misuse_is_an_error() -> None:
+    mailbox = Mailbox()
+    mailbox.close_nowait(END)
+    with pytest.raises(RuntimeError, match="closed twice"):
+        mailbox.close_nowait(END)
+    with pytest.raises(RuntimeError, match="closed mailbox"):
+        mailbox.put_nowait("a")
+    assert await mailbox.get() == END
+    with pytest.raises(RuntimeError, match="past its end"):
+        await mailbox.get()
+
+
+async def test_a_second_reader_is_an_error() -> None:
+    mailbox = Mailbox()
+    reader = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="two readers"):
+        await mailbox.get()
+    mailbox.put_nowait("a")
+    assert await reader == Delta("a")
+
+
+def test_a_thousand_unread_mailboxes_hold_their_text_and_little_else() -> None:
+    mailboxes = [Mailbox() for _ in range(1000)]
+    tracemalloc.start()
+    for _ in range(500):
+        for mailbox in mailboxes:
+            mailbox.put_nowait("abcd")
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1000 * (500 * 4 + 200)
