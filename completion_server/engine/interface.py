@@ -1,7 +1,7 @@
 """What the rooms above may ask of an engine, and what it answers. Knows nothing of users, queues or the wire."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from completion_server.core.request import Sampling
@@ -71,7 +71,6 @@ class EngineStats:
     """Of these, tokens computed for a generation after it was aborted."""
     kv_usage: float = 0.0
     """Share of the KV cache in use by live generations, 0 to 1."""
-    extra: dict[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):
@@ -80,6 +79,11 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo:
         """What was loaded. Defined once `start` has returned."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has started and has not been seen to die. A hung engine looks alive."""
         ...
 
     async def start(self) -> None:

@@ -1,0 +1,65 @@
+# What a person does with this project. `make help` lists it.
+SHELL := /bin/sh
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+ENGINE ?= cpu
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+CONFIG ?= deploy/local/server.toml
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check proto lock models bench-overhead clean
+
+help: ## List the targets.
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+serve: $(VENV)/installed ## Set up what is missing and start a server on the embedded models.
+	@$(BIN)/completion-server serve --config $(CONFIG)
+
+test: $(VENV)/installed-dev ## Run the whole test suite.
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/installed-dev ## Lint, types, import rules, the contract and its stubs.
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@cd proto && ../$(BIN)/buf lint
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/check_fresh.sh
+
+proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/generate.sh
+
+lock: $(VENV)/installed-dev ## Renew the locked requirement lists.
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh
+
+models: $(VENV)/installed ## Train the embedded models anew, from corpus to model card (over an hour on two cores).
+	@$(BIN)/draft-model build-embedded
+
+bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, and vLLM's own server beside it.
+	@$(BIN)/python -m loadtest.overhead
+
+clean: ## Remove the environment and everything generated.
+	rm -rf $(VENV) build work .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or later is needed; name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+		|| { echo "The venv module is missing; on Debian: apt-get install python3-venv" >&2; exit 1; }
+
+$(VENV)/installed: requirements/$(ENGINE).txt requirements/torch-cpu.txt pyproject.toml | $(BIN)/python
+	@echo "Installing the locked requirements for $(ENGINE) into $(VENV), about two minutes from a warm package cache ..."
+	@if [ "$(ENGINE)" = cpu ]; then \
+		$(PIP) install --quiet --no-deps -r requirements/torch-cpu.txt 2>/dev/null \
+		|| { echo "pip finds no CPU build of torch; taking it from PyTorch's own CPU index, $(TORCH_CPU_INDEX)"; \
+		     $(PIP) install --quiet --no-deps --index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt; }; \
+	fi
+	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/$(ENGINE).txt
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/installed-dev: requirements/dev.txt $(VENV)/installed
+	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/dev.txt
+	@touch $@

@@ -1,0 +1,113 @@
+"""The gate: refuses callers while the server can't serve, and counts the sessions that it let in."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from completion_server.core.errors import OverloadedError, UnavailableError
+
+
+class Readiness(Enum):
+    """Whether the server can serve."""
+
+    STARTING = "starting"
+    READY = "ready"
+    ENGINE_DOWN = "engine_down"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """The `[admission]` section."""
+
+    max_sessions: int = 12_000
+    """Session streams that may be open at once."""
+    retry_after_ms: int = 1000
+    """When a refused caller should ask again."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that can't work."""
+        if self.max_sessions < 1:
+            msg = f"max_sessions: must be at least 1, got {self.max_sessions}"
+            raise ValueError(msg)
+
+
+_REFUSALS = {
+    Readiness.STARTING: "the engine is starting",
+    Readiness.ENGINE_DOWN: "the engine failed and is being restarted",
+    Readiness.DRAINING: "the server is shutting down",
+}
+
+
+class Permit:
+    """A session's place. Give it back exactly once, by leaving its `with` block."""
+
+    def __init__(self, gate: "Gate") -> None:
+        """Take the place."""
+        self._gate = gate
+
+    def __enter__(self) -> None:
+        """Hold it."""
+
+    def __exit__(self, *_exc: object) -> None:
+        """Give it back."""
+        self._gate.num_sessions -= 1
+
+
+class Gate:
+    """Decides who may come in. The composition root tells it how the server is."""
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        """Start closed: nothing is served before the engine is warm."""
+        self._settings = settings
+        self._is_engine_ready = False
+        self._is_draining = False
+        self._was_ready = False
+        self.num_sessions = 0
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether the server can serve now."""
+        if self._is_draining:
+            return Readiness.DRAINING
+        if self._is_engine_ready:
+            return Readiness.READY
+        return Readiness.ENGINE_DOWN if self._was_ready else Readiness.STARTING
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is on its way out."""
+        return self._is_draining
+
+    def set_engine_ready(self, is_ready: bool) -> None:
+        """The engine came or went."""
+        self._is_engine_ready = is_ready
+        self._was_ready = self._was_ready or is_ready
+
+    def drain(self) -> None:
+        """Let nobody in any more."""
+        self._is_draining = True
+
+    def check(self) -> None:
+        """Let a request pass.
+
+        Raises:
+            UnavailableError: the server can't serve now; says when to ask again.
+
+        """
+        if self.readiness is not Readiness.READY:
+            raise UnavailableError(_REFUSALS[self.readiness], retry_after_ms=self._settings.retry_after_ms)
+
+    def enter_session(self) -> Permit:
+        """Let a session stream in.
+
+        Raises:
+            UnavailableError: the server can't serve now.
+            OverloadedError: as many sessions are open as may be.
+
+        """
+        self.check()
+        if self.num_sessions >= self._settings.max_sessions:
+            msg = f"{self.num_sessions} sessions are open, the limit of this server"
+            raise OverloadedError(msg, retry_after_ms=self._settings.retry_after_ms)
+        self.num_sessions += 1
+        return Permit(self)

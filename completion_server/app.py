@@ -1,0 +1,249 @@
+"""The composition root: builds every part, owns the task group, and knows how to start, drain and stop.
+
+The only module that picks concrete classes and the only one that wires observers.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+from prometheus_client import REGISTRY
+
+from completion_server import __version__
+from completion_server.admission.gate import Gate
+from completion_server.config import Config
+from completion_server.core.clock import Clock, MonotonicClock
+from completion_server.core.errors import ConfigError
+from completion_server.core.outcome import FinishReason, Outcome
+from completion_server.engine.interface import Engine, EngineInfo
+from completion_server.engine.supervisor import EngineState, SupervisedEngine
+from completion_server.pipeline import Pipeline
+from completion_server.prompt.builder import PromptBuilder
+from completion_server.prompt.loading import load_prompt_builder
+from completion_server.rpc.admin import AdminServicer, Controls
+from completion_server.rpc.completion import CompletionServicer
+from completion_server.rpc.server import Health, build_admin_server, build_public_server, is_loopback
+from completion_server.scheduling.book import Book
+from completion_server.scheduling.runner import Runner
+from completion_server.telemetry.logs import set_level
+from completion_server.telemetry.metrics import Metrics, MetricsServer, Snapshot
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_S = 1.0
+"""How long open streams may take to hear that the server ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a started server tells whoever started it."""
+
+    address: str
+    admin_address: str
+    metrics_address: str
+    engine: EngineInfo
+    prompt_template: str
+
+
+def make_engine_factory(config: Config) -> Callable[[], Engine]:
+    """Return what makes the configured kind of engine.
+
+    Raises:
+        ConfigError: the settings don't fit that kind.
+
+    """
+    settings = config.engine
+    if settings.kind == "scripted":
+        from completion_server.engine.scripted import ScriptedEngine  # noqa: PLC0415
+
+        return lambda: ScriptedEngine.from_settings(settings)
+    if not settings.model:
+        msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
+        raise ConfigError(msg)
+    # Importing vLLM takes seconds, which only those who serve with it should wait.
+    from completion_server.engine.vllm_engine import VllmEngine, engine_args  # noqa: PLC0415
+
+    engine_args(settings)
+    return lambda: VllmEngine(settings)
+
+
+class App:
+    """One server process: one engine, and everything in front of it."""
+
+    def __init__(self, config: Config, make_engine: Callable[[], Engine], clock: Clock | None = None) -> None:
+        """Build the parts that need no engine."""
+        self._config = config
+        self._clock = clock or MonotonicClock()
+        self._started_at = self._clock.now()
+        self._gate = Gate(config.admission)
+        self._health = Health()
+        self._engine = SupervisedEngine(make_engine, config.engine, self._clock, self._engine_changed)
+        self._runner = Runner(Book(config.scheduling.num_slots, config.scheduling.max_queued), self._clock)
+        self._metrics = Metrics(REGISTRY)
+        self._snapshot = self._make_snapshot()
+        self._drain_requested = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._grace_s = config.server.grace_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, on_ready: Callable[[Ready], None]) -> None:
+        """Start, serve until told to drain, drain and stop.
+
+        Raises:
+            ConfigError: an address can't be used, or the prompt does not fit the model.
+            EngineDeadError: the engine did not start.
+
+        """
+        self._install_signals()
+        # Listening comes first: a port in use shows at once, not after the model was loaded.
+        async with contextlib.AsyncExitStack() as stack:
+            metrics_address = self._start_metrics(stack)
+            prompts = await asyncio.to_thread(self._load_prompts)
+            pipeline = self._join(prompts)
+            servicer = CompletionServicer(pipeline, self._config.limits, self._config.server.stall_timeout_s)
+            public, address = build_public_server(self._config.server, servicer, self._health)
+            admin, admin_address = self._build_admin(pipeline, prompts)
+            await self._health.set(is_serving=False)
+            stack.push_async_callback(self._engine.stop)
+            for server in filter(None, (public, admin)):
+                await server.start()
+                stack.push_async_callback(server.stop, 0)
+            if not is_loopback(address) and not self._config.server.tls.certificate:
+                logger.warning("listening on %s without TLS: anyone who reaches it can read what is typed", address)
+            if not await self._start_engine():
+                return
+            ready = Ready(address, admin_address, metrics_address, self._engine.info, prompts.template_name)
+            on_ready(ready)
+            await self._serve(public, servicer)
+
+    def drain(self, grace_s: float | None = None) -> None:
+        """Stop taking requests, let accepted ones finish, then end. Asked twice, end at once."""
+        if grace_s is not None:
+            self._grace_s = grace_s
+        if self._drain_requested.is_set():
+            self._stop_now.set()
+        self._drain_requested.set()
+
+    async def _serve(self, public: grpc.aio.Server, servicer: CompletionServicer) -> None:
+        async with asyncio.TaskGroup() as group:
+            runner = group.create_task(self._runner.run())
+            watch = group.create_task(self._engine.run())
+            await self._drain_requested.wait()
+            # First of all, so that load balancers look elsewhere while the accepted requests finish.
+            self._gate.drain()
+            await self._health.set(is_serving=False)
+            logger.info("draining: %d requests to finish", self._runner.book.num_live)
+            await self._wait_idle()
+            self._runner.end_all_nowait(Outcome(FinishReason.CANCELLED))
+            servicer.close_sessions()
+            await public.stop(_CLOSE_S)
+            watch.cancel()
+            runner.cancel()
+
+    async def _wait_idle(self) -> None:
+        idle = asyncio.create_task(self._runner.wait_idle())
+        now = asyncio.create_task(self._stop_now.wait())
+        await asyncio.wait([idle, now], timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in (idle, now):
+            task.cancel()
+
+    async def _start_engine(self) -> bool:
+        """Start the engine unless told to end first; return whether it runs."""
+        start = asyncio.create_task(self._engine.start())
+        drain = asyncio.create_task(self._drain_requested.wait())
+        await asyncio.wait([start, drain], return_when=asyncio.FIRST_COMPLETED)
+        drain.cancel()
+        if not start.done():
+            start.cancel()
+            await asyncio.wait([start])
+            return False
+        start.result()
+        return True
+
+    def _join(self, prompts: PromptBuilder) -> Pipeline:
+        return Pipeline(
+            gate=self._gate,
+            runner=self._runner,
+            prompts=prompts,
+            engine=self._engine,
+            clock=self._clock,
+            observer=self._metrics,
+            is_lane_per_session=self._config.scheduling.lane == "session",
+            retry_after_ms=self._config.admission.retry_after_ms,
+        )
+
+    def _load_prompts(self) -> PromptBuilder:
+        return load_prompts(self._config)
+
+    def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> tuple[grpc.aio.Server | None, str]:
+        if not self._config.server.admin_listen:
+            return None, ""
+        controls = Controls(
+            version=__version__,
+            prompt_template=prompts.template_name,
+            uptime_s=lambda: self._clock.now() - self._started_at,
+            ended_requests=lambda: self._metrics.ended,
+            drain=self.drain,
+            set_log_level=set_level,
+        )
+        return build_admin_server(self._config.server, AdminServicer(pipeline, controls), self._health)
+
+    def _start_metrics(self, stack: contextlib.AsyncExitStack) -> str:
+        address = self._config.server.metrics_listen
+        if not address:
+            return ""
+        host, _, port = address.rpartition(":")
+        try:
+            server = MetricsServer(host, int(port), REGISTRY)
+        except (OSError, ValueError) as error:
+            msg = f"server.metrics_listen: can't listen on {address}: {error}"
+            raise ConfigError(msg) from error
+        stack.callback(server.stop)
+        return f"{host}:{server.port}"
+
+    def _make_snapshot(self) -> Snapshot:
+        book = self._runner.book
+        snapshot = Snapshot(
+            gauges={
+                "live_sessions": lambda: self._gate.num_sessions,
+                "queued_requests": lambda: book.num_queued,
+                "running_requests": lambda: book.num_occupied,
+                "slots": lambda: book.num_slots,
+                "engine_ready": lambda: self._engine.state is EngineState.READY,
+                "engine_waiting_requests": lambda: self._engine.stats().num_waiting,
+            },
+            counters={
+                "engine_restarts": lambda: self._engine.num_restarts,
+                "engine_generated_tokens": lambda: self._engine.stats().num_generated_tokens,
+                "engine_aborted_tokens": lambda: self._engine.stats().num_unwanted_tokens,
+            },
+        )
+        REGISTRY.register(snapshot)
+        return snapshot
+
+    def _engine_changed(self, state: EngineState) -> None:
+        is_ready = state is EngineState.READY
+        self._gate.set_engine_ready(is_ready)
+        if not self._gate.is_draining:
+            task = asyncio.get_running_loop().create_task(self._health.set(is_serving=is_ready))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _install_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.drain)
+
+
+def load_prompts(config: Config) -> PromptBuilder:
+    """Return the prompt builder for the configured model.
+
+    Raises:
+        ConfigError: the model has no tokenizer, or no room for a prompt.
+
+    """
+    raise NotImplementedError

@@ -1,0 +1,182 @@
+"""The commands of `completion-server` that run in the server's own process; those that talk to one are in client/."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+
+from completion_server import __version__
+from completion_server.client.commands import complete, drain, profile, status
+from completion_server.config import Config, load_config
+from completion_server.core.errors import ConfigError
+from completion_server.engine.interface import EngineDeadError
+from completion_server.telemetry import logs
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def main() -> None:
+    """Serve inline code completions, and ask a server for them.
+
+    \b
+    Start a server, then ask it for the text at line 10 of a file:
+        completion-server serve --config deploy/local/server.toml
+        completion-server complete app.py:10
+    """
+
+
+for _command in (complete, status, profile, drain):
+    main.add_command(_command)
+
+
+def _config_options(command: Callable[..., None]) -> Callable[..., None]:
+    path = click.Path(exists=True, dir_okay=False, path_type=Path)
+    command = click.option(
+        "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key; may be repeated."
+    )(command)
+    return click.option("--config", "-c", type=path, help="TOML file; environment and --set go over it.")(command)
+
+
+@main.command()
+@_config_options
+@click.option("--json", "as_json", is_flag=True, help="Print the line that says ready as JSON.")
+def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Run a server until SIGTERM or Ctrl-C, which lets accepted requests finish; a second one ends it at once.
+
+    \b
+    Examples:
+        completion-server serve --config deploy/local/server.toml
+        completion-server serve --set engine.model=Qwen/Qwen2.5-Coder-7B --set server.listen=127.0.0.1:6000
+        COMPLETION_SERVER__ENGINE__NUM_SPECULATIVE_TOKENS=0 completion-server serve --config server.toml
+    """
+    loaded = _load(config, overrides)
+    logs.configure(loaded.log)
+    from completion_server.app import App, Ready, make_engine_factory  # noqa: PLC0415 - help should not wait for it
+
+    def on_ready(ready: Ready) -> None:
+        click.echo(json.dumps(_ready_json(ready)) if as_json else _ready_line(ready))
+        sys.stdout.flush()
+
+    try:
+        make_engine = make_engine_factory(loaded)
+
+        async def run() -> None:
+            await App(loaded, make_engine).run(on_ready)
+
+        uvloop.run(run())
+    except (ConfigError, EngineDeadError) as error:
+        _fail(str(error))
+
+
+@main.command("check-config")
+@_config_options
+@click.option("--json", "as_json", is_flag=True, help="Print the whole configuration as JSON.")
+def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Say whether a configuration can be used, without loading a model. Exit status 0 if so, 2 if not.
+
+    \b
+    Example:
+        completion-server check-config --config deploy/local/server.toml
+    """
+    loaded = _load(config, overrides)
+    args: dict[str, Any] = {}
+    try:
+        if loaded.engine.kind == "vllm" and loaded.engine.model:
+            from completion_server.engine.vllm_engine import engine_args  # noqa: PLC0415
+
+            args = engine_args(loaded.engine)
+    except ConfigError as error:
+        _fail(str(error))
+    if as_json:
+        click.echo(json.dumps({**asdict(loaded), "engine_args": args}, indent=2))
+    else:
+        click.echo(f"ok: {loaded.engine.model or 'no model set'}, listening on {loaded.server.listen}")
+
+
+@main.command("render-prompt", hidden=True)
+@_config_options
+def render_prompt(config: Path | None, overrides: tuple[str, ...]) -> None:
+    """Read requests as JSON lines and write the token ids that the engine would get, for debugging and benchmarks."""
+    loaded = _load(config, overrides)
+    from completion_server.app import load_prompts  # noqa: PLC0415
+    from completion_server.core.request import Caller, Mode, Request  # noqa: PLC0415
+
+    try:
+        prompts = load_prompts(loaded)
+    except ConfigError as error:
+        _fail(str(error))
+    for number, line in enumerate(sys.stdin):
+        fields = json.loads(line)
+        request = Request(
+            id=f"render-{number}",
+            caller=Caller(user="render", session=f"render-{number}"),
+            sequence=0,
+            document_uri=fields.get("document_uri", ""),
+            language_id=fields.get("language_id", ""),
+            prefix=fields["prefix"],
+            suffix=fields["suffix"],
+            max_tokens=fields.get("max_tokens", loaded.limits.max_tokens),
+            received_at=0.0,
+            mode=Mode(fields.get("mode", "single_line")),
+        )
+        prompt = prompts.build(request)
+        click.echo(
+            json.dumps(
+                {
+                    "token_ids": prompt.token_ids,
+                    "stop_token_ids": list(prompt.stop_token_ids),
+                    "max_tokens": request.max_tokens,
+                }
+            )
+        )
+
+
+def _load(path: Path | None, overrides: tuple[str, ...]) -> Config:
+    try:
+        return load_config(path, overrides, os.environ)
+    except ConfigError as error:
+        _fail(str(error))
+        raise AssertionError from error
+
+
+def _fail(message: str) -> None:
+    click.echo("\n".join(f"completion-server: {line}" for line in message.splitlines()), err=True)
+    sys.exit(2)
+
+
+def _ready_json(ready: Any) -> dict[str, Any]:
+    return {
+        "event": "ready",
+        "address": ready.address,
+        "admin_address": ready.admin_address,
+        "metrics_address": ready.metrics_address,
+        "model": ready.engine.model,
+        "draft_model": ready.engine.draft_model,
+        "num_speculative_tokens": ready.engine.num_speculative_tokens,
+        "prompt_template": ready.prompt_template,
+    }
+
+
+def _ready_line(ready: Any) -> str:
+    engine = ready.engine
+    draft = f" draft={_short(engine.draft_model)} K={engine.num_speculative_tokens}" if engine.draft_model else " K=0"
+    server = "" if ready.address == "127.0.0.1:50051" else f" --server {ready.address}"
+    return (
+        f"ready: {ready.address} model={_short(engine.model)}{draft}; "
+        f"try: completion-server complete{server} {_example_file()}"
+    )
+
+
+def _short(model: str) -> str:
+    return str(Path(model).relative_to(Path.cwd())) if Path(model).is_relative_to(Path.cwd()) else model
+
+
+def _example_file() -> str:
+    return "FILE:LINE"

@@ -1,0 +1,169 @@
+"""One frozen, validated configuration: file < environment < flags. The only reader of the environment.
+
+Each room declares its own section as a frozen dataclass; this module puts them together and says what is wrong in the
+operator's terms: the key, the limit, what was given, and for an unknown key the nearest known one.
+"""
+
+import dataclasses
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from completion_server.admission.gate import AdmissionSettings
+from completion_server.core.errors import ConfigError
+from completion_server.engine.settings import EngineSettings
+from completion_server.prompt.settings import PromptSettings
+from completion_server.rpc.settings import LimitSettings, ServerSettings
+from completion_server.scheduling.settings import SchedulingSettings
+from completion_server.telemetry.logs import LogSettings
+
+ENV_PREFIX = "COMPLETION_SERVER__"
+"""COMPLETION_SERVER__ENGINE__MODEL sets engine.model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that an operator can set."""
+
+    server: ServerSettings = ServerSettings()
+    limits: LimitSettings = LimitSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    scheduling: SchedulingSettings = SchedulingSettings()
+    prompt: PromptSettings = PromptSettings()
+    engine: EngineSettings = EngineSettings()
+    log: LogSettings = LogSettings()
+
+
+def load_config(
+    path: Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Config:
+    """Read the file, lay the environment and then `overrides` ("section.key=value") over it, and validate.
+
+    Raises:
+        ConfigError: it can't be used; the message has one line for each fault.
+
+    """
+    tree = _read(path) if path else {}
+    for name, text in (os.environ if environ is None else environ).items():
+        if name.startswith(ENV_PREFIX):
+            _put(tree, name.removeprefix(ENV_PREFIX).lower().split("__"), text, name)
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator:
+            msg = f"--set {override}: must be section.key=value"
+            raise ConfigError(msg)
+        _put(tree, key.strip().split("."), text.strip(), f"--set {key}")
+    faults = list(_unknown_keys(tree, Config, ""))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return _resolve_paths(_validate(tree), path.parent if path else Path())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{path}: can't be read: {error}"
+        raise ConfigError(msg) from error
+    except tomllib.TOMLDecodeError as error:
+        msg = f"{path}: not valid TOML: {error}"
+        raise ConfigError(msg) from error
+
+
+def _put(tree: dict[str, Any], keys: Sequence[str], text: str, origin: str) -> None:
+    *sections, last = keys
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            msg = f"{origin}: {section} is not a section"
+            raise ConfigError(msg)
+    try:
+        tree[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        tree[last] = text
+
+
+def _unknown_keys(tree: Mapping[str, Any], section: type, prefix: str) -> list[str]:
+    faults: list[str] = []
+    types = get_type_hints(section)
+    known = {field.name for field in dataclasses.fields(section)}
+    for key, value in tree.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(sorted(known))}"
+            faults.append(f"{prefix}{key}: unknown key; {hint}")
+        elif isinstance(types[key], type) and dataclasses.is_dataclass(types[key]):
+            if isinstance(value, Mapping):
+                faults += _unknown_keys(value, types[key], f"{prefix}{key}.")
+            else:
+                faults.append(f"{prefix}{key}: must be a section, got {value!r}")
+    return faults
+
+
+def _validate(tree: Mapping[str, Any]) -> Config:
+    try:
+        return TypeAdapter(Config).validate_python(tree)
+    except ValidationError as error:
+        lines = []
+        for fault in error.errors():
+            section = ".".join(str(part) for part in fault["loc"])
+            if fault["type"] == "value_error":  # from a section's own check, which names the key
+                lines.append(f"{section}.{fault['ctx']['error']}")
+            else:
+                lines.append(f"{section}: {fault['msg'][0].lower()}{fault['msg'][1:]}, got {fault['input']!r}")
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _resolve_paths(config: Config, base: Path) -> Config:
+    """Take relative paths as relative to the file that named them."""
+    engine, tls = config.engine, config.server.tls
+    return dataclasses.replace(
+        config,
+        engine=dataclasses.replace(
+            engine,
+            model=_model("engine.model", engine.model, base),
+            draft_model=_model("engine.draft_model", engine.draft_model, base),
+        ),
+        server=dataclasses.replace(
+            config.server,
+            tls=dataclasses.replace(
+                tls,
+                certificate=_file("server.tls.certificate", tls.certificate, base),
+                key=_file("server.tls.key", tls.key, base),
+                client_ca=_file("server.tls.client_ca", tls.client_ca, base),
+            ),
+        ),
+    )
+
+
+def _model(key: str, name: str, base: Path) -> str:
+    """Return a model's absolute path, or its id on a hub as it is."""
+    if not name:
+        return name
+    path = base / Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            msg = f"{key}: {path} holds no config.json, so it is no model folder"
+            raise ConfigError(msg)
+        return str(path.resolve())
+    is_path = name.startswith((".", "/", "~")) or name.count("/") != 1
+    if is_path:
+        msg = f"{key}: no folder {path}; give the path of a model folder, or a hub id such as org/name"
+        raise ConfigError(msg)
+    return name
+
+
+def _file(key: str, name: str, base: Path) -> str:
+    if not name:
+        return name
+    path = base / Path(name).expanduser()
+    if not path.is_file():
+        msg = f"{key}: no file {path}"
+        raise ConfigError(msg)
+    return str(path.resolve())

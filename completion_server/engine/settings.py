@@ -1,0 +1,56 @@
+"""How to run an engine. Says nothing about which rooms use it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The `[engine]` section."""
+
+    kind: Literal["vllm", "scripted"] = "vllm"
+    """The real engine, or a deterministic double with a service-time model for capacity runs."""
+    model: str = ""
+    """A Hugging Face model id, or the path of a model folder. A path may be relative to the configuration file."""
+    revision: str | None = None
+    dtype: str = "auto"
+    """"auto" takes what the model's own configuration says; INT8 exports say so themselves."""
+    draft_model: str = ""
+    """The draft for speculative decoding; "" switches speculation off."""
+    num_speculative_tokens: int = 4
+    """Draft tokens for each step (K); 0 switches speculation off."""
+    max_model_len: int | None = None
+    """Prompt and completion together, in tokens; None takes the model's own limit."""
+    max_num_seqs: int = 64
+    """Generations that one step may hold."""
+    tensor_parallel_size: int = 1
+    enforce_eager: bool | None = None
+    """Whether to skip compilation and CUDA graphs; None skips them on a CPU only, where they cost more start-up
+    time than a small model gives back."""
+    cpu_kv_cache_gib: int = 1
+    """Memory for the KV cache where the engine runs on a CPU."""
+    trust_remote_code: bool = False
+    hang_timeout_s: float = 10.0
+    """An engine that owes an answer and gives no sign of life for this long is killed and started anew."""
+    heartbeat_s: float = 5.0
+    """An idle engine is asked for one token this often, so that a hang shows before a user meets it; 0 never asks."""
+    restart_backoff_min_s: float = 0.5
+    restart_backoff_max_s: float = 30.0
+    """A failed engine starts again after a wait that doubles from the first of these to the second."""
+    warm_up: bool = True
+    """Whether to run real requests through prefill, decode and speculation before the first user's."""
+    vllm: dict[str, Any] = field(default_factory=dict)
+    """Any other argument of vLLM's own AsyncEngineArgs, under its own name."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that can't work."""
+        for name, low in (("num_speculative_tokens", 0), ("max_num_seqs", 1), ("tensor_parallel_size", 1)):
+            if getattr(self, name) < low:
+                msg = f"{name}: must be at least {low}, got {getattr(self, name)}"
+                raise ValueError(msg)
+        if self.hang_timeout_s <= 0:
+            msg = f"hang_timeout_s: must be above 0, got {self.hang_timeout_s}"
+            raise ValueError(msg)
+        if not 0 < self.restart_backoff_min_s <= self.restart_backoff_max_s:
+            msg = "restart_backoff_min_s: must be above 0 and at most restart_backoff_max_s"
+            raise ValueError(msg)

@@ -1,0 +1,208 @@
+"""Keeps one engine running: start, warm up, watch, and start anew with back-off when it dies or hangs.
+
+The supervisor is itself what the rooms above call the engine. It knows nothing of requests beyond their number.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from enum import Enum
+
+from completion_server.core.clock import Clock
+from completion_server.engine.interface import Engine, EngineDeadError, EngineInfo, EngineStats, Job, Output
+from completion_server.engine.settings import EngineSettings
+from completion_server.engine.warmup import warm_up
+
+logger = logging.getLogger(__name__)
+
+_WATCH_INTERVAL_S = 0.2
+
+
+class EngineState(Enum):
+    """Where the engine is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Vitals:
+    """Decides from what an engine owes and when it was last heard whether it hangs. Pure but for its own memory."""
+
+    def __init__(self, hang_timeout_s: float, heartbeat_s: float, now: float) -> None:
+        """Start the watch at `now`."""
+        self._hang_timeout_s = hang_timeout_s
+        self._heartbeat_s = heartbeat_s
+        self._num_open = 0
+        self._heard_at = now
+
+    def opened(self, now: float) -> None:
+        """A generation began. An idle engine's silence so far does not count against it."""
+        if self._num_open == 0:
+            self._heard_at = now
+        self._num_open += 1
+
+    def heard(self, now: float) -> None:
+        """The engine gave an output."""
+        self._heard_at = now
+
+    def closed(self) -> None:
+        """A generation ended."""
+        self._num_open -= 1
+
+    def is_hung(self, now: float) -> bool:
+        """Return whether an answer is owed and nothing was heard for too long."""
+        return self._num_open > 0 and now - self._heard_at > self._hang_timeout_s
+
+    def wants_heartbeat(self, now: float) -> bool:
+        """Return whether it has been idle and silent for so long that it should be asked for a sign of life."""
+        return self._heartbeat_s > 0 and self._num_open == 0 and now - self._heard_at > self._heartbeat_s
+
+
+class SupervisedEngine:
+    """An engine that comes back. Generations that were open when it failed get EngineDeadError."""
+
+    def __init__(
+        self,
+        make_engine: Callable[[], Engine],
+        settings: EngineSettings,
+        clock: Clock,
+        on_change: Callable[[EngineState], None] = lambda _state: None,
+    ) -> None:
+        """Prepare; `run` does the work. `on_change` hears of every change of state."""
+        self._make_engine = make_engine
+        self._settings = settings
+        self._clock = clock
+        self._on_change = on_change
+        self._engine = make_engine()
+        self._vitals = Vitals(settings.hang_timeout_s, settings.heartbeat_s, clock.now())
+        self._past_generated = 0
+        self._past_unwanted = 0
+        self._num_heartbeats = 0
+        self.state = EngineState.STARTING
+        self.failure = ""
+        """Why it last failed; "" if it never did."""
+        self.num_restarts = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+        return self._engine.info
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it serves now."""
+        return self.state is EngineState.READY
+
+    @property
+    def current(self) -> Engine:
+        """The engine that runs now; another one after a restart."""
+        return self._engine
+
+    async def start(self) -> None:
+        """Start the first engine. A failure here is the operator's to mend, so it is raised, not retried."""
+        await self._start_engine()
+
+    async def run(self) -> None:
+        """Watch the engine and replace it when it fails, until cancelled."""
+        while True:
+            self.failure = await self._watch()
+            logger.error("engine failed: %s", self.failure)
+            self._change(EngineState.FAILED)
+            await self._replace()
+
+    async def generate(self, job: Job) -> AsyncGenerator[Output]:
+        """Generate; see the interface."""
+        if self.state is not EngineState.READY:
+            msg = f"the engine is {self.state.value}"
+            raise EngineDeadError(msg)
+        vitals = self._vitals
+        vitals.opened(self._clock.now())
+        try:
+            async with aclosing(self._engine.generate(job)) as outputs:
+                async for output in outputs:
+                    vitals.heard(self._clock.now())
+                    yield output
+        finally:
+            vitals.closed()
+
+    def stats(self) -> EngineStats:
+        """Return the counters; what they count goes on over restarts."""
+        stats = self._engine.stats()
+        return EngineStats(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_generated_tokens=self._past_generated + stats.num_generated_tokens,
+            num_unwanted_tokens=self._past_unwanted + stats.num_unwanted_tokens,
+            kv_usage=stats.kv_usage,
+        )
+
+    async def stop(self) -> None:
+        """Stop for good."""
+        if self.state is not EngineState.STOPPED:
+            self._change(EngineState.STOPPED)
+        await self._engine.stop()
+
+    async def _start_engine(self) -> None:
+        await self._engine.start()
+        if self._settings.warm_up:
+            await warm_up(self._engine)
+        self._vitals = Vitals(self._settings.hang_timeout_s, self._settings.heartbeat_s, self._clock.now())
+        self._change(EngineState.READY)
+
+    async def _watch(self) -> str:
+        """Return why the engine failed, once it has."""
+        async with contextlib.AsyncExitStack() as stack:
+            heartbeat: asyncio.Task[None] | None = None
+            while True:
+                now = self._clock.now()
+                if not self._engine.is_alive:
+                    return "it died"
+                if self._vitals.is_hung(now):
+                    return f"no sign of life for {self._settings.hang_timeout_s:g} s"
+                if self._vitals.wants_heartbeat(now) and (heartbeat is None or heartbeat.done()):
+                    heartbeat = asyncio.create_task(self._beat())
+                    stack.push_async_callback(_cancel, heartbeat)
+                await asyncio.sleep(_WATCH_INTERVAL_S)
+
+    async def _beat(self) -> None:
+        self._num_heartbeats += 1
+        job = Job(id=f"heartbeat-{self._num_heartbeats}", prompt_token_ids=[1], max_tokens=1)
+        with contextlib.suppress(EngineDeadError):  # the watch sees for itself
+            async for _output in self.generate(job):
+                pass
+
+    async def _replace(self) -> None:
+        """Stop what is left and start engines until one runs."""
+        wait_s = self._settings.restart_backoff_min_s
+        while True:
+            stats = self._engine.stats()
+            self._past_generated += stats.num_generated_tokens
+            self._past_unwanted += stats.num_unwanted_tokens
+            await self._engine.stop()
+            await asyncio.sleep(wait_s)
+            self._engine = self._make_engine()
+            self.num_restarts += 1
+            self._change(EngineState.STARTING)
+            try:
+                await self._start_engine()
+            except EngineDeadError as error:
+                self.failure = str(error)
+                wait_s = min(2 * wait_s, self._settings.restart_backoff_max_s)
+                logger.error("engine did not restart, next try in %g s: %s", wait_s, error)  # noqa: TRY400 - expected
+                self._change(EngineState.FAILED)
+            else:
+                logger.warning("engine restarted (restart %d)", self.num_restarts)
+                return
+
+    def _change(self, state: EngineState) -> None:
+        self.state = state
+        self._on_change(state)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

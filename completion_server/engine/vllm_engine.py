@@ -1,0 +1,273 @@
+"""vLLM behind the engine interface: the only file that imports vllm and torch.
+
+The engine core runs in a process of its own; this side talks to it through `AsyncLLM`. Nothing here knows why a
+generation was asked for or who waits for it.
+"""
+
+import asyncio
+import dataclasses
+import difflib
+import os
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs.engine import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from completion_server.core.errors import ConfigError
+from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output
+from completion_server.engine.settings import EngineSettings
+from completion_server.engine.vllm_process import ENABLE_ENV
+
+_STOP_GRACE_S = 2.0
+"""How long a core may take to end by itself; one that hangs is killed after it."""
+
+
+def engine_args(settings: EngineSettings) -> dict[str, Any]:
+    """Return the keyword arguments of vLLM's AsyncEngineArgs that the settings mean.
+
+    Raises:
+        ConfigError: `[engine.vllm]` has a key that vLLM does not know.
+
+    """
+    args: dict[str, Any] = {
+        "model": settings.model,
+        "revision": settings.revision,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "trust_remote_code": settings.trust_remote_code,
+        "enforce_eager": current_platform.is_cpu() if settings.enforce_eager is None else settings.enforce_eager,
+        "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
+        "per_request_spec_decode_metrics": "summary",
+    }
+    if settings.draft_model and settings.num_speculative_tokens:
+        args["speculative_config"] = {
+            "method": "draft_model",
+            "model": settings.draft_model,
+            "num_speculative_tokens": settings.num_speculative_tokens,
+        }
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for key in settings.vllm:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            msg = f"engine.vllm.{key}: vLLM has no such engine argument{hint}"
+            raise ConfigError(msg)
+    return args | settings.vllm
+
+
+class _Stats(StatLoggerBase):
+    """Keeps the scheduler's last word. vLLM calls it after each step that had news."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.num_running = 0
+        self.num_waiting = 0
+        self.kv_usage = 0.0
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
+        if scheduler_stats is not None:
+            self.num_running = scheduler_stats.num_running_reqs
+            self.num_waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            self.kv_usage = scheduler_stats.kv_cache_usage
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Progress:
+    """What the engine core has computed for one generation, read before outputs are merged for a slow consumer."""
+
+    num_tokens: int = 0
+    num_steps: int = 0
+    spec_metrics: Any = None
+
+    def drafted(self, num_speculative_tokens: int) -> int:
+        """Draft tokens proposed: exact once the engine has ended the generation, before that K for each step."""
+        if self.spec_metrics is not None:
+            return int(self.spec_metrics.num_draft_tokens)
+        return max(0, self.num_steps - 1) * num_speculative_tokens
+
+    def accepted(self) -> int:
+        """Draft tokens accepted: each step writes one token of the target's own and the accepted ones."""
+        return max(0, self.num_tokens - self.num_steps)
+
+
+class _Accounts:
+    """Counts tokens as they leave the engine core, for whom they were computed, wanted or not."""
+
+    def __init__(self) -> None:
+        self.num_generated_tokens = 0
+        self.num_unwanted_tokens = 0
+        self.progress: dict[str, _Progress] = {}
+
+    def watch(self, llm: AsyncLLM) -> None:
+        """Read each step's outputs before vLLM drops those of aborted generations and merges the rest."""
+        processor = llm.output_processor
+        process_outputs = processor.process_outputs
+        states = processor.request_states
+
+        def counted(outputs: Sequence[EngineCoreOutput], *args: Any, **kwargs: Any) -> Any:
+            for output in outputs:
+                state = states.get(output.request_id)
+                self._count(output, None if state is None else state.external_req_id)
+            return process_outputs(outputs, *args, **kwargs)
+
+        processor.process_outputs = counted
+
+    def _count(self, output: EngineCoreOutput, job_id: str | None) -> None:
+        num_tokens = len(output.new_token_ids)
+        self.num_generated_tokens += num_tokens
+        progress = self.progress.get(job_id) if job_id is not None else None
+        if progress is None:
+            self.num_unwanted_tokens += num_tokens
+            return
+        if num_tokens:
+            progress.num_tokens += num_tokens
+            progress.num_steps += 1
+        if output.spec_decode_metrics is not None:
+            progress.spec_metrics = output.spec_decode_metrics
+
+
+class VllmEngine:
+    """One vLLM engine: one GPU, one tensor-parallel group, or a CPU."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Prepare; nothing is loaded before `start`."""
+        self._settings = settings
+        self._llm: AsyncLLM | None = None
+        self._info: EngineInfo | None = None
+        self._stats: _Stats | None = None
+        self._accounts = _Accounts()
+        self._pids: tuple[int, ...] = ()
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+        if self._info is None:
+            msg = "the engine has not started"
+            raise EngineDeadError(msg)
+        return self._info
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the core has not been seen to die."""
+        return self._llm is not None and not self._llm.errored
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """The engine core's processes on this machine."""
+        return self._pids
+
+    async def start(self) -> None:
+        """Load the model. The event loop keeps running meanwhile."""
+        try:
+            self._llm = await asyncio.to_thread(self._load)
+        except ConfigError:
+            raise
+        except Exception as error:
+            msg = f"the engine did not start: {_last_line(error)}"
+            raise EngineDeadError(msg) from error
+        self._accounts.watch(self._llm)
+        manager = self._llm.engine_core.resources.engine_manager
+        self._pids = tuple(process.pid for process in getattr(manager, "processes", ()))
+        config = self._llm.vllm_config
+        speculative = config.speculative_config
+        self._info = EngineInfo(
+            model=self._settings.model,
+            max_model_len=config.model_config.max_model_len,
+            draft_model=self._settings.draft_model if speculative else "",
+            num_speculative_tokens=speculative.num_speculative_tokens if speculative else 0,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+        )
+
+    def _load(self) -> AsyncLLM:
+        os.environ[ENABLE_ENV] = "1"
+        os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self._settings.cpu_kv_cache_gib))
+        args = AsyncEngineArgs(**engine_args(self._settings))
+        return AsyncLLM.from_engine_args(args, stat_loggers=[self._make_stats])
+
+    def _make_stats(self, vllm_config: Any, engine_index: int = 0) -> _Stats:
+        self._stats = _Stats(vllm_config, engine_index)
+        return self._stats
+
+    async def generate(self, job: Job) -> AsyncGenerator[Output]:
+        """Generate; see the interface."""
+        llm = self._llm
+        if llm is None:
+            msg = "the engine is not running"
+            raise EngineDeadError(msg)
+        progress = self._accounts.progress[job.id] = _Progress()
+        prompt = tokens_input(job.prompt_token_ids, cache_salt=job.cache_salt or None)
+        stream = llm.generate(prompt, _sampling_params(job), job.id, priority=job.priority)
+        try:
+            async for result in stream:
+                yield self._output(result, progress)
+        except VllmEngineDeadError as error:
+            msg = "the engine died"
+            raise EngineDeadError(msg) from error
+        finally:
+            # First forget it, so that what the engine still computes for it counts as unwanted; then abort it.
+            self._accounts.progress.pop(job.id, None)
+            await stream.aclose()
+
+    def _output(self, result: RequestOutput, progress: _Progress) -> Output:
+        completion = result.outputs[0]
+        return Output(
+            text=completion.text,
+            num_tokens=len(completion.token_ids),
+            finish=completion.finish_reason if result.finished else None,
+            cached_prompt_tokens=result.num_cached_tokens or 0,
+            drafted_tokens=progress.drafted(self.info.num_speculative_tokens),
+            accepted_draft_tokens=progress.accepted(),
+        )
+
+    def stats(self) -> EngineStats:
+        """Return the counters as last reported."""
+        stats = self._stats
+        return EngineStats(
+            num_running=stats.num_running if stats else 0,
+            num_waiting=stats.num_waiting if stats else 0,
+            num_generated_tokens=self._accounts.num_generated_tokens,
+            num_unwanted_tokens=self._accounts.num_unwanted_tokens,
+            kv_usage=stats.kv_usage if stats else 0.0,
+        )
+
+    async def stop(self) -> None:
+        """Free everything. A core that does not answer is killed."""
+        llm, self._llm = self._llm, None
+        if llm is None:
+            return
+        # Every open generation ends now, not when the core has gone.
+        llm.output_processor.propagate_error(VllmEngineDeadError())
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()
+        await asyncio.to_thread(llm.shutdown, _STOP_GRACE_S)
+
+
+def _sampling_params(job: Job) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=job.max_tokens,
+        temperature=job.sampling.temperature,
+        seed=job.sampling.seed,
+        stop_token_ids=list(job.stop_token_ids) or None,
+        include_stop_str_in_output=True,
+        output_kind=RequestOutputKind.DELTA,
+        skip_special_tokens=True,
+    )
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,0 +1,30 @@
+"""Manners of the engine's own processes. vLLM calls `register` in each of them, as one of its general plugins."""
+
+import os
+import threading
+import time
+from multiprocessing import parent_process
+
+ENABLE_ENV = "COMPLETION_SERVER_ENGINE_CHILD"
+"""Set by the server for the processes it starts: the plugin does nothing in anybody else's vLLM."""
+
+_PARENT_POLL_S = 1.0
+
+
+def register() -> None:
+    """Leave the server's process group and end with the server.
+
+    A terminal's Ctrl-C and a process manager's signal to the group mean the server, which then drains through this
+    engine; an engine that took the signal too would cut the answers short. A server that was killed outright can't
+    stop its engine, so the engine watches for that itself.
+    """
+    if ENABLE_ENV not in os.environ or parent_process() is None:
+        return
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="parent-watch").start()
+
+
+def _end_with_parent(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(_PARENT_POLL_S)
+    os._exit(1)

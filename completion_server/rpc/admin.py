@@ -1,0 +1,90 @@
+"""AdminService: what operators ask of one server."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from completion.v1 import admin_pb2 as pb
+from completion.v1 import admin_pb2_grpc
+from completion_server.core.errors import CompletionError, InvalidRequestError
+from completion_server.engine.interface import EngineDeadError, EngineInfo
+from completion_server.engine.supervisor import EngineState
+from completion_server.pipeline import Pipeline
+from completion_server.rpc.status import abort
+
+_ENGINE_STATES = {
+    EngineState.STARTING: pb.ENGINE_STATE_STARTING,
+    EngineState.READY: pb.ENGINE_STATE_READY,
+    EngineState.FAILED: pb.ENGINE_STATE_FAILED,
+    EngineState.STOPPED: pb.ENGINE_STATE_STOPPED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """What the composition root lets operators reach beside the pipeline."""
+
+    version: str
+    prompt_template: str
+    uptime_s: Callable[[], float]
+    ended_requests: Callable[[], dict[str, int]]
+    drain: Callable[[float | None], None]
+    """Begin to drain; the argument is the grace time in seconds, None for the configured one."""
+    set_log_level: Callable[[str], str]
+    """Returns the level before; raises ValueError for what is no level."""
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """Answers operators. What it does not override is UNIMPLEMENTED."""
+
+    def __init__(self, pipeline: Pipeline, controls: Controls) -> None:
+        """Report on `pipeline`."""
+        self._pipeline = pipeline
+        self._controls = controls
+
+    async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
+        """What the server is doing."""
+        pipeline, engine, book = self._pipeline, self._pipeline.engine, self._pipeline.runner.book
+        try:
+            info = engine.info
+        except EngineDeadError:  # between two engines
+            info = EngineInfo(model="", max_model_len=0)
+        return pb.GetStatusResponse(
+            version=self._controls.version,
+            uptime_s=self._controls.uptime_s(),
+            engine_state=_ENGINE_STATES[engine.state],
+            engine_restarts=engine.num_restarts,
+            engine_failure=engine.failure,
+            draining=pipeline.gate.is_draining,
+            model=info.model,
+            draft_model=info.draft_model,
+            num_speculative_tokens=info.num_speculative_tokens,
+            prompt_template=self._controls.prompt_template,
+            live_sessions=pipeline.gate.num_sessions,
+            queued_requests=book.num_queued,
+            running_requests=book.num_occupied,
+            slots=book.num_slots,
+            ended_requests=self._controls.ended_requests(),
+        )
+
+    async def SetLogLevel(
+        self, request: pb.SetLogLevelRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> pb.SetLogLevelResponse:
+        """What is logged."""
+        try:
+            previous = self._controls.set_log_level(request.level)
+        except ValueError as error:
+            await abort(context, _invalid(str(error)))
+        return pb.SetLogLevelResponse(previous_level=previous)
+
+    async def Drain(self, request: pb.DrainRequest, _context: Any) -> pb.DrainResponse:
+        """Stop taking requests; the server ends when accepted ones have."""
+        self._controls.drain(request.grace_ms / 1000 if request.HasField("grace_ms") else None)
+        return pb.DrainResponse(live_requests=self._pipeline.runner.book.num_live)
+
+
+def _invalid(fault: str) -> CompletionError:
+    field, _, description = fault.partition(": ")
+    return InvalidRequestError(field, description)

@@ -1,0 +1,117 @@
+"""CompletionService: one call for each request, or one stream for an editor's whole life."""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from completion.v1 import completion_pb2 as pb
+from completion_server.core.errors import CompletionError, InvalidRequestError
+from completion_server.core.outcome import End, FinishReason, Outcome
+from completion_server.core.request import Caller, Request
+from completion_server.pipeline import Pipeline
+from completion_server.rpc import convert
+from completion_server.rpc.session import CLIENT_GONE, SessionStream, stalled
+from completion_server.rpc.settings import LimitSettings
+from completion_server.rpc.status import DEADLINE_PASSED, abort
+from completion_server.rpc.wire import Malformed
+
+Context = Any
+
+_USER_KEY = "x-user-id"
+_TENANT_KEY = "x-tenant-id"
+_DEADLINE_SLACK_S = 0.01
+"""gRPC ends a call at its deadline too: a cancel this close to it is the deadline's."""
+
+
+class CompletionServicer:
+    """Answers editors."""
+
+    def __init__(self, pipeline: Pipeline, limits: LimitSettings, stall_timeout_s: float) -> None:
+        """Answer through `pipeline`."""
+        self._pipeline = pipeline
+        self._limits = limits
+        self._stall_timeout_s = stall_timeout_s
+        self._sessions: set[SessionStream] = set()
+
+    async def complete(self, message: pb.CompleteRequest | Malformed, context: Context) -> None:
+        """One request, one stream."""
+        try:
+            request = self._request(message, context)
+            completion = self._pipeline.open(request)
+        except CompletionError as error:
+            await abort(context, error)
+        outcome = Outcome(FinishReason.CANCELLED)
+        try:
+            async for event in completion.events():
+                async with asyncio.timeout(self._stall_timeout_s):
+                    await context.write(convert.response_of(event))
+                if isinstance(event, End):
+                    outcome = event.outcome
+        except TimeoutError:
+            await abort(context, stalled(self._stall_timeout_s))
+        except CLIENT_GONE:
+            return
+        finally:
+            slack = self._pipeline.clock.now() + _DEADLINE_SLACK_S
+            is_late = request.deadline.is_past(slack)
+            completion.close(FinishReason.DEADLINE if is_late else FinishReason.CANCELLED)
+        if outcome.error is not None:
+            await abort(context, outcome.error)
+        if outcome.reason is FinishReason.DEADLINE:
+            await abort(context, DEADLINE_PASSED)
+
+    async def session(self, _messages: Any, context: Context) -> None:
+        """One stream for an editor's whole life. Messages are read from the context, one at a time."""
+        try:
+            user, tenant = _identity(context, self._limits)
+            permit = self._pipeline.gate.enter_session()
+        except CompletionError as error:
+            await abort(context, error)
+        with permit:
+            stream = SessionStream(self._pipeline, self._limits, self._stall_timeout_s, context, user, tenant)
+            self._sessions.add(stream)
+            try:
+                await stream.run()
+            finally:
+                self._sessions.discard(stream)
+
+    async def report_feedback(
+        self, message: pb.ReportFeedbackRequest | Malformed, context: Context
+    ) -> pb.ReportFeedbackResponse:
+        """What became of a completion."""
+        try:
+            if isinstance(message, Malformed):
+                raise message.error
+            convert.session_id_of(message, self._limits)
+            self._pipeline.observer.feedback_reported(convert.feedback_of(message))
+        except CompletionError as error:
+            await abort(context, error)
+        return pb.ReportFeedbackResponse()
+
+    def close_sessions(self) -> None:
+        """End every session stream with UNAVAILABLE, so that editors go to another server."""
+        for stream in list(self._sessions):
+            stream.close()
+
+    def _request(self, message: pb.CompleteRequest | Malformed, context: Context) -> Request:
+        if isinstance(message, Malformed):
+            raise message.error
+        session = convert.session_id_of(message, self._limits)
+        user, tenant = _identity(context, self._limits)
+        caller = Caller(user=user or session, session=session, tenant=tenant)
+        now = self._pipeline.clock.now()
+        return convert.request_of(message, caller, self._limits, context.time_remaining(), now)
+
+
+def _identity(context: Context, limits: LimitSettings) -> tuple[str, str]:
+    """Return user and tenant as the connection gives them, "" where it does not."""
+    found = {_USER_KEY: "", _TENANT_KEY: ""}
+    for key, value in context.invocation_metadata() or ():
+        if key in found:
+            found[key] = value if isinstance(value, str) else value.decode("ascii", "replace")
+            if len(found[key]) > limits.max_session_id_bytes:
+                limit = f"must be at most {limits.max_session_id_bytes} bytes, got {len(found[key])}"
+                raise InvalidRequestError(f"metadata {key}", limit)
+    return found[_USER_KEY], found[_TENANT_KEY]
+

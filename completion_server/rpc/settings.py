@@ -1,0 +1,86 @@
+"""Where the server listens, and what it takes from the wire."""
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """The `[server.tls]` section: PEM files. Empty names mean no TLS."""
+
+    certificate: str = ""
+    key: str = ""
+    client_ca: str = ""
+    """With it, clients must show a certificate that it signed."""
+
+    def __post_init__(self) -> None:
+        """Refuse half a key pair."""
+        if bool(self.certificate) != bool(self.key):
+            msg = "certificate: needs key beside it, and key needs certificate"
+            raise ValueError(msg)
+        if self.client_ca and not self.certificate:
+            msg = "client_ca: needs certificate and key beside it"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """The `[server]` section."""
+
+    listen: str = "127.0.0.1:50051"
+    """HOST:PORT, or unix:PATH; port 0 takes a free one."""
+    admin_listen: str = "127.0.0.1:50052"
+    """AdminService's own listener; keep it on loopback or behind mutual TLS. "" switches it off."""
+    metrics_listen: str = "127.0.0.1:9464"
+    """Prometheus over HTTP at /metrics; "" switches it off."""
+    tls: TlsSettings = TlsSettings()
+    reflection: bool = True
+    grace_s: float = 10.0
+    """How long accepted requests may take to finish after SIGTERM."""
+    stall_timeout_s: float = 5.0
+    """A reader that takes nothing for this long while something waits for it is ended."""
+    max_message_bytes: int = 16 * MIB
+    """Larger messages are refused by the transport."""
+    max_pending_calls: int = 20_000
+    """Calls that may wait to be taken up; gRPC's own default of 1,000 rejects a reconnect storm at random."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that can't work."""
+        for name in ("grace_s", "stall_timeout_s", "max_message_bytes", "max_pending_calls"):
+            if getattr(self, name) <= 0:
+                msg = f"{name}: must be above 0, got {getattr(self, name)}"
+                raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """The `[limits]` section: what one request may ask. Sizes are bytes of UTF-8."""
+
+    max_prefix_bytes: int = 512 * 1024
+    max_suffix_bytes: int = 512 * 1024
+    max_snippets: int = 32
+    max_snippet_bytes: int = 64 * 1024
+    max_uri_bytes: int = 4096
+    max_session_id_bytes: int = 128
+    max_stop: int = 8
+    max_stop_bytes: int = 64
+    max_tokens: int = 128
+    """The most that a request may ask to generate."""
+    default_tokens_single_line: int = 48
+    default_tokens_multi_line: int = 128
+    max_deadline_s: float = 30.0
+    """Longer deadlines, and none, are taken as this."""
+    max_requests_per_session: int = 8
+    """Requests of one session stream that may be unanswered at once."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that can't work."""
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                msg = f"{name}: must be above 0, got {getattr(self, name)}"
+                raise ValueError(msg)
+        for name in ("default_tokens_single_line", "default_tokens_multi_line"):
+            if getattr(self, name) > self.max_tokens:
+                msg = f"{name}: must be at most max_tokens ({self.max_tokens}), got {getattr(self, name)}"
+                raise ValueError(msg)

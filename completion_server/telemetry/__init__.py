@@ -1,0 +1,1 @@
+"""What operators see: metrics and logs. Parts emit events; only the composition root wires them to this room."""

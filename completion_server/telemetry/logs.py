@@ -1,0 +1,62 @@
+"""Structured logs on standard error. They never hold code text, prompts or completions."""
+
+import logging
+import sys
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import structlog
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """The `[log]` section."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = "auto"
+    """"auto" is console on a terminal, JSON elsewhere."""
+
+
+def configure(settings: LogSettings) -> None:
+    """Send the standard library's logging, ours and the libraries', through one structured handler."""
+    is_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    last: list[structlog.typing.Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if is_json
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("completion_server").setLevel(settings.level.upper())
+
+
+def set_level(level: str) -> str:
+    """Change the level of the server's own logs and return the one before.
+
+    Raises:
+        ValueError: not a level.
+
+    """
+    if level not in LEVELS:
+        msg = f"level: must be one of {', '.join(LEVELS)}, got {level!r}"
+        raise ValueError(msg)
+    logger = logging.getLogger("completion_server")
+    previous = logging.getLevelName(logger.getEffectiveLevel()).lower()
+    logger.setLevel(level.upper())
+    return cast("str", previous)

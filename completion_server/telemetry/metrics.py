@@ -1,0 +1,138 @@
+"""Prometheus metrics of requests and of the engine, on a port of their own."""
+
+from collections.abc import Callable, Iterator
+from threading import Thread
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from completion_server.core.events import Feedback, Marks
+from completion_server.core.outcome import End
+from completion_server.core.request import Request
+
+BUCKETS_S = (
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1,
+    0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0,
+)  # fmt: skip
+"""From 1 ms to 2 s, densest around the 200 ms after which an answer is worth nothing."""
+
+TOKEN_BUCKETS_S = (0.0005, *BUCKETS_S[:20])
+
+
+class Metrics:
+    """Counts and times requests; an Observer."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        """Register the metrics."""
+        self._requests = Counter(
+            "completion_requests", "Ended requests.", ["outcome", "trigger", "shed_reason"], registry=registry
+        )
+        self._stages = Histogram(
+            "completion_stage_seconds",
+            "Time in each stage: admission, queue, tokenise, prefill, decode_token (per token), stream, total.",
+            ["stage"],
+            buckets=BUCKETS_S,
+            registry=registry,
+        )
+        self._ttft = Histogram(
+            "completion_ttft_seconds",
+            "From a request's receipt to its first token, by trigger.",
+            ["trigger"],
+            buckets=BUCKETS_S,
+            registry=registry,
+        )
+        self._tokens = Counter("completion_tokens", "Tokens, by kind.", ["kind"], registry=registry)
+        self._unwanted = Counter(
+            "completion_unwanted_tokens",
+            "Tokens that the engine delivered for a request after its end.",
+            registry=registry,
+        )
+        self._feedback = Counter("completion_feedback", "Reports of editors, by kind.", ["kind"], registry=registry)
+        self._accepted = Counter(
+            "completion_accepted_characters", "Characters of completions that users took.", registry=registry
+        )
+        self.ended: dict[str, int] = {}
+        """Ended requests by outcome, for the status call."""
+
+    def request_ended(self, request: Request, end: End, marks: Marks, num_unwanted_tokens: int) -> None:
+        """See Observer."""
+        outcome = end.outcome.reason.value
+        shed_reason = end.outcome.shed_reason.value if end.outcome.shed_reason else ""
+        trigger = request.trigger.name.lower()
+        self.ended[outcome] = self.ended.get(outcome, 0) + 1
+        self._requests.labels(outcome, trigger, shed_reason).inc()
+        self._unwanted.inc(num_unwanted_tokens)
+        usage = end.usage
+        for kind, number in (
+            ("prompt", usage.prompt_tokens),
+            ("cached_prompt", usage.cached_prompt_tokens),
+            ("completion", usage.completion_tokens),
+            ("drafted", usage.drafted_tokens),
+            ("accepted_draft", usage.accepted_draft_tokens),
+        ):
+            self._tokens.labels(kind).inc(number)
+        self._time_stages(marks, usage.completion_tokens)
+        if marks.first_output is not None:
+            self._ttft.labels(trigger).observe(marks.first_output - marks.received)
+
+    def _time_stages(self, marks: Marks, num_tokens: int) -> None:
+        for stage, begin, end in (
+            ("admission", marks.received, marks.admitted),
+            ("queue", marks.admitted, marks.started),
+            ("tokenise", marks.started, marks.prompted),
+            ("prefill", marks.prompted, marks.first_output),
+            ("total", marks.received, marks.ended),
+        ):
+            if begin is not None and end is not None:
+                self._stages.labels(stage).observe(end - begin)
+        if marks.first_output is not None and marks.last_output is not None and num_tokens > 1:
+            per_token = (marks.last_output - marks.first_output) / (num_tokens - 1)
+            self._stages.labels("decode_token").observe(per_token)
+
+    def request_streamed(self, seconds: float) -> None:
+        """See Observer."""
+        self._stages.labels("stream").observe(seconds)
+
+    def feedback_reported(self, feedback: Feedback) -> None:
+        """See Observer."""
+        self._feedback.labels(feedback.kind).inc()
+        self._accepted.inc(feedback.accepted_characters)
+
+    def feedback_refused(self) -> None:
+        """See Observer."""
+        self._feedback.labels("refused").inc()
+
+
+class Snapshot(Collector):
+    """Reads the parts' own state when Prometheus asks, instead of keeping copies of it up to date."""
+
+    def __init__(self, gauges: dict[str, Callable[[], float]], counters: dict[str, Callable[[], float]]) -> None:
+        """Read `gauges` and `counters`, by metric name."""
+        self._gauges = gauges
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the values of now."""
+        for name, read in self._gauges.items():
+            yield GaugeMetricFamily(f"completion_{name}", name.replace("_", " ").capitalize() + ".", value=read())
+        for name, read in self._counters.items():
+            yield CounterMetricFamily(f"completion_{name}", name.replace("_", " ").capitalize() + ".", value=read())
+
+
+class MetricsServer:
+    """Serves /metrics from a thread, so that a busy event loop does not lose a scrape."""
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        """Listen. Raises OSError where the port is taken."""
+        self._server: WSGIServer
+        self._thread: Thread
+        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        self.port: int = self._server.server_port
+
+    def stop(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
