@@ -1,0 +1,154 @@
+"""The model cards, rendered from the figures of a build: data, licences, parameters, losses, probes."""
+
+from collections.abc import Sequence
+from textwrap import fill
+
+from draft_model.data import FIM_SHARE
+from draft_model.figures import BuildFigures, ModelFigures
+from draft_model.probes import ProbeResult
+
+WIDTH = 120
+_PURPOSE = {
+    "target": "It writes completions: a stand-in that any machine can train, no substitute for a real code model.",
+    "draft": "It proposes tokens that the target of the same build accepts or rejects; they share a tokenizer.",
+}
+_FRONT_MATTER = """---
+license: apache-2.0
+pipeline_tag: text-generation
+tags: [code, fill-in-the-middle, python]
+---"""
+
+
+def render_card(figures: BuildFigures, role: str) -> str:
+    """The card of the `target` or the `draft` as Markdown, with the metadata block that model hubs read."""
+    model = figures.target if role == "target" else figures.draft
+    sections = (
+        *_introduction(model, _PURPOSE[role]),
+        *_measured(figures, model),
+        *_probed(model.probes),
+        *_trained(model),
+        *_read(figures),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def probe_table(results: list[ProbeResult]) -> str:
+    """The probes as a Markdown table: the line with the cursor as `│`, what came out, and whether it was right."""
+    rows = ["| the line, │ is the cursor | came out | as expected |", "| --- | --- | --- |"]
+    for result in results:
+        line = f"{result.probe.typed.strip()}│{result.probe.after.partition(chr(10))[0]}"
+        rows.append(f"| {_code(line)} | {_code(result.completion)} | {'yes' if result.is_right else 'no'} |")
+    return "\n".join(rows)
+
+
+def _code(text: str) -> str:
+    shown = text.replace("\n", "⏎").replace("|", "\\|")
+    if not shown:
+        return "(nothing)"
+    fence = "``" if "`" in shown else "`"
+    return f"{fence}{shown}{fence}"
+
+
+def _paragraph(*sentences: str) -> str:
+    return fill(" ".join(sentences), WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _introduction(model: ModelFigures, purpose: str) -> tuple[str, ...]:
+    size = f"{model.num_parameters:,} parameters, a context of {model.preset.shape.context_tokens:,} tokens."
+    return (
+        _FRONT_MATTER,
+        f"# {model.preset.name}",
+        _paragraph(purpose, f"Python only, {size}"),
+        _paragraph(
+            "Prompt: `<|fim_prefix|>` whole lines before the cursor's line, `<|fim_suffix|>` the text right of the",
+            "cursor, `<|fim_middle|>` the cursor's line left of the cursor. Each part is tokenised on its own;",
+            "nothing is put before the first marker. The completion ends with `<|endoftext|>`.",
+        ),
+    )
+
+
+def _measured(figures: BuildFigures, model: ModelFigures) -> tuple[str, ...]:
+    held_out, agreement = model.evaluation, figures.agreement
+    rows = [
+        ("held-out loss, nats per token", f"{held_out.loss:.3f}"),
+        ("held-out bits per byte", f"{held_out.bits_per_byte:.3f}"),
+        ("loss inside held-out completions, nats per token", f"{held_out.middle_loss:.3f}"),
+        ("first token of a held-out completion right", f"{held_out.first_token_accuracy:.1%} of {held_out.num_splits}"),
+        ("probes as expected", f"{model.num_right} of {len(model.probes)}"),
+        ("the draft's greedy token is the target's, held-out text", f"{agreement.text:.1%}"),
+        ("the same inside held-out completions", f"{agreement.completions:.1%}"),
+    ]
+    return (
+        "## Figures",
+        _paragraph(
+            f"Measured once, with the exported weights, on {figures.num_held_out_files} files that were held out",
+            f"whole ({held_out.num_tokens:,} tokens). They went through the same cleaning as the training text",
+            "(below), so the bits per byte compare with nothing else.",
+        ),
+        _table(("figure", "value"), rows),
+    )
+
+
+def _probed(results: list[ProbeResult]) -> tuple[str, ...]:
+    return (
+        "## Twenty probes",
+        _paragraph(
+            "Plainly predictable places, completed greedily with the lines around them; ⏎ is a line end. A probe is",
+            "right when the completion begins as any Python programmer would expect; what comes after is not judged.",
+        ),
+        probe_table(results),
+    )
+
+
+def _trained(model: ModelFigures) -> tuple[str, ...]:
+    shape, settings = model.preset.shape, model.preset.train
+    return (
+        "## Training",
+        _paragraph(
+            f"Llama architecture: {shape.num_layers} layers of {shape.hidden_size}, {shape.num_heads} heads of",
+            f"{shape.head_dim}, feed-forward {shape.intermediate_size}, tied embeddings, a vocabulary of",
+            f"{shape.vocab_size:,} (byte-level BPE learnt from the same corpus).",
+        ),
+        _paragraph(
+            f"{model.num_tokens:,} tokens in {model.num_steps:,} steps, {model.active_s / 60:.0f} active minutes on",
+            f"CPU cores that other work shared. Muon ({settings.muon_lr:g}) for the matrices in the layers, AdamW",
+            f"({settings.adam_lr:g}) for embedding and norms, bfloat16 autocast, decay to zero over the last",
+            f"{1 - settings.decay_from:.0%} of the budget. {FIM_SHARE:.0%} of the samples are fill-in-the-middle,",
+            "cut at any character; most others are plain text tokenised in pieces cut at random characters, so that",
+            "the model knows words from their beginnings. The loss is over every token.",
+        ),
+        _paragraph(
+            "Made by `draft-model build-embedded`. A budget in minutes ends where the machine's speed puts it: a",
+            "rerun gives a model like this one, not the same one.",
+        ),
+    )
+
+
+def _read(figures: BuildFigures) -> tuple[str, ...]:
+    total_mb = sum(entry.num_bytes for entry in figures.sources) / 1e6
+    rows = [
+        (entry.name, entry.version, entry.licence, str(entry.num_files), f"{entry.num_bytes / 1e6:.2f}")
+        for entry in figures.sources
+    ]
+    return (
+        "## Data and licences",
+        _paragraph(
+            f"{total_mb:.1f} MB, {figures.num_corpus_tokens / 1e6:.1f} million training tokens, read from the",
+            "environment in which the server is developed, held-out files included in the table. The standard",
+            "library alone is about two million tokens, too few for this many parameters, so permissively licensed",
+            "packages are read too; none is copyleft. Tests, generated files, tables, vendored copies and files",
+            "that mostly repeat others are left out; licence headers are dropped and docstrings of more than six",
+            "lines cut to their first paragraph. Of torch only the Python under `nn`, `optim`, `utils` and",
+            "`distributions` is read, of transformers that under `data`, `generation` and `utils`.",
+        ),
+        _table(("source", "version", "licence", "files", "MB"), rows),
+        _paragraph(
+            "The weights are under this project's licence. A model of this size can still repeat short passages of",
+            "what it read.",
+        ),
+    )

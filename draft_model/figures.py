@@ -1,0 +1,46 @@
+"""The figures of one build, kept as `figures.json` beside the checkpoints and rendered into both model cards."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from draft_model.corpus import SourceSummary
+from draft_model.evaluate import Agreement, Evaluation
+from draft_model.files import write_atomically
+from draft_model.presets import Preset
+from draft_model.probes import ProbeResult
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """One trained model: what it is, what it took, what it reaches."""
+
+    preset: Preset
+    num_parameters: int
+    num_steps: int
+    num_tokens: int
+    active_s: float
+    evaluation: Evaluation
+    probes: list[ProbeResult]
+
+    @property
+    def num_right(self) -> int:
+        """Probes that came out as expected."""
+        return sum(result.is_right for result in self.probes)
+
+
+@dataclass(frozen=True)
+class BuildFigures:
+    """Both models and the corpus that they share."""
+
+    target: ModelFigures
+    draft: ModelFigures
+    agreement: Agreement
+    sources: tuple[SourceSummary, ...]
+    num_corpus_tokens: int
+    num_held_out_files: int
+
+
+def save_figures(figures: BuildFigures, path: Path) -> None:
+    """Write the figures as JSON."""
+    write_atomically(path, (json.dumps(asdict(figures), indent=1) + "\n").encode())

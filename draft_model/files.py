@@ -1,0 +1,61 @@
+"""Files and folders that appear whole or not at all: written beside their final place, then renamed."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from draft_model.errors import PipelineError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old or the new content; PipelineError when the disk refuses."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise PipelineError(f"cannot write {path}: {error.strerror}; nothing was changed") from error
+
+
+@contextlib.contextmanager
+def folder_atomically(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside `path` to fill; on success it takes the place of `path`, on failure it is removed.
+
+    Raises PipelineError when the disk refuses (full, read-only); `path` is then what it was before.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    except OSError as error:
+        raise PipelineError(f"cannot write beside {path}: {error.strerror}; nothing was changed") from error
+    try:
+        new.chmod(0o755)
+        yield new
+        _swap(new, path)
+    except OSError as error:
+        raise PipelineError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Put `new` where `path` is; the old folder is moved aside first and comes back if that fails."""
+    if not path.exists():
+        new.rename(path)
+        return
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    path.rename(old)
+    try:
+        new.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,132 @@
+"""A model folder in, an INT8 model folder out."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from target_model.errors import QuantiseError
+from target_model.files import new_folder
+from target_model.scheme import dequantise_weight, is_quantised, quantise_weight, quantization_config
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a quantisation did: counts, sizes on disk, and the largest relative error of a matrix (Frobenius norms)."""
+
+    num_quantised: int
+    num_kept: int
+    bytes_before: int
+    bytes_after: int
+    worst_relative_error: float
+
+
+def read_config(model: Path) -> dict[str, Any]:
+    """The model's `config.json`; QuantiseError when it is missing, not JSON, or says the model is quantised already."""
+    path = model / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise QuantiseError(f"{model} is not a model folder: it has no config.json") from None
+    except json.JSONDecodeError as error:
+        raise QuantiseError(f"{path} is not JSON: {error}") from error
+    if "quantization_config" in config:
+        raise QuantiseError(f"{model} is quantised already")
+    return config
+
+
+def weight_files(model: Path) -> list[Path]:
+    """The safetensors files of a model folder, sorted; QuantiseError when there are none."""
+    files = sorted(model.glob("*.safetensors"))
+    if not files:
+        raise QuantiseError(f"{model} has no safetensors files")
+    return files
+
+
+def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None] = lambda done, total: None) -> Report:
+    """Write `model` with its linear layers in INT8 to the new folder `out`, tokenizer and card files copied.
+
+    `on_tensor(done, total)` is called after every tensor. Weights files are treated one at a time, so memory holds one
+    of them. Raises QuantiseError for a folder that is not a model, an `out` that exists, or a disk that refuses.
+    """
+    config = read_config(model)
+    files = weight_files(model)
+    total, done = sum(len(_names(file)) for file in files), 0
+    num_quantised, worst = 0, 0.0
+    with new_folder(out) as folder:
+        placed: dict[str, str] = {}
+        for file in files:
+            converted: dict[str, Tensor] = {}
+            for name, tensor in _tensors(file):
+                if is_quantised(name, tensor):
+                    error = _convert(name, tensor, converted)
+                    worst, num_quantised = max(worst, error), num_quantised + 1
+                else:
+                    converted[name] = tensor
+                done += 1
+                on_tensor(done, total)
+            _save(converted, folder / file.name)
+            placed |= dict.fromkeys(converted, file.name)
+        if num_quantised == 0:
+            raise QuantiseError(f"{model} has no linear layers that this scheme knows")
+        _write_side_files(model, folder, config, placed if len(files) > 1 else None)
+        size_after = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    size_before = sum(file.stat().st_size for file in files)
+    return Report(num_quantised, total - num_quantised, size_before, size_after, worst)
+
+
+def _convert(name: str, tensor: Tensor, into: dict[str, Tensor]) -> float:
+    """Put the int8 matrix and its scales into `into`; return the relative error."""
+    try:
+        quantised, scale = quantise_weight(tensor)
+    except ValueError as error:
+        raise QuantiseError(f"{name}: {error}") from error
+    into[name] = quantised
+    into[f"{name}_scale"] = scale
+    values = tensor.to(torch.float32)
+    difference = dequantise_weight(quantised, scale) - values
+    return float(difference.norm() / values.norm().clamp(min=1e-12))
+
+
+def _names(file: Path) -> list[str]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return list(tensors.keys())
+    except SafetensorError as error:
+        raise QuantiseError(f"{file} is not a safetensors file: {error}") from error
+
+
+def _tensors(file: Path) -> list[tuple[str, Tensor]]:
+    with safe_open(file, framework="pt") as tensors:
+        return [(name, tensors.get_tensor(name)) for name in tensors.keys()]  # noqa: SIM118
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise QuantiseError(f"cannot write {path.name}: {error}; nothing was left there") from error
+
+
+def _write_side_files(model: Path, folder: Path, config: dict[str, Any], placed: dict[str, str] | None) -> None:
+    """Copy tokenizer and generation files, and write the configuration (and the index of a model in several files)."""
+    for path in sorted(model.iterdir()):
+        if path.suffix in COPIED_SUFFIXES and path.name not in {"config.json", INDEX}:
+            shutil.copyfile(path, folder / path.name)
+    full = {**config, "quantization_config": quantization_config()}
+    (folder / "config.json").write_text(json.dumps(full, indent=2) + "\n", encoding="utf-8")
+    if placed is not None:
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        index = {"metadata": {"total_size": size}, "weight_map": placed}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
