@@ -1,0 +1,62 @@
+"""What contestants get and how they are asked: the same prompts, one block at a time, so many at once.
+
+A block is closed-loop: each of `concurrency` callers asks again as soon as it has its answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from loadtest.figures import Block, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request, in every form that a contestant may want it in."""
+
+    prefix: str
+    suffix: str
+    max_tokens: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    """The token ids as one text."""
+
+    def limited_to(self, sample: Sample) -> "Prompt":
+        """Return it with the number of tokens that somebody else has generated for it."""
+        return replace(self, max_tokens=max(1, sample.num_tokens))
+
+
+class Contestant(Protocol):
+    """Something that completes prompts."""
+
+    name: str
+
+    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+        """Complete each prompt once, `concurrency` at a time."""
+        ...
+
+
+async def closed_loop(
+    prompts: Sequence[Prompt], concurrency: int, ask: Callable[[int, Prompt], Awaitable[Sample]]
+) -> Block:
+    """Ask for each prompt once; `ask` also gets the number of its caller."""
+    samples: dict[int, Sample] = {}
+    jobs = iter(enumerate(prompts))
+
+    async def caller(number: int) -> None:
+        for place, prompt in jobs:
+            samples[place] = await ask(number, prompt)
+
+    start = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for number in range(min(concurrency, len(prompts))):
+            group.create_task(caller(number))
+    wall_s = time.perf_counter() - start
+    return Block(tuple(samples[place] for place in range(len(prompts))), wall_s)
+
+
+def batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
+    """Return the prompts in blocks of one size; what is left over is dropped."""
+    return [prompts[start : start + size] for start in range(0, len(prompts) - size + 1, size)]

@@ -1,0 +1,96 @@
+"""What a benchmark measures of a request, and how many requests become a figure. Percentiles, never averages."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_MIN_TOKENS_FOR_RATE = 8
+"""A rate over fewer tokens says more about the clock than about the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request as its caller lived it."""
+
+    ttft_ms: float
+    """From asking to the first piece of text; to the end, where there was no text."""
+    total_ms: float
+    num_tokens: int
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_draft_tokens: int = 0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens after the first, over the time from the first to the end; None for a short one."""
+        seconds = (self.total_ms - self.ttft_ms) / 1000
+        return (self.num_tokens - 1) / seconds if self.num_tokens >= _MIN_TOKENS_FOR_RATE and seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Requests that ran together."""
+
+    samples: tuple[Sample, ...]
+    """In the order of the prompts."""
+    wall_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all requests over the time that the block took."""
+        return sum(sample.num_tokens for sample in self.samples) / self.wall_s
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Many blocks of one contestant."""
+
+    ttft_ms_p50: float
+    ttft_ms_p95: float
+    stream_tokens_per_s_p50: float
+    """Of one request, after its first token."""
+    tokens_per_s_p50: float
+    """Of all requests together, over blocks."""
+    cached_share: float
+    """Of prompt tokens."""
+    acceptance: float
+    """Accepted over drafted tokens; nan without a draft."""
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block]) -> "Summary":
+        """Sum up at least one block."""
+        samples = [sample for block in blocks for sample in block.samples]
+        ttft_ms = [sample.ttft_ms for sample in samples]
+        return cls(
+            ttft_ms_p50=percentile(ttft_ms, 50),
+            ttft_ms_p95=percentile(ttft_ms, 95),
+            stream_tokens_per_s_p50=percentile([rate for each in samples if (rate := each.tokens_per_s)], 50),
+            tokens_per_s_p50=percentile([block.tokens_per_s for block in blocks], 50),
+            cached_share=_ratio(sum(s.cached_prompt_tokens for s in samples), sum(s.prompt_tokens for s in samples)),
+            acceptance=_ratio(sum(s.accepted_draft_tokens for s in samples), sum(s.drafted_tokens for s in samples)),
+        )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return a percentile, interpolated; nan of nothing."""
+    return float(np.percentile(values, percent)) if values else float("nan")
+
+
+def median_of_pairs(first: Iterable[float], second: Iterable[float], *, ratio: bool = False) -> float:
+    """Return the median of first - second, or of first / second, over pairs measured next to each other.
+
+    A drift of the machine that is slow against a pair cancels.
+    """
+    pairs = zip(first, second, strict=True)
+    return percentile([a / b if ratio else a - b for a, b in pairs], 50)
+
+
+def rounded(value: float, digits: int = 3) -> float | None:
+    """Return a figure for JSON, which knows no nan."""
+    return None if np.isnan(value) else round(value, digits)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else float("nan")

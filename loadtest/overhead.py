@@ -1,0 +1,176 @@
+"""What the server costs over its engine, and how it stands against `vllm serve`: TTFT and tokens/s, side by side.
+
+Three processes hold the same model under the same engine arguments: this project's server, vLLM's AsyncLLM called
+directly, and `vllm serve` over HTTP. They are asked in turn, block by block, in one run, so that a drift of the machine
+meets all of them; only one works at any time. How the comparison is kept honest:
+
+- The engine alone is timed inside the process that calls `generate`, so all that is between an editor and the engine,
+  gRPC and the client's own work included, counts as the server's overhead.
+- Everybody gets the same prompt tokens: those that the server makes for the text. `vllm serve` is measured with token
+  ids, which spares it the tokenising, and once more with the text, as an editor would send it.
+- The server goes first in each round, and the others then generate as many tokens for a prompt as it did: its text
+  rules may end a completion early.
+- No prompt shares its beginning with another and none is used twice, so no prefix cache helps; the table shows the
+  share of prompt tokens that came from one.
+- TTFT is the time to the first text. Differences and ratios of TTFT are medians over pairs of the same prompt, those
+  of tokens/s over pairs of neighbouring blocks. Where a figure has one name for 1 and for 16 concurrent requests, it
+  is the worse of the two.
+
+With two cores, 16 concurrent requests are bound by the CPU: engine, server and client share it, and on the HTTP side
+too. What the server adds there is its share of the CPU, not waiting.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from loadtest.bare_engine import BareEngine
+from loadtest.contest import Contestant, Prompt, batches
+from loadtest.overhead_report import Results, figures, print_tables
+from loadtest.processes import StartError, end_on_sigterm
+from loadtest.prompts import distinct_texts
+from loadtest.server import CommandError, NotAnsweredError, Server, effective_config, render_prompts
+from loadtest.vllm_serve import ServeError, VllmServe
+
+_BLOCK_SIZES = {1: 4, 16: 64}
+"""Prompts in a block, by how many are asked at once."""
+_PAUSE_S = 0.05
+"""Between blocks: what one engine still winds down is not to fall on the next."""
+
+
+class _Options(TypedDict):
+    requests: int
+    concurrent_requests: int
+    max_tokens: int
+    prefix_chars: int
+    suffix_chars: int
+    seed: int
+    with_vllm_serve: bool
+
+
+@click.command()
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The server's TOML file.",
+    default=Path("deploy/local/server.toml"),
+    show_default=True,
+)
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key for all of them.")
+@click.option("--requests", type=click.IntRange(4), default=96, show_default=True, help="Requests one at a time.")
+@click.option(
+    "--concurrent-requests", type=click.IntRange(64), default=384, show_default=True, help="Requests 16 at a time."
+)
+@click.option("--max-tokens", type=click.IntRange(8), default=48, show_default=True)
+@click.option("--prefix-chars", type=click.IntRange(100), default=1500, show_default=True)
+@click.option("--suffix-chars", type=click.IntRange(1), default=400, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Which texts are completed.")
+@click.option("--quick", is_flag=True, help="A few requests of each kind, to see that all of it works.")
+@click.option("--vllm-serve/--no-vllm-serve", "with_vllm_serve", default=True, help="Whether to compare with it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON object alone.")
+def main(config: Path, overrides: tuple[str, ...], quick: bool, as_json: bool, **options: Unpack[_Options]) -> None:
+    """Measure the server against its bare engine and against `vllm serve`. The last line is a JSON object.
+
+    \b
+    Example:
+        python -m loadtest.overhead --config deploy/local/server.toml --quick
+    """
+    end_on_sigterm()
+    if quick:
+        options["requests"], options["concurrent_requests"] = 2 * _BLOCK_SIZES[1], _BLOCK_SIZES[16]
+    console = Console(stderr=True)
+    try:
+        results = asyncio.run(_measure(config, overrides, options, console))
+    except (StartError, CommandError, NotAnsweredError, ServeError) as error:
+        raise click.ClickException(str(error)) from error
+    if not as_json:
+        print_tables(results, Console())
+    click.echo(json.dumps(figures(results) | _replayed(console)))
+
+
+async def _measure(config: Path, overrides: Sequence[str], options: _Options, console: Console) -> Results:
+    effective = effective_config(config, overrides)
+    async with AsyncExitStack() as stack:
+        with console.status("starting the server"):
+            server = await stack.enter_async_context(Server(config, overrides))
+        with console.status("starting the engine alone"):
+            others: list[Contestant] = [await stack.enter_async_context(BareEngine(effective))]
+        serve: VllmServe | None = None
+        if options["with_vllm_serve"]:
+            with console.status("starting vllm serve"):
+                serve = await stack.enter_async_context(VllmServe(effective))
+            others += [serve, serve.with_text()]
+        prompts = await _prompts(config, overrides, options, serve)
+        return await _contest(server, others, prompts, options, console)
+
+
+async def _prompts(config: Path, overrides: Sequence[str], options: _Options, serve: VllmServe | None) -> list[Prompt]:
+    """Return as many prompts as every contestant needs together, so that each is used by each only once."""
+    count = options["requests"] + options["concurrent_requests"] + _BLOCK_SIZES[16]
+    texts = distinct_texts(
+        count, prefix_chars=options["prefix_chars"], suffix_chars=options["suffix_chars"], seed=options["seed"]
+    )
+    prompts = await asyncio.to_thread(render_prompts, config, overrides, texts, options["max_tokens"])
+    if serve is None:
+        return prompts
+    return [replace(prompt, text=await serve.detokenise(prompt.token_ids)) for prompt in prompts]
+
+
+async def _contest(
+    server: Contestant,
+    others: Sequence[Contestant],
+    prompts: Sequence[Prompt],
+    options: _Options,
+    console: Console,
+) -> Results:
+    size = _BLOCK_SIZES[16]
+    warm_up, rest = prompts[:size], prompts[size:]
+    rounds = {1: batches(rest[: options["requests"]], _BLOCK_SIZES[1]), 16: batches(rest[options["requests"] :], size)}
+    await _round(server, others, warm_up, 16)
+    results: Results = {}
+    with Progress(console=console) as progress:
+        for concurrency, blocks in rounds.items():
+            task = progress.add_task(f"{concurrency} at a time", total=len(blocks))
+            results[concurrency] = {each.name: [] for each in (server, *others)}
+            for block in blocks:
+                for name, answer in (await _round(server, others, block, concurrency)).items():
+                    results[concurrency][name].append(answer)
+                progress.advance(task)
+    return results
+
+
+async def _round(
+    server: Contestant, others: Sequence[Contestant], prompts: Sequence[Prompt], concurrency: int
+) -> dict[str, Any]:
+    """Give everybody the same prompts, the server first, and the others as many tokens as it took."""
+    first = await server.run(prompts, concurrency)
+    limited = [prompt.limited_to(sample) for prompt, sample in zip(prompts, first.samples, strict=True)]
+    answers = {server.name: first}
+    for each in others:
+        await asyncio.sleep(_PAUSE_S)
+        answers[each.name] = await each.run(limited, concurrency)
+    await asyncio.sleep(_PAUSE_S)
+    return answers
+
+
+def _replayed(console: Console) -> dict[str, Any]:
+    """Add how many prompt tokens a key costs; that needs no engine and has a module of its own."""
+    if find_spec("loadtest.prompt_replay") is None:
+        return {"prefilled_tokens_per_key_ratio": None}
+    with console.status("replaying keys"):
+        measured: dict[str, Any] = import_module("loadtest.prompt_replay").measure()
+    return {"prefilled_tokens_per_key_ratio": measured["prefilled_tokens_per_key_ratio"]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Servers as child processes: started with a log of their own, waited for, and stopped by their own id."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+_POLL_S = 0.05
+_STOP_S = 10.0
+_LOG_LINES = 25
+
+
+class StartError(Exception):
+    """A process did not come up; the message holds the end of its log."""
+
+
+class Child:
+    """A process with a group of its own. Its standard error, and output that nobody reads, goes to a log file."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        is_piped: bool = False,
+    ) -> None:
+        """Start it; with `is_piped`, its standard input and output are for the caller."""
+        self.name = name
+        self._log, self._log_name = tempfile.mkstemp(prefix=f"{name}-", suffix=".log")
+        self._unread = b""
+        self._process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE if is_piped else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if is_piped else self._log,
+            stderr=self._log,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also its group's."""
+        return self._process.pid
+
+    def read_json(self, timeout_s: float) -> dict[str, Any]:
+        """Return the next line of its output that is a JSON object.
+
+        Raises:
+            StartError: it ended, or the time was up.
+
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            line = self._read_line(deadline - time.monotonic())
+            if line is None:
+                self._give_up(f"said nothing for {timeout_s:.0f} s")
+            if not line:
+                self._process.wait(_STOP_S)
+                self._check_running()
+            if line.startswith(b"{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+
+    def ask(self, question: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Write a JSON line and return the one that comes back.
+
+        Raises:
+            StartError: it ended instead, or the time was up.
+
+        """
+        source = self._process.stdin
+        assert source is not None
+        source.write(json.dumps(question).encode() + b"\n")
+        source.flush()
+        return self.read_json(timeout_s)
+
+    def _read_line(self, timeout_s: float) -> bytes | None:
+        """Return a line of its output, b"" at the end of it, None when the time is up."""
+        output = self._process.stdout
+        assert output is not None
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return None
+            chunk = os.read(output.fileno(), 1 << 16)
+            if not chunk:
+                return b""
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line + b"\n"
+
+    def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for a condition.
+
+        Raises:
+            StartError: it ended, or the time was up.
+
+        """
+        deadline = time.monotonic() + timeout_s
+        while not is_ready():
+            self._check_running()
+            if time.monotonic() > deadline:
+                self._give_up(f"was not ready after {timeout_s:.0f} s")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """End it and its group: politely, then not."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                break
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                continue
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        os.close(self._log)
+        Path(self._log_name).unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop it."""
+        self.stop()
+
+    def _check_running(self) -> None:
+        code = self._process.poll()
+        if code is not None:
+            self._give_up(f"ended with status {code}")
+
+    def _give_up(self, why: str) -> NoReturn:
+        lines = Path(self._log_name).read_text(encoding="utf-8", errors="replace").splitlines()
+        tail = "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
+        msg = f"{self.name} {why}. The end of its log:\n{tail}"
+        raise StartError(msg)
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_http_ok(url: str) -> bool:
+    """Return whether a URL answers with 200. No proxy is asked."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=2) as answer:
+            return bool(answer.status == 200)  # noqa: PLR2004
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def end_on_sigterm() -> None:
+    """Turn SIGTERM into an ordinary exit, so that children are stopped."""
+
+    def leave(_number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, leave)

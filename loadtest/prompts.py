@@ -1,0 +1,82 @@
+"""Texts to complete: made from the Python standard library, so that every machine has them."""
+
+import random
+import re
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_DEFINITION = re.compile(r"^(?P<indent>[ ]*)def [^\n]*:\n", re.MULTILINE)
+_SKIPPED_LINES = 12
+"""The text after the cursor starts this much further on: the body that is to be written is not there yet."""
+_CHARACTERS_PER_KEY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A document around a cursor."""
+
+    prefix: str
+    suffix: str
+
+
+def distinct_texts(count: int, *, prefix_chars: int, suffix_chars: int, seed: int) -> list[Text]:
+    """Return texts of one length that share no beginning: nothing that any prefix cache could reuse.
+
+    The cursor stands where the body of a function begins, so that a model has much to say.
+
+    Raises:
+        ValueError: the standard library does not hold so many.
+
+    """
+    places = _bodies(prefix_chars, suffix_chars, random.Random(seed))
+    texts: list[Text] = []
+    beginnings: set[str] = set()
+    for text in places:
+        if text.prefix[:16] not in beginnings:
+            beginnings.add(text.prefix[:16])
+            texts.append(text)
+        if len(texts) == count:
+            return texts
+    msg = f"the standard library has {len(texts)} places for such texts, {count} are wanted"
+    raise ValueError(msg)
+
+
+def typed_texts(documents: int, keys: int, *, prefix_chars: int, suffix_chars: int, seed: int) -> list[Text]:
+    """Return what editors would send while `documents` users type `keys` pauses each into documents of their own.
+
+    All first pauses come first, then all second ones: what one user typed before is then in the prefix cache.
+    """
+    room = keys * _CHARACTERS_PER_KEY
+    ends = distinct_texts(documents, prefix_chars=prefix_chars + room, suffix_chars=suffix_chars, seed=seed)
+    return [
+        Text(end.prefix[: len(end.prefix) - room + (key + 1) * _CHARACTERS_PER_KEY], end.suffix)
+        for key in range(keys)
+        for end in ends
+    ]
+
+
+def _bodies(prefix_chars: int, suffix_chars: int, chance: random.Random) -> Iterator[Text]:
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    chance.shuffle(files)
+    for file in files:
+        source = file.read_text(encoding="utf-8", errors="ignore")
+        next_start = 0
+        for match in _DEFINITION.finditer(source):
+            start = match.end() - prefix_chars
+            resume = _line_after(source, match.end())
+            if start < next_start or resume + suffix_chars > len(source):
+                continue
+            next_start = match.end()
+            prefix = source[start : match.end()] + match.group("indent") + "    "
+            yield Text(prefix[-prefix_chars:], "\n" + source[resume : resume + suffix_chars - 1])
+
+
+def _line_after(source: str, position: int) -> int:
+    for _ in range(_SKIPPED_LINES):
+        found = source.find("\n", position)
+        if found < 0:
+            return len(source)
+        position = found + 1
+    return position

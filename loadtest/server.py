@@ -1,0 +1,179 @@
+"""The server of this project as a contestant: a child process, asked over gRPC from outside as editors do."""
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub, CompletionServiceStub
+from loadtest.contest import Prompt, closed_loop
+from loadtest.figures import Block, Sample
+from loadtest.processes import Child
+from loadtest.prompts import Text
+
+_COMMAND = (sys.executable, "-m", "completion_server")
+_START_S = 300.0
+_REQUEST_S = 30.0
+_ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
+
+# Ports are picked by the system. An idle server does not ask its engine for signs of life while others are measured.
+_OVERRIDES = (
+    "server.listen=127.0.0.1:0",
+    "server.admin_listen=127.0.0.1:0",
+    "server.metrics_listen=",
+    "engine.heartbeat_s=0",
+)
+
+
+class CommandError(Exception):
+    """A command of the server failed; the message is what it said."""
+
+
+class NotAnsweredError(Exception):
+    """The server ended a request in a way that no benchmark expects."""
+
+
+def flags(config: Path, overrides: Sequence[str]) -> list[str]:
+    """Return the command line flags for a configuration."""
+    settings = (flag for override in overrides for flag in ("--set", override))
+    return ["--config", str(config), *settings]
+
+
+def effective_config(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what the server would run with; "engine_args" are vLLM's own.
+
+    Raises:
+        CommandError: it can't be used.
+
+    """
+    answer: dict[str, Any] = json.loads(_run(["check-config", "--json", *flags(config, overrides)]))
+    return answer
+
+
+def render_prompts(config: Path, overrides: Sequence[str], texts: Sequence[Text], max_tokens: int) -> list[Prompt]:
+    """Return the very token ids that the server gives its engine for each text.
+
+    Raises:
+        CommandError: a prompt can't be made.
+
+    """
+    lines = [
+        json.dumps({"prefix": text.prefix, "suffix": text.suffix, "mode": "multi_line", "max_tokens": max_tokens})
+        for text in texts
+    ]
+    rendered = _run(["render-prompt", *flags(config, overrides)], "\n".join(lines) + "\n").splitlines()
+    return [
+        Prompt(text.prefix, text.suffix, max_tokens, tuple(json.loads(line)["token_ids"]))
+        for text, line in zip(texts, rendered, strict=True)
+    ]
+
+
+class Server:
+    """A running server and its editors, each with a connection of its own."""
+
+    def __init__(
+        self, config: Path, overrides: Sequence[str] = (), name: str = "server", env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it and wait until it is warm.
+
+        Raises:
+            StartError: it did not come up.
+
+        """
+        self.name = name
+        command = [*_COMMAND, "serve", "--json", *flags(config, (*_OVERRIDES, *overrides))]
+        self._child = Child(name, command, env=env, is_piped=True)
+        self._run_id = uuid.uuid4().hex[:8]
+        self._num_asked = 0
+        self._channels: list[grpc.aio.Channel] = []
+        self._stubs: list[CompletionServiceAsyncStub] = []
+        try:
+            self.ready = self._child.read_json(_START_S)
+        except BaseException:
+            self._child.stop()
+            raise
+
+    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+        """Complete each prompt once, `concurrency` at a time."""
+        self._connect(concurrency)
+        return await closed_loop(prompts, concurrency, self._ask)
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up and stop the server."""
+        try:
+            for channel in self._channels:
+                await channel.close()
+        finally:
+            self._child.stop()
+
+    def _connect(self, count: int) -> None:
+        # One connection for each editor, as in life; gRPC would share one between channels to the same address.
+        options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+        while len(self._stubs) < count:
+            channel = grpc.aio.insecure_channel(self.ready["address"], options=options)
+            self._channels.append(channel)
+            self._stubs.append(CompletionServiceStub(channel))
+
+    async def _ask(self, caller: int, prompt: Prompt) -> Sample:
+        self._num_asked += 1
+        # A user and a document of its own: no request may end another's, or be answered from what another left.
+        name = f"{self._run_id}-{self._num_asked}"
+        request = pb.CompleteRequest(
+            session_id=name,
+            sequence=1,
+            document_uri=f"untitled:{name}",
+            language_id="python",
+            prefix=prompt.prefix,
+            suffix=prompt.suffix,
+            mode=pb.MODE_MULTI_LINE,
+            max_tokens=prompt.max_tokens,
+            temperature=0.0,
+        )
+        ttft_ms: float | None = None
+        end: pb.End | None = None
+        start = time.perf_counter()
+        async for response in self._stubs[caller].Complete(request, timeout=_REQUEST_S):
+            if response.HasField("end"):
+                end = response.end
+                break
+            if ttft_ms is None:
+                ttft_ms = (time.perf_counter() - start) * 1000
+        return _sample(end, ttft_ms, (time.perf_counter() - start) * 1000)
+
+
+def _sample(end: pb.End | None, ttft_ms: float | None, total_ms: float) -> Sample:
+    if end is None or end.finish_reason not in _ANSWERED:
+        why = pb.FinishReason.Name(end.finish_reason) if end else "no end"
+        msg = f"a request was not answered: {why}"
+        raise NotAnsweredError(msg)
+    return Sample(
+        ttft_ms=total_ms if ttft_ms is None else ttft_ms,
+        total_ms=total_ms,
+        num_tokens=end.usage.completion_tokens,
+        prompt_tokens=end.usage.prompt_tokens,
+        cached_prompt_tokens=end.usage.cached_prompt_tokens,
+        drafted_tokens=end.usage.drafted_tokens,
+        accepted_draft_tokens=end.usage.accepted_draft_tokens,
+    )
+
+
+def _run(arguments: Sequence[str], text: str = "") -> str:
+    done = subprocess.run([*_COMMAND, *arguments], input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        msg = f"completion-server {arguments[0]} failed:\n{done.stderr.strip()}"
+        raise CommandError(msg)
+    return done.stdout
