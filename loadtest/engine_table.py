@@ -8,6 +8,7 @@ alone from start to end, for machines that can't hold all of them.
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -177,7 +178,7 @@ def _print(results: Results, console: Console) -> None:
                 f"{summary.stream_tokens_per_s_p50:.0f}",
                 f"{summary.tokens_per_s_p50:.0f}",
                 f"{summary.cached_share:.1%}",
-                "" if summary.acceptance != summary.acceptance else f"{summary.acceptance:.1%}",
+                "" if math.isnan(summary.acceptance) else f"{summary.acceptance:.1%}",
             )
         console.print(table)
 

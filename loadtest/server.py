@@ -8,16 +8,19 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub, CompletionServiceStub
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from loadtest.contest import Prompt, closed_loop
 from loadtest.figures import Block, Sample
 from loadtest.processes import Child
 from loadtest.prompts import Text
+
+if TYPE_CHECKING:
+    from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
 
 _COMMAND = (sys.executable, "-m", "completion_server")
 _START_S = 300.0
