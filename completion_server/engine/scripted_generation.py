@@ -1,0 +1,95 @@
+"""A job in the scripted engine: how far it is, and what it said that nobody took yet. Knows no batch and no time."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+from completion_server.engine.interface import EngineDeadError, Job, Output
+from completion_server.engine.scripted_model import BLOCK_TOKENS, Token
+
+
+class Generation:
+    """One job in the engine: the engine moves it along, and whoever asked for it takes what it says."""
+
+    def __init__(self, job: Job, max_tokens: int, tokens: Iterator[str | Token], seed: int) -> None:
+        self.job = job
+        self.max_tokens = max_tokens
+        self.num_blocks = -(-(len(job.prompt_token_ids) + max_tokens) // BLOCK_TOKENS)
+        self.num_cached = 0
+        self.num_prompt_left = len(job.prompt_token_ids)
+        self.num_prompt_now = 0
+        """Prompt tokens that the current step computes."""
+        self.is_decoding = False
+        self.is_running = False
+        self.is_aborted = False
+        self.is_over = False
+        self._tokens = tokens
+        self._stops = frozenset(job.stop_token_ids)
+        self._rng = random.Random(f"{seed} {job.id}")
+        self._num_generated = 0
+        self._num_drafted = 0
+        self._num_accepted = 0
+        self._untaken: Output | None = None
+        self._error: EngineDeadError | None = None
+        self._news = asyncio.Event()
+
+    def num_accepted_of(self, num_draft_tokens: int, acceptance_rate: float) -> int:
+        """Draw how many draft tokens of a step the model agrees with: all up to the first that it does not."""
+        self._num_drafted += num_draft_tokens
+        for num in range(num_draft_tokens):
+            if self._rng.random() >= acceptance_rate:
+                return num
+        return num_draft_tokens
+
+    def num_room(self, num_tokens: int) -> int:
+        """Return how many of `num_tokens` more may still be generated."""
+        return min(num_tokens, self.max_tokens - self._num_generated)
+
+    def write(self, num_tokens: int) -> int:
+        """Say up to `num_tokens` more and return how many it were."""
+        text = ""
+        finish = None
+        num = 0
+        while num < num_tokens and finish is None:
+            token = next(self._tokens, None)
+            num += 1
+            if token is None:
+                finish = "stop"
+                continue
+            text += token.text if isinstance(token, Token) else token
+            if isinstance(token, Token) and token.id in self._stops:
+                finish = "stop"
+            elif self._num_generated + num == self.max_tokens:
+                finish = "length"
+        self._num_generated += num
+        self._num_accepted += num - 1
+        self.is_over = finish is not None
+        self._put(text, num, finish)
+        return num
+
+    def fail(self, error: EngineDeadError) -> None:
+        """End without an output."""
+        self._error = error
+        self._news.set()
+
+    async def take(self) -> Output:
+        """Wait for what was said since the last call.
+
+        Raises:
+            EngineDeadError: the engine died before the end.
+
+        """
+        while (output := self._untaken) is None:
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        self._untaken = None
+        return output
+
+    def _put(self, text: str, num_tokens: int, finish: str | None) -> None:
+        before = self._untaken
+        if before is not None:
+            text, num_tokens = before.text + text, before.num_tokens + num_tokens
+        self._untaken = Output(text, num_tokens, finish, self.num_cached, self._num_drafted, self._num_accepted)
+        self._news.set()

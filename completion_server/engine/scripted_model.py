@@ -1,0 +1,144 @@
+"""What the scripted engine is made of: how long a step takes, which prompts are cached, and what is said.
+
+Pure: no tasks, no clock. Knows nothing of requests or users.
+"""
+
+import itertools
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from completion_server.engine.interface import Job
+
+BLOCK_TOKENS = 16
+"""Tokens in a block of the KV cache, as on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token with an id that a job may name in `stop_token_ids`."""
+
+    text: str
+    """Whole characters; "" where the token only began one."""
+    id: int
+
+
+Script = Callable[[Job], Iterable[str | Token]]
+"""What a job's generation says, token by token; a plain string is a token with an id that no job can name.
+
+Where it runs out the model ends the generation, which takes a token of its own without text.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTimes:
+    """How long things take, in seconds. By default everything is instant."""
+
+    start_s: float = 0.0
+    prefill_base_s: float = 0.0
+    """Once for a step in which any prompt token is computed."""
+    prefill_per_token_s: float = 0.0
+    """For each prompt token that the prefix cache does not have."""
+    decode_base_s: float = 0.0
+    """Once for a step in which any generation decodes."""
+    decode_per_seq_s: float = 0.0
+    """For each generation that decodes."""
+    draft_s: float = 0.0
+    """For each draft token, once for the whole batch: a pass of the draft model."""
+    verify_per_token_s: float = 0.0
+    """For each draft token of each generation that decodes."""
+
+    def step_s(self, num_prefill_tokens: int, num_decoding: int, num_draft_tokens: int) -> float:
+        """Return how long a step takes, for K = `num_draft_tokens`."""
+        seconds = 0.0
+        if num_prefill_tokens:
+            seconds += self.prefill_base_s + num_prefill_tokens * self.prefill_per_token_s
+        if num_decoding:
+            per_seq = self.decode_per_seq_s + num_draft_tokens * self.verify_per_token_s
+            seconds += self.decode_base_s + num_decoding * per_seq + num_draft_tokens * self.draft_s
+        return seconds
+
+
+INSTANT = ServiceTimes()
+
+SMALL_MODEL_ON_TWO_CORES = ServiceTimes(
+    prefill_base_s=3e-3,
+    prefill_per_token_s=8e-5,
+    decode_base_s=3.1e-3,
+    decode_per_seq_s=3.5e-4,
+    draft_s=1e-3,
+    verify_per_token_s=5e-5,
+)
+"""Sizes, not a measurement of one model.
+
+Decoding is fitted to 292 tokens/s alone and 2,500 at 64 (30M parameters, bf16, vLLM on two x86-64 cores), prefill to
+the TTFTs of a 14M model at two prompt lengths; the draft's share is an assumption.
+"""
+
+
+class PrefixCache:
+    """Which prompt blocks are computed: a tree of whole blocks under each salt, bounded by dropping the stalest."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._ids: OrderedDict[tuple[int | str, tuple[int, ...]], int] = OrderedDict()
+        self._new_ids = itertools.count()
+
+    def num_cached(self, token_ids: list[int], salt: str) -> int:
+        """Return how many tokens at the prompt's beginning are cached; the last token never is."""
+        num = 0
+        for num, key in enumerate(self._walk(token_ids, salt), start=1):  # noqa: B007
+            self._ids.move_to_end(key)
+        return min(num, (len(token_ids) - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+
+    def insert(self, token_ids: list[int], salt: str) -> None:
+        """Add a computed prompt's whole blocks."""
+        keys = list(self._walk(token_ids, salt))
+        parent: int | str = self._ids[keys[-1]] if keys else salt
+        for at in range(len(keys), len(token_ids) // BLOCK_TOKENS):
+            key = (parent, _block(token_ids, at))
+            parent = self._ids[key] = next(self._new_ids)
+            keys.append(key)
+        for key in reversed(keys):  # a block is dropped before the one it continues
+            self._ids.move_to_end(key)
+        while len(self._ids) > self._num_blocks:
+            self._ids.popitem(last=False)
+
+    def _walk(self, token_ids: list[int], salt: str) -> Iterator[tuple[int | str, tuple[int, ...]]]:
+        """Yield the keys of the cached blocks at the prompt's beginning."""
+        parent: int | str = salt
+        for at in range(len(token_ids) // BLOCK_TOKENS):
+            key = (parent, _block(token_ids, at))
+            found = self._ids.get(key)
+            if found is None:
+                return
+            yield key
+            parent = found
+
+
+def _block(token_ids: list[int], at: int) -> tuple[int, ...]:
+    return tuple(token_ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
+
+
+_NAMES = ("item", "value", "result", "node", "index", "total", "names", "größe")
+_CALLS = (" load", " next_of", " parse", " max", " self.get", " merge")
+_TOKENS = {
+    text: Token(text, 1000 + at)
+    for at, text in enumerate((*_NAMES, *("    " + name for name in _NAMES), *_CALLS, " =", "(", ")\n"))
+}
+
+
+def plausible_code(job: Job) -> Iterator[Token]:
+    """Say lines of code without end, with token ids from 1,000 on.
+
+    For one prompt always the same, except where the job samples: then for one prompt and seed, or else job.
+    """
+    sampling = job.sampling
+    source: int | str = job.id if sampling.seed is None else sampling.seed
+    rng = random.Random(f"{hash(tuple(job.prompt_token_ids))} {source if sampling.temperature > 0 else None}")
+    indent = ""
+    while True:
+        for text in (indent + rng.choice(_NAMES), " =", rng.choice(_CALLS), "(", rng.choice(_NAMES), ")\n"):
+            yield _TOKENS[text]
+        indent = "    "

@@ -1,0 +1,212 @@
+"""What every engine must do, whoever computes the tokens.
+
+A test module subclasses `EngineContract`, sets what the class attributes say, and gives two fixtures of started
+engines: `engine`, which tests may share, and `doomed_engine`, which a test stops. Nothing is assumed of what is said.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import pytest
+
+from completion_server.engine.interface import Engine, EngineDeadError, Job, Output
+
+POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that a generation gave."""
+
+    text: str
+    num_tokens: int
+    last: Output
+    cached: set[int]
+
+
+async def run_job(engine: Engine, job: Job) -> Result:
+    """Run a job to its end, and check what holds of every generation."""
+    outputs = [output async for output in engine.generate(job)]
+    assert outputs, "a generation without an output"
+    assert [output.finish for output in outputs[:-1]] == [None] * (len(outputs) - 1)
+    assert outputs[-1].finish in {"stop", "length"}
+    for output in outputs:
+        assert output.text.encode().decode() == output.text
+        assert output.num_tokens >= 0
+    drafted = [output.drafted_tokens for output in outputs]
+    accepted = [output.accepted_draft_tokens for output in outputs]
+    assert accepted == sorted(accepted)
+    assert accepted[-1] <= drafted[-1]
+    num_tokens = sum(output.num_tokens for output in outputs)
+    assert num_tokens <= job.max_tokens
+    text = "".join(output.text for output in outputs)
+    return Result(text, num_tokens, outputs[-1], {output.cached_prompt_tokens for output in outputs})
+
+
+def prompt(num_tokens: int, variant: int) -> list[int]:
+    """Return token ids from 10 to 499; two variants differ from the first token on."""
+    return [10 + variant % 90, *(100 + (7 * at + 31 * variant) % 400 for at in range(num_tokens - 1))]
+
+
+class EngineContract:
+    """The tests. Ids and prompts differ from test to test, so that an engine can be shared."""
+
+    vocab_size = 2048
+    """All token ids are below this."""
+    wait_s = 30.0
+    """How long to wait for what must come about."""
+    quiet_s = 0.3
+    """How long to watch that nothing more happens; many steps."""
+    num_steps_to_stop = 16
+    """Steps that may still compute an aborted generation."""
+
+    async def eventually(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition on the counters holds."""
+        async with asyncio.timeout(self.wait_s):
+            while not holds():  # noqa: ASYNC110 - the interface's counters can only be asked
+                await asyncio.sleep(POLL_S)
+
+    async def idle(self, engine: Engine) -> None:
+        """Wait until the engine has nothing to do."""
+        await self.eventually(lambda: engine.stats().num_running == 0 and engine.stats().num_waiting == 0)
+
+    async def check_freed(self, engine: Engine, num_unwanted_before: int) -> None:
+        """Check that an aborted generation's work ends within a bounded number of steps."""
+        await self.idle(engine)
+        await asyncio.sleep(self.quiet_s)
+        stats = engine.stats()
+        per_step = 1 + engine.info.num_speculative_tokens
+        assert stats.num_unwanted_tokens - num_unwanted_before <= self.num_steps_to_stop * per_step
+        assert stats.kv_usage == 0.0
+        await asyncio.sleep(self.quiet_s)
+        assert engine.stats().num_generated_tokens == stats.num_generated_tokens
+
+    async def test_it_is_alive_and_says_what_it_is(self, engine: Engine) -> None:
+        assert engine.is_alive
+        assert engine.info.model
+        assert engine.info.max_model_len >= 512
+        assert engine.info.max_num_seqs >= 8
+        assert engine.info.num_speculative_tokens >= 0
+
+    async def test_a_generation_ends_at_max_tokens_or_before(self, engine: Engine) -> None:
+        result = await run_job(engine, Job("end", prompt(64, 1), 32))
+        assert result.last.finish == "stop" or result.num_tokens == 32
+        assert len(result.cached) == 1
+
+    async def test_one_token_is_a_generation_too(self, engine: Engine) -> None:
+        result = await run_job(engine, Job("one", prompt(64, 2), 1))
+        assert result.num_tokens == 1
+
+    async def test_counters_count_what_was_generated(self, engine: Engine) -> None:
+        await self.idle(engine)
+        before = engine.stats()
+        result = await run_job(engine, Job("count", prompt(64, 3), 16))
+        await self.idle(engine)
+        per_step = 1 + engine.info.num_speculative_tokens
+        num_generated = engine.stats().num_generated_tokens - before.num_generated_tokens
+        assert result.num_tokens <= num_generated <= result.num_tokens + 2 * per_step
+
+    async def test_the_same_prompt_is_cached_under_its_salt_alone(self, engine: Engine) -> None:
+        token_ids = prompt(400, 4)
+        first = await run_job(engine, Job("salt-1", token_ids, 4, cache_salt="a"))
+        again = await run_job(engine, Job("salt-2", token_ids, 4, cache_salt="a"))
+        other = await run_job(engine, Job("salt-3", token_ids, 4, cache_salt="b"))
+        assert first.cached == {0}
+        assert 0 < min(again.cached) <= max(again.cached) < len(token_ids)
+        assert other.cached == {0}
+
+    async def test_without_temperature_it_repeats_itself(self, engine: Engine) -> None:
+        await run_job(engine, Job("greedy-0", prompt(64, 5), 24))
+        first, second = [await run_job(engine, Job(f"greedy-{i}", prompt(64, 5), 24)) for i in (1, 2)]
+        assert (first.text, first.num_tokens, first.last.finish) == (second.text, second.num_tokens, second.last.finish)
+
+    async def test_generations_run_side_by_side(self, engine: Engine) -> None:
+        jobs = [Job(f"side-{i}", prompt(64, 10 + i), 16 + i) for i in range(8)]
+        async with asyncio.timeout(self.wait_s):
+            results = await asyncio.gather(*(run_job(engine, job) for job in jobs))
+        for job, result in zip(jobs, results, strict=True):
+            assert result.last.finish == "stop" or result.num_tokens == job.max_tokens
+        await self.idle(engine)
+
+    async def test_a_stop_token_ends_it(self, engine: Engine) -> None:
+        job = Job("stop-token", prompt(64, 20), 16, stop_token_ids=tuple(range(self.vocab_size)))
+        result = await run_job(engine, job)
+        assert result.last.finish == "stop"
+        assert result.num_tokens == 1
+
+    async def test_priority_is_accepted(self, engine: Engine) -> None:
+        jobs = [Job(f"priority-{i}", prompt(64, 21 + i), 8, priority=priority) for i, priority in enumerate((2, 0, -1))]
+        results = await asyncio.gather(*(run_job(engine, job) for job in jobs))
+        assert all(result.num_tokens <= 8 for result in results)
+
+    async def test_closing_a_generation_frees_it(self, engine: Engine) -> None:
+        await self.idle(engine)
+        num_unwanted = engine.stats().num_unwanted_tokens
+        async with (
+            asyncio.timeout(self.wait_s),
+            aclosing(engine.generate(Job("close", prompt(64, 30), 400))) as outputs,
+        ):
+            num_outputs = 0
+            async for _output in outputs:
+                num_outputs += 1
+                if num_outputs == 3:
+                    break
+        await self.check_freed(engine, num_unwanted)
+
+    async def test_cancelling_the_consumer_frees_it(self, engine: Engine) -> None:
+        await self.idle(engine)
+        num_unwanted = engine.stats().num_unwanted_tokens
+        is_going = asyncio.Event()
+
+        async def consume() -> None:
+            async for _output in engine.generate(Job("cancel", prompt(64, 31), 400)):
+                is_going.set()
+
+        task = asyncio.create_task(consume())
+        async with asyncio.timeout(self.wait_s):
+            await is_going.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        await self.check_freed(engine, num_unwanted)
+
+    async def test_cancelling_before_the_first_output_frees_it(self, engine: Engine) -> None:
+        await self.idle(engine)
+        num_unwanted = engine.stats().num_unwanted_tokens
+        task = asyncio.create_task(run_job(engine, Job("early", prompt(256, 32), 200)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        await self.check_freed(engine, num_unwanted)
+
+    async def test_others_go_on_when_one_is_aborted(self, engine: Engine) -> None:
+        kept = asyncio.create_task(run_job(engine, Job("kept", prompt(64, 33), 48)))
+        dropped = [asyncio.create_task(run_job(engine, Job(f"dropped-{i}", prompt(64, 34 + i), 400))) for i in range(3)]
+        await asyncio.sleep(5 * POLL_S)
+        for task in dropped:
+            task.cancel()
+        await asyncio.wait(dropped)
+        async with asyncio.timeout(self.wait_s):
+            result = await kept
+        assert result.last.finish == "stop" or result.num_tokens == 48
+        await self.idle(engine)
+
+    async def test_an_id_can_be_used_again_after_its_end(self, engine: Engine) -> None:
+        for _ in range(2):
+            assert (await run_job(engine, Job("again", prompt(64, 40), 4))).num_tokens <= 4
+
+    async def test_stopping_ends_what_runs_and_refuses_what_comes(self, doomed_engine: Engine) -> None:
+        outputs = doomed_engine.generate(Job("open", prompt(64, 50), 400))
+        await anext(outputs)
+        async with asyncio.timeout(self.wait_s):
+            await doomed_engine.stop()
+            await doomed_engine.stop()
+            with pytest.raises(EngineDeadError):
+                async for _output in outputs:
+                    pass
+        assert not doomed_engine.is_alive
+        with pytest.raises(EngineDeadError):
+            await anext(doomed_engine.generate(Job("late", prompt(64, 51), 4)))
