@@ -6,10 +6,10 @@ import uuid
 from typing import TypedDict, Unpack
 
 import click
-from completion.v1 import completion_pb2 as pb
-from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from rich.console import Console
 
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.client.completion import Answer, ask
 from completion_server.client.connection import Endpoint, Metadata, connect
 from completion_server.client.cursor import (

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from completion.v1 import completion_pb2 as pb
-from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from google.protobuf.json_format import MessageToDict
 
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.client.connection import Metadata
 from completion_server.client.failure import Failure, failure_in, failure_of
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
+from google.rpc import error_details_pb2, status_pb2
+
 from completion.v1 import completion_pb2 as pb
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 _Detail = TypeVar("_Detail", error_details_pb2.RetryInfo, error_details_pb2.BadRequest, error_details_pb2.ErrorInfo)
 

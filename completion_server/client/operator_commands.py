@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 import grpc
-from completion.v1 import admin_pb2
-from completion.v1.admin_pb2_grpc import AdminServiceStub
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.table import Table
 
+from completion.v1 import admin_pb2
+from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_server.client.connection import Endpoint, check_health, connect
 from completion_server.client.failure import failure_of
 from completion_server.client.options import DEFAULT_ADMIN, endpoint_options, fail

@@ -11,12 +11,12 @@ from typing import Any, TypedDict, Unpack
 
 import click
 import grpc
-from completion.v1 import completion_pb2 as pb
-from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.client.completion import Answer, ask, finish_reason_of
 from completion_server.client.connection import Endpoint, connect
 from completion_server.client.cursor import PlaceError

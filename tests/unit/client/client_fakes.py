@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 
 import grpc
 from click.testing import Result
+from google.protobuf.any_pb2 import Any
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+
 from completion.v1 import admin_pb2
 from completion.v1 import completion_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceServicer
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer
-from google.protobuf.any_pb2 import Any
-from google.protobuf.message import Message
-from google.rpc import status_pb2
 
 
 def delta(text: str) -> pb.CompleteResponse:

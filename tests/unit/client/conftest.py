@@ -8,9 +8,10 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 from client_fakes import FakeServer, Run, Serve
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
 from completion.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from completion.v1.completion_pb2_grpc import add_CompletionServiceServicer_to_server
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 
 @pytest.fixture

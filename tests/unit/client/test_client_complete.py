@@ -4,10 +4,10 @@ from pathlib import Path
 import grpc
 import pytest
 from client_fakes import Failure, FakeServer, Run, Serve, delta, end
-from completion.v1 import completion_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2 as details
 
+from completion.v1 import completion_pb2 as pb
 from completion_server.client.commands import complete
 
 

@@ -3,9 +3,9 @@ import json
 import grpc
 import pytest
 from client_fakes import Failure, FakeServer, Run, Serve
-from completion.v1 import admin_pb2
 from grpc_health.v1 import health_pb2
 
+from completion.v1 import admin_pb2
 from completion_server.client.commands import drain, status
 
 READY = admin_pb2.GetStatusResponse(

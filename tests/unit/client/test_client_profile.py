@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from client_fakes import GOOD_ANSWER, FakeServer, Run, Serve, end
-from completion.v1 import completion_pb2 as pb
 
+from completion.v1 import completion_pb2 as pb
 from completion_server.client.commands import profile
 from completion_server.client.completion import Answer
 from completion_server.client.cursor import PlaceError

@@ -1,8 +1,8 @@
 import io
 
-from completion.v1 import completion_pb2 as pb
 from rich.console import Console
 
+from completion.v1 import completion_pb2 as pb
 from completion_server.client.completion import Answer
 from completion_server.client.cursor import Place, split_text
 from completion_server.client.terminal import CompletionView, footer
