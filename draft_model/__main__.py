@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 import click
 import torch
 from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
 
 from draft_model.budget import Budget
 from draft_model.build import Role, build_pair
@@ -69,6 +70,7 @@ def main(threads: int | None) -> None:
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     torch.set_num_threads(threads or os.cpu_count() or 1)
+    disable_progress_bar()
 
 
 @main.command("build-embedded")

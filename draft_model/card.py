@@ -6,6 +6,7 @@ from textwrap import fill
 from draft_model.data import FIM_SHARE
 from draft_model.figures import BuildFigures, ModelFigures
 from draft_model.probes import ProbeResult
+from draft_model.sources import STDLIB
 
 WIDTH = 120
 _PURPOSE = {
@@ -58,6 +59,14 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+_ENVIRONMENT = _paragraph(
+    "All of it lies in the environment in which the server is developed. The standard library alone is about two",
+    "million tokens, too few for this many parameters, so permissively licensed packages are read too; none is",
+    "copyleft. Of torch only the Python under `nn`, `optim`, `utils` and `distributions` is read, of transformers",
+    "that under `data`, `generation` and `utils`.",
+)
+
+
 def _introduction(model: ModelFigures, purpose: str) -> tuple[str, ...]:
     size = f"{model.num_parameters:,} parameters, a context of {model.preset.shape.context_tokens:,} tokens."
     return (
@@ -75,6 +84,8 @@ def _introduction(model: ModelFigures, purpose: str) -> tuple[str, ...]:
 def _measured(figures: BuildFigures, model: ModelFigures) -> tuple[str, ...]:
     held_out, agreement = model.evaluation, figures.agreement
     rows = [
+        ("parameters", f"{model.num_parameters:,}"),
+        ("training tokens", f"{model.num_tokens:,}"),
         ("held-out loss, nats per token", f"{held_out.loss:.3f}"),
         ("held-out bits per byte", f"{held_out.bits_per_byte:.3f}"),
         ("loss inside held-out completions, nats per token", f"{held_out.middle_loss:.3f}"),
@@ -138,14 +149,12 @@ def _read(figures: BuildFigures) -> tuple[str, ...]:
     return (
         "## Data and licences",
         _paragraph(
-            f"{total_mb:.1f} MB, {figures.num_corpus_tokens / 1e6:.1f} million training tokens, read from the",
-            "environment in which the server is developed, held-out files included in the table. The standard",
-            "library alone is about two million tokens, too few for this many parameters, so permissively licensed",
-            "packages are read too; none is copyleft. Tests, generated files, tables, vendored copies and files",
-            "that mostly repeat others are left out; licence headers are dropped and docstrings of more than six",
-            "lines cut to their first paragraph. Of torch only the Python under `nn`, `optim`, `utils` and",
-            "`distributions` is read, of transformers that under `data`, `generation` and `utils`.",
+            f"{total_mb:.1f} MB, of it {figures.num_corpus_tokens / 1e6:.1f} million training tokens and the",
+            "held-out files. Left out are tests, generated files, tables, vendored copies and files that mostly",
+            "repeat others; licence headers are dropped and docstrings of more than six lines cut to their first",
+            "paragraph.",
         ),
+        *([_ENVIRONMENT] if any(entry.name == STDLIB.name for entry in figures.sources) else []),
         _table(("source", "version", "licence", "files", "MB"), rows),
         _paragraph(
             "The weights are under this project's licence. A model of this size can still repeat short passages of",

@@ -1,0 +1,65 @@
+import errno
+from pathlib import Path
+
+import pytest
+
+from draft_model.errors import PipelineError
+from draft_model.files import folder_atomically, write_atomically
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def fill_and_fail(path: Path, failure: Exception) -> None:
+    with folder_atomically(path) as folder:
+        (folder / "weights").write_text("new")
+        raise failure
+
+
+def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "sub" / "file", b"old")
+    write_atomically(tmp_path / "sub" / "file", b"new")
+    assert [(path.name, path.read_bytes()) for path in (tmp_path / "sub").iterdir()] == [("file", b"new")]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomically(tmp_path / "file", b"old")
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(PipelineError, match="No space left"):
+        write_atomically(tmp_path / "file", b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    for content in ("old", "new"):
+        with folder_atomically(tmp_path / "model") as folder:
+            (folder / content).write_text(content)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), ValueError("other")])
+def test_a_failure_leaves_the_old_folder(tmp_path: Path, failure: Exception) -> None:
+    with folder_atomically(tmp_path / "model") as folder:
+        (folder / "weights").write_text("old")
+    with pytest.raises((PipelineError, ValueError)):
+        fill_and_fail(tmp_path / "model", failure)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "weights").read_text() == "old"
+
+
+def test_a_failing_swap_brings_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with folder_atomically(tmp_path / "model") as folder:
+        (folder / "weights").write_text("old")
+    rename = Path.rename
+
+    def refuse_new(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp":
+            full_disk()
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_new)
+    with pytest.raises(PipelineError, match="nothing was changed"), folder_atomically(tmp_path / "model") as folder:
+        (folder / "weights").write_text("new")
+    assert (tmp_path / "model" / "weights").read_text() == "old"

@@ -1,0 +1,92 @@
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft_model.fim import block_end, encode_prompt, encode_split, ragged_pieces, split_at_random
+from draft_model.tokenizer import Encoder
+
+texts = st.text(alphabet="ab_ (:)\n\té€\U0001f40d", min_size=1, max_size=200).filter(lambda text: bool(text.strip()))
+seeds = st.integers(0, 1 << 30)
+
+
+@given(texts, seeds)
+def test_the_parts_of_a_split_are_the_text_again(text: str, seed: int) -> None:
+    split = split_at_random(text, Random(seed))
+    assert text.startswith(split.before + split.typed + split.completion + split.after)
+
+
+@given(texts, seeds)
+def test_before_is_whole_lines_and_typed_is_one(text: str, seed: int) -> None:
+    split = split_at_random(text, Random(seed))
+    assert split.before == "" or split.before.endswith("\n")
+    assert "\n" not in split.typed
+
+
+@given(texts, seeds)
+def test_after_is_the_rest_or_cut_at_a_line_end_or_empty(text: str, seed: int) -> None:
+    split = split_at_random(text, Random(seed))
+    rest = text[len(split.before + split.typed + split.completion) :]
+    assert split.after in {"", rest} or split.after.endswith(tuple("\n"))
+
+
+@given(texts, seeds)
+def test_the_same_seed_gives_the_same_split(text: str, seed: int) -> None:
+    assert split_at_random(text, Random(seed)) == split_at_random(text, Random(seed))
+
+
+def test_a_blank_text_has_no_split() -> None:
+    with pytest.raises(ValueError, match="blank"):
+        split_at_random(" \n\n  ", Random(1))
+
+
+def test_splits_fall_inside_words_and_run_over_lines(source: str) -> None:
+    splits = [split_at_random(source, Random(seed)) for seed in range(300)]
+    inside_words = sum(split.typed[-1:].isalnum() and split.completion[:1].isalnum() for split in splits)
+    assert inside_words > 90
+    assert sum("\n" in split.completion for split in splits) > 30
+    assert sum(split.after == "" for split in splits) > 30
+    assert sum(split.after.startswith("\n") for split in splits) > 60
+    assert sum(split.after[:1] in set(")]:") for split in splits if split.after) > 20
+
+
+@given(seeds)
+def test_a_sample_begins_with_the_prompt_that_the_server_builds(encoder: Encoder, source: str, seed: int) -> None:
+    split = split_at_random(source, Random(seed))
+    ids, middle_from = encode_split(encoder, split)
+    assert ids[:middle_from] == encode_prompt(encoder, split.before, split.typed, split.after)
+    assert ids[middle_from:] == [*encoder.encode(split.completion), encoder.end]
+
+
+def test_the_typed_part_is_tokenised_without_the_completion(encoder: Encoder) -> None:
+    joined, typed, completion = encoder.encode("return"), encoder.encode("ret"), encoder.encode("urn")
+    assert joined != typed + completion
+    prompt = encode_prompt(encoder, "", "ret", "")
+    assert prompt == [encoder.prefix, encoder.suffix, encoder.middle, *typed]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("def f():", "def f():\n    a\n\n    b"),
+        ("    a", "    a\n\n    b"),
+        ("c", "c"),
+    ],
+)
+def test_a_block_ends_before_less_indentation(line: str, expected: str) -> None:
+    text = "def f():\n    a\n\n    b\n\nc\nd\n"
+    start = text.index(line)
+    assert text[start : block_end(text, start, 10)] == expected
+
+
+def test_a_block_is_at_most_so_many_lines() -> None:
+    text = "if x:\n" + "    y()\n" * 20
+    assert text[: block_end(text, 0, 4)].count("\n") == 3
+
+
+@given(st.text(max_size=300), seeds, st.integers(1, 50))
+def test_ragged_pieces_are_the_text_again(text: str, seed: int, mean_chars: int) -> None:
+    pieces = ragged_pieces(text, Random(seed), mean_chars)
+    assert "".join(pieces) == text
+    assert all(pieces)

@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from draft_model.errors import PipelineError
+from draft_model.tokenizer import SPECIAL_TOKENS, Encoder, load_tokenizer
+
+
+@given(st.text(max_size=200))
+def test_any_text_comes_back(encoder: Encoder, text: str) -> None:
+    assert encoder.decode(encoder.encode(text)) == text
+
+
+def test_the_special_tokens_come_first_and_nothing_is_added(
+    tokenizer: PreTrainedTokenizerFast, encoder: Encoder
+) -> None:
+    assert [encoder.end, encoder.prefix, encoder.suffix, encoder.middle, encoder.file_sep] == [0, 1, 2, 3, 4]
+    assert tokenizer("x")["input_ids"] == encoder.encode("x")
+    assert tokenizer.eos_token == tokenizer.bos_token == tokenizer.pad_token == SPECIAL_TOKENS[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("a  = 12\n", ["a", " ", " =", " ", "1", "2", "\n"]),
+        ("f(x):\n\n    y", ["f", "(x", "):\n\n", "   ", " y"]),
+        ("self.x", ["self", ".x"]),
+    ],
+)
+def test_words_digits_punctuation_and_line_ends(
+    tokenizer: PreTrainedTokenizerFast, text: str, pieces: list[str]
+) -> None:
+    split = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in split] == pieces
+
+
+def test_transformers_loads_what_is_saved(tokenizer: PreTrainedTokenizerFast, encoder: Encoder, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(str(tmp_path))
+    loaded = AutoTokenizer.from_pretrained(str(tmp_path))
+    assert loaded.is_fast
+    assert loaded.encode("self.x = x\n", add_special_tokens=True) == encoder.encode("self.x = x\n")
+    assert Encoder(load_tokenizer(tmp_path)).encode("total(items)") == encoder.encode("total(items)")
+
+
+def test_a_folder_without_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"no tokenizer\.json"):
+        load_tokenizer(tmp_path)

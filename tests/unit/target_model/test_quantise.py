@@ -1,0 +1,148 @@
+import errno
+import importlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from target_model.__main__ import main
+from target_model.errors import QuantiseError
+from target_model.quantise import quantise_folder
+from target_model.scheme import dequantise_weight, quantise_weight, quantization_config
+
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+rows = st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=6, max_size=6), min_size=1, max_size=5)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(12, 8, generator=generator).to(torch.bfloat16),
+        "model.norm.weight": torch.ones(8, dtype=torch.bfloat16),
+        "lm_head.weight": torch.randn(12, 8, generator=generator).to(torch.bfloat16),
+        Q_PROJ: torch.randn(8, 8, generator=generator).to(torch.bfloat16),
+        "model.layers.0.mlp.down_proj.weight": torch.randn(8, 16, generator=generator).to(torch.bfloat16),
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@given(rows)
+def test_no_weight_is_off_by_more_than_half_a_step(values: list[list[float]]) -> None:
+    weight = torch.tensor(values)
+    quantised, scale = quantise_weight(weight)
+    error = (dequantise_weight(quantised, scale) - weight).abs()
+    assert quantised.dtype == torch.int8
+    assert scale.shape == (len(values), 1)
+    assert bool((error <= scale * 0.5001 + 1e-30).all())
+
+
+def test_a_row_of_zeros_stays_zero_and_the_scheme_is_symmetric() -> None:
+    quantised, scale = quantise_weight(torch.tensor([[0.0, 0.0], [-4.0, 4.0]]))
+    assert quantised.tolist() == [[0, 0], [-127, 127]]
+    assert scale[0].item() == 1.0
+
+
+def test_a_weight_that_is_not_finite_is_refused(model: Path, tmp_path: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    tensors[Q_PROJ][0, 0] = float("nan")
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(QuantiseError, match=r"q_proj\.weight: a weight is not finite"):
+        quantise_folder(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_copy_holds_int8_matrices_and_keeps_the_rest(model: Path, tmp_path: Path) -> None:
+    report = quantise_folder(model, tmp_path / "out")
+    before, after = load_file(model / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert after[Q_PROJ].dtype == torch.int8
+    assert after[f"{Q_PROJ}_scale"].shape == (8, 1)
+    for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
+        assert torch.equal(after[name], before[name])
+    assert (report.num_quantised, report.num_kept) == (2, 3)
+    assert report.worst_relative_error < 0.01
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_the_configuration_is_what_compressed_tensors_expects(model: Path, tmp_path: Path) -> None:
+    quantise_folder(model, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["architectures"] == ["LlamaForCausalLM"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Importing it uses deprecated parts of torch.
+        compressed_tensors = importlib.import_module("compressed_tensors.quantization")
+        parsed = compressed_tensors.QuantizationConfig.model_validate(written["quantization_config"])
+    (scheme,) = parsed.config_groups.values()
+    assert (scheme.weights.num_bits, scheme.weights.strategy) == (8, "channel")
+    assert (scheme.weights.symmetric, scheme.weights.dynamic) == (True, False)
+    assert (scheme.input_activations.strategy, scheme.input_activations.dynamic) == ("token", True)
+    assert parsed.ignore == ["lm_head"]
+    assert parsed.format == "int-quantized"
+
+
+def test_a_model_in_several_files_gets_a_new_index(model: Path, tmp_path: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    names = sorted(tensors)
+    for number, part in enumerate((names[:2], names[2:])):
+        save_file({name: tensors[name] for name in part}, model / f"model-{number}.safetensors")
+    (model / "model.safetensors.index.json").write_text("{}")
+    quantise_folder(model, tmp_path / "out")
+    index: dict[str, Any] = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    for name, file in index["weight_map"].items():
+        assert name in load_file(tmp_path / "out" / file)
+    assert f"{Q_PROJ}_scale" in index["weight_map"]
+
+
+def test_a_full_disk_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("target_model.quantise.save_file", full_disk)
+    with pytest.raises(QuantiseError, match="No space left"):
+        quantise_folder(model, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_bad_input_is_a_clear_error(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(QuantiseError, match="not a model folder"):
+        quantise_folder(tmp_path / "missing", tmp_path / "out")
+    with pytest.raises(QuantiseError, match="exists already"):
+        quantise_folder(model, model)
+    (model / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(QuantiseError, match="not a safetensors file"):
+        quantise_folder(model, tmp_path / "out")
+    (model / "config.json").write_text(json.dumps({"quantization_config": quantization_config()}))
+    with pytest.raises(QuantiseError, match="quantised already"):
+        quantise_folder(model, tmp_path / "out")
+    (model / "config.json").write_text("{")
+    with pytest.raises(QuantiseError, match="not JSON"):
+        quantise_folder(model, tmp_path / "out")
+
+
+def test_the_command_reports_and_explains(model: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    result = CliRunner().invoke(main, ["quantize", "--model", str(model), "--out", out, "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["num_quantised"] == 2
+    again = CliRunner().invoke(main, ["quantize", "--model", str(model), "--out", out])
+    assert again.exit_code == 1
+    assert "exists already" in again.output
+    text = CliRunner().invoke(main, ["quantize", "--model", str(model), "--out", out + "2"])
+    assert "2 matrices in int8" in text.stdout
+    assert "target-model quantize" in CliRunner().invoke(main, ["quantize", "--help"]).output
