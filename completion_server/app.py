@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
 from completion_server.admission.gate import Gate
@@ -20,6 +20,7 @@ from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import ConfigError
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Engine, EngineInfo
+from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.pipeline import Pipeline
 from completion_server.prompt.builder import PromptBuilder
@@ -33,6 +34,8 @@ from completion_server.telemetry.logs import set_level
 from completion_server.telemetry.metrics import Metrics, MetricsServer, Snapshot
 
 logger = logging.getLogger(__name__)
+
+_LEAST_PROMPT_TOKENS = 64
 
 _CLOSE_S = 1.0
 """How long open streams may take to hear that the server ends."""
@@ -58,14 +61,14 @@ def make_engine_factory(config: Config) -> Callable[[], Engine]:
     """
     settings = config.engine
     if settings.kind == "scripted":
-        from completion_server.engine.scripted import ScriptedEngine  # noqa: PLC0415
+        from completion_server.engine.scripted import ScriptedEngine
 
         return lambda: ScriptedEngine.from_settings(settings)
     if not settings.model:
         msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
         raise ConfigError(msg)
     # Importing vLLM takes seconds, which only those who serve with it should wait.
-    from completion_server.engine.vllm_engine import VllmEngine, engine_args  # noqa: PLC0415
+    from completion_server.engine.vllm_engine import VllmEngine, engine_args
 
     engine_args(settings)
     return lambda: VllmEngine(settings)
@@ -74,17 +77,24 @@ def make_engine_factory(config: Config) -> Callable[[], Engine]:
 class App:
     """One server process: one engine, and everything in front of it."""
 
-    def __init__(self, config: Config, make_engine: Callable[[], Engine], clock: Clock | None = None) -> None:
-        """Build the parts that need no engine."""
+    def __init__(
+        self,
+        config: Config,
+        make_engine: Callable[[], Engine],
+        *,
+        clock: Clock | None = None,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY."""
         self._config = config
+        self._registry = registry
         self._clock = clock or MonotonicClock()
         self._started_at = self._clock.now()
         self._gate = Gate(config.admission)
         self._health = Health()
         self._engine = SupervisedEngine(make_engine, config.engine, self._clock, self._engine_changed)
         self._runner = Runner(Book(config.scheduling.num_slots, config.scheduling.max_queued), self._clock)
-        self._metrics = Metrics(REGISTRY)
-        self._snapshot = self._make_snapshot()
+        self._metrics = Metrics(registry)
         self._drain_requested = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._grace_s = config.server.grace_s
@@ -98,11 +108,10 @@ class App:
             EngineDeadError: the engine did not start.
 
         """
-        self._install_signals()
         # Listening comes first: a port in use shows at once, not after the model was loaded.
         async with contextlib.AsyncExitStack() as stack:
             metrics_address = self._start_metrics(stack)
-            prompts = await asyncio.to_thread(self._load_prompts)
+            prompts = await asyncio.to_thread(load_prompts, self._config)
             pipeline = self._join(prompts)
             servicer = CompletionServicer(pipeline, self._config.limits, self._config.server.stall_timeout_s)
             public, address = build_public_server(self._config.server, servicer, self._health)
@@ -116,9 +125,15 @@ class App:
                 logger.warning("listening on %s without TLS: anyone who reaches it can read what is typed", address)
             if not await self._start_engine():
                 return
+            _check_fits(self._engine.info, self._config)
             ready = Ready(address, admin_address, metrics_address, self._engine.info, prompts.template_name)
             on_ready(ready)
             await self._serve(public, servicer)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are turned away."""
+        return self._gate.is_draining
 
     def drain(self, grace_s: float | None = None) -> None:
         """Stop taking requests, let accepted ones finish, then end. Asked twice, end at once."""
@@ -176,9 +191,6 @@ class App:
             retry_after_ms=self._config.admission.retry_after_ms,
         )
 
-    def _load_prompts(self) -> PromptBuilder:
-        return load_prompts(self._config)
-
     def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> tuple[grpc.aio.Server | None, str]:
         if not self._config.server.admin_listen:
             return None, ""
@@ -193,21 +205,24 @@ class App:
         return build_admin_server(self._config.server, AdminServicer(pipeline, controls), self._health)
 
     def _start_metrics(self, stack: contextlib.AsyncExitStack) -> str:
+        snapshot = self._watch_parts()
+        self._registry.register(snapshot)
+        stack.callback(self._registry.unregister, snapshot)
         address = self._config.server.metrics_listen
         if not address:
             return ""
         host, _, port = address.rpartition(":")
         try:
-            server = MetricsServer(host, int(port), REGISTRY)
+            server = MetricsServer(host, int(port), self._registry)
         except (OSError, ValueError) as error:
             msg = f"server.metrics_listen: can't listen on {address}: {error}"
             raise ConfigError(msg) from error
         stack.callback(server.stop)
         return f"{host}:{server.port}"
 
-    def _make_snapshot(self) -> Snapshot:
+    def _watch_parts(self) -> Snapshot:
         book = self._runner.book
-        snapshot = Snapshot(
+        return Snapshot(
             gauges={
                 "live_sessions": lambda: self._gate.num_sessions,
                 "queued_requests": lambda: book.num_queued,
@@ -222,8 +237,6 @@ class App:
                 "engine_aborted_tokens": lambda: self._engine.stats().num_unwanted_tokens,
             },
         )
-        REGISTRY.register(snapshot)
-        return snapshot
 
     def _engine_changed(self, state: EngineState) -> None:
         is_ready = state is EngineState.READY
@@ -233,7 +246,8 @@ class App:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _install_signals(self) -> None:
+    def drain_on_signals(self) -> None:
+        """Drain on SIGTERM and Ctrl-C; on a second one, end at once."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.drain)
@@ -243,7 +257,48 @@ def load_prompts(config: Config) -> PromptBuilder:
     """Return the prompt builder for the configured model.
 
     Raises:
-        ConfigError: the model has no tokenizer, or no room for a prompt.
+        ConfigError: the model can't be read, or leaves no room for a prompt.
 
     """
-    raise NotImplementedError
+    if not config.engine.model:
+        msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
+        raise ConfigError(msg)
+    engine = config.engine
+    model_len = engine.max_model_len or _context_length(engine)
+    # Speculation looks up to K tokens beyond the completion's last.
+    room = model_len - config.limits.max_tokens - engine.num_speculative_tokens
+    if room < _LEAST_PROMPT_TOKENS:
+        msg = f"limits.max_tokens: {config.limits.max_tokens} leaves {room} of the model's {model_len} tokens for a prompt"
+        raise ConfigError(msg)
+    return load_prompt_builder(
+        engine.model,
+        revision=engine.revision,
+        max_prompt_tokens=min(config.prompt.max_prompt_tokens, room),
+        settings=config.prompt,
+    )
+
+
+def _context_length(engine: EngineSettings) -> int:
+    from transformers import AutoConfig
+
+    try:
+        model = AutoConfig.from_pretrained(
+            engine.model, revision=engine.revision, trust_remote_code=engine.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        msg = f"engine.model: {engine.model} can't be read: {error}"
+        raise ConfigError(msg) from error
+    return int(model.get_text_config().max_position_embeddings)
+
+
+def _check_fits(info: EngineInfo, config: Config) -> None:
+    """Refuse an engine that holds less than what requests may ask of it.
+
+    Raises:
+        ConfigError: a whole prompt and a whole completion don't fit.
+
+    """
+    asked = config.engine.max_model_len
+    if asked is not None and info.max_model_len < asked:
+        msg = f"engine.max_model_len: the engine holds {info.max_model_len} tokens, got {asked}"
+        raise ConfigError(msg)

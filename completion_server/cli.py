@@ -1,6 +1,5 @@
 """The commands of `completion-server` that run in the server's own process; those that talk to one are in client/."""
 
-import asyncio
 import json
 import os
 import sys
@@ -13,9 +12,12 @@ import click
 import uvloop
 
 from completion_server import __version__
+from completion_server.app import App, Ready, load_prompts, make_engine_factory
 from completion_server.client.commands import complete, drain, profile, status
+from completion_server.client.options import DEFAULT_SERVER
 from completion_server.config import Config, load_config
 from completion_server.core.errors import ConfigError
+from completion_server.core.request import Caller, Mode, Request
 from completion_server.engine.interface import EngineDeadError
 from completion_server.telemetry import logs
 
@@ -58,7 +60,6 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
     """
     loaded = _load(config, overrides)
     logs.configure(loaded.log)
-    from completion_server.app import App, Ready, make_engine_factory  # noqa: PLC0415 - help should not wait for it
 
     def on_ready(ready: Ready) -> None:
         click.echo(json.dumps(_ready_json(ready)) if as_json else _ready_line(ready))
@@ -68,7 +69,9 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
         make_engine = make_engine_factory(loaded)
 
         async def run() -> None:
-            await App(loaded, make_engine).run(on_ready)
+            app = App(loaded, make_engine)
+            app.drain_on_signals()
+            await app.run(on_ready)
 
         uvloop.run(run())
     except (ConfigError, EngineDeadError) as error:
@@ -89,7 +92,7 @@ def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool)
     args: dict[str, Any] = {}
     try:
         if loaded.engine.kind == "vllm" and loaded.engine.model:
-            from completion_server.engine.vllm_engine import engine_args  # noqa: PLC0415
+            from completion_server.engine.vllm_engine import engine_args
 
             args = engine_args(loaded.engine)
     except ConfigError as error:
@@ -105,8 +108,6 @@ def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool)
 def render_prompt(config: Path | None, overrides: tuple[str, ...]) -> None:
     """Read requests as JSON lines and write the token ids that the engine would get, for debugging and benchmarks."""
     loaded = _load(config, overrides)
-    from completion_server.app import load_prompts  # noqa: PLC0415
-    from completion_server.core.request import Caller, Mode, Request  # noqa: PLC0415
 
     try:
         prompts = load_prompts(loaded)
@@ -151,7 +152,7 @@ def _fail(message: str) -> None:
     sys.exit(2)
 
 
-def _ready_json(ready: Any) -> dict[str, Any]:
+def _ready_json(ready: Ready) -> dict[str, Any]:
     return {
         "event": "ready",
         "address": ready.address,
@@ -164,19 +165,14 @@ def _ready_json(ready: Any) -> dict[str, Any]:
     }
 
 
-def _ready_line(ready: Any) -> str:
+def _ready_line(ready: Ready) -> str:
     engine = ready.engine
     draft = f" draft={_short(engine.draft_model)} K={engine.num_speculative_tokens}" if engine.draft_model else " K=0"
-    server = "" if ready.address == "127.0.0.1:50051" else f" --server {ready.address}"
-    return (
-        f"ready: {ready.address} model={_short(engine.model)}{draft}; "
-        f"try: completion-server complete{server} {_example_file()}"
-    )
+    server = "" if ready.address == DEFAULT_SERVER else f" --server {ready.address}"
+    command = f"printf 'for i in ra' | {_short(sys.argv[0])} complete{server} -"
+    return f"ready: {ready.address} model={_short(engine.model)}{draft}; try: {command}"
 
 
-def _short(model: str) -> str:
-    return str(Path(model).relative_to(Path.cwd())) if Path(model).is_relative_to(Path.cwd()) else model
-
-
-def _example_file() -> str:
-    return "FILE:LINE"
+def _short(name: str) -> str:
+    """Return a path as seen from here; other names as they are."""
+    return os.path.relpath(name) if Path(name).is_relative_to(Path.cwd()) else name

@@ -40,9 +40,7 @@ class Config:
     log: LogSettings = LogSettings()
 
 
-def load_config(
-    path: Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
-) -> Config:
+def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
     """Read the file, lay the environment and then `overrides` ("section.key=value") over it, and validate.
 
     Raises:

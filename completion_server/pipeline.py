@@ -223,5 +223,3 @@ def _between_ms(begin: float | None, end: float | None, ended: float) -> float:
     if begin is None:
         return 0.0
     return ((ended if end is None else end) - begin) * 1000
-
-

@@ -1,1 +1,1 @@
-"""The engine behind the server: one interface, a real vLLM behind it, and a scripted one for tests and capacity runs."""
+"""The engine behind the server: one interface, vLLM behind it, and a scripted one for tests."""

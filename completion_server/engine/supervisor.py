@@ -192,7 +192,7 @@ class SupervisedEngine:
             except EngineDeadError as error:
                 self.failure = str(error)
                 wait_s = min(2 * wait_s, self._settings.restart_backoff_max_s)
-                logger.error("engine did not restart, next try in %g s: %s", wait_s, error)  # noqa: TRY400 - expected
+                logger.error("engine did not restart, next try in %g s: %s", wait_s, error)
                 self._change(EngineState.FAILED)
             else:
                 logger.warning("engine restarted (restart %d)", self.num_restarts)

@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import difflib
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -117,13 +117,13 @@ class _Accounts:
         process_outputs = processor.process_outputs
         states = processor.request_states
 
-        def counted(outputs: Sequence[EngineCoreOutput], *args: Any, **kwargs: Any) -> Any:
+        def counted(outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any) -> Any:
             for output in outputs:
                 state = states.get(output.request_id)
                 self._count(output, None if state is None else state.external_req_id)
             return process_outputs(outputs, *args, **kwargs)
 
-        processor.process_outputs = counted
+        processor.process_outputs = counted  # type: ignore[assignment,method-assign]
 
     def _count(self, output: EngineCoreOutput, job_id: str | None) -> None:
         num_tokens = len(output.new_token_ids)

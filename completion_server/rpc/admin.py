@@ -21,6 +21,8 @@ _ENGINE_STATES = {
     EngineState.STOPPED: pb.ENGINE_STATE_STOPPED,
 }
 
+_NOT_YET = "the draft length can't be changed on a running engine in this version"
+
 
 @dataclass(frozen=True, slots=True)
 class Controls:
@@ -37,7 +39,7 @@ class Controls:
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Answers operators. What it does not override is UNIMPLEMENTED."""
+    """Answers operators."""
 
     def __init__(self, pipeline: Pipeline, controls: Controls) -> None:
         """Report on `pipeline`."""
@@ -68,6 +70,18 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             slots=book.num_slots,
             ended_requests=self._controls.ended_requests(),
         )
+
+    async def GetSpeculation(
+        self, _request: pb.GetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> pb.GetSpeculationResponse:
+        """Not served yet."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, _NOT_YET)
+
+    async def SetSpeculation(
+        self, _request: pb.SetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> pb.SetSpeculationResponse:
+        """Not served yet."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, _NOT_YET)
 
     async def SetLogLevel(
         self, request: pb.SetLogLevelRequest, context: "grpc.aio.ServicerContext[Any, Any]"

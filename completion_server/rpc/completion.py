@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any
 
-import grpc
-
 from completion.v1 import completion_pb2 as pb
 from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.core.outcome import End, FinishReason, Outcome
@@ -114,4 +112,3 @@ def _identity(context: Context, limits: LimitSettings) -> tuple[str, str]:
                 limit = f"must be at most {limits.max_session_id_bytes} bytes, got {len(found[key])}"
                 raise InvalidRequestError(f"metadata {key}", limit)
     return found[_USER_KEY], found[_TENANT_KEY]
-

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-
 from typing import TypeVar
 
 from completion.v1 import completion_pb2 as pb
@@ -49,6 +48,7 @@ _FEEDBACK_KINDS = {
     pb.FEEDBACK_KIND_SURVIVED: "survived",
 }
 T = TypeVar("T")
+V = TypeVar("V", bound=int)
 
 _SURVIVAL_TIMES_S = (30, 90, 180, 360)
 _MAX_TEMPERATURE = 2.0
@@ -148,7 +148,7 @@ def _check_count(field: str, count: int, limit: int) -> None:
         raise InvalidRequestError(field, f"must have at most {limit} entries, got {count}")
 
 
-def _known(field: str, value: int, known: Mapping[int, T]) -> T:
+def _known(field: str, value: V, known: Mapping[V, T]) -> T:
     try:
         return known[value]
     except KeyError:

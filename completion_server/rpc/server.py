@@ -124,7 +124,7 @@ def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
 
 def _completion_handlers(servicer: CompletionServicer) -> grpc.GenericRpcHandler:
     """Register the methods with decoders that answer bad bytes instead of failing the call inside gRPC."""
-    handlers = {
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Complete": grpc.unary_stream_rpc_method_handler(
             servicer.complete, Decoder(pb.CompleteRequest), pb.CompleteResponse.SerializeToString
         ),

@@ -16,7 +16,6 @@ from completion_server.rpc.settings import LimitSettings
 from completion_server.rpc.status import abort
 from completion_server.rpc.wire import Malformed
 
-
 CLIENT_GONE = grpc.aio.BaseError
 """What a write raises whose client has left; a cancel does not always come first."""
 

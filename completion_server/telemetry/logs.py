@@ -3,7 +3,7 @@
 import logging
 import sys
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import structlog
 
@@ -59,4 +59,4 @@ def set_level(level: str) -> str:
     logger = logging.getLogger("completion_server")
     previous = logging.getLevelName(logger.getEffectiveLevel()).lower()
     logger.setLevel(level.upper())
-    return cast("str", previous)
+    return previous

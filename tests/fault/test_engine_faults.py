@@ -1,0 +1,175 @@
+"""What users see when the engine dies or hangs; scripted, so that every kind of failure can be had at will."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from google.rpc.error_details_pb2 import RetryInfo
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from completion_server.core.errors import ConfigError
+from completion_server.engine.interface import EngineDeadError, Job
+from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from tests.support.server import (
+    ENDLESS,
+    RunningServer,
+    ask,
+    endless_config,
+    endless_engine,
+    make_config,
+    request,
+    run_server,
+)
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def endless(_job: Job) -> Iterable[str]:
+    return (f" w{i}" for i in range(ENDLESS))
+
+
+class Fleet:
+    """Makes one engine after another, and remembers them."""
+
+    def __init__(self) -> None:
+        self.engines: list[ScriptedEngine] = []
+        self.num_failing_starts = 0
+
+    def __call__(self) -> ScriptedEngine:
+        engine = endless_engine(endless, ServiceTimes(start_s=0.05, decode_base_s=0.005))
+        if self.engines and self.num_failing_starts:
+            self.num_failing_starts -= 1
+            engine.crash("no memory left")
+        self.engines.append(engine)
+        return engine
+
+    @property
+    def current(self) -> ScriptedEngine:
+        return self.engines[-1]
+
+
+@pytest_asyncio.fixture
+async def fleet() -> Fleet:
+    return Fleet()
+
+
+@pytest_asyncio.fixture
+async def server(fleet: Fleet) -> AsyncIterator[RunningServer]:
+    config = endless_config(
+        "engine.warm_up=true", "engine.hang_timeout_s=0.5", "engine.heartbeat_s=0.2",
+        "engine.restart_backoff_min_s=0.05", "engine.restart_backoff_max_s=0.1",
+    )  # fmt: skip
+    async with run_server(config, fleet) as running:
+        yield running
+
+
+async def health(server: RunningServer, service: str = "completion.v1.CompletionService") -> int:
+    stub = health_pb2_grpc.HealthStub(server.channel)
+    return int((await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status)
+
+
+async def final_code(call: Any) -> grpc.StatusCode:
+    """Read what is left of a call, and return how it ended."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        async for _event in call:
+            pass
+    code: grpc.StatusCode = await call.code()
+    return code
+
+
+async def until_health(server: RunningServer, status: int) -> None:
+    async with asyncio.timeout(10):
+        while await health(server) != status:
+            await asyncio.sleep(0.01)
+
+
+async def test_open_streams_end_unavailable_and_a_new_engine_serves(server: RunningServer, fleet: Fleet) -> None:
+    assert await health(server) == SERVING
+    calls = [server.stub.Complete(request(max_tokens=ENDLESS, session_id=f"s{i}")) for i in range(5)]
+    for call in calls:
+        await anext(aiter(call))
+    fleet.current.crash()
+    for call in calls:
+        assert await asyncio.wait_for(final_code(call), 2) is grpc.StatusCode.UNAVAILABLE
+    await until_health(server, NOT_SERVING)
+    await until_health(server, SERVING)
+    answer = await ask(server.stub, request(max_tokens=5))
+    assert answer.reason == "length"
+    assert len(fleet.engines) == 2
+    assert server.count("completion_engine_restarts_total") == 1
+
+
+async def test_while_the_engine_is_away_callers_are_told_when_to_ask_again(server: RunningServer, fleet: Fleet) -> None:
+    fleet.num_failing_starts = 3
+    fleet.current.crash()
+    await until_health(server, NOT_SERVING)
+    call = server.stub.Complete(request())
+    assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    try:
+        await anext(aiter(call))
+    except grpc.aio.AioRpcError as error:
+        status = rpc_status.from_call(error)
+    assert status is not None
+    retry = RetryInfo()
+    assert status.details[0].Unpack(retry)
+    assert retry.retry_delay.ToMilliseconds() == 1000
+    await until_health(server, SERVING)
+    assert len(fleet.engines) == 5
+
+
+async def test_an_engine_that_hangs_under_load_is_replaced(server: RunningServer, fleet: Fleet) -> None:
+    call = server.stub.Complete(request(max_tokens=ENDLESS))
+    await anext(aiter(call))
+    fleet.current.hang()
+    assert await asyncio.wait_for(final_code(call), 5) is grpc.StatusCode.UNAVAILABLE
+    await until_health(server, SERVING)
+    assert (await ask(server.stub, request(max_tokens=5))).reason == "length"
+
+
+async def test_an_idle_engine_that_hangs_is_found_before_a_user_finds_it(server: RunningServer, fleet: Fleet) -> None:
+    fleet.current.hang()
+    await until_health(server, NOT_SERVING)
+    await until_health(server, SERVING)
+    assert len(fleet.engines) == 2
+
+
+async def test_an_engine_that_never_started_is_the_operators_to_mend() -> None:
+    engine = ScriptedEngine()
+    engine.crash("weights are missing")
+    with pytest.raises(EngineDeadError, match="weights are missing"):
+        async with run_server(make_config(), lambda: engine):
+            pass
+
+
+async def test_a_port_in_use_is_told_before_a_model_is_loaded(server: RunningServer) -> None:
+    engine = ScriptedEngine()
+    for key, address in (
+        ("listen", server.ready.address),
+        ("admin_listen", server.ready.admin_address),
+        ("metrics_listen", server.ready.metrics_address),
+    ):
+        with pytest.raises(ConfigError, match=f"server.{key}: can't listen on {address}"):
+            async with run_server(make_config(f"server.{key}={address}"), lambda: engine):
+                pass
+        assert not engine.is_alive
+
+
+async def test_an_admin_listener_that_others_could_reach_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"server\.admin_listen: 0\.0\.0\.0:0 is not loopback"):
+        async with run_server(make_config("server.admin_listen=0.0.0.0:0"), ScriptedEngine):
+            pass
+
+
+async def test_counters_go_on_over_a_restart(server: RunningServer, fleet: Fleet) -> None:
+    await ask(server.stub, request(max_tokens=50))
+    before = server.count("completion_engine_generated_tokens_total")
+    fleet.current.crash()
+    await until_health(server, NOT_SERVING)
+    await until_health(server, SERVING)
+    assert server.count("completion_engine_generated_tokens_total") >= before >= 50

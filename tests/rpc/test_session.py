@@ -1,0 +1,215 @@
+"""`Session` through the whole server, with a scripted engine behind it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from completion.v1 import completion_pb2 as pb
+from completion_server.engine.interface import Job
+from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from tests.support.server import (
+    ENDLESS,
+    Answer,
+    RunningServer,
+    endless_config,
+    endless_engine,
+    eventually,
+    request,
+    run_server,
+)
+
+SLOW = 20
+
+
+class Editor:
+    """An editor on one stream: sends messages and sorts the answers by sequence."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self.answers: dict[int, Answer] = {}
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for response in self._call:
+            self.answers.setdefault(response.sequence, Answer()).take(response)
+
+    async def complete(self, sequence: int, **fields: Any) -> None:
+        message = request(sequence=sequence, **fields)
+        await self._call.write(pb.SessionRequest(complete=message))
+
+    async def cancel(self, sequence: int) -> None:
+        await self._call.write(pb.SessionRequest(cancel=pb.Cancel(sequence=sequence)))
+
+    async def write(self, message: pb.SessionRequest) -> None:
+        await self._call.write(message)
+
+    async def ended(self, sequence: int) -> Answer:
+        await eventually(lambda: sequence in self.answers and self.answers[sequence].end is not None)
+        return self.answers[sequence]
+
+    async def begun(self, sequence: int) -> None:
+        await eventually(lambda: sequence in self.answers)
+
+    async def close(self) -> grpc.StatusCode:
+        await self._call.done_writing()
+        return await self.status()
+
+    async def status(self) -> grpc.StatusCode:
+        code: grpc.StatusCode = await asyncio.wait_for(self._call.code(), 10)
+        await asyncio.wait([self._reading])
+        self._reading.exception()
+        return code
+
+
+def script(job: Job) -> Iterable[str]:
+    if job.max_tokens == ENDLESS:
+        return (f" w{i}" for i in range(ENDLESS))
+    if job.max_tokens == SLOW:
+        return (f" w{i}" for i in range(SLOW))
+    return ("alpha", " beta", "\n")
+
+
+@pytest_asyncio.fixture
+async def engine() -> ScriptedEngine:
+    return endless_engine(script, ServiceTimes(decode_base_s=0.005))
+
+
+@pytest_asyncio.fixture
+async def server(engine: ScriptedEngine) -> AsyncIterator[RunningServer]:
+    config = endless_config("admission.max_sessions=2")
+    async with run_server(config, lambda: engine) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def editor(server: RunningServer) -> AsyncIterator[Editor]:
+    call = server.stub.Session()
+    yield Editor(call)
+    call.cancel()
+
+
+async def test_answers_carry_the_sequence_of_their_request(editor: Editor) -> None:
+    await editor.complete(5)
+    assert (await editor.ended(5)).text == "alpha beta"
+    await editor.complete(9, session_id="")  # the first request named the session
+    assert (await editor.ended(9)).reason == "stop"
+    assert await editor.close() is grpc.StatusCode.OK
+
+
+async def test_a_newer_key_ends_the_older_request(editor: Editor, engine: ScriptedEngine) -> None:
+    await editor.complete(1, max_tokens=ENDLESS)
+    await editor.begun(1)
+    await editor.complete(2)
+    assert (await editor.ended(2)).reason == "stop"
+    assert (await editor.ended(1)).reason == "superseded"
+    await eventually(lambda: engine.stats().num_running == 0)
+
+
+async def test_a_cancel_ends_the_request_and_frees_the_engine(editor: Editor, engine: ScriptedEngine) -> None:
+    await editor.complete(1, max_tokens=ENDLESS)
+    await editor.begun(1)
+    await editor.cancel(1)
+    await editor.cancel(77)  # not in flight: ignored
+    assert (await editor.ended(1)).reason == "cancelled"
+    await eventually(lambda: engine.stats().num_running == 0)
+
+
+async def test_leaving_frees_the_engine_and_the_place(
+    server: RunningServer, editor: Editor, engine: ScriptedEngine
+) -> None:
+    leaver = Editor(server.stub.Session())
+    await leaver.complete(1, max_tokens=ENDLESS, session_id="leaver")
+    await leaver.begun(1)
+    assert server.count("completion_live_sessions") == 2
+    leaver._call.cancel()
+    await eventually(lambda: engine.stats().num_running == 0)
+    await eventually(lambda: server.count("completion_live_sessions") == 1)
+    await editor.complete(1)
+    assert (await editor.ended(1)).reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("sequence", "fields", "expected"),
+    [
+        (5, {}, "sequence: must rise within a session: after 5 came 5"),
+        (3, {}, "sequence: must rise within a session: after 5 came 3"),
+        (6, {"session_id": "other"}, "session_id: must be the same on all requests of a stream, or empty"),
+        (6, {"max_tokens": -5}, "max_tokens: must be from 0 (the default) to 1000000, got -5"),
+        (6, {"prefix": "x" * 600_000}, "prefix: must be at most 524288 bytes, got 600000"),
+    ],
+)
+async def test_a_bad_request_ends_that_request_and_not_the_stream(
+    editor: Editor, sequence: int, fields: dict[str, Any], expected: str
+) -> None:
+    await editor.complete(5)
+    await editor.ended(5)
+    del editor.answers[5]
+    await editor.complete(sequence, **fields)
+    answer = await editor.ended(sequence)
+    assert answer.end is not None
+    assert (answer.reason, answer.end.error.code, answer.end.error.message) == ("error", 3, expected)
+    await editor.complete(50)
+    assert (await editor.ended(50)).reason == "stop"
+
+
+async def test_bytes_that_are_not_utf8_end_that_request_alone(server: RunningServer) -> None:
+    method = server.channel.stream_stream(
+        "/completion.v1.CompletionService/Session", response_deserializer=pb.SessionResponse.FromString
+    )
+    call = method()
+    bad = pb.SessionRequest(complete=request("SPOIL", sequence=4)).SerializeToString().replace(b"SPOIL", b"SP\xffIL")
+    await call.write(bad)
+    response = await call.read()
+    assert response.sequence == 4
+    assert response.end.error.message == "complete.prefix: must be UTF-8, but byte 2 is 0xff"
+    await call.write(pb.SessionRequest(complete=request(sequence=5)).SerializeToString())
+    response = await call.read()
+    assert response.delta.text
+    call.cancel()
+
+
+async def test_an_empty_message_is_told_so(editor: Editor) -> None:
+    await editor.write(pb.SessionRequest())
+    answer = await editor.ended(0)
+    assert answer.end is not None
+    assert answer.end.error.message == "event: must be set"
+
+
+async def test_feedback_needs_no_answer(server: RunningServer, editor: Editor) -> None:
+    await editor.write(pb.SessionRequest(feedback=pb.ReportFeedbackRequest(kind=pb.FEEDBACK_KIND_SHOWN)))
+    await editor.write(pb.SessionRequest(feedback=pb.ReportFeedbackRequest()))
+    await eventually(lambda: server.count("completion_feedback_total", kind="shown") == 1)
+    await eventually(lambda: server.count("completion_feedback_total", kind="refused") == 1)
+    assert not editor.answers
+
+
+async def test_sessions_beyond_the_limit_are_refused(server: RunningServer, editor: Editor) -> None:
+    others = [Editor(server.stub.Session()) for _ in range(2)]
+    codes = await asyncio.gather(*(asyncio.wait_for(other._call.code(), 2) for other in others), return_exceptions=True)
+    refused = [code for code in codes if code is grpc.StatusCode.RESOURCE_EXHAUSTED]
+    assert len(refused) >= 1
+    for other in others:
+        other._call.cancel()
+
+
+async def test_draining_sheds_new_requests_finishes_accepted_ones_and_closes_streams(
+    server: RunningServer, editor: Editor, engine: ScriptedEngine
+) -> None:
+    await editor.complete(1, max_tokens=SLOW)
+    await editor.begun(1)
+    engine.hang()  # so that the first request is still there when the second comes
+    server.app.drain(5.0)
+    await eventually(lambda: server.app.is_draining)
+    await editor.complete(2)
+    assert (await editor.ended(2)).reason == "shed"
+    shed = editor.answers[2].end
+    assert shed is not None
+    assert shed.shed_reason == pb.SHED_REASON_DRAINING
+    engine.resume()
+    assert (await editor.ended(1)).reason == "length"
+    assert await editor.status() is grpc.StatusCode.UNAVAILABLE
+    await asyncio.wait_for(server.task, 10)

@@ -1,0 +1,144 @@
+"""A whole server in the test's own event loop: the real app, wire and prompts in front of an engine of the test's."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.app import App, Ready
+from completion_server.config import Config, load_config
+from completion_server.engine.interface import Engine
+from completion_server.engine.scripted import Script, ScriptedEngine, ServiceTimes
+from tests.support.models import TARGET
+
+FREE_PORTS = (
+    "server.listen=127.0.0.1:0",
+    "server.admin_listen=127.0.0.1:0",
+    "server.metrics_listen=127.0.0.1:0",
+)
+START_TIMEOUT_S = 90.0
+
+
+ENDLESS = 1_000_000
+"""More tokens than any test waits for."""
+
+
+def make_config(*overrides: str) -> Config:
+    """Return a configuration on free ports, with the embedded target's tokenizer."""
+    return load_config(None, (*FREE_PORTS, f"engine.model={TARGET}", *overrides), {})
+
+
+def endless_config(*overrides: str) -> Config:
+    """Return a configuration that lets a request ask for ENDLESS tokens, of an engine that holds as many."""
+    limits = (f"limits.max_tokens={ENDLESS}", f"engine.max_model_len={2 * ENDLESS}", "engine.warm_up=false")
+    return make_config(*limits, *overrides)
+
+
+def endless_engine(script: Script, times: ServiceTimes, **options: Any) -> ScriptedEngine:
+    """Return an engine for an `endless_config`."""
+    return ScriptedEngine(script, times, max_model_len=2 * ENDLESS, num_kv_blocks=ENDLESS, **options)
+
+
+@dataclass
+class RunningServer:
+    """A server that serves."""
+
+    app: App
+    ready: Ready
+    channel: grpc.aio.Channel
+    registry: CollectorRegistry
+    task: "asyncio.Task[None]"
+
+    @property
+    def stub(self) -> CompletionServiceStub:
+        return CompletionServiceStub(self.channel)
+
+    def count(self, metric: str, **labels: str) -> float:
+        """Return a metric's value, 0 where there is none yet."""
+        return self.registry.get_sample_value(metric, labels) or 0.0
+
+
+@asynccontextmanager
+async def run_server(config: Config, make_engine: Callable[[], Engine]) -> AsyncIterator[RunningServer]:
+    """Start an app, wait until it is ready, and drain it afterwards."""
+    registry = CollectorRegistry()
+    app = App(config, make_engine, registry=registry)
+    ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(app.run(ready.set_result))
+    try:
+        await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED, timeout=START_TIMEOUT_S)
+        if not ready.done():
+            await task
+            raise AssertionError("the server ended before it was ready")
+        async with grpc.aio.insecure_channel(ready.result().address) as channel:
+            yield RunningServer(app, ready.result(), channel, registry, task)
+    finally:
+        app.drain(0.0)
+        await asyncio.wait_for(task, 30)
+
+
+@dataclass
+class Answer:
+    """What came back for one request."""
+
+    text: str = ""
+    deltas: int = 0
+    end: pb.End | None = None
+    code: grpc.StatusCode = grpc.StatusCode.OK
+    details: str = ""
+
+    @property
+    def reason(self) -> str:
+        assert self.end is not None
+        return pb.FinishReason.Name(self.end.finish_reason).removeprefix("FINISH_REASON_").lower()
+
+    def take(self, event: Any) -> None:
+        """Add an event; a second end, or anything after one, is a fault."""
+        assert self.end is None, "an event came after the end"
+        if event.WhichOneof("event") == "delta":
+            self.text += event.delta.text
+            self.deltas += 1
+        else:
+            self.end = event.end
+
+
+def request(prefix: str = "x = ", suffix: str = "", **fields: Any) -> pb.CompleteRequest:
+    """Return a request with the fields that most tests do not care about."""
+    fields = {"session_id": "s", "sequence": 1} | fields
+    return pb.CompleteRequest(prefix=prefix, suffix=suffix, **fields)
+
+
+async def ask(
+    stub: CompletionServiceStub,
+    message: pb.CompleteRequest,
+    timeout: float | None = 20.0,
+    metadata: tuple[tuple[str, str], ...] = (),
+) -> Answer:
+    """Ask with `Complete` and return the whole answer, also where it failed."""
+    answer = Answer()
+    call = stub.Complete(message, timeout=timeout, metadata=metadata)
+    try:
+        async for event in call:
+            answer.take(event)
+    except grpc.aio.AioRpcError as error:
+        answer.code, answer.details = error.code(), error.details() or ""
+    return answer
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait until a condition holds; fail after `timeout_s`."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def replaced(config: Config, section: str, **values: Any) -> Config:
+    """Return `config` with some keys of one section changed."""
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})

@@ -1,0 +1,89 @@
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from completion_server.config import Config, load_config
+from completion_server.core.errors import ConfigError
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "server.toml"
+    path.write_text(text)
+    return path
+
+
+def load(path: Path | None = None, *overrides: str, **environ: str) -> Config:
+    return load_config(path, overrides, environ)
+
+
+def test_flags_go_over_the_environment_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "[scheduling]\nnum_slots = 1\nmax_queued = 1\n[engine]\nmax_num_seqs = 1\n")
+    config = load(
+        path,
+        "engine.max_num_seqs=3",
+        COMPLETION_SERVER__ENGINE__MAX_NUM_SEQS="2",
+        COMPLETION_SERVER__SCHEDULING__MAX_QUEUED="2",
+        UNRELATED="x",
+    )
+    assert (config.scheduling.num_slots, config.scheduling.max_queued, config.engine.max_num_seqs) == (1, 2, 3)
+
+
+def test_values_from_outside_the_file_are_read_as_toml_and_else_as_text() -> None:
+    config = load(None, "server.listen=127.0.0.1:0", "server.reflection=false", "engine.vllm.block_size=64")
+    assert config.server.listen == "127.0.0.1:0"
+    assert config.server.reflection is False
+    assert config.engine.vllm == {"block_size": 64}
+
+
+def test_nothing_can_be_changed_later() -> None:
+    with pytest.raises(FrozenInstanceError):
+        load().server.listen = "x"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("server.lisen=x", "server.lisen: unknown key; did you mean server.listen?"),
+        ("sheduling.num_slots=1", "sheduling: unknown key; did you mean scheduling?"),
+        ("server.tls.zzz=1", "server.tls.zzz: unknown key; known here: certificate, client_ca, key"),
+        ("scheduling.num_slots=many", "scheduling.num_slots: input should be a valid integer"),
+        ("scheduling.num_slots=0", "scheduling.num_slots: must be at least 1, got 0"),
+        ("scheduling.lane=house", "scheduling.lane: input should be 'user' or 'session', got 'house'"),
+        ("limits.max_tokens=4", "limits.default_tokens_single_line: must be at most max_tokens (4), got 48"),
+        ("engine.model=./nowhere", "engine.model: no folder nowhere"),
+        ("engine.model=nowhere", "or a hub id such as org/name"),
+        ("server.tls.certificate=/nowhere", "server.tls.certificate: needs key beside it"),
+        ("server=3", "server: must be a section, got 3"),
+        ("listen", "--set listen: must be section.key=value"),
+    ],
+)
+def test_a_fault_names_the_key_and_what_would_do(override: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, override)
+    assert expected in str(caught.value)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, "server.a=1", "engine.b=1")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_a_file_that_is_not_toml_is_an_error_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"server\.toml: not valid TOML.*line 1"):
+        load(write(tmp_path, "server = [unclosed"))
+
+
+def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    config = load(write(tmp_path, '[engine]\nmodel = "model"\ndraft_model = "org/name"\n'))
+    assert config.engine.model == str(tmp_path / "model")
+    assert config.engine.draft_model == "org/name"
+
+
+def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ConfigError, match=r"holds no config\.json"):
+        load(write(tmp_path, '[engine]\nmodel = "model"\n'))

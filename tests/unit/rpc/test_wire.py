@@ -1,0 +1,33 @@
+from completion.v1 import completion_pb2 as pb
+from completion_server.rpc.wire import Decoder, Malformed
+
+
+def spoiled(message: pb.CompleteRequest | pb.SessionRequest) -> bytes:
+    return message.SerializeToString().replace(b"SPOIL", b"SP\xffIL")
+
+
+def test_a_good_message_passes() -> None:
+    message = pb.CompleteRequest(session_id="s", prefix="é\U0001f600")
+    assert Decoder(pb.CompleteRequest)(message.SerializeToString()) == message
+
+
+def test_text_that_is_not_utf8_is_named_with_its_place() -> None:
+    malformed = Decoder(pb.CompleteRequest)(spoiled(pb.CompleteRequest(sequence=3, suffix="SPOIL")))
+    assert isinstance(malformed, Malformed)
+    assert malformed.error.message == "suffix: must be UTF-8, but byte 2 is 0xff"
+    assert malformed.sequence == 3
+
+
+def test_so_is_text_deeper_down() -> None:
+    snippets = [pb.ContextSnippet(), pb.ContextSnippet(text="SPOIL")]
+    message = pb.SessionRequest(complete=pb.CompleteRequest(sequence=4, snippets=snippets))
+    malformed = Decoder(pb.SessionRequest)(spoiled(message))
+    assert isinstance(malformed, Malformed)
+    assert malformed.error.violations[0].field == "complete.snippets[1].text"
+    assert malformed.sequence == 4
+
+
+def test_bytes_that_are_no_message_are_an_error_too() -> None:
+    malformed = Decoder(pb.CompleteRequest)(b"\xff\xff\xff")
+    assert isinstance(malformed, Malformed)
+    assert "3 bytes that are no protobuf message" in malformed.error.message

@@ -1,0 +1,78 @@
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from completion_server.core.events import Feedback, Marks
+from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason, Usage
+from completion_server.core.request import Caller, Request
+from completion_server.telemetry.metrics import Metrics, MetricsServer, Snapshot
+
+REQUEST = Request("r", Caller("u", "s"), 1, "", "", "secret code", "", 8, received_at=0.0)
+MARKS = Marks(0.0, admitted=0.001, started=0.011, prompted=0.013, first_output=0.053, last_output=0.093, ended=0.094)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+def test_a_request_is_counted_and_each_of_its_stages_timed(registry: CollectorRegistry) -> None:
+    metrics = Metrics(registry)
+    metrics.request_ended(REQUEST, End(Outcome(FinishReason.STOP), Usage(100, 80, 5, 8, 3)), MARKS, 2)
+    expected = {
+        "admission": 0.001, "queue": 0.010, "tokenise": 0.002, "prefill": 0.040, "decode_token": 0.010, "total": 0.094,
+    }  # fmt: skip
+    for stage, seconds in expected.items():
+        value = registry.get_sample_value("completion_stage_seconds_sum", {"stage": stage})
+        assert value == pytest.approx(seconds), stage
+    labels = {"outcome": "stop", "trigger": "automatic", "shed_reason": ""}
+    assert registry.get_sample_value("completion_requests_total", labels) == 1
+    assert registry.get_sample_value("completion_tokens_total", {"kind": "cached_prompt"}) == 80
+    assert registry.get_sample_value("completion_unwanted_tokens_total") == 2
+    ttft = registry.get_sample_value("completion_ttft_seconds_sum", {"trigger": "automatic"})
+    assert ttft == pytest.approx(0.053)
+    assert metrics.ended == {"stop": 1}
+
+
+def test_a_request_that_was_shed_has_no_stages_that_it_did_not_reach(registry: CollectorRegistry) -> None:
+    metrics = Metrics(registry)
+    end = End(Outcome(FinishReason.SHED, ShedReason.OVERLOAD))
+    metrics.request_ended(REQUEST, end, Marks(0.0, admitted=0.001, ended=0.002), 0)
+    assert registry.get_sample_value("completion_stage_seconds_count", {"stage": "prefill"}) is None
+    labels = {"outcome": "shed", "trigger": "automatic", "shed_reason": "overload"}
+    assert registry.get_sample_value("completion_requests_total", labels) == 1
+
+
+def test_no_text_of_a_request_is_in_the_metrics(registry: CollectorRegistry) -> None:
+    metrics = Metrics(registry)
+    metrics.request_ended(REQUEST, End(Outcome(FinishReason.STOP)), MARKS, 0)
+    assert b"secret" not in generate_latest(registry)
+
+
+def test_feedback_is_counted(registry: CollectorRegistry) -> None:
+    metrics = Metrics(registry)
+    metrics.feedback_reported(Feedback("accepted", accepted_characters=12))
+    metrics.feedback_refused()
+    assert registry.get_sample_value("completion_feedback_total", {"kind": "accepted"}) == 1
+    assert registry.get_sample_value("completion_feedback_total", {"kind": "refused"}) == 1
+    assert registry.get_sample_value("completion_accepted_characters_total") == 12
+
+
+def test_the_parts_are_read_when_somebody_asks(registry: CollectorRegistry) -> None:
+    depth = [3.0]
+    registry.register(Snapshot({"queued_requests": lambda: depth[0]}, {"engine_restarts": lambda: 1.0}))
+    depth[0] = 4.0
+    assert registry.get_sample_value("completion_queued_requests") == 4
+    assert registry.get_sample_value("completion_engine_restarts_total") == 1
+
+
+def test_metrics_are_served_over_http_and_the_port_is_given_back(registry: CollectorRegistry) -> None:
+    Metrics(registry)
+    server = MetricsServer("127.0.0.1", 0, registry)
+    try:
+        with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
+            assert b"completion_stage_seconds" in answer.read()
+    finally:
+        server.stop()
+    MetricsServer("127.0.0.1", server.port, registry).stop()
