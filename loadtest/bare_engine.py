@@ -27,7 +27,6 @@ def engine_env(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment that the server gives its engine, from its effective configuration."""
     return {
         "VLLM_CPU_KVCACHE_SPACE": str(config["engine"].get("cpu_kv_cache_gib", 1)),
-        "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
     }
 
 

@@ -21,7 +21,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from loadtest.contest import Prompt
-from loadtest.figures import Block, Summary, rounded
+from loadtest.figures import Block, Summary, report_console, rounded
 from loadtest.processes import StartError, end_on_sigterm
 from loadtest.prompts import typed_texts
 from loadtest.server import CommandError, NotAnsweredError, Server
@@ -114,7 +114,7 @@ def main(
     except (StartError, CommandError, NotAnsweredError) as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
-        _print(results, Console())
+        _print(results, report_console())
     click.echo(json.dumps({name: _figures(blocks) for name, blocks in results.items()}))
 
 

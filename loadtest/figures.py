@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from rich.console import Console
 
 _MIN_TOKENS_FOR_RATE = 8
 """A rate over fewer tokens says more about the clock than about the server."""
@@ -90,6 +91,12 @@ def median_of_pairs(first: Iterable[float], second: Iterable[float], *, ratio: b
 def rounded(value: float, digits: int = 3) -> float | None:
     """Return a figure for JSON, which knows no nan."""
     return None if np.isnan(value) else round(value, digits)
+
+
+def report_console() -> Console:
+    """Return where tables go: as wide as they need where nobody's terminal limits them."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -36,6 +36,7 @@ from rich.progress import Progress
 
 from loadtest.bare_engine import BareEngine
 from loadtest.contest import Contestant, Prompt, batches
+from loadtest.figures import report_console
 from loadtest.overhead_report import Results, figures, print_tables
 from loadtest.processes import StartError, end_on_sigterm
 from loadtest.prompts import distinct_texts
@@ -94,7 +95,7 @@ def main(config: Path, overrides: tuple[str, ...], quick: bool, as_json: bool, *
     except (StartError, CommandError, NotAnsweredError, ServeError) as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
-        print_tables(results, Console())
+        print_tables(results, report_console())
     click.echo(json.dumps(figures(results) | _replayed(console)))
 
 

@@ -92,7 +92,7 @@ class VllmServe:
         return await closed_loop(prompts, concurrency, lambda _caller, prompt: self.ask(prompt, list(prompt.token_ids)))
 
     async def ask(self, prompt: Prompt, wire_prompt: list[int] | str) -> Sample:
-        """Complete one prompt.
+        """Complete one prompt. What token ids left in the prefix cache does not help the same prompt as text.
 
         Raises:
             ServeError: it was refused.
@@ -105,6 +105,7 @@ class VllmServe:
             "temperature": 0,
             "ignore_eos": True,
             "add_special_tokens": False,
+            "cache_salt": type(wire_prompt).__name__,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

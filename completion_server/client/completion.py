@@ -42,12 +42,13 @@ class Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens after the first, over the time that they took; None with fewer than two."""
-        if self.end is None or self.ttft_ms is None:
+        """Tokens after the first, over the time that the server took for them; None with fewer than two.
+
+        By the server's clock: text may be held back and then come all at once.
+        """
+        if self.end is None or self.end.usage.completion_tokens <= 1 or self.end.timings.decode_ms <= 0:
             return None
-        seconds = (self.total_ms - self.ttft_ms) / 1000
-        tokens = self.end.usage.completion_tokens - 1
-        return tokens / seconds if tokens > 0 and seconds > 0 else None
+        return (self.end.usage.completion_tokens - 1) * 1000 / self.end.timings.decode_ms
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything a machine wants to know, under the contract's own names."""

@@ -51,7 +51,16 @@ class Endpoint:
             channel.close()
 
     def metadata(self, user: str | None = None) -> Metadata:
-        """Return the metadata of a call: the user and the token, where there are any."""
+        """Return the metadata of a call: the user and the token, where there are any.
+
+        Raises:
+            ConnectionSettingsError: one of them has characters that can't be sent.
+
+        """
+        for name, value in (("--user", user), ("--token", self.token)):
+            if value and not (value.isascii() and value.isprintable()):
+                msg = f"{name}: only printable ASCII can be sent"
+                raise ConnectionSettingsError(msg)
         pairs = (("x-user-id", user), ("authorization", f"Bearer {self.token}" if self.token else None))
         return tuple((key, value) for key, value in pairs if value)
 

@@ -13,6 +13,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _NO_TEXT = {
     "stop": "the model has nothing to add here",
+    "length": "the model wrote nothing that can be shown",
     "superseded": "a newer request of the same user took its place",
     "shed": "the server did not attempt it",
     "cancelled": "it was cancelled",

@@ -200,6 +200,7 @@ async def test_a_unix_socket_is_an_address(serve: Serve, run: Run, source: Path,
         (["{source}:99"], "has 5 lines; line 99 is beyond its end"),
         (["{source}:1:99"], "its columns go from 1 to 15"),
         (["{source}:1", "--mode", "all"], "--mode"),
+        (["{source}:1", "--user", "zoë"], "--user: only printable ASCII can be sent"),
         (["{source}:1", "--tls-cert", "{source}"], "--tls-cert and --tls-key go together"),
     ],
 )
