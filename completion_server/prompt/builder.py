@@ -1,0 +1,136 @@
+"""Requests to prompts: what did not change since a document's last request is neither moved nor tokenised again."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from completion_server.core.errors import ConfigError
+from completion_server.core.request import Mode, Request
+from completion_server.prompt.documents import Documents
+from completion_server.prompt.draft import Draft
+from completion_server.prompt.layout import Kit, Layout
+from completion_server.prompt.plaintext import make_plain
+from completion_server.prompt.reuse import Encoder
+from completion_server.prompt.settings import PromptSettings
+from completion_server.prompt.snippets import SnippetRenderer
+from completion_server.prompt.stops import end_token_ids, newline_token_ids
+from completion_server.prompt.templates import Order, Template
+
+_LEAST_SHARE = 0.5
+"""Of the budget must be left for the request's own text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the engine is given."""
+
+    token_ids: list[int]
+    stop_token_ids: tuple[int, ...]
+    """Tokens that end the completion besides the model's own end token: markers, and newlines on a single line."""
+    num_tokenised: int
+    """Tokens that were computed for this request; the others were taken over from the document's last one."""
+
+
+class PromptBuilder:
+    """Builds the prompts of one model. May be used from several threads at once."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | Any,  # noqa: ANN401 - a transformers tokenizer, which is untyped
+        template: Template,
+        *,
+        max_prompt_tokens: int,
+        settings: PromptSettings | None = None,
+    ) -> None:
+        """Prepare a tokenizer for a template. `max_prompt_tokens` is the budget for everything.
+
+        Raises:
+            ConfigError: the tokenizer can't be used, or the markers and the preamble leave too little of the budget.
+
+        """
+        settings = settings or PromptSettings()
+        backend = _backend(tokenizer)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        plain = make_plain(backend, template.markers)
+        text_vocabulary = plain.tokenizer.get_vocab()
+        self._template = template
+        self._encoder = Encoder(plain)
+        self._ids = {marker: vocabulary[marker] for marker in template.markers}
+        opening = " " if plain.adds_blank else ""
+        is_apart = template.order is not Order.PREFIX_ONLY
+        self._begin = _begin_ids(backend)
+        if is_apart:
+            self._begin += self._encoder.encode(opening + settings.preamble if settings.preamble else "")[
+                0
+            ].ids.tolist()
+        else:
+            opening += settings.preamble
+        num_markers = sum(1 for marker in (template.prefix, template.suffix, template.middle) if marker)
+        budget = max_prompt_tokens - len(self._begin) - num_markers
+        if budget - len(self._encoder.encode(opening)[0].ids) < max_prompt_tokens * _LEAST_SHARE:
+            msg = f"a prompt of {max_prompt_tokens} tokens has too little room beside the markers and the preamble"
+            raise ConfigError(msg)
+        self._kit = Kit(
+            encoder=self._encoder,
+            template=template,
+            settings=settings,
+            renderer=SnippetRenderer(template, self._ids.get(template.file)),
+            budget=budget,
+            longest_token=max(len(token) for token in text_vocabulary),
+            opening=opening,
+        )
+        self._documents = Documents(settings.num_documents)
+        self._ends = end_token_ids(template, vocabulary)
+        self._line_ends = tuple(dict.fromkeys((*newline_token_ids(backend, text_vocabulary), *self._ends)))
+
+    @property
+    def template_name(self) -> str:
+        """The family whose format is used."""
+        return self._template.name
+
+    @property
+    def can_reuse_tokens(self) -> bool:
+        """Whether the tokenizer is of a kind whose tokens can be taken over within a changed part."""
+        return self._encoder.can_reuse
+
+    def build(self, request: Request) -> Prompt:
+        """Return the prompt of a request.
+
+        Raises:
+            InvalidRequestError: the line being typed alone does not fit.
+
+        """
+        draft = Draft(self._kit, request, self._documents.get(request))
+        layout = draft.finish()
+        self._documents.put(request, layout)
+        stops = self._line_ends if request.mode is Mode.SINGLE_LINE else self._ends
+        return Prompt(self._token_ids(layout), stops, draft.num_tokenised)
+
+    def _token_ids(self, layout: Layout) -> list[int]:
+        template, ids = self._template, self._ids
+        tokens = [*self._begin, *layout.snippets.ids]
+        before, after = layout.prefix.ids.tolist(), layout.suffix.ids.tolist()
+        if template.order is Order.PREFIX_ONLY:
+            return tokens + before
+        before.insert(0, ids[template.prefix])
+        after.insert(0, ids[template.suffix])
+        tokens += before + after if template.order is Order.PREFIX_FIRST else after + before
+        if template.middle:
+            tokens.append(ids[template.middle])
+        return tokens + layout.typed.ids.tolist()
+
+
+def _backend(tokenizer: Any) -> Tokenizer:  # noqa: ANN401
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not isinstance(backend, Tokenizer):
+        msg = f"a {type(tokenizer).__name__} can't be used: the model needs a tokenizer.json"
+        raise ConfigError(msg)
+    return backend
+
+
+def _begin_ids(backend: Tokenizer) -> list[int]:
+    """Return the tokens that the tokenizer puts before a text: its bos token, where it has one."""
+    ids: list[int] = backend.encode("a", add_special_tokens=True).ids
+    text: list[int] = backend.encode("a", add_special_tokens=False).ids
+    return ids[: next(at for at in range(len(ids)) if ids[at : at + len(text)] == text)]

@@ -1,0 +1,122 @@
+"""Text from elsewhere, put before the text being edited: as files where the family knows files, else as comments."""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from completion_server.core.request import Snippet
+from completion_server.prompt.reuse import Encoded
+from completion_server.prompt.templates import PathAt, Template
+from completion_server.prompt.window import cut_to_lines, first_lines
+
+_PATH_PARTS = 3
+_MIN_LINES = 2
+_CHARACTERS_A_TOKEN = 8
+_HASH_LANGUAGES = frozenset(
+    {
+        "cmake",
+        "coffeescript",
+        "dockerfile",
+        "elixir",
+        "julia",
+        "makefile",
+        "nim",
+        "perl",
+        "powershell",
+        "python",
+        "r",
+        "ruby",
+    }
+    | {"shellscript", "toml", "yaml"}
+)
+_DASH_LANGUAGES = frozenset({"ada", "elm", "haskell", "lua", "sql", "vhdl"})
+
+Encode = Callable[[str], Encoded]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Snippets as they stand in the prompt."""
+
+    ids: "array[int]"
+    """Tokens before the first marker."""
+    lead: str
+    """Text at the start of the prefix."""
+    num_tokens: int
+    """Tokens of both; those of the lead are counted on their own."""
+
+
+NOTHING = Rendered(array("I"), "", 0)
+
+
+def short_path(uri: str) -> str:
+    """Return the last parts of a URI's path on one line."""
+    path = unquote(urlsplit(uri).path or uri)
+    return " ".join("/".join([part for part in path.split("/") if part][-_PATH_PARTS:]).split())
+
+
+def comment_leader(language_id: str) -> str:
+    """Return what opens a line comment in a language, as the Language Server Protocol names it."""
+    if language_id in _HASH_LANGUAGES:
+        return "#"
+    return "--" if language_id in _DASH_LANGUAGES else "//"
+
+
+class SnippetRenderer:
+    """Renders snippets for one template."""
+
+    def __init__(self, template: Template, file_id: int | None) -> None:
+        """`file_id` is the id of the template's file marker, if it has one."""
+        self._template = template
+        self._file_id = file_id
+
+    def render(self, snippets: Sequence[Snippet], uri: str, language_id: str, budget: int, encode: Encode) -> Rendered:
+        """Return the best snippets that fit into `budget` tokens, the best one last, next to the text being edited."""
+        closing = self._closing(uri)
+        left = budget - self._cost(encode(closing))
+        chosen: list[str] = []
+        for snippet in sorted(snippets, key=lambda snippet: -snippet.score):
+            encoded = encode(self._render_one(snippet, language_id, left))
+            end = cut_to_lines(encoded, left - self._cost(None))
+            text = encoded.text[:end]
+            if text.count("\n") < _MIN_LINES:
+                break
+            chosen.append(text)
+            left -= self._cost(encode(text))
+        return self._put_together(chosen[::-1], closing, encode) if chosen else NOTHING
+
+    def _cost(self, encoded: Encoded | None) -> int:
+        return (len(encoded.ids) if encoded else 0) + (self._file_id is not None)
+
+    def _render_one(self, snippet: Snippet, language_id: str, budget: int) -> str:
+        text = first_lines(snippet.text, max(0, budget) * _CHARACTERS_A_TOKEN).rstrip("\r\n") + "\n"
+        path = short_path(snippet.uri)
+        if self._template.file:
+            return text if self._template.path_at is PathAt.NOWHERE else f"{path}\n{text}"
+        if self._template.text_header:
+            return self._template.text_header.replace("{path}", path) + text
+        leader = comment_leader(language_id)
+        return "".join(f"{leader} {line}".rstrip() + "\n" for line in (f"{path}:", *text.splitlines()))
+
+    def _closing(self, uri: str) -> str:
+        """Return what names the file being edited."""
+        if self._template.file:
+            return "" if self._template.path_at is PathAt.NOWHERE else f"{short_path(uri)}\n"
+        return self._template.text_header.replace("{path}", short_path(uri))
+
+    def _put_together(self, texts: list[str], closing: str, encode: Encode) -> Rendered:
+        if self._file_id is None:
+            lead = "".join([*texts, closing])
+            return Rendered(array("I"), lead, len(encode(lead).ids))
+        ids = array("I")
+        for text in texts:
+            ids.append(self._file_id)
+            ids += encode(text).ids
+        if self._template.path_at is PathAt.NOWHERE:
+            return Rendered(ids, "", len(ids))
+        ids.append(self._file_id)
+        if self._template.path_at is PathAt.INSIDE:
+            return Rendered(ids, closing, len(ids) + len(encode(closing).ids))
+        ids += encode(closing).ids
+        return Rendered(ids, "", len(ids))

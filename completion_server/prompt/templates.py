@@ -1,0 +1,150 @@
+"""The fill-in-the-middle formats of the known model families, as data.
+
+Each entry follows the family's model card or technical report, whose name is in its comment; docs/prompt.md shows the
+prompts.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Order(Enum):
+    """What follows what."""
+
+    PREFIX_FIRST = "prefix_first"
+    """before, after, middle marker, typed."""
+    SUFFIX_FIRST = "suffix_first"
+    """after, before, middle marker where there is one, typed."""
+    PREFIX_ONLY = "prefix_only"
+    """before and typed; the text right of the cursor is left out."""
+
+
+class PathAt(Enum):
+    """Where the path of a file stands, in families that were trained on whole repositories."""
+
+    NOWHERE = "nowhere"
+    OUTSIDE = "outside"
+    """Behind the file marker, and for the file being edited before the first fill-in-the-middle marker."""
+    INSIDE = "inside"
+    """The same for other files; for the file being edited, the first line behind the prefix marker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A family's format. Markers are the texts of single special tokens; "" is none."""
+
+    name: str
+    order: Order = Order.PREFIX_FIRST
+    prefix: str = ""
+    suffix: str = ""
+    middle: str = ""
+    file: str = ""
+    """Opens each other file, and the file being edited where there are others. Without it snippets are comments."""
+    path_at: PathAt = PathAt.NOWHERE
+    text_header: str = ""
+    """Opens each file as plain text inside the prefix, "{path}" replaced; instead of comments."""
+    ends: tuple[str, ...] = ()
+    """Further tokens that end a completion, where the vocabulary has them; the markers above always do."""
+    needs: tuple[str, ...] = ()
+    """Further tokens that tell the family from others with the same markers."""
+    lacks: tuple[str, ...] = ()
+    """Tokens whose presence says that it is another family."""
+    name_hint: str = ""
+    """A part of the model's name that decides between families with the same tokens."""
+    is_typed_line_only: bool = False
+    """Trained with exactly the cursor's line behind the middle marker: earlier lines must not stand there."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The markers that the prompt is built with."""
+        return tuple(marker for marker in (self.prefix, self.suffix, self.middle, self.file) if marker)
+
+
+PREFIX_ONLY = Template("prefix-only", Order.PREFIX_ONLY)
+
+_ANGLE = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
+_PIPED = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+
+FAMILIES: tuple[Template, ...] = (
+    # CodeLlama-7b-hf and "Code Llama: Open Foundation Models for Code", section 2.3: " <PRE> {before} <SUF>{after}
+    # <MID>".
+    Template("codellama", prefix="▁<PRE>", suffix="▁<SUF>", middle="▁<MID>", ends=("▁<EOT>",)),
+    # deepseek-coder-6.7b-base, "Code Insertion": begin, before, hole, after, end, and the model fills the hole.
+    Template("deepseek", prefix="<｜fim▁begin｜>", suffix="<｜fim▁hole｜>", middle="<｜fim▁end｜>", ends=("<|EOT|>",)),
+    # Codestral-22B-v0.1 and mistral-common's encode_fim: suffix first, no middle marker; other files open with "+++++
+    # path".
+    Template(
+        "codestral",
+        Order.SUFFIX_FIRST,
+        prefix="[PREFIX]",
+        suffix="[SUFFIX]",
+        text_header="+++++ {path}\n",
+        ends=("[MIDDLE]",),
+    ),
+    # codegemma-2b: no blank between the markers and the text; the path stands before the first marker.
+    Template(
+        "codegemma",
+        Order.PREFIX_FIRST,
+        *_PIPED,
+        file="<|file_separator|>",
+        path_at=PathAt.OUTSIDE,
+        needs=("<|file_separator|>",),
+    ),
+    # Qwen2.5-Coder and its technical report, "File-Level" and "Repo-Level Pretraining".
+    Template(
+        "qwen",
+        Order.PREFIX_FIRST,
+        *_PIPED,
+        file="<|file_sep|>",
+        path_at=PathAt.OUTSIDE,
+        needs=("<|repo_name|>",),
+        ends=("<|fim_pad|>", "<|repo_name|>", "<|endoftext|>", "<|im_end|>"),
+    ),
+    # granite-4.0 language models, "Fill-in-the-Middle".
+    Template(
+        "granite4",
+        Order.PREFIX_FIRST,
+        *_PIPED,
+        needs=("<|end_of_text|>",),
+        ends=("<|fim_pad|>", "<|filename|>", "<|reponame|>"),
+    ),
+    # The models trained in this repository; see draft_model/fim.py.
+    Template(
+        "embedded",
+        Order.PREFIX_FIRST,
+        *_PIPED,
+        file="<|file_sep|>",
+        needs=("<|endoftext|>",),
+        lacks=("<|repo_name|>",),
+        is_typed_line_only=True,
+    ),
+    # "StarCoder 2 and The Stack v2", section 5.1: file_sep, path, code, ..., file_sep, fim_prefix, path, before, ...
+    Template(
+        "starcoder2",
+        Order.PREFIX_FIRST,
+        *_ANGLE,
+        file="<file_sep>",
+        path_at=PathAt.INSIDE,
+        ends=("<fim_pad>", "<repo_name>", "<|endoftext|>"),
+    ),
+    # Mellum-4b-base, "Fill-in-the-middle with additional files as context": suffix first, with a middle marker.
+    Template(
+        "mellum",
+        Order.SUFFIX_FIRST,
+        *_ANGLE,
+        file="<filename>",
+        path_at=PathAt.OUTSIDE,
+        lacks=("<gh_stars>",),
+        name_hint="mellum",
+        ends=("<fim_pad>", "<reponame>", "<|endoftext|>"),
+    ),
+    # granite-8b-code-base and granite-3.3-8b-base; StarCoder of the first generation is asked the same way.
+    Template(
+        "granite",
+        Order.PREFIX_FIRST,
+        *_ANGLE,
+        ends=("<fim_pad>", "<filename>", "<reponame>", "<|endoftext|>", "<|end_of_text|>"),
+    ),
+    # Any other model with these markers: the common order, snippets as comments.
+    Template("fim", Order.PREFIX_FIRST, *_PIPED, ends=("<|fim_pad|>", "<|endoftext|>")),
+)
