@@ -41,7 +41,7 @@ class Contestant(Protocol):
 async def closed_loop(
     prompts: Sequence[Prompt], concurrency: int, ask: Callable[[int, Prompt], Awaitable[Sample]]
 ) -> Block:
-    """Ask for each prompt once; `ask` also gets the number of its caller."""
+    """Ask for each prompt once; `ask` also gets the number of its caller. Its first failure ends the block."""
     samples: dict[int, Sample] = {}
     jobs = iter(enumerate(prompts))
 
@@ -50,9 +50,12 @@ async def closed_loop(
             samples[place] = await ask(number, prompt)
 
     start = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for number in range(min(concurrency, len(prompts))):
-            group.create_task(caller(number))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(min(concurrency, len(prompts))):
+                group.create_task(caller(number))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
     wall_s = time.perf_counter() - start
     return Block(tuple(samples[place] for place in range(len(prompts))), wall_s)
 

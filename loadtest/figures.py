@@ -22,11 +22,13 @@ class Sample:
     cached_prompt_tokens: int = 0
     drafted_tokens: int = 0
     accepted_draft_tokens: int = 0
+    decode_ms: float | None = None
+    """From the first token to the last, where the server says it: it may hold text back and send it all at once."""
 
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens after the first, over the time from the first to the end; None for a short one."""
-        seconds = (self.total_ms - self.ttft_ms) / 1000
+        seconds = (self.total_ms - self.ttft_ms if self.decode_ms is None else self.decode_ms) / 1000
         return (self.num_tokens - 1) / seconds if self.num_tokens >= _MIN_TOKENS_FOR_RATE and seconds > 0 else None
 
 

@@ -30,6 +30,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import aiohttp
 import click
 from rich.console import Console
 from rich.progress import Progress
@@ -92,7 +93,7 @@ def main(config: Path, overrides: tuple[str, ...], quick: bool, as_json: bool, *
     console = Console(stderr=True)
     try:
         results = asyncio.run(_measure(config, overrides, options, console))
-    except (StartError, CommandError, NotAnsweredError, ServeError) as error:
+    except (StartError, CommandError, NotAnsweredError, ServeError, aiohttp.ClientError) as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
         print_tables(results, report_console())

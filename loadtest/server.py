@@ -149,18 +149,22 @@ class Server:
         ttft_ms: float | None = None
         end: pb.End | None = None
         start = time.perf_counter()
-        async for response in self._stubs[caller].Complete(request, timeout=_REQUEST_S):
-            if response.HasField("end"):
-                end = response.end
-                break
-            if ttft_ms is None:
-                ttft_ms = (time.perf_counter() - start) * 1000
+        try:
+            async for response in self._stubs[caller].Complete(request, timeout=_REQUEST_S):
+                if response.HasField("end"):
+                    end = response.end
+                    break
+                if ttft_ms is None:
+                    ttft_ms = (time.perf_counter() - start) * 1000
+        except grpc.aio.AioRpcError as error:
+            msg = f"a request failed: {error.details()} ({error.code().name})"
+            raise NotAnsweredError(msg) from error
         return _sample(end, ttft_ms, (time.perf_counter() - start) * 1000)
 
 
 def _sample(end: pb.End | None, ttft_ms: float | None, total_ms: float) -> Sample:
     if end is None or end.finish_reason not in _ANSWERED:
-        why = pb.FinishReason.Name(end.finish_reason) if end else "no end"
+        why = str(end).strip().replace("\n", " ") if end else "its stream had no end"
         msg = f"a request was not answered: {why}"
         raise NotAnsweredError(msg)
     return Sample(
@@ -171,6 +175,7 @@ def _sample(end: pb.End | None, ttft_ms: float | None, total_ms: float) -> Sampl
         cached_prompt_tokens=end.usage.cached_prompt_tokens,
         drafted_tokens=end.usage.drafted_tokens,
         accepted_draft_tokens=end.usage.accepted_draft_tokens,
+        decode_ms=end.timings.decode_ms,
     )
 
 
