@@ -85,6 +85,11 @@ class PromptBuilder:
         self._line_ends = tuple(dict.fromkeys((*newline_token_ids(backend, text_vocabulary), *self._ends)))
 
     @property
+    def template(self) -> Template:
+        """The format in use."""
+        return self._template
+
+    @property
     def template_name(self) -> str:
         """The family whose format is used."""
         return self._template.name

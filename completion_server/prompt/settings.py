@@ -29,7 +29,7 @@ class PromptSettings:
     """At most this much for the text right of the cursor."""
     snippet_share: float = 0.2
     """At most this much for text from elsewhere."""
-    window_step: float = 0.25
+    window_step: float = 0.2
     """A window that must move does so by one to two of these: shares of what the text left of the cursor may take."""
     max_recent_tokens: int = 96
     """Whole lines that may stand between the middle marker and the cursor's line before the marker moves."""

@@ -123,7 +123,7 @@ def test_typing_where_words_are_decided_late(family: str, typed: list[str]) -> N
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=TEXTS)
 def test_a_text_may_be_cut_at_any_boundary(family: str, text: str) -> None:
-    """What is claimed of a boundary, without the code that uses it: the text from there on is tokenised the same alone."""
+    """What is claimed of a boundary, without the code that uses it: the text behind it is tokenised the same alone."""
     plain = make_plain(FAMILIES[family]())
     encoded, _ = Encoder(plain).encode(text, EMPTY)
     for start, first in zip(encoded.starts, encoded.firsts, strict=True):

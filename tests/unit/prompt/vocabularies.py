@@ -139,7 +139,7 @@ def _sentencepiece(control: tuple[str, ...], extra: tuple[str, ...] = ()) -> dic
 
 @cache
 def llama2() -> Tokenizer:
-    """Return one in the manner of SentencePiece: no words, a blank put before the text, bytes for unknown characters."""
+    """Return one like SentencePiece's: no words, a blank put before the text, bytes for unknown characters."""
     spec = _sentencepiece(("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"))
     blank = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     spec["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, blank]}
