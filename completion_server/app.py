@@ -5,20 +5,24 @@ The only module that picks concrete classes and the only one that wires observer
 
 import asyncio
 import contextlib
+import importlib
 import logging
-import signal
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 import grpc
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
-from completion_server.admission.gate import Gate
+from completion_server.admission.gate import Gate, Readiness
 from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import ConfigError
 from completion_server.core.outcome import FinishReason, Outcome
+from completion_server.engine import vllm_process
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
@@ -67,11 +71,33 @@ def make_engine_factory(config: Config) -> Callable[[], Engine]:
     if not settings.model:
         msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
         raise ConfigError(msg)
-    # Importing vLLM takes seconds, which only those who serve with it should wait.
-    from completion_server.engine.vllm_engine import VllmEngine, engine_args
+    vllm = _import_vllm(settings)
+    vllm.engine_args(settings)
+    return lambda: vllm.VllmEngine(settings)
 
-    engine_args(settings)
-    return lambda: VllmEngine(settings)
+
+def engine_arguments(config: Config) -> dict[str, Any]:
+    """Return the arguments that vLLM's engine would get, empty for an engine of another kind.
+
+    Raises:
+        ConfigError: vLLM does not know one of them.
+
+    """
+    settings = config.engine
+    if settings.kind != "vllm":
+        return {}
+    arguments: dict[str, Any] = _import_vllm(settings).engine_args(settings)
+    return arguments
+
+
+def _import_vllm(settings: EngineSettings) -> ModuleType:
+    """Return the module that imports vLLM. That takes seconds, which only those who need it should wait."""
+    vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib)
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # of imports; nothing an operator can mend
+        return importlib.import_module("completion_server.engine.vllm_engine")
 
 
 class App:
@@ -96,7 +122,6 @@ class App:
         self._runner = Runner(Book(config.scheduling.num_slots, config.scheduling.max_queued), self._clock)
         self._metrics = Metrics(registry)
         self._drain_requested = asyncio.Event()
-        self._stop_now = asyncio.Event()
         self._grace_s = config.server.grace_s
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -123,12 +148,16 @@ class App:
                 stack.push_async_callback(server.stop, 0)
             if not is_loopback(address) and not self._config.server.tls.certificate:
                 logger.warning("listening on %s without TLS: anyone who reaches it can read what is typed", address)
-            if not await self._start_engine():
-                return
+            await self._engine.start()
             _check_fits(self._engine.info, self._config)
             ready = Ready(address, admin_address, metrics_address, self._engine.info, prompts.template_name)
             on_ready(ready)
             await self._serve(public, servicer)
+
+    @property
+    def has_served(self) -> bool:
+        """Whether it was ever ready to take requests."""
+        return self._gate.readiness is not Readiness.STARTING
 
     @property
     def is_draining(self) -> bool:
@@ -136,11 +165,9 @@ class App:
         return self._gate.is_draining
 
     def drain(self, grace_s: float | None = None) -> None:
-        """Stop taking requests, let accepted ones finish, then end. Asked twice, end at once."""
+        """Stop taking requests, let accepted ones finish, then end."""
         if grace_s is not None:
             self._grace_s = grace_s
-        if self._drain_requested.is_set():
-            self._stop_now.set()
         self._drain_requested.set()
 
     async def _serve(self, public: grpc.aio.Server, servicer: CompletionServicer) -> None:
@@ -152,32 +179,13 @@ class App:
             self._gate.drain()
             await self._health.set(is_serving=False)
             logger.info("draining: %d requests to finish", self._runner.book.num_live)
-            await self._wait_idle()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._runner.wait_idle(), self._grace_s)
             self._runner.end_all_nowait(Outcome(FinishReason.CANCELLED))
             servicer.close_sessions()
             await public.stop(_CLOSE_S)
             watch.cancel()
             runner.cancel()
-
-    async def _wait_idle(self) -> None:
-        idle = asyncio.create_task(self._runner.wait_idle())
-        now = asyncio.create_task(self._stop_now.wait())
-        await asyncio.wait([idle, now], timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in (idle, now):
-            task.cancel()
-
-    async def _start_engine(self) -> bool:
-        """Start the engine unless told to end first; return whether it runs."""
-        start = asyncio.create_task(self._engine.start())
-        drain = asyncio.create_task(self._drain_requested.wait())
-        await asyncio.wait([start, drain], return_when=asyncio.FIRST_COMPLETED)
-        drain.cancel()
-        if not start.done():
-            start.cancel()
-            await asyncio.wait([start])
-            return False
-        start.result()
-        return True
 
     def _join(self, prompts: PromptBuilder) -> Pipeline:
         return Pipeline(
@@ -246,12 +254,6 @@ class App:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def drain_on_signals(self) -> None:
-        """Drain on SIGTERM and Ctrl-C; on a second one, end at once."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.drain)
-
 
 def load_prompts(config: Config) -> PromptBuilder:
     """Return the prompt builder for the configured model.
@@ -268,7 +270,8 @@ def load_prompts(config: Config) -> PromptBuilder:
     # Speculation looks up to K tokens beyond the completion's last.
     room = model_len - config.limits.max_tokens - engine.num_speculative_tokens
     if room < _LEAST_PROMPT_TOKENS:
-        msg = f"limits.max_tokens: {config.limits.max_tokens} leaves {room} of the model's {model_len} tokens for a prompt"
+        asked = config.limits.max_tokens
+        msg = f"limits.max_tokens: {asked} leaves {room} of the model's {model_len} tokens for a prompt"
         raise ConfigError(msg)
     return load_prompt_builder(
         engine.model,

@@ -1,7 +1,9 @@
 """The commands of `completion-server` that run in the server's own process; those that talk to one are in client/."""
 
+import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,7 +14,7 @@ import click
 import uvloop
 
 from completion_server import __version__
-from completion_server.app import App, Ready, load_prompts, make_engine_factory
+from completion_server.app import App, Ready, engine_arguments, load_prompts, make_engine_factory
 from completion_server.client.commands import complete, drain, profile, status
 from completion_server.client.options import DEFAULT_SERVER
 from completion_server.config import Config, load_config
@@ -70,7 +72,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
 
         async def run() -> None:
             app = App(loaded, make_engine)
-            app.drain_on_signals()
+            _end_on_signals(app)
             await app.run(on_ready)
 
         uvloop.run(run())
@@ -89,12 +91,8 @@ def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool)
         completion-server check-config --config deploy/local/server.toml
     """
     loaded = _load(config, overrides)
-    args: dict[str, Any] = {}
     try:
-        if loaded.engine.kind == "vllm" and loaded.engine.model:
-            from completion_server.engine.vllm_engine import engine_args
-
-            args = engine_args(loaded.engine)
+        args = engine_arguments(loaded) if loaded.engine.model else {}
     except ConfigError as error:
         _fail(str(error))
     if as_json:
@@ -137,6 +135,22 @@ def render_prompt(config: Path | None, overrides: tuple[str, ...]) -> None:
                 }
             )
         )
+
+
+def _end_on_signals(app: App) -> None:
+    """Drain on SIGTERM and Ctrl-C. Where nothing is accepted yet, or on a second signal, end at once.
+
+    The engine's processes see that the server has gone and end by themselves.
+    """
+
+    def end() -> None:
+        if app.is_draining or not app.has_served:
+            os._exit(1 if app.is_draining else 0)
+        app.drain()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
 
 
 def _load(path: Path | None, overrides: tuple[str, ...]) -> Config:

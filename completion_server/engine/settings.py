@@ -13,6 +13,7 @@ class EngineSettings:
     model: str = ""
     """A Hugging Face model id, or the path of a model folder. A path may be relative to the configuration file."""
     revision: str | None = None
+    """Branch, tag or commit of a model on a hub."""
     dtype: str = "auto"
     """"auto" takes what the model's own configuration says; INT8 exports say so themselves."""
     draft_model: str = ""
@@ -24,19 +25,24 @@ class EngineSettings:
     max_num_seqs: int = 64
     """Generations that one step may hold."""
     tensor_parallel_size: int = 1
+    """GPUs that share one model."""
     enforce_eager: bool | None = None
     """Whether to skip compilation and CUDA graphs; None skips them on a CPU only, where they cost more start-up
     time than a small model gives back."""
     cpu_kv_cache_gib: int = 1
     """Memory for the KV cache where the engine runs on a CPU."""
     trust_remote_code: bool = False
+    """Whether to run Python code that a model on a hub brings along."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """What the engine itself logs."""
     hang_timeout_s: float = 10.0
     """An engine that owes an answer and gives no sign of life for this long is killed and started anew."""
     heartbeat_s: float = 5.0
     """An idle engine is asked for one token this often, so that a hang shows before a user meets it; 0 never asks."""
     restart_backoff_min_s: float = 0.5
+    """A failed engine starts again after this long; each further failure doubles it,"""
     restart_backoff_max_s: float = 30.0
-    """A failed engine starts again after a wait that doubles from the first of these to the second."""
+    """up to this."""
     warm_up: bool = True
     """Whether to run real requests through prefill, decode and speculation before the first user's."""
     vllm: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,6 @@ generation was asked for or who waits for it.
 import asyncio
 import dataclasses
 import difflib
-import os
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -24,9 +23,8 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.vllm_process import ENABLE_ENV
 
-_STOP_GRACE_S = 2.0
+_STOP_GRACE_S = 10.0
 """How long a core may take to end by itself; one that hangs is killed after it."""
 
 
@@ -49,6 +47,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
         "per_request_spec_decode_metrics": "summary",
+        "use_tqdm_on_load": False,
     }
     if settings.draft_model and settings.num_speculative_tokens:
         args["speculative_config"] = {
@@ -192,9 +191,6 @@ class VllmEngine:
         )
 
     def _load(self) -> AsyncLLM:
-        os.environ[ENABLE_ENV] = "1"
-        os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self._settings.cpu_kv_cache_gib))
         args = AsyncEngineArgs(**engine_args(self._settings))
         return AsyncLLM.from_engine_args(args, stat_loggers=[self._make_stats])
 

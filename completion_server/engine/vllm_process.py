@@ -1,4 +1,8 @@
-"""Manners of the engine's own processes. vLLM calls `register` in each of them, as one of its general plugins."""
+"""Manners of the engine's own processes: what they inherit, whom they obey, and when they end.
+
+Imports nothing of vLLM: `prepare` must run before vLLM is imported, and vLLM itself calls `register` in each of its
+processes, as one of its general plugins.
+"""
 
 import os
 import threading
@@ -9,6 +13,23 @@ ENABLE_ENV = "COMPLETION_SERVER_ENGINE_CHILD"
 """Set by the server for the processes it starts: the plugin does nothing in anybody else's vLLM."""
 
 _PARENT_POLL_S = 1.0
+
+
+def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
+    """Set what vLLM and its processes read from their environment, except where the operator has set it.
+
+    vLLM would log to standard output, which is the server's own.
+    """
+    os.environ[ENABLE_ENV] = "1"
+    for name, value in (
+        ("VLLM_LOGGING_LEVEL", log_level.upper()),
+        ("VLLM_LOGGING_STREAM", "ext://sys.stderr"),
+        ("VLLM_CPU_KVCACHE_SPACE", str(cpu_kv_cache_gib)),
+        ("VLLM_NO_USAGE_STATS", "1"),
+        ("TORCH_CPP_LOG_LEVEL", "ERROR"),
+        ("PYTHONWARNINGS", "ignore"),
+    ):
+        os.environ.setdefault(name, value)
 
 
 def register() -> None:

@@ -10,7 +10,9 @@ class TlsSettings:
     """The `[server.tls]` section: PEM files. Empty names mean no TLS."""
 
     certificate: str = ""
+    """The server's certificate chain."""
     key: str = ""
+    """Its private key."""
     client_ca: str = ""
     """With it, clients must show a certificate that it signed."""
 
@@ -36,6 +38,7 @@ class ServerSettings:
     """Prometheus over HTTP at /metrics; "" switches it off."""
     tls: TlsSettings = TlsSettings()
     reflection: bool = True
+    """Whether tools such as grpcurl may ask for the contract."""
     grace_s: float = 10.0
     """How long accepted requests may take to finish after SIGTERM."""
     stall_timeout_s: float = 5.0
@@ -58,17 +61,27 @@ class LimitSettings:
     """The `[limits]` section: what one request may ask. Sizes are bytes of UTF-8."""
 
     max_prefix_bytes: int = 512 * 1024
+    """Text left of the cursor."""
     max_suffix_bytes: int = 512 * 1024
+    """Text right of the cursor."""
     max_snippets: int = 32
+    """Context snippets of one request."""
     max_snippet_bytes: int = 64 * 1024
+    """Text of one snippet."""
     max_uri_bytes: int = 4096
+    """Document and snippet URIs."""
     max_session_id_bytes: int = 128
+    """Session, user and tenant ids, and the language id."""
     max_stop: int = 8
+    """Stop strings of one request."""
     max_stop_bytes: int = 64
+    """One stop string."""
     max_tokens: int = 128
     """The most that a request may ask to generate."""
     default_tokens_single_line: int = 48
+    """What a single-line request gets that names no max_tokens."""
     default_tokens_multi_line: int = 128
+    """The same for a multi-line request."""
     max_deadline_s: float = 30.0
     """Longer deadlines, and none, are taken as this."""
     max_requests_per_session: int = 8

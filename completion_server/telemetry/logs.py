@@ -15,6 +15,7 @@ class LogSettings:
     """The `[log]` section."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """What the server logs; the engine has a level of its own, engine.log_level."""
     format: Literal["auto", "console", "json"] = "auto"
     """"auto" is console on a terminal, JSON elsewhere."""
 

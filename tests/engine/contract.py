@@ -65,7 +65,7 @@ class EngineContract:
     async def eventually(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition on the counters holds."""
         async with asyncio.timeout(self.wait_s):
-            while not holds():  # noqa: ASYNC110 - the interface's counters can only be asked
+            while not holds():
                 await asyncio.sleep(POLL_S)
 
     async def idle(self, engine: Engine) -> None:

@@ -1,0 +1,28 @@
+"""What the whole run shares: one real engine, started when the first test asks for it."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, cast
+
+import pytest_asyncio
+
+from completion_server.app import make_engine_factory
+from tests.support.models import DRAFT
+from tests.support.server import make_config
+
+if TYPE_CHECKING:
+    from completion_server.engine.vllm_engine import VllmEngine
+
+
+def make_vllm_engine() -> "VllmEngine":
+    """Return a vLLM engine on the embedded models, not yet started."""
+    config = make_config(f"engine.draft_model={DRAFT}", "engine.num_speculative_tokens=3", "engine.max_num_seqs=16")
+    return cast("VllmEngine", make_engine_factory(config)())
+
+
+@pytest_asyncio.fixture(scope="session")
+async def vllm_engine() -> "AsyncIterator[VllmEngine]":
+    """A real engine; tests leave it idle."""
+    engine = make_vllm_engine()
+    await engine.start()
+    yield engine
+    await engine.stop()

@@ -1,0 +1,47 @@
+"""The engine contract, on the real vLLM engine with speculative decoding on."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from completion_server.core.errors import ConfigError
+from completion_server.engine.settings import EngineSettings
+from tests.conftest import make_vllm_engine
+from tests.engine.contract import EngineContract
+
+if TYPE_CHECKING:
+    from completion_server.engine.vllm_engine import VllmEngine
+
+
+@pytest.fixture
+def engine(vllm_engine: "VllmEngine") -> "VllmEngine":
+    return vllm_engine
+
+
+@pytest_asyncio.fixture
+async def doomed_engine() -> "AsyncIterator[VllmEngine]":
+    engine = make_vllm_engine()
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+class TestVllmEngine(EngineContract):
+    vocab_size = 4096
+
+
+def test_an_option_that_vllm_does_not_have_is_refused_with_the_nearest_one(vllm_engine: "VllmEngine") -> None:
+    from completion_server.engine.vllm_engine import engine_args
+
+    assert engine_args(EngineSettings(model="m", vllm={"block_size": 64}))["block_size"] == 64
+    with pytest.raises(ConfigError, match=r"engine\.vllm\.block_sise: .*did you mean 'block_size'\?"):
+        engine_args(EngineSettings(model="m", vllm={"block_sise": 64}))
+
+
+def test_compilation_is_off_on_a_cpu_unless_asked_for(vllm_engine: "VllmEngine") -> None:
+    from completion_server.engine.vllm_engine import engine_args
+
+    assert engine_args(EngineSettings(model="m"))["enforce_eager"] is True
+    assert engine_args(EngineSettings(model="m", enforce_eager=False))["enforce_eager"] is False
