@@ -23,7 +23,7 @@ from rich.table import Table
 from loadtest.contest import Prompt
 from loadtest.figures import Block, Summary, report_console, rounded
 from loadtest.processes import StartError, end_on_sigterm
-from loadtest.prompts import typed_texts
+from loadtest.prompts import TooFewTextsError, typed_texts
 from loadtest.server import CommandError, NotAnsweredError, Server
 
 _CONCURRENCY = (1, 16)
@@ -111,7 +111,7 @@ def main(
     try:
         for group in groups:
             results |= asyncio.run(_measure(config, group, options, Console(stderr=True)))
-    except (StartError, CommandError, NotAnsweredError) as error:
+    except (TooFewTextsError, StartError, CommandError, NotAnsweredError) as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
         _print(results, report_console())

@@ -25,8 +25,6 @@ import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -35,17 +33,20 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
+from loadtest import prompt_replay
 from loadtest.bare_engine import BareEngine
 from loadtest.contest import Contestant, Prompt, batches
-from loadtest.figures import report_console
+from loadtest.figures import Block, report_console
 from loadtest.overhead_report import Results, figures, print_tables
 from loadtest.processes import StartError, end_on_sigterm
-from loadtest.prompts import distinct_texts
+from loadtest.prompts import TooFewTextsError, distinct_texts
 from loadtest.server import CommandError, NotAnsweredError, Server, effective_config, render_prompts
 from loadtest.vllm_serve import ServeError, VllmServe
 
-_BLOCK_SIZES = {1: 4, 16: 64}
-"""Prompts in a block, by how many are asked at once."""
+_BLOCK_SIZES = {1: 8, 16: 64}
+"""Prompts in a block, by how many are asked at once. One more leads in: it finds caches that the others have left
+cold, and is not counted."""
+_WARM_UP = 65
 _PAUSE_S = 0.05
 """Between blocks: what one engine still winds down is not to fall on the next."""
 
@@ -69,7 +70,7 @@ class _Options(TypedDict):
     show_default=True,
 )
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key for all of them.")
-@click.option("--requests", type=click.IntRange(4), default=96, show_default=True, help="Requests one at a time.")
+@click.option("--requests", type=click.IntRange(8), default=96, show_default=True, help="Requests one at a time.")
 @click.option(
     "--concurrent-requests", type=click.IntRange(64), default=384, show_default=True, help="Requests 16 at a time."
 )
@@ -89,19 +90,22 @@ def main(config: Path, overrides: tuple[str, ...], quick: bool, as_json: bool, *
     """
     end_on_sigterm()
     if quick:
-        options["requests"], options["concurrent_requests"] = 2 * _BLOCK_SIZES[1], _BLOCK_SIZES[16]
+        options["requests"], options["concurrent_requests"] = _BLOCK_SIZES[1], _BLOCK_SIZES[16]
     console = Console(stderr=True)
     try:
-        results = asyncio.run(_measure(config, overrides, options, console))
-    except (StartError, CommandError, NotAnsweredError, ServeError, aiohttp.ClientError) as error:
+        effective = effective_config(config, overrides)
+        results = asyncio.run(_measure(config, overrides, effective, options, console))
+        replayed = _replayed(effective["engine_args"]["model"], console)
+    except (TooFewTextsError, StartError, CommandError, NotAnsweredError, ServeError, aiohttp.ClientError) as error:
         raise click.ClickException(str(error)) from error
     if not as_json:
         print_tables(results, report_console())
-    click.echo(json.dumps(figures(results) | _replayed(console)))
+    click.echo(json.dumps(figures(results) | replayed))
 
 
-async def _measure(config: Path, overrides: Sequence[str], options: _Options, console: Console) -> Results:
-    effective = effective_config(config, overrides)
+async def _measure(
+    config: Path, overrides: Sequence[str], effective: dict[str, Any], options: _Options, console: Console
+) -> Results:
     async with AsyncExitStack() as stack:
         with console.status("starting the server"):
             server = await stack.enter_async_context(Server(config, overrides))
@@ -118,7 +122,7 @@ async def _measure(config: Path, overrides: Sequence[str], options: _Options, co
 
 async def _prompts(config: Path, overrides: Sequence[str], options: _Options, serve: VllmServe | None) -> list[Prompt]:
     """Return as many prompts as every contestant needs together, so that each is used by each only once."""
-    count = options["requests"] + options["concurrent_requests"] + _BLOCK_SIZES[16]
+    count = _WARM_UP + sum(_num_blocks(options, concurrency) * (1 + size) for concurrency, size in _BLOCK_SIZES.items())
     texts = distinct_texts(
         count, prefix_chars=options["prefix_chars"], suffix_chars=options["suffix_chars"], seed=options["seed"]
     )
@@ -135,13 +139,13 @@ async def _contest(
     options: _Options,
     console: Console,
 ) -> Results:
-    size = _BLOCK_SIZES[16]
-    warm_up, rest = prompts[:size], prompts[size:]
-    rounds = {1: batches(rest[: options["requests"]], _BLOCK_SIZES[1]), 16: batches(rest[options["requests"] :], size)}
-    await _round(server, others, warm_up, 16)
+    await _round(server, others, prompts[:_WARM_UP], max(_BLOCK_SIZES))
+    rest = prompts[_WARM_UP:]
     results: Results = {}
     with Progress(console=console) as progress:
-        for concurrency, blocks in rounds.items():
+        for concurrency, size in _BLOCK_SIZES.items():
+            num_prompts = _num_blocks(options, concurrency) * (1 + size)
+            blocks, rest = batches(rest[:num_prompts], 1 + size), rest[num_prompts:]
             task = progress.add_task(f"{concurrency} at a time", total=len(blocks))
             results[concurrency] = {each.name: [] for each in (server, *others)}
             for block in blocks:
@@ -153,24 +157,29 @@ async def _contest(
 
 async def _round(
     server: Contestant, others: Sequence[Contestant], prompts: Sequence[Prompt], concurrency: int
-) -> dict[str, Any]:
+) -> dict[str, Block]:
     """Give everybody the same prompts, the server first, and the others as many tokens as it took."""
-    first = await server.run(prompts, concurrency)
-    limited = [prompt.limited_to(sample) for prompt, sample in zip(prompts, first.samples, strict=True)]
-    answers = {server.name: first}
-    for each in others:
+    lead_in, counted = prompts[:1], prompts[1:]
+    answers: dict[str, Block] = {}
+    for each in (server, *others):
+        await each.run(lead_in, 1)
+        answers[each.name] = await each.run(counted, concurrency)
+        if each is server:
+            samples = answers[server.name].samples
+            counted = [prompt.limited_to(sample) for prompt, sample in zip(counted, samples, strict=True)]
         await asyncio.sleep(_PAUSE_S)
-        answers[each.name] = await each.run(limited, concurrency)
-    await asyncio.sleep(_PAUSE_S)
     return answers
 
 
-def _replayed(console: Console) -> dict[str, Any]:
-    """Add how many prompt tokens a key costs; that needs no engine and has a module of its own."""
-    if find_spec("loadtest.prompt_replay") is None:
-        return {"prefilled_tokens_per_key_ratio": None}
+def _num_blocks(options: _Options, concurrency: int) -> int:
+    num_requests = options["requests"] if concurrency == 1 else options["concurrent_requests"]
+    return num_requests // _BLOCK_SIZES[concurrency]
+
+
+def _replayed(model: str, console: Console) -> dict[str, Any]:
+    """Add how many prompt tokens a key costs; that needs the model's tokenizer alone."""
     with console.status("replaying keys"):
-        measured: dict[str, Any] = import_module("loadtest.prompt_replay").measure()
+        measured = prompt_replay.measure(model)
     return {"prefilled_tokens_per_key_ratio": measured["prefilled_tokens_per_key_ratio"]}
 
 

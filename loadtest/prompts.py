@@ -13,6 +13,10 @@ _SKIPPED_LINES = 12
 _CHARACTERS_PER_KEY = 4
 
 
+class TooFewTextsError(ValueError):
+    """There is not enough source text for what was asked; the message says how much there is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """A document around a cursor."""
@@ -27,7 +31,7 @@ def distinct_texts(count: int, *, prefix_chars: int, suffix_chars: int, seed: in
     The cursor stands where the body of a function begins, so that a model has much to say.
 
     Raises:
-        ValueError: the standard library does not hold so many.
+        TooFewTextsError: the standard library does not hold so many.
 
     """
     places = _bodies(prefix_chars, suffix_chars, random.Random(seed))
@@ -40,7 +44,7 @@ def distinct_texts(count: int, *, prefix_chars: int, suffix_chars: int, seed: in
         if len(texts) == count:
             return texts
     msg = f"the standard library has {len(texts)} places for such texts, {count} are wanted"
-    raise ValueError(msg)
+    raise TooFewTextsError(msg)
 
 
 def typed_texts(documents: int, keys: int, *, prefix_chars: int, suffix_chars: int, seed: int) -> list[Text]:
