@@ -103,7 +103,7 @@ class _Worker:
                 ttft_ms = (time.perf_counter() - start) * 1000
         total_ms = (time.perf_counter() - start) * 1000
         return Sample(
-            ttft_ms=total_ms if ttft_ms is None else ttft_ms,
+            ttft_ms=ttft_ms,
             total_ms=total_ms,
             num_tokens=num_tokens,
             prompt_tokens=len(prompt.token_ids),

@@ -14,8 +14,8 @@ _MIN_TOKENS_FOR_RATE = 8
 class Sample:
     """One request as its caller lived it."""
 
-    ttft_ms: float
-    """From asking to the first piece of text; to the end, where there was no text."""
+    ttft_ms: float | None
+    """From asking to the first piece of text; None where there was no text."""
     total_ms: float
     num_tokens: int
     prompt_tokens: int = 0
@@ -28,8 +28,12 @@ class Sample:
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens after the first, over the time from the first to the end; None for a short one."""
-        seconds = (self.total_ms - self.ttft_ms if self.decode_ms is None else self.decode_ms) / 1000
-        return (self.num_tokens - 1) / seconds if self.num_tokens >= _MIN_TOKENS_FOR_RATE and seconds > 0 else None
+        decode_ms = self.decode_ms
+        if decode_ms is None and self.ttft_ms is not None:
+            decode_ms = self.total_ms - self.ttft_ms
+        if not decode_ms or self.num_tokens < _MIN_TOKENS_FOR_RATE:
+            return None
+        return (self.num_tokens - 1) * 1000 / decode_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class Summary:
     def of(cls, blocks: Sequence[Block]) -> "Summary":
         """Sum up at least one block."""
         samples = [sample for block in blocks for sample in block.samples]
-        ttft_ms = [sample.ttft_ms for sample in samples]
+        ttft_ms = [sample.ttft_ms for sample in samples if sample.ttft_ms is not None]
         return cls(
             ttft_ms_p50=percentile(ttft_ms, 50),
             ttft_ms_p95=percentile(ttft_ms, 95),
@@ -81,12 +85,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if values else float("nan")
 
 
-def median_of_pairs(first: Iterable[float], second: Iterable[float], *, ratio: bool = False) -> float:
+def median_of_pairs(first: Iterable[float | None], second: Iterable[float | None], *, ratio: bool = False) -> float:
     """Return the median of first - second, or of first / second, over pairs measured next to each other.
 
-    A drift of the machine that is slow against a pair cancels.
+    A drift of the machine that is slow against a pair cancels. A pair with a None in it does not count.
     """
-    pairs = zip(first, second, strict=True)
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     return percentile([a / b if ratio else a - b for a, b in pairs], 50)
 
 

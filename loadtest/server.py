@@ -168,7 +168,7 @@ def _sample(end: pb.End | None, ttft_ms: float | None, total_ms: float) -> Sampl
         msg = f"a request was not answered: {why}"
         raise NotAnsweredError(msg)
     return Sample(
-        ttft_ms=total_ms if ttft_ms is None else ttft_ms,
+        ttft_ms=ttft_ms,
         total_ms=total_ms,
         num_tokens=end.usage.completion_tokens,
         prompt_tokens=end.usage.prompt_tokens,
