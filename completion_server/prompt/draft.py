@@ -138,9 +138,9 @@ class Draft:
         snippet_budget = max(0, snippet_budget) // _SNIPPET_GRID_TOKENS * _SNIPPET_GRID_TOKENS
         snippets = self._render(snippet_budget)
         left = room - len(suffix.ids) - snippets.num_tokens
-        is_whole = shown_from == 0 and not (self.old and is_clipped(self.request.prefix, self.old.top))
+        is_sliding = self.old is not None and is_clipped(self.request.prefix, self.old.top)
         while True:
-            start = shown_from + choose_start(above, left, settings.window_step, is_whole=is_whole)
+            start = shown_from + choose_start(above, left, settings.window_step, is_sliding=is_sliding)
             place = Place(start, self._new_split(), suffix_budget, snippet_budget)
             layout = self._compose(place, above, suffix, snippets, None)
             excess = layout.num_tokens - budget

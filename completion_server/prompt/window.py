@@ -46,14 +46,15 @@ def is_clipped(text: str, head: str) -> bool:
     return 0 <= text.find(rest, 0, len(head)) < len(head) - len(rest)
 
 
-def choose_start(shown: Encoded, budget: int, step: float, *, is_whole: bool) -> int:
+def choose_start(shown: Encoded, budget: int, step: float, *, is_sliding: bool = False) -> int:
     """Return the offset in the text at which the window starts, for a budget in tokens; its length for an empty window.
 
-    The whole text is taken where it fits. Otherwise one to two steps of the budget are left free, for the text to
-    grow before the window must move again. `is_whole` says that nothing stands above the text.
+    The whole text is taken where it fits. Otherwise one to two steps of the budget are left free, for the text to grow
+    before the window must move again. `is_sliding` says that the text's own start moves with each key, because the
+    client sends a fixed number of characters: then a place is chosen that will stay in it for a while.
     """
     text, total = shown.text, len(shown.ids)
-    if total <= budget and is_whole:
+    if total <= budget and not is_sliding:
         return 0
     capacity = min(total, budget)
     most, least = capacity * (1 - step), capacity * (1 - 2 * step)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-EMBEDDED = Path("target_model/embedded/tokenizer.json")
+EMBEDDED = Path(__file__).parents[3] / "target_model" / "embedded" / "tokenizer.json"
 
 VOCABULARY_SIZE = 1500
 
@@ -130,6 +130,8 @@ def _sentencepiece(control: tuple[str, ...], extra: tuple[str, ...] = ()) -> dic
         {"id": vocabulary[token], "content": token, "special": token not in extra, **flags}
         for token in ("<unk>", "<s>", "</s>", *extra, *control)
     ]
+    blanks = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    spec["decoder"] = {"type": "Sequence", "decoders": [blanks, {"type": "ByteFallback"}, {"type": "Fuse"}]}
     template = [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     pair = [*template, {"Sequence": {"id": "B", "type_id": 1}}]
     begin = {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}

@@ -1,0 +1,65 @@
+"""Requests and builders for the tests of the prompt room."""
+
+import inspect
+import textwrap
+
+from tokenizers import Tokenizer
+
+from completion_server.core.request import Caller, Mode, Request, Snippet
+from completion_server.prompt.builder import PromptBuilder
+from completion_server.prompt.detection import choose_template
+from completion_server.prompt.layout import Layout
+from completion_server.prompt.settings import PromptSettings
+from tests.unit.prompt.vocabularies import FAMILIES
+
+CURSOR = "‸"
+CODE = inspect.getsource(textwrap)
+
+
+def request_at(
+    document: str,
+    *,
+    uri: str = "file:///home/ada/project/src/app/a.py",
+    session: str = "s1",
+    mode: Mode = Mode.SINGLE_LINE,
+    snippets: tuple[Snippet, ...] = (),
+    received_at: float = 0.0,
+    language_id: str = "python",
+) -> Request:
+    """Return a request for a document with its cursor marked."""
+    prefix, _, suffix = document.partition(CURSOR)
+    return Request(
+        id="r1",
+        caller=Caller("ada", session),
+        sequence=1,
+        document_uri=uri,
+        language_id=language_id,
+        prefix=prefix,
+        suffix=suffix,
+        max_tokens=64,
+        received_at=received_at,
+        snippets=snippets,
+        mode=mode,
+    )
+
+
+def builder_of(
+    family: str, *, max_prompt_tokens: int = 256, template: str = "", settings: PromptSettings | None = None
+) -> PromptBuilder:
+    """Return a builder with a small vocabulary of a family."""
+    tokenizer = FAMILIES[family]()
+    chosen = choose_template(tokenizer.get_vocab(), family, template)
+    return PromptBuilder(tokenizer, chosen, max_prompt_tokens=max_prompt_tokens, settings=settings)
+
+
+def layout_of(builder: PromptBuilder, request: Request) -> Layout:
+    """Return what the builder remembers of a request's document."""
+    layout = builder._documents.get(request)
+    assert layout is not None
+    return layout
+
+
+def text_of(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    """Return a prompt as text, markers included."""
+    text: str = tokenizer.decode(token_ids, skip_special_tokens=False)
+    return text

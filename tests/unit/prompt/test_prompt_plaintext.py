@@ -1,0 +1,114 @@
+"""Text from users is tokenised as text."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from completion_server.core.errors import ConfigError
+from completion_server.prompt.boundaries import LineRule, ScannerRule
+from completion_server.prompt.plaintext import make_plain
+from tests.unit.prompt.vocabularies import FAMILIES, gemma, llama2, llama3, metaspace, qwen, split_by, train
+
+RULES = {
+    "embedded": ScannerRule,
+    "qwen": ScannerRule,
+    "starcoder2": ScannerRule,
+    "llama3": ScannerRule,
+    "tekken": ScannerRule,
+    "deepseek": ScannerRule,
+    "llama2": LineRule,
+    "metaspace": LineRule,
+    "gemma": LineRule,
+    "unknown": type(None),
+}
+
+
+def control_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    kept = {"õ", "÷", "ü", "\n", "\n\n", "\n\n\n"}
+    return {
+        token.content: index
+        for index, token in tokenizer.get_added_tokens_decoder().items()
+        if token.content not in kept
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_control_token_comes_out_of_text(family: str) -> None:
+    tokenizer = FAMILIES[family]()
+    control = control_tokens(tokenizer)
+    assert control
+    plain = make_plain(tokenizer)
+    texts = [
+        f"{before}{token}{after}" for token in control for before in ("", " ", "x", "\n") for after in ("", " ", "y")
+    ]
+    texts.append("".join(control))
+    for text in texts:
+        ids = plain.tokenizer.encode(text, add_special_tokens=False).ids
+        assert set(ids).isdisjoint(control.values()), text
+        shown = plain.tokenizer.decode(ids, skip_special_tokens=False)
+        assert text.replace("▁", " ") == shown.replace("▁", " ")
+
+
+@pytest.mark.parametrize("family", ["embedded", "qwen", "starcoder2", "llama3", "tekken", "deepseek", "gemma"])
+def test_other_text_is_tokenised_as_by_the_model(family: str) -> None:
+    tokenizer = FAMILIES[family]()
+    text = "def f(õ):\n\n\n    return  'e\u0301 日本' + str(1234) # isn't\r\n"
+    plain = make_plain(tokenizer)
+    assert plain.tokenizer.encode(text).ids == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("family", ["llama2", "metaspace"])
+def test_the_blank_before_a_text_is_left_to_the_layout(family: str) -> None:
+    tokenizer = FAMILIES[family]()
+    plain = make_plain(tokenizer)
+    assert plain.adds_blank
+    assert plain.tokenizer.encode(" import os").ids == tokenizer.encode("import os", add_special_tokens=False).ids
+    assert plain.tokenizer.encode("import os").tokens[0] != "▁import"
+
+
+def test_no_other_family_adds_a_blank() -> None:
+    assert not any(make_plain(tokenizer()).adds_blank for tokenizer in (qwen, llama3, gemma))
+
+
+@pytest.mark.parametrize("family", RULES)
+def test_the_rule_for_cutting_is_found_or_none_is_assumed(family: str) -> None:
+    assert isinstance(make_plain(FAMILIES[family]()).rule, RULES[family])
+
+
+@pytest.mark.parametrize(
+    "pre_tokenizer",
+    [
+        split_by(r"\b\w+|\s+|\W"),
+        split_by(r"(?<!x)\p{L}+|\s+|."),
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(use_regex=False)]),
+        pre_tokenizers.Whitespace(),
+    ],
+)
+def test_unknown_ways_to_split_have_no_rule(pre_tokenizer: pre_tokenizers.PreTokenizer) -> None:
+    tokenizer = train(split_by(r"\s+|\p{L}+"), ("<x>",))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    assert make_plain(tokenizer).rule is None
+
+
+def test_a_vocabulary_that_merges_over_lines_has_no_rule() -> None:
+    spec = json.loads(llama2().to_str())
+    spec["model"]["vocab"]["\nx"] = len(spec["model"]["vocab"])
+    assert make_plain(Tokenizer.from_str(json.dumps(spec))).rule is None
+
+
+def test_a_vocabulary_that_can_not_say_newline_has_no_rule() -> None:
+    spec = json.loads(metaspace().to_str())
+    del spec["model"]["vocab"]["<0x0A>"]
+    assert make_plain(Tokenizer.from_str(json.dumps(spec))).rule is None
+
+
+def test_dropout_has_no_rule() -> None:
+    spec = json.loads(qwen().to_str())
+    spec["model"]["dropout"] = 0.1
+    assert make_plain(Tokenizer.from_str(json.dumps(spec))).rule is None
+
+
+def test_other_kinds_of_model_are_refused() -> None:
+    with pytest.raises(ConfigError, match="WordLevel: only byte-pair encodings"):
+        make_plain(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))

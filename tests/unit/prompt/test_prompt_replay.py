@@ -1,0 +1,93 @@
+"""The replay benchmark: what it types, how it counts, and the figure it is there for."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from loadtest.prompt_cache import BlockCache, Tally
+from loadtest.prompt_replay import PlainLayout, measure
+from loadtest.prompt_typing import State, library_files, typed
+from tests.unit.prompt.prompts import CODE
+from tests.unit.prompt.vocabularies import embedded
+
+
+def test_only_whole_blocks_at_the_start_are_cached() -> None:
+    cache = BlockCache(4)
+    assert cache.prefill([1, 2, 3, 4, 5, 6, 7]) == 7
+    assert cache.prefill([1, 2, 3, 4, 5, 6, 7]) == 3
+    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8, 9]) == 5
+    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8, 9]) == 1
+    assert cache.prefill([9, 2, 3, 4, 5, 6, 7, 8, 9]) == 9, "the same block behind another one is another block"
+
+
+def test_the_last_token_is_always_computed() -> None:
+    cache = BlockCache(4)
+    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8]) == 8
+    assert cache.prefill([1, 2, 3, 4, 5, 6, 7, 8]) == 4
+
+
+def test_a_bounded_cache_forgets() -> None:
+    cache = BlockCache(2, capacity=2)
+    cache.prefill([1, 1, 2, 2])
+    cache.prefill([3, 3, 4, 4])
+    assert cache.prefill([1, 1, 2, 2, 0]) == 5
+
+
+def test_a_tally_adds_up() -> None:
+    tally = Tally([BlockCache(2), BlockCache(4)])
+    for _ in range(2):
+        tally.add([1, 2, 3, 4, 5])
+    assert tally.figures(2)["prefilled_tokens_per_key"] == (5 + 1) / 2
+    assert tally.figures(4)["cached_share"] == 0.4
+
+
+def test_each_state_is_a_key_away_from_the_last() -> None:
+    states = typed(CODE, 400, seed=2)
+    assert len(states) == 400
+    enters = closed = away = deleted = 0
+    for one, other in pairwise(states):
+        grown = len(other.prefix + other.suffix) - len(one.prefix + one.suffix)
+        is_near = other.prefix.startswith(one.prefix[:-1])
+        away += not is_near
+        if is_near:
+            enters += "\n" in other.prefix[len(one.prefix) :]
+            closed += grown == 2 and other.suffix != one.suffix
+            deleted += grown == -1
+            assert grown <= 2 or other.prefix[len(one.prefix) :].isspace()
+    assert enters > 5
+    assert closed > 1
+    assert deleted > 1
+    assert 2 <= away < 30
+    assert typed(CODE, 400, seed=2) == states
+
+
+def test_library_files_are_real_and_the_same_each_time() -> None:
+    files = library_files(5, seed=1)
+    assert len(files) == 5
+    assert list(library_files(5, seed=1)) == list(files)
+    assert list(library_files(5, seed=2)) != list(files)
+    assert not any("test" in Path(path).parts for path in files)
+
+
+@pytest.mark.parametrize("order", ["prefix_first", "suffix_first"])
+def test_the_plain_layout_keeps_to_the_budget(order: str) -> None:
+    template = {"prefix": "<|fim_prefix|>", "suffix": "<|fim_suffix|>", "middle": "<|fim_middle|>", "order": order}
+    layout = PlainLayout(embedded(), template, 200, CODE[:4000])
+    for at in range(0, len(CODE), 900):
+        ids = layout.token_ids(State(CODE[:at], CODE[at:]))
+        assert len(ids) <= 200
+        text = embedded().decode(ids, skip_special_tokens=False)
+        assert text.endswith("<|fim_middle|>")
+        assert CODE[max(0, at - 100) : at] in text
+
+
+def test_a_key_prefills_at_most_half_of_what_the_plain_layout_does(model: Path) -> None:
+    figures = measure(str(model), num_files=2, num_keys=60, max_prompt_tokens=512, block_sizes=(16, 128))
+    assert figures["num_keys"] == 120
+    assert figures["num_differing_prompts"] == 0
+    assert figures["prefilled_tokens_per_key_ratio"] <= 0.5
+    assert figures["cached_share"] > figures["cached_share_plain"]
+    assert figures["by_block_size"]["128"]["prefilled_tokens_per_key_ratio"] <= 0.5
+    assert figures["tokenised_tokens_per_key"] < figures["prompt_tokens_per_key"] / 5
+    assert figures["tokenise_ms_p50_whole"] > 0
