@@ -90,11 +90,15 @@ class Draft:
         request, kit = self.request, self.kit
         if old.place.start == 0 and is_clipped(request.prefix, old.top):
             return True
-        if old.place.suffix_budget < int(kit.budget * kit.settings.suffix_share):
-            line = len(request.prefix) - self._line_start
-            return line <= kit.budget * kit.settings.snippet_share
+        if old.place.suffix_budget < int(kit.budget * kit.settings.suffix_share) and self._is_line_short():
+            return True
         age_s = request.received_at - old.laid_out_at
-        return age_s >= kit.settings.snippet_max_age_s and request.snippets != old.offered
+        return age_s >= kit.settings.snippet_max_age_s and hash(request.snippets) != old.offered
+
+    def _is_line_short(self) -> bool:
+        """Return whether the cursor's line takes no room from the suffix, however many tokens a character takes."""
+        num_bytes = 4 * (len(self.request.prefix) - self._line_start + len(self.kit.opening))
+        return num_bytes <= self.kit.budget * self.kit.settings.snippet_share
 
     def _split(self, old: Layout, start: int) -> int:
         """Return where the text behind the middle marker starts: at its old place, up to so many lines later."""
@@ -205,7 +209,7 @@ class Draft:
         request, old = self.request, self.old
         if budget <= 0 or not request.snippets:
             return NOTHING
-        if old and old.place.snippet_budget == budget and old.offered == request.snippets:
+        if old and old.place.snippet_budget == budget and old.offered == hash(request.snippets):
             return old.snippets
         return self.kit.renderer.render(
             request.snippets, request.document_uri, request.language_id, budget, self._encode
@@ -235,7 +239,7 @@ class Draft:
             head=request.prefix[place.start : place.start + HEAD_CHARACTERS],
             top=request.prefix[:HEAD_CHARACTERS],
             suffix_left=len(request.suffix) - len(suffix.text),
-            offered=kept.offered if kept else request.snippets,
+            offered=kept.offered if kept else hash(request.snippets),
             laid_out_at=kept.laid_out_at if kept else request.received_at,
             num_laid_out=kept.num_laid_out if kept else len(prefix.ids) + len(typed.ids),
         )

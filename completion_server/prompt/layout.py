@@ -6,7 +6,6 @@ before, how far the suffix goes, which snippets are shown. It is remembered for 
 
 from dataclasses import dataclass
 
-from completion_server.core.request import Snippet
 from completion_server.prompt.reuse import Encoded, Encoder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import Rendered, SnippetRenderer
@@ -60,7 +59,8 @@ class Layout:
     """The first characters of the request's prefix."""
     suffix_left: int
     """Characters of the request's suffix that are not shown."""
-    offered: tuple[Snippet, ...]
+    offered: int
+    """A hash of the snippets that came with the request; they may be far larger than what is shown of them."""
     laid_out_at: float
     """Clock seconds at which it was laid out anew."""
     num_laid_out: int

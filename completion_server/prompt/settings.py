@@ -38,7 +38,7 @@ class PromptSettings:
     preamble: str = ""
     """Text put first in every prompt, best as a comment in no particular language; shared by all users."""
     num_documents: int = 4096
-    """Documents to remember; about 25 KiB each at 1,024 tokens."""
+    """Documents to remember; about 15 KiB each at 1,024 tokens."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""

@@ -186,6 +186,23 @@ def test_the_budget_gives_up_snippets_then_the_suffix_then_the_prefix_but_never_
     assert (False, False, True) in seen
 
 
+def test_the_suffix_comes_back_behind_a_long_line() -> None:
+    builder = builder_of("embedded", max_prompt_tokens=256)
+    above, below = "".join(LINES[:200]), "\n" + "".join(LINES[200:])
+    builder.build(request_at(above + "x = " + "a + " * 75 + CURSOR + below))
+    assert len(layout_of(builder, request_at(CURSOR)).suffix.text) < 100
+    builder.build(request_at(above + "x = " + "a + " * 75 + "\n    y" + CURSOR + below))
+    assert len(layout_of(builder, request_at(CURSOR)).suffix.ids) > 40
+
+
+def test_a_preamble_that_no_marker_sets_apart_is_not_laid_out_anew_at_each_key() -> None:
+    builder = builder_of("llama3", max_prompt_tokens=256, settings=PromptSettings(preamble="# rule\n" * 12))
+    above = "".join(LINES[:60])
+    first, second = (builder.build(request_at(above + line + CURSOR)) for line in ("x = 1", "x = 12"))
+    assert common(first.token_ids, second.token_ids) >= len(first.token_ids) - 2
+    assert second.num_tokenised < 8
+
+
 def test_a_line_that_does_not_fit_is_refused() -> None:
     builder = builder_of("embedded", max_prompt_tokens=64)
     with pytest.raises(InvalidRequestError, match=r"may have 61 tokens, and has \d+ tokens") as refused:
