@@ -46,10 +46,10 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "enforce_eager": current_platform.is_cpu() if settings.enforce_eager is None else settings.enforce_eager,
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
-        "per_request_spec_decode_metrics": "summary",
         "use_tqdm_on_load": False,
     }
     if settings.draft_model and settings.num_speculative_tokens:
+        args["per_request_spec_decode_metrics"] = "summary"
         args["speculative_config"] = {
             "method": "draft_model",
             "model": settings.draft_model,
@@ -175,7 +175,7 @@ class VllmEngine:
         except ConfigError:
             raise
         except Exception as error:
-            msg = f"the engine did not start: {_last_line(error)}"
+            msg = f"the engine did not start: {_reason(error)}"
             raise EngineDeadError(msg) from error
         self._accounts.watch(self._llm)
         manager = self._llm.engine_core.resources.engine_manager
@@ -264,6 +264,8 @@ def _sampling_params(job: Job) -> SamplingParams:
     )
 
 
-def _last_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+def _reason(error: BaseException) -> str:
+    """Return the line of an error that says why: pydantic puts a heading before it and a link behind it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = (line for line in lines if line.startswith("Value error, "))
+    return next(said, lines[-1] if lines else type(error).__name__)

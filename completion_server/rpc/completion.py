@@ -7,7 +7,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.core.request import Caller, Request
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline import Completion, Pipeline
 from completion_server.rpc import convert
 from completion_server.rpc.session import CLIENT_GONE, SessionStream, stalled
 from completion_server.rpc.settings import LimitSettings
@@ -39,6 +39,13 @@ class CompletionServicer:
             completion = self._pipeline.open(request)
         except CompletionError as error:
             await abort(context, error)
+        failure = await self._stream(completion, context)
+        # By now everything is free: a status, too, waits for a reader that stalls.
+        if failure is not None:
+            await abort(context, failure)
+
+    async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
+        """Write an answer out; return the failure that the call must end with, if any."""
         outcome = Outcome(FinishReason.CANCELLED)
         try:
             async for event in completion.events():
@@ -47,17 +54,14 @@ class CompletionServicer:
                 if isinstance(event, End):
                     outcome = event.outcome
         except TimeoutError:
-            await abort(context, stalled(self._stall_timeout_s))
+            return stalled(self._stall_timeout_s)
         except CLIENT_GONE:
-            return
+            return None
         finally:
             slack = self._pipeline.clock.now() + _DEADLINE_SLACK_S
-            is_late = request.deadline.is_past(slack)
+            is_late = completion.request.deadline.is_past(slack)
             completion.close(FinishReason.DEADLINE if is_late else FinishReason.CANCELLED)
-        if outcome.error is not None:
-            await abort(context, outcome.error)
-        if outcome.reason is FinishReason.DEADLINE:
-            await abort(context, DEADLINE_PASSED)
+        return DEADLINE_PASSED if outcome.reason is FinishReason.DEADLINE else outcome.error
 
     async def session(self, _messages: Any, context: Context) -> None:
         """One stream for an editor's whole life. Messages are read from the context, one at a time."""
@@ -70,9 +74,12 @@ class CompletionServicer:
             stream = SessionStream(self._pipeline, self._limits, self._stall_timeout_s, context, user, tenant)
             self._sessions.add(stream)
             try:
-                await stream.run()
+                failure = await stream.run()
             finally:
                 self._sessions.discard(stream)
+        # By now the session's place is free: a status, too, waits for a reader that stalls.
+        if failure is not None:
+            await abort(context, failure)
 
     async def report_feedback(
         self, message: pb.ReportFeedbackRequest | Malformed, context: Context

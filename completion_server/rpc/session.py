@@ -13,7 +13,6 @@ from completion_server.core.request import Caller
 from completion_server.pipeline import Completion, Pipeline
 from completion_server.rpc import convert
 from completion_server.rpc.settings import LimitSettings
-from completion_server.rpc.status import abort
 from completion_server.rpc.wire import Malformed
 
 CLIENT_GONE = grpc.aio.BaseError
@@ -52,8 +51,8 @@ class SessionStream:
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
-    async def run(self) -> None:
-        """Serve the stream to its end."""
+    async def run(self) -> CompletionError | None:
+        """Serve the stream to its end; return the failure that the call must end with, if any."""
         self._task = asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as answers:
@@ -61,12 +60,13 @@ class SessionStream:
         except asyncio.CancelledError:
             if not self._is_closing:
                 raise
-            await abort(self._context, UnavailableError("the server is shutting down", retry_after_ms=0))
+            return UnavailableError("the server is shutting down", retry_after_ms=0)
         except BaseExceptionGroup as group:
             if group.subgroup(TimeoutError):
-                await abort(self._context, stalled(self._stall_timeout_s))
+                return stalled(self._stall_timeout_s)
             if group.subgroup(lambda error: not isinstance(error, CLIENT_GONE)):
                 raise
+        return None
 
     def close(self) -> None:
         """End the stream with UNAVAILABLE."""

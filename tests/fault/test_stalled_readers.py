@@ -1,0 +1,99 @@
+"""Readers that take nothing: each is ended after a bound, its engine work is freed, and memory stays flat."""
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+import pytest_asyncio
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.engine.interface import Job
+from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from tests.support.server import ENDLESS, RunningServer, endless_config, endless_engine, eventually, request, run_server
+
+NUM_READERS = 1_000
+STALL_TIMEOUT_S = 1.0
+SMALL_WINDOW = [
+    ("grpc.http2.bdp_probe", 0),  # else the client takes megabytes off the server's hands without anybody reading
+    ("grpc.http2.lookahead_bytes", 16_384),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+def much(_job: Job) -> Iterable[str]:
+    """Lines that stay in the block which the request opens."""
+    return (f"    {'x' * 16_000}{number},\n" for number in range(ENDLESS))
+
+
+@pytest_asyncio.fixture
+async def engine() -> ScriptedEngine:
+    return endless_engine(much, ServiceTimes(decode_base_s=0.3), max_num_seqs=2 * NUM_READERS)
+
+
+@pytest_asyncio.fixture
+async def server(engine: ScriptedEngine) -> AsyncIterator[RunningServer]:
+    config = endless_config(
+        f"server.stall_timeout_s={STALL_TIMEOUT_S}", f"scheduling.num_slots={2 * NUM_READERS}", "engine.heartbeat_s=0"
+    )
+    async with run_server(config, lambda: engine) as running:
+        yield running
+
+
+def num_ended(server: RunningServer) -> float:
+    """Return how many requests were ended for their reader's sake."""
+    return server.count("completion_requests_total", outcome="cancelled", trigger="automatic", shed_reason="")
+
+
+def long_request(number: int) -> pb.CompleteRequest:
+    return request(session_id=f"s{number}", mode=pb.MODE_MULTI_LINE, max_tokens=5_000, prefix="x = (\n    ")
+
+
+async def test_a_reader_that_stalls_is_ended_and_the_engine_freed(
+    server: RunningServer, engine: ScriptedEngine
+) -> None:
+    async with grpc.aio.insecure_channel(server.ready.address, options=SMALL_WINDOW) as channel:
+        call = CompletionServiceStub(channel).Complete(long_request(0))
+        await anext(aiter(call))
+        await eventually(lambda: num_ended(server) == 1, 20)
+        await eventually(lambda: engine.stats().num_running == 0)
+        call.cancel()
+
+
+async def test_so_is_a_session_whose_reader_stalls(server: RunningServer, engine: ScriptedEngine) -> None:
+    async with grpc.aio.insecure_channel(server.ready.address, options=SMALL_WINDOW) as channel:
+        call = CompletionServiceStub(channel).Session()
+        await call.write(pb.SessionRequest(complete=long_request(0)))
+        await eventually(lambda: engine.stats().num_running == 1)
+        await eventually(lambda: engine.stats().num_running == 0, 20)
+        await eventually(lambda: server.count("completion_live_sessions") == 0)
+        call.cancel()
+
+
+@pytest.mark.timeout(180)
+async def test_memory_stays_flat_with_a_thousand_stalled_readers(server: RunningServer, engine: ScriptedEngine) -> None:
+    """Server and clients share a process here, so what the clients hold counts against the bound too."""
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 256
+    async with grpc.aio.insecure_channel(server.ready.address, options=SMALL_WINDOW) as channel:
+        stub = CompletionServiceStub(channel)
+        await stall(stub, 50, first=0)  # what is allocated once
+        await eventually(lambda: num_ended(server) == 50, 60)
+        before = psutil.Process().memory_info().rss
+        calls = await stall(stub, NUM_READERS, first=50)
+        await eventually(lambda: num_ended(server) == 50 + NUM_READERS, 120)
+        await eventually(lambda: engine.stats().num_running == 0)
+        grown = psutil.Process().memory_info().rss - before
+        assert grown / NUM_READERS < 256 * 1024
+        for call in calls:
+            call.cancel()
+
+
+async def stall(stub: CompletionServiceStub, num: int, first: int) -> list[Any]:
+    """Begin `num` long completions and read nothing of them."""
+    calls = [stub.Complete(long_request(first + number)) for number in range(num)]
+    await asyncio.gather(*(call.wait_for_connection() for call in calls))
+    return calls
