@@ -5,6 +5,7 @@ bracket brings its closing one, which is typed over later, now and then a word i
 and then the user goes to another line, types a comment there and comes back.
 """
 
+import os
 import random
 import string
 import sysconfig
@@ -34,11 +35,15 @@ class State:
 def library_files(count: int, seed: int) -> dict[str, str]:
     """Return the texts of files of the running Python's standard library by their paths, without its tests."""
     root = Path(sysconfig.get_path("stdlib"))
-    names = sorted(path.relative_to(root) for path in root.rglob("*.py"))
-    names = [name for name in names if _SKIPPED_FOLDERS.isdisjoint(name.parts)]
-    names = [name for name in names if _MIN_BYTES < (root / name).stat().st_size < _MAX_BYTES]
+    names = [name for name in sorted(_python_files(root)) if _MIN_BYTES < (root / name).stat().st_size < _MAX_BYTES]
     random.Random(seed).shuffle(names)
     return {name.as_posix(): (root / name).read_text(encoding="utf-8", errors="replace") for name in names[:count]}
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in _SKIPPED_FOLDERS]
+        yield from (Path(folder, name).relative_to(root) for name in files if name.endswith(".py"))
 
 
 def typed(text: str, num_keys: int, seed: int) -> list[State]:
