@@ -94,9 +94,7 @@ def _import_vllm(settings: EngineSettings) -> ModuleType:
     """Return the module that imports vLLM. That takes seconds, which only those who need it should wait."""
     vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of imports; nothing an operator can mend
+        warnings.simplefilter("ignore")  # of imports; nothing an operator can mend
         return importlib.import_module("completion_server.engine.vllm_engine")
 
 

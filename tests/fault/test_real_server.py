@@ -116,7 +116,9 @@ async def test_the_commands_ask_it(server: ServerProcess, tmp_path: Path) -> Non
     assert answer["usage"]["drafted_tokens"] >= answer["usage"]["accepted_draft_tokens"] >= 0
     status = await asyncio.to_thread(run, "status", "--json", "--admin", server.ready["admin_address"])
     assert status.returncode == 0, status.stderr
-    profile = await asyncio.to_thread(run, "profile", "--requests", "4", "--json", *where, str(source))
+    profile = await asyncio.to_thread(
+        run, "profile", "--requests", "4", "--json", *where, str(ROOT / "completion_server" / "app.py")
+    )
     assert profile.returncode == 0, profile.stderr
 
 
