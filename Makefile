@@ -9,7 +9,7 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check proto lock models bench-overhead clean
+.PHONY: help serve test check proto lock models bench-overhead bench-engine bench-prompt clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -39,6 +39,13 @@ models: $(VENV)/installed ## Train the embedded models anew, from corpus to mode
 
 bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, and vLLM's own server beside it.
 	@$(BIN)/python -m loadtest.overhead
+
+bench-engine: $(VENV)/installed ## Speculation, INT8 and the prefix cache, each on and off, in one interleaved run.
+	@$(BIN)/target-model quantize --model target_model/embedded --out work/embedded-int8 --scheme w8a8
+	@$(BIN)/python -m loadtest.engine_table --int8-model work/embedded-int8
+
+bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
+	@$(BIN)/python -m loadtest.prompt_replay
 
 clean: ## Remove the environment and everything generated.
 	rm -rf $(VENV) build work .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -143,7 +143,7 @@ class App:
             stack.push_async_callback(self._engine.stop)
             for server in filter(None, (public, admin)):
                 await server.start()
-                stack.push_async_callback(server.stop, 0)
+                stack.push_async_callback(server.stop, _CLOSE_S)
             if not is_loopback(address) and not self._config.server.tls.certificate:
                 logger.warning("listening on %s without TLS: anyone who reaches it can read what is typed", address)
             await self._engine.start()

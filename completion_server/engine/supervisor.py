@@ -79,6 +79,13 @@ class SupervisedEngine:
         self._on_change = on_change
         self._engine = make_engine()
         self._vitals = Vitals(settings.hang_timeout_s, settings.heartbeat_s, clock.now())
+        self._info = EngineInfo(
+            model=settings.model,
+            max_model_len=settings.max_model_len or 0,
+            draft_model=settings.draft_model,
+            num_speculative_tokens=settings.num_speculative_tokens if settings.draft_model else 0,
+            max_num_seqs=settings.max_num_seqs,
+        )
         self._past_generated = 0
         self._past_unwanted = 0
         self._num_heartbeats = 0
@@ -89,8 +96,8 @@ class SupervisedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded."""
-        return self._engine.info
+        """What was loaded last; before that, what the settings ask for."""
+        return self._info
 
     @property
     def is_alive(self) -> bool:
@@ -148,6 +155,7 @@ class SupervisedEngine:
 
     async def _start_engine(self) -> None:
         await self._engine.start()
+        self._info = self._engine.info
         if self._settings.warm_up:
             await warm_up(self._engine)
         self._vitals = Vitals(self._settings.hang_timeout_s, self._settings.heartbeat_s, self._clock.now())

@@ -9,7 +9,6 @@ import grpc
 from completion.v1 import admin_pb2 as pb
 from completion.v1 import admin_pb2_grpc
 from completion_server.core.errors import CompletionError, InvalidRequestError
-from completion_server.engine.interface import EngineDeadError, EngineInfo
 from completion_server.engine.supervisor import EngineState
 from completion_server.pipeline import Pipeline
 from completion_server.rpc.status import abort
@@ -49,10 +48,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
         """What the server is doing."""
         pipeline, engine, book = self._pipeline, self._pipeline.engine, self._pipeline.runner.book
-        try:
-            info = engine.info
-        except EngineDeadError:  # between two engines
-            info = EngineInfo(model="", max_model_len=0)
+        info = engine.info
         return pb.GetStatusResponse(
             version=self._controls.version,
             uptime_s=self._controls.uptime_s(),
