@@ -260,6 +260,21 @@ def load_prompts(config: Config) -> PromptBuilder:
         ConfigError: the model can't be read, or leaves no room for a prompt.
 
     """
+    return load_prompt_builder(
+        config.engine.model,
+        revision=config.engine.revision,
+        max_prompt_tokens=prompt_budget(config),
+        settings=config.prompt,
+    )
+
+
+def prompt_budget(config: Config) -> int:
+    """Return how many tokens a prompt may have: what the model holds, less a whole completion.
+
+    Raises:
+        ConfigError: no model is set, it can't be read, or it leaves no room for a prompt.
+
+    """
     if not config.engine.model:
         msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
         raise ConfigError(msg)
@@ -271,12 +286,7 @@ def load_prompts(config: Config) -> PromptBuilder:
         asked = config.limits.max_tokens
         msg = f"limits.max_tokens: {asked} leaves {room} of the model's {model_len} tokens for a prompt"
         raise ConfigError(msg)
-    return load_prompt_builder(
-        engine.model,
-        revision=engine.revision,
-        max_prompt_tokens=min(config.prompt.max_prompt_tokens, room),
-        settings=config.prompt,
-    )
+    return min(config.prompt.max_prompt_tokens, room)
 
 
 def _context_length(engine: EngineSettings) -> int:

@@ -14,12 +14,11 @@ import click
 import uvloop
 
 from completion_server import __version__
-from completion_server.app import App, Ready, engine_arguments, load_prompts, make_engine_factory
+from completion_server.app import App, Ready, engine_arguments, make_engine_factory, prompt_budget
 from completion_server.client.commands import complete, drain, profile, status
 from completion_server.client.options import DEFAULT_SERVER
 from completion_server.config import Config, load_config
 from completion_server.core.errors import ConfigError
-from completion_server.core.request import Caller, Mode, Request
 from completion_server.engine.interface import EngineDeadError
 from completion_server.telemetry import logs
 
@@ -92,49 +91,15 @@ def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool)
     """
     loaded = _load(config, overrides)
     try:
-        args = engine_arguments(loaded) if loaded.engine.model else {}
+        budget = prompt_budget(loaded)
+        args = engine_arguments(loaded)
     except ConfigError as error:
         _fail(str(error))
     if as_json:
-        click.echo(json.dumps({**asdict(loaded), "engine_args": args}, indent=2))
+        effective = {**asdict(loaded), "prompt_budget_tokens": budget, "engine_args": args}
+        click.echo(json.dumps(effective, indent=2))
     else:
-        click.echo(f"ok: {loaded.engine.model or 'no model set'}, listening on {loaded.server.listen}")
-
-
-@main.command("render-prompt", hidden=True)
-@_config_options
-def render_prompt(config: Path | None, overrides: tuple[str, ...]) -> None:
-    """Read requests as JSON lines and write the token ids that the engine would get, for debugging and benchmarks."""
-    loaded = _load(config, overrides)
-
-    try:
-        prompts = load_prompts(loaded)
-    except ConfigError as error:
-        _fail(str(error))
-    for number, line in enumerate(sys.stdin):
-        fields = json.loads(line)
-        request = Request(
-            id=f"render-{number}",
-            caller=Caller(user="render", session=f"render-{number}"),
-            sequence=0,
-            document_uri=fields.get("document_uri", ""),
-            language_id=fields.get("language_id", ""),
-            prefix=fields["prefix"],
-            suffix=fields["suffix"],
-            max_tokens=fields.get("max_tokens", loaded.limits.max_tokens),
-            received_at=0.0,
-            mode=Mode(fields.get("mode", "single_line")),
-        )
-        prompt = prompts.build(request)
-        click.echo(
-            json.dumps(
-                {
-                    "token_ids": prompt.token_ids,
-                    "stop_token_ids": list(prompt.stop_token_ids),
-                    "max_tokens": request.max_tokens,
-                }
-            )
-        )
+        click.echo(f"ok: {loaded.engine.model}, prompts of up to {budget} tokens, listening on {loaded.server.listen}")
 
 
 def _end_on_signals(app: App) -> None:

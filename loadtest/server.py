@@ -51,13 +51,13 @@ def flags(config: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def effective_config(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what the server would run with; "engine_args" are vLLM's own.
+    """Return what the server would run with; "engine_args" are vLLM's own, "prompt_budget_tokens" bounds its prompts.
 
     Raises:
         CommandError: it can't be used.
 
     """
-    answer: dict[str, Any] = json.loads(_run(["check-config", "--json", *flags(config, overrides)]))
+    answer: dict[str, Any] = json.loads(_run("completion_server", "check-config", "--json", *flags(config, overrides)))
     return answer
 
 
@@ -68,11 +68,14 @@ def render_prompts(config: Path, overrides: Sequence[str], texts: Sequence[Text]
         CommandError: a prompt can't be made.
 
     """
+    effective = effective_config(config, overrides)
+    section = {**effective["prompt"], "max_prompt_tokens": effective["prompt_budget_tokens"]}
+    command = ("completion_server.prompt", effective["engine"]["model"], "--settings", json.dumps(section))
     lines = [
-        json.dumps({"prefix": text.prefix, "suffix": text.suffix, "mode": "multi_line", "max_tokens": max_tokens})
-        for text in texts
+        json.dumps({"session": str(number), "prefix": text.prefix, "suffix": text.suffix, "mode": "multi_line"})
+        for number, text in enumerate(texts)
     ]
-    rendered = _run(["render-prompt", *flags(config, overrides)], "\n".join(lines) + "\n").splitlines()
+    _template, *rendered = _run(*command, text="\n".join(lines) + "\n").splitlines()
     return [
         Prompt(text.prefix, text.suffix, max_tokens, tuple(json.loads(line)["token_ids"]))
         for text, line in zip(texts, rendered, strict=True)
@@ -179,9 +182,10 @@ def _sample(end: pb.End | None, ttft_ms: float | None, total_ms: float) -> Sampl
     )
 
 
-def _run(arguments: Sequence[str], text: str = "") -> str:
-    done = subprocess.run([*_COMMAND, *arguments], input=text, capture_output=True, text=True, check=False)
+def _run(module: str, *arguments: str, text: str = "") -> str:
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
-        msg = f"completion-server {arguments[0]} failed:\n{done.stderr.strip()}"
+        msg = f"{module} {arguments[0]} failed:\n{done.stderr.strip()}"
         raise CommandError(msg)
     return done.stdout
