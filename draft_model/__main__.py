@@ -70,7 +70,7 @@ def main(threads: int | None) -> None:
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     torch.set_num_threads(threads or os.cpu_count() or 1)
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @main.command("build-embedded")
