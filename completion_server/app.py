@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import grpc
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
 from completion_server.admission.gate import Gate, Readiness
 from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
-from completion_server.core.errors import ConfigError
+from completion_server.core.errors import ConfigError, UnavailableError
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine import vllm_process
 from completion_server.engine.interface import Engine, EngineInfo
@@ -31,7 +30,14 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.loading import load_prompt_builder
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
-from completion_server.rpc.server import Health, build_admin_server, build_public_server, is_loopback
+from completion_server.rpc.server import (
+    Health,
+    Listener,
+    build_admin_server,
+    build_public_server,
+    is_loopback,
+    split_address,
+)
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.runner import Runner
 from completion_server.telemetry.logs import set_level
@@ -117,7 +123,8 @@ class App:
         self._gate = Gate(config.admission)
         self._health = Health()
         self._engine = SupervisedEngine(make_engine, config.engine, self._clock, self._engine_changed)
-        self._runner = Runner(Book(config.scheduling.num_slots, config.scheduling.max_queued), self._clock)
+        book = Book(config.scheduling.num_slots, config.scheduling.max_queued, config.admission.retry_after_ms)
+        self._runner = Runner(book, self._clock)
         self._metrics = Metrics(registry)
         self._drain_requested = asyncio.Event()
         self._grace_s = config.server.grace_s
@@ -131,26 +138,26 @@ class App:
             EngineDeadError: the engine did not start.
 
         """
-        # Listening comes first: a port in use shows at once, not after the model was loaded.
         async with contextlib.AsyncExitStack() as stack:
             metrics_address = self._start_metrics(stack)
             prompts = await asyncio.to_thread(load_prompts, self._config)
             pipeline = self._join(prompts)
             servicer = CompletionServicer(pipeline, self._config.limits, self._config.server.stall_timeout_s)
-            public, address = build_public_server(self._config.server, servicer, self._health)
-            admin, admin_address = self._build_admin(pipeline, prompts)
+            public = build_public_server(self._config.server, servicer, self._health)
+            admin = self._build_admin(pipeline, prompts)
             await self._health.set(is_serving=False)
             stack.push_async_callback(self._engine.stop)
-            for server in filter(None, (public, admin)):
-                await server.start()
-                stack.push_async_callback(server.stop, _CLOSE_S)
-            if not is_loopback(address) and not self._config.server.tls.certificate:
-                logger.warning("listening on %s without TLS: anyone who reaches it can read what is typed", address)
+            for listener in filter(None, (public, admin)):
+                await listener.start()
+                stack.push_async_callback(listener.stop, _CLOSE_S)
+            if not is_loopback(public.address) and not self._config.server.tls.certificate:
+                logger.warning("listening on %s without TLS: others can read what is typed", public.address)
             await self._engine.start()
-            _check_fits(self._engine.info, self._config)
-            ready = Ready(address, admin_address, metrics_address, self._engine.info, prompts.template_name)
-            on_ready(ready)
-            await self._serve(public, servicer)
+            info = self._engine.info
+            _check_fits(info, self._config)
+            admin_address = admin.address if admin else ""
+            ready = Ready(public.address, admin_address, metrics_address, info, prompts.template_name)
+            await self._serve(public, servicer, lambda: on_ready(ready))
 
     @property
     def has_served(self) -> bool:
@@ -168,10 +175,13 @@ class App:
             self._grace_s = grace_s
         self._drain_requested.set()
 
-    async def _serve(self, public: grpc.aio.Server, servicer: CompletionServicer) -> None:
+    async def _serve(self, public: Listener, servicer: CompletionServicer, on_ready: Callable[[], None]) -> None:
         async with asyncio.TaskGroup() as group:
+            # In this order: the engine says that it is ready only when the runner takes requests.
             runner = group.create_task(self._runner.run())
             watch = group.create_task(self._engine.run())
+            await asyncio.sleep(0)
+            on_ready()
             await self._drain_requested.wait()
             # First of all, so that load balancers look elsewhere while the accepted requests finish.
             self._gate.drain()
@@ -179,11 +189,17 @@ class App:
             logger.info("draining: %d requests to finish", self._runner.book.num_live)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._runner.wait_idle(), self._grace_s)
-            self._runner.end_all_nowait(Outcome(FinishReason.CANCELLED))
+            self._runner.end_all_nowait(self._cut_short())
             servicer.close_sessions()
             await public.stop(_CLOSE_S)
             watch.cancel()
             runner.cancel()
+
+    def _cut_short(self) -> Outcome:
+        """Return what becomes of requests that did not finish in time."""
+        retry_after_ms = self._config.admission.retry_after_ms
+        error = UnavailableError("the server is shutting down", retry_after_ms=retry_after_ms)
+        return Outcome(FinishReason.ERROR, error=error, retry_after_ms=retry_after_ms)
 
     def _join(self, prompts: PromptBuilder) -> Pipeline:
         return Pipeline(
@@ -197,9 +213,9 @@ class App:
             retry_after_ms=self._config.admission.retry_after_ms,
         )
 
-    def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> tuple[grpc.aio.Server | None, str]:
+    def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> Listener | None:
         if not self._config.server.admin_listen:
-            return None, ""
+            return None
         controls = Controls(
             version=__version__,
             prompt_template=prompts.template_name,
@@ -217,14 +233,14 @@ class App:
         address = self._config.server.metrics_listen
         if not address:
             return ""
-        host, _, port = address.rpartition(":")
+        host, port = split_address(address, "server.metrics_listen")
         try:
-            server = MetricsServer(host, int(port), self._registry)
-        except (OSError, ValueError) as error:
+            server = MetricsServer(host, port, self._registry)
+        except OSError as error:
             msg = f"server.metrics_listen: can't listen on {address}: {error}"
             raise ConfigError(msg) from error
         stack.callback(server.stop)
-        return f"{host}:{server.port}"
+        return f"{address.rpartition(':')[0]}:{server.port}"
 
     def _watch_parts(self) -> Snapshot:
         book = self._runner.book
@@ -235,12 +251,14 @@ class App:
                 "running_requests": lambda: book.num_occupied,
                 "slots": lambda: book.num_slots,
                 "engine_ready": lambda: self._engine.state is EngineState.READY,
+                "engine_running_requests": lambda: self._engine.stats().num_running,
                 "engine_waiting_requests": lambda: self._engine.stats().num_waiting,
+                "engine_kv_usage_ratio": lambda: self._engine.stats().kv_usage,
             },
             counters={
                 "engine_restarts": lambda: self._engine.num_restarts,
                 "engine_generated_tokens": lambda: self._engine.stats().num_generated_tokens,
-                "engine_aborted_tokens": lambda: self._engine.stats().num_unwanted_tokens,
+                "unwanted_tokens": lambda: self._engine.stats().num_unwanted_tokens,
             },
         )
 
@@ -309,7 +327,7 @@ def _check_fits(info: EngineInfo, config: Config) -> None:
         ConfigError: a whole prompt and a whole completion don't fit.
 
     """
-    asked = config.engine.max_model_len
-    if asked is not None and info.max_model_len < asked:
-        msg = f"engine.max_model_len: the engine holds {info.max_model_len} tokens, got {asked}"
+    asked = prompt_budget(config) + config.limits.max_tokens + info.num_speculative_tokens
+    if asked > info.max_model_len:
+        msg = f"engine.max_model_len: the engine holds {info.max_model_len} tokens, but a request may need {asked}"
         raise ConfigError(msg)

@@ -20,6 +20,7 @@ from completion_server.client.options import DEFAULT_SERVER
 from completion_server.config import Config, load_config
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
+from completion_server.rpc.server import check_addresses
 from completion_server.telemetry import logs
 
 
@@ -67,6 +68,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
         sys.stdout.flush()
 
     try:
+        check_addresses(loaded.server)  # before vLLM is imported, which takes seconds
         make_engine = make_engine_factory(loaded)
 
         async def run() -> None:

@@ -19,7 +19,7 @@ from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
 from completion_server.prompt.settings import PromptSettings
-from completion_server.rpc.settings import LimitSettings, ServerSettings
+from completion_server.rpc.settings import LimitSettings, ServerSettings, TlsSettings
 from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.telemetry.logs import LogSettings
 
@@ -60,7 +60,14 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mappi
     faults = list(_unknown_keys(tree, Config, ""))
     if faults:
         raise ConfigError("\n".join(faults))
-    return _resolve_paths(_validate(tree), path.parent if path else Path())
+    config = _resolve_paths(_validate(tree), path.parent if path else Path())
+    slots, seqs = config.scheduling.num_slots, config.engine.max_num_seqs
+    if slots > seqs:
+        msg = (
+            f"scheduling.num_slots: must be at most engine.max_num_seqs ({seqs}), got {slots}"
+        )
+        raise ConfigError(msg)
+    return config
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -120,7 +127,7 @@ def _validate(tree: Mapping[str, Any]) -> Config:
 
 def _resolve_paths(config: Config, base: Path) -> Config:
     """Take relative paths as relative to the file that named them."""
-    engine, tls = config.engine, config.server.tls
+    engine, server = config.engine, config.server
     return dataclasses.replace(
         config,
         engine=dataclasses.replace(
@@ -129,15 +136,16 @@ def _resolve_paths(config: Config, base: Path) -> Config:
             draft_model=_model("engine.draft_model", engine.draft_model, base),
         ),
         server=dataclasses.replace(
-            config.server,
-            tls=dataclasses.replace(
-                tls,
-                certificate=_file("server.tls.certificate", tls.certificate, base),
-                key=_file("server.tls.key", tls.key, base),
-                client_ca=_file("server.tls.client_ca", tls.client_ca, base),
-            ),
+            server,
+            tls=_tls("server.tls", server.tls, base),
+            admin_tls=_tls("server.admin_tls", server.admin_tls, base),
         ),
     )
+
+
+def _tls(section: str, tls: TlsSettings, base: Path) -> TlsSettings:
+    files = {name: _file(f"{section}.{name}", getattr(tls, name), base) for name in ("certificate", "key", "client_ca")}
+    return TlsSettings(**files)
 
 
 def _model(key: str, name: str, base: Path) -> str:

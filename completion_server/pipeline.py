@@ -17,7 +17,7 @@ from completion_server.core.request import Request, Trigger
 from completion_server.engine.interface import EngineDeadError, Job, Output
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.prompt.builder import Prompt
-from completion_server.scheduling.book import Claim
+from completion_server.scheduling.book import CANCELLED, Claim
 from completion_server.scheduling.runner import Runner
 from completion_server.streaming.mailbox import Mailbox
 from completion_server.streaming.text import TextRules
@@ -76,11 +76,9 @@ class Pipeline:
 
     def _claim(self, request: Request) -> Claim:
         caller = request.caller
-        lane = f"{caller.tenant}\0{caller.user}"
-        if self._is_lane_per_session:
-            lane += f"\0{caller.session}"
-        if request.trigger is Trigger.PREFETCH:
-            lane += "\0prefetch"
+        owner = ("user", caller.user) if caller.user else ("session", caller.session)
+        session = caller.session if self._is_lane_per_session else ""
+        lane = (caller.tenant, *owner, session, request.trigger is Trigger.PREFETCH)
         return Claim(request.id, lane, caller.session, request.sequence, request.trigger, request.deadline)
 
 
@@ -95,14 +93,10 @@ class Completion:
         self._pipeline = pipeline
         self._mailbox = Mailbox()
         self._prompt: Prompt | None = None
-        self._rules = TextRules(request)
         self._cached_prompt_tokens = 0
         self._num_tokens = 0
         self._drafted_tokens = 0
         self._accepted_draft_tokens = 0
-        self._num_unwanted_tokens = 0
-        self._end: End | None = None
-        self._is_running = False
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield deltas as they come, merged where the reader is slow, then the end."""
@@ -115,14 +109,13 @@ class Completion:
                     self._pipeline.observer.request_streamed(self._pipeline.clock.now() - ended)
                 return
 
-    def close(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """The reader has gone: stop what still goes on for it."""
-        self._pipeline.runner.cancel_nowait(self.request.id, Outcome(reason))
+    def close(self, outcome: Outcome = CANCELLED) -> None:
+        """End the request, if it has not ended, and stop what goes on for it."""
+        self._pipeline.runner.cancel_nowait(self.request.id, outcome)
 
     async def run(self) -> Outcome:
         """Build the prompt, generate and apply the text rules, while holding a slot."""
         clock = self._pipeline.clock
-        self._is_running = True
         self.marks.started = clock.now()
         try:
             prompt = self._prompt = await self._build_prompt()
@@ -131,20 +124,18 @@ class Completion:
         except EngineDeadError as error:
             msg = "the engine failed and is being restarted"
             raise UnavailableError(msg, retry_after_ms=self._pipeline.retry_after_ms) from error
-        finally:
-            self._is_running = False
-            if self._end is not None:
-                self._report(self._end)
 
     async def _build_prompt(self) -> Prompt:
         request = self.request
         build = self._pipeline.prompts.build
-        if len(request.prefix) + len(request.suffix) <= _INLINE_CHARACTERS:
+        num_characters = len(request.prefix) + len(request.suffix) + sum(len(s.text) for s in request.snippets)
+        if num_characters <= _INLINE_CHARACTERS:
             return build(request)
         return await asyncio.to_thread(build, request)
 
     async def _generate(self, prompt: Prompt) -> Outcome:
         request = self.request
+        rules = TextRules(request)
         job = Job(
             id=request.id,
             prompt_token_ids=prompt.token_ids,
@@ -156,18 +147,15 @@ class Completion:
         )
         async with aclosing(self._pipeline.engine.generate(job)) as outputs:
             async for output in outputs:
-                finish = self._take(output)
+                finish = self._take(output, rules)
                 if finish is not None:
                     return Outcome(finish)
         msg = "the engine ended a generation without saying why"
         raise CompletionError(msg)
 
-    def _take(self, output: Output) -> FinishReason | None:
+    def _take(self, output: Output, rules: TextRules) -> FinishReason | None:
         """Account for an output and pass its text on; return why the completion ended, if it did."""
         now = self._pipeline.clock.now()
-        if self._end is not None:
-            self._num_unwanted_tokens += output.num_tokens
-            return None
         if self.marks.first_output is None:
             self.marks.first_output = now
         self.marks.last_output = now
@@ -175,12 +163,12 @@ class Completion:
         self._cached_prompt_tokens = output.cached_prompt_tokens
         self._drafted_tokens = output.drafted_tokens
         self._accepted_draft_tokens = output.accepted_draft_tokens
-        text = self._rules.feed(output.text)
+        text = rules.feed(output.text)
         finish = None if output.finish is None else _FINISH_REASONS[output.finish]
-        if self._rules.is_done:
+        if rules.is_done:
             finish = FinishReason.STOP
         elif finish is not None:
-            text += self._rules.finish(is_cut=finish is FinishReason.LENGTH)
+            text += rules.finish(is_cut=finish is FinishReason.LENGTH)
         if text:
             self._mailbox.put_nowait(text)
         return finish
@@ -190,13 +178,9 @@ class Completion:
         self.marks.ended = self._pipeline.clock.now()
         if outcome.reason is FinishReason.SUPERSEDED:
             self._mailbox.discard_pending_nowait()
-        self._end = End(outcome, self._usage(), self._timings(self.marks.ended))
-        self._mailbox.close_nowait(self._end)
-        if not self._is_running:
-            self._report(self._end)
-
-    def _report(self, end: End) -> None:
-        self._pipeline.observer.request_ended(self.request, end, self.marks, self._num_unwanted_tokens)
+        end = End(outcome, self._usage(), self._timings(self.marks.ended))
+        self._mailbox.close_nowait(end)
+        self._pipeline.observer.request_ended(self.request, end, self.marks)
 
     def _usage(self) -> Usage:
         return Usage(

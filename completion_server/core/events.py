@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from completion_server.core.errors import Code
 from completion_server.core.outcome import End
 from completion_server.core.request import Request
 
@@ -35,11 +36,12 @@ class Feedback:
 class Observer(Protocol):
     """Someone who watches requests. Must not wait, must not raise."""
 
-    def request_ended(self, request: Request, end: End, marks: Marks, num_unwanted_tokens: int) -> None:
-        """A request had its End, and its work, if any, has stopped.
+    def request_ended(self, request: Request, end: End, marks: Marks) -> None:
+        """A request that was taken in had its End."""
+        ...
 
-        `num_unwanted_tokens` counts tokens that the engine delivered for it after its End.
-        """
+    def request_refused(self, code: Code) -> None:
+        """A request or a session was not taken in."""
         ...
 
     def request_streamed(self, seconds: float) -> None:

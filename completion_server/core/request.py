@@ -35,6 +35,7 @@ class Caller:
     """Who asks. Comes from the connection, never from a message's body."""
 
     user: str
+    """"" where the connection names none: the session then stands for itself."""
     session: str
     tenant: str = ""
     """Tenants never share prefix-cache entries; "" is one common tenant."""

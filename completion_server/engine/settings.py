@@ -35,6 +35,8 @@ class EngineSettings:
     """Whether to run Python code that a model on a hub brings along."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """What the engine itself logs."""
+    start_timeout_s: float = 900.0
+    """Loading and warming up together may take this long."""
     hang_timeout_s: float = 10.0
     """An engine that owes an answer and gives no sign of life for this long is killed and started anew."""
     heartbeat_s: float = 5.0
@@ -54,9 +56,10 @@ class EngineSettings:
             if getattr(self, name) < low:
                 msg = f"{name}: must be at least {low}, got {getattr(self, name)}"
                 raise ValueError(msg)
-        if self.hang_timeout_s <= 0:
-            msg = f"hang_timeout_s: must be above 0, got {self.hang_timeout_s}"
-            raise ValueError(msg)
+        for name in ("start_timeout_s", "hang_timeout_s"):
+            if not getattr(self, name) > 0:
+                msg = f"{name}: must be above 0, got {getattr(self, name)}"
+                raise ValueError(msg)
         if not 0 < self.restart_backoff_min_s <= self.restart_backoff_max_s:
             msg = "restart_backoff_min_s: must be above 0 and at most restart_backoff_max_s"
             raise ValueError(msg)

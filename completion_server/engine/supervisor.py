@@ -110,12 +110,18 @@ class SupervisedEngine:
         return self._engine
 
     async def start(self) -> None:
-        """Start the first engine. A failure here is the operator's to mend, so it is raised, not retried."""
+        """Start the first engine; `run` then says that it is ready.
+
+        Raises:
+            EngineDeadError: it does not start. That is the operator's to mend, so it is not tried again.
+
+        """
         await self._start_engine()
 
     async def run(self) -> None:
-        """Watch the engine and replace it when it fails, until cancelled."""
+        """Say that the engine is ready, watch it and replace it when it fails, until cancelled."""
         while True:
+            self._change(EngineState.READY)
             self.failure = await self._watch()
             logger.error("engine failed: %s", self.failure)
             self._change(EngineState.FAILED)
@@ -154,12 +160,16 @@ class SupervisedEngine:
         await self._engine.stop()
 
     async def _start_engine(self) -> None:
-        await self._engine.start()
-        self._info = self._engine.info
-        if self._settings.warm_up:
-            await warm_up(self._engine)
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await self._engine.start()
+                self._info = self._engine.info
+                if self._settings.warm_up:
+                    await warm_up(self._engine)
+        except TimeoutError as error:
+            msg = f"the engine was not ready after {self._settings.start_timeout_s:g} s"
+            raise EngineDeadError(msg) from error
         self._vitals = Vitals(self._settings.hang_timeout_s, self._settings.heartbeat_s, self._clock.now())
-        self._change(EngineState.READY)
 
     async def _watch(self) -> str:
         """Return why the engine failed, once it has."""
@@ -187,24 +197,28 @@ class SupervisedEngine:
         """Stop what is left and start engines until one runs."""
         wait_s = self._settings.restart_backoff_min_s
         while True:
-            stats = self._engine.stats()
-            self._past_generated += stats.num_generated_tokens
-            self._past_unwanted += stats.num_unwanted_tokens
-            await self._engine.stop()
-            await asyncio.sleep(wait_s)
-            self._engine = self._make_engine()
             self.num_restarts += 1
-            self._change(EngineState.STARTING)
             try:
+                await self._engine.stop()
+                await asyncio.sleep(wait_s)
+                self._put_in_place(self._make_engine())
                 await self._start_engine()
-            except EngineDeadError as error:
-                self.failure = str(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next try may do better
+                self.failure = str(error) or repr(error)
                 wait_s = min(2 * wait_s, self._settings.restart_backoff_max_s)
-                logger.error("engine did not restart, next try in %g s: %s", wait_s, error)
+                logger.error("engine did not restart, next try in %g s: %s", wait_s, self.failure)
                 self._change(EngineState.FAILED)
             else:
                 logger.warning("engine restarted (restart %d)", self.num_restarts)
                 return
+
+    def _put_in_place(self, engine: Engine) -> None:
+        """Take a new engine for the old one, whose counts are kept."""
+        stats = self._engine.stats()
+        self._past_generated += stats.num_generated_tokens
+        self._past_unwanted += stats.num_unwanted_tokens
+        self._engine = engine
+        self._change(EngineState.STARTING)
 
     def _change(self, state: EngineState) -> None:
         self.state = state

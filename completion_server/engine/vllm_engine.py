@@ -5,10 +5,12 @@ generation was asked for or who waits for it.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import difflib
-from collections.abc import AsyncGenerator
-from typing import Any
+import threading
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, TypeVar
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
@@ -24,6 +26,17 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output
 from completion_server.engine.settings import EngineSettings
 
+T = TypeVar("T")
+
+_OWN_KEYS = (
+    "model", "revision", "dtype", "max_model_len", "max_num_seqs", "tensor_parallel_size", "trust_remote_code",
+    "enforce_eager",
+)  # fmt: skip
+"""Arguments that `[engine]` has a key of the same name for."""
+
+_FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
+"""vLLM's finish reasons in the interface's words; with any other ("abort", "error") it gave a generation up."""
+
 _STOP_GRACE_S = 10.0
 """How long a core may take to end by itself; one that hangs is killed after it."""
 
@@ -32,7 +45,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's AsyncEngineArgs that the settings mean.
 
     Raises:
-        ConfigError: `[engine.vllm]` has a key that vLLM does not know.
+        ConfigError: `[engine.vllm]` has a key that vLLM does not know, or one that has a place in `[engine]`.
 
     """
     args: dict[str, Any] = {
@@ -61,6 +74,9 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             msg = f"engine.vllm.{key}: vLLM has no such engine argument{hint}"
+            raise ConfigError(msg)
+        if key in _OWN_KEYS:
+            msg = f"engine.vllm.{key}: set engine.{key} instead"
             raise ConfigError(msg)
     return args | settings.vllm
 
@@ -171,7 +187,7 @@ class VllmEngine:
     async def start(self) -> None:
         """Load the model. The event loop keeps running meanwhile."""
         try:
-            self._llm = await asyncio.to_thread(self._load)
+            self._llm = await _in_daemon_thread(self._load)
         except ConfigError:
             raise
         except Exception as error:
@@ -220,10 +236,16 @@ class VllmEngine:
 
     def _output(self, result: RequestOutput, progress: _Progress) -> Output:
         completion = result.outputs[0]
+        finish = None
+        if result.finished:
+            finish = _FINISH.get(str(completion.finish_reason))
+            if finish is None:
+                msg = f"the engine gave a generation up: {completion.finish_reason}"
+                raise EngineDeadError(msg)
         return Output(
             text=completion.text,
             num_tokens=len(completion.token_ids),
-            finish=completion.finish_reason if result.finished else None,
+            finish=finish,
             cached_prompt_tokens=result.num_cached_tokens or 0,
             drafted_tokens=progress.drafted(self.info.num_speculative_tokens),
             accepted_draft_tokens=progress.accepted(),
@@ -250,6 +272,29 @@ class VllmEngine:
         if llm.output_handler is not None:
             llm.output_handler.cancel()
         await asyncio.to_thread(llm.shutdown, _STOP_GRACE_S)
+
+
+async def _in_daemon_thread(work: Callable[[], T]) -> T:
+    """Run work that can't be interrupted in a thread for which neither a cancelled task nor the process's end waits."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(set_outcome: Callable[[Any], None], outcome: object) -> None:
+        if not done.done():
+            set_outcome(outcome)
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            outcome: tuple[Callable[[Any], None], object] = (done.set_exception, error)
+        else:
+            outcome = (done.set_result, result)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell, *outcome)
+
+    threading.Thread(target=run, daemon=True, name="engine-load").start()
+    return await done
 
 
 def _sampling_params(job: Job) -> SamplingParams:

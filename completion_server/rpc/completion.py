@@ -11,7 +11,7 @@ from completion_server.pipeline import Completion, Pipeline
 from completion_server.rpc import convert
 from completion_server.rpc.session import CLIENT_GONE, SessionStream, stalled
 from completion_server.rpc.settings import LimitSettings
-from completion_server.rpc.status import DEADLINE_PASSED, abort
+from completion_server.rpc.status import DeadlineError, abort, abort_within
 from completion_server.rpc.wire import Malformed
 
 Context = Any
@@ -38,11 +38,11 @@ class CompletionServicer:
             request = self._request(message, context)
             completion = self._pipeline.open(request)
         except CompletionError as error:
+            self._pipeline.observer.request_refused(error.code)
             await abort(context, error)
         failure = await self._stream(completion, context)
-        # By now everything is free: a status, too, waits for a reader that stalls.
         if failure is not None:
-            await abort(context, failure)
+            await abort_within(context, failure, self._stall_timeout_s)
 
     async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
         """Write an answer out; return the failure that the call must end with, if any."""
@@ -60,8 +60,10 @@ class CompletionServicer:
         finally:
             slack = self._pipeline.clock.now() + _DEADLINE_SLACK_S
             is_late = completion.request.deadline.is_past(slack)
-            completion.close(FinishReason.DEADLINE if is_late else FinishReason.CANCELLED)
-        return DEADLINE_PASSED if outcome.reason is FinishReason.DEADLINE else outcome.error
+            completion.close(Outcome(FinishReason.DEADLINE if is_late else FinishReason.CANCELLED))
+        if outcome.reason is FinishReason.DEADLINE:
+            return DeadlineError("the deadline passed first")
+        return outcome.error
 
     async def session(self, _messages: Any, context: Context) -> None:
         """One stream for an editor's whole life. Messages are read from the context, one at a time."""
@@ -69,6 +71,7 @@ class CompletionServicer:
             user, tenant = _identity(context, self._limits)
             permit = self._pipeline.gate.enter_session()
         except CompletionError as error:
+            self._pipeline.observer.request_refused(error.code)
             await abort(context, error)
         with permit:
             stream = SessionStream(self._pipeline, self._limits, self._stall_timeout_s, context, user, tenant)
@@ -77,9 +80,8 @@ class CompletionServicer:
                 failure = await stream.run()
             finally:
                 self._sessions.discard(stream)
-        # By now the session's place is free: a status, too, waits for a reader that stalls.
         if failure is not None:
-            await abort(context, failure)
+            await abort_within(context, failure, self._stall_timeout_s)
 
     async def report_feedback(
         self, message: pb.ReportFeedbackRequest | Malformed, context: Context
@@ -104,7 +106,7 @@ class CompletionServicer:
             raise message.error
         session = convert.session_id_of(message, self._limits)
         user, tenant = _identity(context, self._limits)
-        caller = Caller(user=user or session, session=session, tenant=tenant)
+        caller = Caller(user=user, session=session, tenant=tenant)
         now = self._pipeline.clock.now()
         return convert.request_of(message, caller, self._limits, context.time_remaining(), now)
 

@@ -1,6 +1,7 @@
 """Builds the listeners: the public one for editors, the admin one for operators; both with health and reflection."""
 
-from collections.abc import Sequence
+import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,63 @@ class Health:
         await self.servicer.set(ADMIN_SERVICE, health_pb2.HealthCheckResponse.SERVING)
 
 
+class Listener:
+    """A server and the address that it is bound to."""
+
+    def __init__(self, server: grpc.aio.Server, address: str) -> None:
+        """Hold both; nothing is served before `start`."""
+        self._server = server
+        self.address = address
+
+    async def start(self) -> None:
+        """Serve."""
+        await self._server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls, and give open ones this long to end."""
+        await self._server.stop(grace_s)
+
+
+def check_addresses(settings: ServerSettings) -> None:
+    """Find out early whether the configured ports are free.
+
+    Raises:
+        ConfigError: one is in use, or not an address of this machine.
+
+    """
+    for key in ("listen", "admin_listen", "metrics_listen"):
+        address = getattr(settings, key)
+        if address and not address.startswith("unix"):
+            host, port = split_address(address, f"server.{key}")
+            try:
+                socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+            except OSError as error:
+                msg = f"server.{key}: can't listen on {address}: {error.strerror or error}"
+                raise ConfigError(msg) from error
+
+
+def split_address(address: str, key: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT.
+
+    Raises:
+        ConfigError: it is no such thing.
+
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        msg = f"{key}: must be HOST:PORT, got {address!r}"
+        raise ConfigError(msg)
+    return host.strip("[]"), int(port)
+
+
 def is_loopback(address: str) -> bool:
     """Return whether only this machine can reach an address."""
     host = address.rpartition(":")[0].strip("[]")
     return address.startswith(("unix:", "unix-abstract:")) or host in {"localhost", "::1"} or host.startswith("127.")
 
 
-def build_public_server(
-    settings: ServerSettings, servicer: CompletionServicer, health: Health
-) -> tuple[grpc.aio.Server, str]:
-    """Return the editors' server, not yet started, and the address that it is bound to.
+def build_public_server(settings: ServerSettings, servicer: CompletionServicer, health: Health) -> Listener:
+    """Return the editors' server, not yet started.
 
     Raises:
         ConfigError: the address can't be used.
@@ -53,24 +101,23 @@ def build_public_server(
     """
     server = grpc.aio.server(options=_options(settings))
     server.add_generic_rpc_handlers((_completion_handlers(servicer),))
-    return _finish(server, settings.listen, "server.listen", settings, health, (COMPLETION_SERVICE,))
+    return _finish(server, settings.listen, "server.listen", settings, settings.tls, health, COMPLETION_SERVICE)
 
 
-def build_admin_server(
-    settings: ServerSettings, servicer: AdminServicer, health: Health
-) -> tuple[grpc.aio.Server, str]:
-    """Return the operators' server, not yet started, and the address that it is bound to.
+def build_admin_server(settings: ServerSettings, servicer: AdminServicer, health: Health) -> Listener:
+    """Return the operators' server, not yet started.
 
     Raises:
         ConfigError: the address can't be used, or others could reach it without showing who they are.
 
     """
-    if not is_loopback(settings.admin_listen) and not settings.tls.client_ca:
-        msg = f"server.admin_listen: {settings.admin_listen} is not loopback; that needs server.tls.client_ca"
+    if not is_loopback(settings.admin_listen) and not settings.admin_tls.client_ca:
+        msg = f"server.admin_listen: {settings.admin_listen} is not loopback; that needs server.admin_tls.client_ca"
         raise ConfigError(msg)
     server = grpc.aio.server(options=_options(settings))
     admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
-    return _finish(server, settings.admin_listen, "server.admin_listen", settings, health, (ADMIN_SERVICE,))
+    tls = settings.admin_tls
+    return _finish(server, settings.admin_listen, "server.admin_listen", settings, tls, health, ADMIN_SERVICE)
 
 
 def _finish(
@@ -78,20 +125,21 @@ def _finish(
     address: str,
     key: str,
     settings: ServerSettings,
+    tls: TlsSettings,
     health: Health,
-    services: Sequence[str],
-) -> tuple[grpc.aio.Server, str]:
+    service: str,
+) -> Listener:
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     if settings.reflection:
-        names = (*services, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+        names = (service, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-    return server, _bind(server, address, key, settings.tls)
+    return Listener(server, _bind(server, address, key, tls))
 
 
 def _bind(server: grpc.aio.Server, address: str, key: str, tls: TlsSettings) -> str:
     try:
         if tls.certificate and not address.startswith("unix"):
-            port = server.add_secure_port(address, _credentials(tls))
+            port = server.add_secure_port(address, _credentials(tls, f"{key.rpartition('.')[0]}: TLS"))
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
@@ -102,9 +150,17 @@ def _bind(server: grpc.aio.Server, address: str, key: str, tls: TlsSettings) -> 
     return f"{address.rpartition(':')[0]}:{port}"
 
 
-def _credentials(tls: TlsSettings) -> grpc.ServerCredentials:
-    pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
-    client_ca = Path(tls.client_ca).read_bytes() if tls.client_ca else None
+def _credentials(tls: TlsSettings, key: str) -> grpc.ServerCredentials:
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.certificate, tls.key)
+        if tls.client_ca:
+            context.load_verify_locations(tls.client_ca)
+        pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
+        client_ca = Path(tls.client_ca).read_bytes() if tls.client_ca else None
+    except OSError as error:  # ssl's own errors are among them
+        msg = f"{key}: its certificate, key or client_ca can't be used: {error}"
+        raise ConfigError(msg) from error
     return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
 
 

@@ -48,31 +48,29 @@ class SessionStream:
         self._completions: dict[int, Completion] = {}
         self._writing = asyncio.Lock()
         self._places = asyncio.Semaphore(limits.max_requests_per_session)
-        self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._is_closing = False
 
     async def run(self) -> CompletionError | None:
         """Serve the stream to its end; return the failure that the call must end with, if any."""
-        self._task = asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as answers:
-                await self._read(answers)
-        except asyncio.CancelledError:
-            if not self._is_closing:
-                raise
-            return UnavailableError("the server is shutting down", retry_after_ms=0)
+                self._reading = answers.create_task(self._read(answers))
         except BaseExceptionGroup as group:
             if group.subgroup(TimeoutError):
                 return stalled(self._stall_timeout_s)
             if group.subgroup(lambda error: not isinstance(error, CLIENT_GONE)):
                 raise
+            return None
+        if self._is_closing:
+            return UnavailableError("the server is shutting down", retry_after_ms=0)
         return None
 
     def close(self) -> None:
-        """End the stream with UNAVAILABLE."""
+        """Read no more; when the answers are written, the stream ends with UNAVAILABLE."""
         self._is_closing = True
-        if self._task is not None:
-            self._task.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
 
     async def _read(self, answers: asyncio.TaskGroup) -> None:
         while (message := await self._context.read()) is not grpc.aio.EOF:
@@ -107,7 +105,7 @@ class SessionStream:
         if message.sequence <= self._last_sequence:
             limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"
             raise InvalidRequestError("sequence", limit)
-        caller = Caller(self._user or self._session_id, self._session_id, self._tenant)
+        caller = Caller(self._user, self._session_id, self._tenant)
         request = convert.request_of(message, caller, self._limits, None, self._pipeline.clock.now())
         self._last_sequence = message.sequence
         return self._pipeline.open(request)
@@ -138,9 +136,14 @@ class SessionStream:
 
     async def _refuse(self, sequence: int, error: CompletionError) -> None:
         """End a request that was not taken in."""
+        self._pipeline.observer.request_refused(error.code)
         outcome = Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
         if self._pipeline.gate.readiness is Readiness.DRAINING and isinstance(error, UnavailableError):
             outcome = Outcome(FinishReason.SHED, ShedReason.DRAINING, error.retry_after_ms)
+        twin = self._completions.get(sequence)
+        if twin is not None:  # a number may have one end only, so it is this that the request in flight gets
+            twin.close(outcome)
+            return
         await self._write(sequence, End(outcome))
 
     async def _write(self, sequence: int, event: Event) -> None:

@@ -7,7 +7,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """The `[server.tls]` section: PEM files. Empty names mean no TLS."""
+    """A TLS section: PEM files. Empty names mean no TLS."""
 
     certificate: str = ""
     """The server's certificate chain."""
@@ -37,6 +37,7 @@ class ServerSettings:
     metrics_listen: str = "127.0.0.1:9464"
     """Prometheus over HTTP at /metrics; "" switches it off."""
     tls: TlsSettings = TlsSettings()
+    admin_tls: TlsSettings = TlsSettings()
     reflection: bool = True
     """Whether tools such as grpcurl may ask for the contract."""
     grace_s: float = 10.0
@@ -51,7 +52,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
         for name in ("grace_s", "stall_timeout_s", "max_message_bytes", "max_pending_calls"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 msg = f"{name}: must be above 0, got {getattr(self, name)}"
                 raise ValueError(msg)
 
@@ -90,7 +91,7 @@ class LimitSettings:
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
         for name in self.__slots__:
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 msg = f"{name}: must be above 0, got {getattr(self, name)}"
                 raise ValueError(msg)
         for name in ("default_tokens_single_line", "default_tokens_multi_line"):

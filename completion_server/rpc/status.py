@@ -1,5 +1,6 @@
 """Failures as gRPC statuses, with the standard details: BadRequest for fields, RetryInfo for when to ask again."""
 
+import asyncio
 from typing import NoReturn
 
 import grpc
@@ -11,8 +12,11 @@ from grpc_status import rpc_status
 
 from completion_server.core.errors import Code, CompletionError
 
-DEADLINE_PASSED = CompletionError("the deadline passed first")
-DEADLINE_PASSED.code = Code.DEADLINE_EXCEEDED
+
+class DeadlineError(CompletionError):
+    """The request's deadline passed in flight."""
+
+    code = Code.DEADLINE_EXCEEDED
 
 
 async def abort(context: "grpc.aio.ServicerContext[object, object]", error: CompletionError) -> NoReturn:
@@ -28,6 +32,21 @@ async def abort(context: "grpc.aio.ServicerContext[object, object]", error: Comp
     rich = rpc_status.to_status(status)
     await context.abort(rich.code, rich.details, rich.trailing_metadata)
     raise AssertionError  # abort always raises
+
+
+async def abort_within(
+    context: "grpc.aio.ServicerContext[object, object]", error: CompletionError, timeout_s: float
+) -> NoReturn:
+    """End a call with a status, or without one if its reader does not even take that. Never returns.
+
+    A status waits behind what the reader has not taken yet, for ever if need be, and everything that the call holds
+    waits with it.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await abort(context, error)
+    except TimeoutError:
+        raise asyncio.CancelledError from None  # a call whose handler is cancelled is reset
 
 
 def _packed(message: BadRequest | RetryInfo) -> AnyMessage:

@@ -16,10 +16,12 @@ wherever it goes; a slot is taken at Start and free only when the work is done, 
 stop has not stopped yet.
 
 A lane holds at most one live (QUEUED or RUNNING) request: a newer one takes its place. Slots are given first come,
-first served within a trigger, EXPLICIT before AUTOMATIC before PREFETCH.
+first served within a trigger, EXPLICIT before AUTOMATIC before PREFETCH. A newcomer that finds the queue full is shed,
+unless it takes another's place: so the queue may for a moment be longer by one for each slot that is being freed.
 """
 
 import heapq
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -33,7 +35,7 @@ class Claim:
     """What the book needs to know of a request."""
 
     id: str
-    lane: str
+    lane: Hashable
     """Whom it belongs to: a newer claim on the same lane takes its place."""
     session: str
     """Sequences are compared within a session; across sessions the later arrival is the newer."""
@@ -99,7 +101,7 @@ class Book:
     retry_after_ms: int = 1000
     """What a shed caller is told."""
     _entries: dict[str, _Entry] = field(default_factory=dict)
-    _lanes: dict[str, str] = field(default_factory=dict)
+    _lanes: dict[Hashable, str] = field(default_factory=dict)
     _queues: tuple[dict[str, _Entry], ...] = field(default_factory=lambda: tuple({} for _ in Trigger))
     _deadlines: list[tuple[float, str]] = field(default_factory=list)
     _num_occupied: int = 0
@@ -137,9 +139,8 @@ class Book:
             if holder.claim.session == claim.session and holder.claim.sequence >= claim.sequence:
                 return [End(claim.id, SUPERSEDED)]
             actions += self._end(holder, SUPERSEDED)
-        if self._num_occupied >= self.num_slots and self.num_queued >= self.max_queued:
-            shed = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self.retry_after_ms)
-            return [*actions, End(claim.id, shed)]
+        elif self._num_occupied >= self.num_slots and self.num_queued >= self.max_queued:
+            return [End(claim.id, Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self.retry_after_ms))]
         entry = self._entries[claim.id] = _Entry(claim)
         self._lanes[claim.lane] = claim.id
         self._queues[claim.trigger][claim.id] = entry

@@ -109,9 +109,16 @@ class Runner:
                 case Abort(request_id):
                     self._tasks[request_id].cancel()
                 case End(request_id, outcome):
-                    self._works[request_id].end(outcome)
+                    self._end(request_id, outcome)
                     if request_id not in self._tasks:
                         self._forget(request_id)
+
+    def _end(self, request_id: str, outcome: Outcome) -> None:
+        """Tell the caller. Should that fail, the other actions, on which other requests wait, are still carried out."""
+        try:
+            self._works[request_id].end(outcome)
+        except Exception:
+            logger.exception("the end of request %s could not be told", request_id)
 
     def _start(self, request_id: str) -> None:
         assert self._group is not None

@@ -2,6 +2,9 @@
 
 Brackets inside quotes don't count. A quote ends with its line, except a backtick. Comments are read like code, so an
 apostrophe in one hides the rest of its line, which errs on the side of leaving a completion as it is.
+
+Only brackets, quotes and what a backslash stands before take time to read. Of a line that may announce a body the last
+2,048 characters are read.
 """
 
 import re
@@ -12,6 +15,9 @@ _QUOTES = "\"'`"
 _QUOTES_WHERE_APOSTROPHES_ARE_NAMES = '"'
 _LANGUAGES_WITH_APOSTROPHES_IN_NAMES = frozenset({"rust", "haskell", "ocaml", "lisp", "scheme", "clojure", "verilog"})
 _OPENING_END = re.compile(r"(?::|=>|->|\b(?:do|then|else|begin))\s*(?:\s(?:#|//).*)?$")
+_RELEVANT = re.compile(r"\\.?|[()\[\]{}\"'`]", re.DOTALL)
+"""What can change what is open; with a backslash, the character that it may escape."""
+_MAX_OPENER = 2048
 _COMMENT_START = re.compile(r"#\s|//|/\*|\*\s|--\s")
 
 
@@ -44,7 +50,10 @@ class Brackets:
 
     def read(self, text: str) -> None:
         """Read more text, without line breaks."""
-        for char in text:
+        if self._is_escaped and text:
+            self.read_char(text[0])
+            text = text[1:]
+        for char in "".join(_RELEVANT.findall(text)):
             self.read_char(char)
 
     def read_char(self, char: str) -> None:
@@ -81,6 +90,7 @@ def opens_block(line: str, language_id: str = "") -> bool:
     line = line.strip()
     if _COMMENT_START.match(line):
         return False
+    line = line[-_MAX_OPENER:]
     brackets = Brackets(language_id)
     brackets.read(line)
     brackets.end_line()

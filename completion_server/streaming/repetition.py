@@ -8,12 +8,15 @@ completion. So "f(" before ")" takes "g(x), y" whole and ends "g(x))" after "g(x
 
 Any other rest is repeated where a whole line of the completion ends with it. It then begins at a word's beginning,
 unless it is the whole line or the cursor stands inside a word. Withheld is what may be the beginning of it.
+
+At most 32 open brackets are kept for the rest to close. A rest that closes more is one that closes what is not open.
 """
 
 from completion_server.streaming.brackets import CLOSING, Brackets
 from completion_server.streaming.surroundings import BLANKS, Line, Surroundings
 
 _QUOTES = "\"'`"
+_MAX_KEPT = 32
 
 
 class RestOfLine:
@@ -66,7 +69,7 @@ class RestOfLine:
         if self._closing or not self._core:
             return 0
         stripped = line.rstrip(BLANKS)
-        at = line.find(self._core[0], start)
+        at = line.find(self._core[0], max(start, len(stripped) - len(self._core)))
         while at >= 0:
             is_possible = self._core.startswith(line[at:]) or stripped[at:] == self._core
             if is_possible and self._may_begin_at(line, at):
@@ -116,7 +119,7 @@ class LinesBelow:
 
 def _kept_open(language_id: str, opened: tuple[str, ...], rest: str) -> tuple[str, ...]:
     """Return what a completion leaves open for the rest of the line to close: as little as the rest closes."""
-    for num in range(len(opened) + 1):
+    for num in range(min(len(opened), _MAX_KEPT) + 1):
         brackets = Brackets(language_id, opened[:num])
         brackets.read(rest)
         depth = brackets.depth

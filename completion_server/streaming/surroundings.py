@@ -1,6 +1,10 @@
 """The text around the cursor, as lines.
 
 Line breaks are "\\n", "\\r\\n" and "\\r"; a tab reaches to the next multiple of 4 columns.
+
+However large the document and its lines are, only so much is read: 16,384 characters left of the cursor and 8,192 right
+of it. Of the cursor's line it is 2,048 left of the cursor, its indentation among them, and 512 right of it; of the lines
+above it, the nearest 256 visible ones. What stands further away is taken as not there.
 """
 
 from collections.abc import Iterator
@@ -10,7 +14,15 @@ from completion_server.core.request import Request
 from completion_server.streaming.brackets import opens_block
 
 BLANKS = " \t\f\v\r\n"
+MAX_HEAD = 2048
+"""Characters read of the cursor's line left of the cursor."""
+MAX_REST = 512
+"""Characters read of the cursor's line right of the cursor."""
+_MAX_LEFT = 16_384
+_MAX_RIGHT = 8192
+_MAX_HEAD_INDENT = 256
 _TAB_WIDTH = 4
+_NUM_LINES_ABOVE = 256
 _NUM_LINES_BELOW = 4
 
 
@@ -28,7 +40,7 @@ class Line:
         """Measure a line."""
         text = raw.strip(BLANKS)
         blanks = raw[: len(raw) - len(raw.lstrip(BLANKS))]
-        return cls(_width(blanks), text)
+        return cls(len(blanks.expandtabs(_TAB_WIDTH)), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +49,25 @@ class Surroundings:
 
     language_id: str
     head: str
-    """The cursor's line left of the cursor."""
+    """The cursor's line left of the cursor; of a longer one, its indentation and its end."""
     rest: str
-    """The cursor's line right of the cursor."""
+    """The cursor's line right of the cursor, or its beginning."""
     above: str
-    """Everything before the cursor's line; line breaks are "\\n"."""
+    """Whole lines before the cursor's; line breaks are "\\n"."""
     below: tuple[Line, ...]
     """The first visible lines after the cursor's line."""
 
     @classmethod
     def of(cls, request: Request) -> "Surroundings":
         """Read a request's prefix and suffix."""
-        prefix = _with_plain_breaks(request.prefix)
-        suffix = _with_plain_breaks(request.suffix)
-        start_of_line = prefix.rfind("\n") + 1
-        rest, _, below = suffix.partition("\n")
-        return cls(request.language_id, prefix[start_of_line:], rest, prefix[:start_of_line], _first_lines(below))
+        left = _with_plain_breaks(request.prefix[-_MAX_LEFT:])
+        right = _with_plain_breaks(request.suffix[:_MAX_RIGHT])
+        start_of_line = left.rfind("\n") + 1
+        above = left[:start_of_line]
+        if len(request.prefix) > _MAX_LEFT:
+            _, _, above = above.partition("\n")
+        rest, _, below = right.partition("\n")
+        return cls(request.language_id, _head(left[start_of_line:]), rest[:MAX_REST], above, _first_lines(below))
 
     @property
     def is_head_blank(self) -> bool:
@@ -80,33 +95,35 @@ class Surroundings:
 
     def _lines_above(self) -> Iterator[Line]:
         """Yield the visible lines above the cursor's, the nearest first."""
-        end = len(self.above) - 1
-        while end > 0:
-            start = self.above.rfind("\n", 0, end) + 1
-            line = Line.of(self.above[start:end])
-            if line.text:
-                yield line
-            end = start - 1
+        text = self.above.rstrip(BLANKS)
+        for _ in range(_NUM_LINES_ABOVE):
+            if not text:
+                return
+            start = text.rfind("\n") + 1
+            yield Line.of(text[start:])
+            text = text[:start].rstrip(BLANKS)
 
 
 def _first_lines(text: str) -> tuple[Line, ...]:
+    """Return the first visible lines."""
     lines: list[Line] = []
-    start = 0
-    while start < len(text) and len(lines) < _NUM_LINES_BELOW:
-        end = text.find("\n", start)
-        end = len(text) if end < 0 else end
-        line = Line.of(text[start:end])
-        if line.text:
-            lines.append(line)
-        start = end + 1
+    while len(lines) < _NUM_LINES_BELOW:
+        num_blanks = len(text) - len(text.lstrip(BLANKS))
+        if num_blanks == len(text):
+            break
+        start = text.rfind("\n", 0, num_blanks) + 1
+        raw, _, text = text[start:].partition("\n")
+        lines.append(Line.of(raw))
     return tuple(lines)
 
 
-def _width(blanks: str) -> int:
-    width = 0
-    for char in blanks:
-        width = (width // _TAB_WIDTH + 1) * _TAB_WIDTH if char == "\t" else width + 1
-    return width
+def _head(line: str) -> str:
+    """Return the cursor's line left of the cursor, or as much of it as is read."""
+    if len(line) <= MAX_HEAD:
+        return line
+    start = line[:_MAX_HEAD_INDENT]
+    num_blanks = len(start) - len(start.lstrip(BLANKS))
+    return start[:num_blanks] + line[num_blanks - MAX_HEAD :]
 
 
 def _with_plain_breaks(text: str) -> str:

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from completion_server.core.errors import Code
 from completion_server.core.events import Feedback, Marks
 from completion_server.core.outcome import End
 from completion_server.core.request import Request
@@ -44,10 +45,8 @@ class Metrics:
             registry=registry,
         )
         self._tokens = Counter("completion_tokens", "Tokens, by kind.", ["kind"], registry=registry)
-        self._unwanted = Counter(
-            "completion_unwanted_tokens",
-            "Tokens that the engine delivered for a request after its end.",
-            registry=registry,
+        self._refused = Counter(
+            "completion_refused_requests", "Requests not taken in, by status code.", ["code"], registry=registry
         )
         self._feedback = Counter("completion_feedback", "Reports of editors, by kind.", ["kind"], registry=registry)
         self._accepted = Counter(
@@ -56,14 +55,13 @@ class Metrics:
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
 
-    def request_ended(self, request: Request, end: End, marks: Marks, num_unwanted_tokens: int) -> None:
+    def request_ended(self, request: Request, end: End, marks: Marks) -> None:
         """See Observer."""
         outcome = end.outcome.reason.value
         shed_reason = end.outcome.shed_reason.value if end.outcome.shed_reason else ""
         trigger = request.trigger.name.lower()
         self.ended[outcome] = self.ended.get(outcome, 0) + 1
         self._requests.labels(outcome, trigger, shed_reason).inc()
-        self._unwanted.inc(num_unwanted_tokens)
         usage = end.usage
         for kind, number in (
             ("prompt", usage.prompt_tokens),
@@ -90,6 +88,10 @@ class Metrics:
         if marks.first_output is not None and marks.last_output is not None and num_tokens > 1:
             per_token = (marks.last_output - marks.first_output) / (num_tokens - 1)
             self._stages.labels("decode_token").observe(per_token)
+
+    def request_refused(self, code: Code) -> None:
+        """See Observer."""
+        self._refused.labels(code.name.lower()).inc()
 
     def request_streamed(self, seconds: float) -> None:
         """See Observer."""

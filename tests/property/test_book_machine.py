@@ -97,7 +97,9 @@ class BookMachine(RuleBasedStateMachine):
     @invariant()
     def slots_and_queue_are_bounded_and_never_idle(self) -> None:
         assert self.book.num_occupied == len(self.working) <= NUM_SLOTS
-        assert self.book.num_queued == len([c for c in self.live() if c.id not in self.working]) <= MAX_QUEUED
+        num_stopping = len([request_id for request_id in self.working if request_id in self.ends])
+        num_waiting = len([claim for claim in self.live() if claim.id not in self.working])
+        assert self.book.num_queued == num_waiting <= MAX_QUEUED + num_stopping
         assert not (self.book.num_queued and self.book.num_occupied < NUM_SLOTS)
 
     @invariant()

@@ -91,6 +91,13 @@ def test_a_full_queue_sheds_the_newcomer_but_not_one_that_replaces_its_own() -> 
     assert book.submit(claim("newer", lane="user", sequence=2)) == [End("waits", SUPERSEDED)]
 
 
+def test_a_full_server_serves_the_newer_request_of_a_user_whose_older_one_it_stops() -> None:
+    book = Book(num_slots=1, max_queued=0)
+    book.submit(claim("old", lane="user", sequence=1))
+    assert book.submit(claim("new", lane="user", sequence=2)) == [End("old", SUPERSEDED), Abort("old")]
+    assert book.work_done("old", CANCELLED) == [Start("new")]
+
+
 def test_a_deadline_ends_what_waits_and_what_runs() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(claim("runs", deadline=Deadline(10.0)))

@@ -3,6 +3,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from completion_server.core.errors import Code
 from completion_server.core.events import Feedback, Marks
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason, Usage
 from completion_server.core.request import Caller, Request
@@ -19,7 +20,7 @@ def registry() -> CollectorRegistry:
 
 def test_a_request_is_counted_and_each_of_its_stages_timed(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
-    metrics.request_ended(REQUEST, End(Outcome(FinishReason.STOP), Usage(100, 80, 5, 8, 3)), MARKS, 2)
+    metrics.request_ended(REQUEST, End(Outcome(FinishReason.STOP), Usage(100, 80, 5, 8, 3)), MARKS)
     expected = {
         "admission": 0.001, "queue": 0.010, "tokenise": 0.002, "prefill": 0.040, "decode_token": 0.010, "total": 0.094,
     }  # fmt: skip
@@ -29,7 +30,6 @@ def test_a_request_is_counted_and_each_of_its_stages_timed(registry: CollectorRe
     labels = {"outcome": "stop", "trigger": "automatic", "shed_reason": ""}
     assert registry.get_sample_value("completion_requests_total", labels) == 1
     assert registry.get_sample_value("completion_tokens_total", {"kind": "cached_prompt"}) == 80
-    assert registry.get_sample_value("completion_unwanted_tokens_total") == 2
     ttft = registry.get_sample_value("completion_ttft_seconds_sum", {"trigger": "automatic"})
     assert ttft == pytest.approx(0.053)
     assert metrics.ended == {"stop": 1}
@@ -38,15 +38,20 @@ def test_a_request_is_counted_and_each_of_its_stages_timed(registry: CollectorRe
 def test_a_request_that_was_shed_has_no_stages_that_it_did_not_reach(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
     end = End(Outcome(FinishReason.SHED, ShedReason.OVERLOAD))
-    metrics.request_ended(REQUEST, end, Marks(0.0, admitted=0.001, ended=0.002), 0)
+    metrics.request_ended(REQUEST, end, Marks(0.0, admitted=0.001, ended=0.002))
     assert registry.get_sample_value("completion_stage_seconds_count", {"stage": "prefill"}) is None
     labels = {"outcome": "shed", "trigger": "automatic", "shed_reason": "overload"}
     assert registry.get_sample_value("completion_requests_total", labels) == 1
 
 
+def test_what_was_not_taken_in_is_counted_too(registry: CollectorRegistry) -> None:
+    Metrics(registry).request_refused(Code.INVALID_ARGUMENT)
+    assert registry.get_sample_value("completion_refused_requests_total", {"code": "invalid_argument"}) == 1
+
+
 def test_no_text_of_a_request_is_in_the_metrics(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
-    metrics.request_ended(REQUEST, End(Outcome(FinishReason.STOP)), MARKS, 0)
+    metrics.request_ended(REQUEST, End(Outcome(FinishReason.STOP)), MARKS)
     assert b"secret" not in generate_latest(registry)
 
 
