@@ -63,9 +63,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mappi
     config = _resolve_paths(_validate(tree), path.parent if path else Path())
     slots, seqs = config.scheduling.num_slots, config.engine.max_num_seqs
     if slots > seqs:
-        msg = (
-            f"scheduling.num_slots: must be at most engine.max_num_seqs ({seqs}), got {slots}"
-        )
+        msg = f"scheduling.num_slots: must be at most engine.max_num_seqs ({seqs}), got {slots}"
         raise ConfigError(msg)
     return config
 

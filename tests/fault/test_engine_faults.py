@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -40,12 +40,13 @@ class Fleet:
     def __init__(self) -> None:
         self.engines: list[ScriptedEngine] = []
         self.num_failing_starts = 0
+        self.spoil: Callable[[ScriptedEngine], None] = lambda engine: engine.crash("no memory left")
 
     def __call__(self) -> ScriptedEngine:
         engine = endless_engine(endless, ServiceTimes(start_s=0.05, decode_base_s=0.005))
         if self.engines and self.num_failing_starts:
             self.num_failing_starts -= 1
-            engine.crash("no memory left")
+            self.spoil(engine)
         self.engines.append(engine)
         return engine
 
@@ -63,6 +64,7 @@ async def fleet() -> Fleet:
 async def server(fleet: Fleet) -> AsyncIterator[RunningServer]:
     config = endless_config(
         "engine.warm_up=true", "engine.hang_timeout_s=0.5", "engine.heartbeat_s=0.2",
+        "engine.start_timeout_s=0.5",
         "engine.restart_backoff_min_s=0.05", "engine.restart_backoff_max_s=0.1",
     )  # fmt: skip
     async with run_server(config, fleet) as running:
@@ -139,6 +141,31 @@ async def test_an_idle_engine_that_hangs_is_found_before_a_user_finds_it(server:
     assert len(fleet.engines) == 2
 
 
+async def test_an_engine_that_hangs_while_it_warms_up_is_replaced(server: RunningServer, fleet: Fleet) -> None:
+    fleet.num_failing_starts, fleet.spoil = 1, ScriptedEngine.hang
+    fleet.current.crash()
+    await until_health(server, NOT_SERVING)
+    await until_health(server, SERVING)
+    assert len(fleet.engines) == 3
+
+
+async def test_whatever_a_restart_fails_of_is_tried_again(server: RunningServer, fleet: Fleet) -> None:
+    def out_of_files(_engine: ScriptedEngine) -> None:
+        raise OSError("too many open files")
+
+    fleet.num_failing_starts, fleet.spoil = 2, out_of_files
+    fleet.current.crash()
+    await until_health(server, NOT_SERVING)
+    await until_health(server, SERVING)
+    assert (await ask(server.stub, request(max_tokens=5))).reason == "length"
+
+
+async def test_an_engine_that_holds_less_than_a_request_may_need_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len: the engine holds 256 tokens"):
+        async with run_server(make_config(), lambda: ScriptedEngine(max_model_len=256)):
+            pass
+
+
 async def test_an_engine_that_never_started_is_the_operators_to_mend() -> None:
     engine = ScriptedEngine()
     engine.crash("weights are missing")
@@ -169,7 +196,13 @@ async def test_an_admin_listener_that_others_could_reach_is_refused() -> None:
 async def test_counters_go_on_over_a_restart(server: RunningServer, fleet: Fleet) -> None:
     await ask(server.stub, request(max_tokens=50))
     before = server.count("completion_engine_generated_tokens_total")
+    assert before >= 50
+    seen = []
+    fleet.num_failing_starts = 2
     fleet.current.crash()
-    await until_health(server, NOT_SERVING)
-    await until_health(server, SERVING)
-    assert server.count("completion_engine_generated_tokens_total") >= before >= 50
+    while server.count("completion_engine_restarts_total") < 3 or not server.count("completion_engine_ready"):
+        seen.append(server.count("completion_engine_generated_tokens_total"))
+        await asyncio.sleep(0.01)
+    assert seen[0] == before
+    assert seen == sorted(seen)
+    assert seen[-1] < 2 * before + 100  # warm-ups count, the past does not count twice

@@ -25,6 +25,10 @@ SMALL_WINDOW = [
 ]
 
 
+PREFIX = "# a line above\n" * 20_000 + "x = (\n    "
+"""As large as a real file: what a request holds is freed with it."""
+
+
 def much(_job: Job) -> Iterable[str]:
     """Lines that stay in the block which the request opens."""
     return (f"    {'x' * 16_000}{number},\n" for number in range(ENDLESS))
@@ -38,7 +42,10 @@ async def engine() -> ScriptedEngine:
 @pytest_asyncio.fixture
 async def server(engine: ScriptedEngine) -> AsyncIterator[RunningServer]:
     config = endless_config(
-        f"server.stall_timeout_s={STALL_TIMEOUT_S}", f"scheduling.num_slots={2 * NUM_READERS}", "engine.heartbeat_s=0"
+        f"server.stall_timeout_s={STALL_TIMEOUT_S}",
+        f"scheduling.num_slots={2 * NUM_READERS}",
+        f"engine.max_num_seqs={2 * NUM_READERS}",
+        "engine.heartbeat_s=0",
     )
     async with run_server(config, lambda: engine) as running:
         yield running
@@ -50,7 +57,7 @@ def num_ended(server: RunningServer) -> float:
 
 
 def long_request(number: int) -> pb.CompleteRequest:
-    return request(session_id=f"s{number}", mode=pb.MODE_MULTI_LINE, max_tokens=5_000, prefix="x = (\n    ")
+    return request(session_id=f"s{number}", mode=pb.MODE_MULTI_LINE, max_tokens=5_000, prefix=PREFIX)
 
 
 async def test_a_reader_that_stalls_is_ended_and_the_engine_freed(
@@ -61,7 +68,7 @@ async def test_a_reader_that_stalls_is_ended_and_the_engine_freed(
         await anext(aiter(call))
         await eventually(lambda: num_ended(server) == 1, 20)
         await eventually(lambda: engine.stats().num_running == 0)
-        call.cancel()
+        await eventually(call.done, 20)  # the server has let go of it, though nobody read on
 
 
 async def test_so_is_a_session_whose_reader_stalls(server: RunningServer, engine: ScriptedEngine) -> None:
@@ -71,7 +78,7 @@ async def test_so_is_a_session_whose_reader_stalls(server: RunningServer, engine
         await eventually(lambda: engine.stats().num_running == 1)
         await eventually(lambda: engine.stats().num_running == 0, 20)
         await eventually(lambda: server.count("completion_live_sessions") == 0)
-        call.cancel()
+        await eventually(call.done, 20)
 
 
 @pytest.mark.timeout(180)
@@ -88,8 +95,7 @@ async def test_memory_stays_flat_with_a_thousand_stalled_readers(server: Running
         await eventually(lambda: engine.stats().num_running == 0)
         grown = psutil.Process().memory_info().rss - before
         assert grown / NUM_READERS < 256 * 1024
-        for call in calls:
-            call.cancel()
+        await eventually(lambda: all(call.done() for call in calls), 60)
 
 
 async def stall(stub: CompletionServiceStub, num: int, first: int) -> list[Any]:

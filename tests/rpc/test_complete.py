@@ -88,6 +88,7 @@ async def test_cancelling_the_call_frees_the_engine(server: RunningServer, engin
     assert engine.stats().num_generated_tokens == generated
     assert engine.stats().num_unwanted_tokens <= 3  # one step: a token and two drafts
     assert server.count("completion_requests_total", outcome="cancelled", trigger="automatic", shed_reason="") == 1
+    assert server.count("completion_unwanted_tokens_total") == engine.stats().num_unwanted_tokens
 
 
 async def test_a_deadline_ends_the_work_wherever_it_is(
@@ -139,6 +140,7 @@ async def test_a_bad_request_is_told_its_field_and_reaches_nobody(
     assert details.field_violations[0].field == field
     assert "got" in details.field_violations[0].description or field == "session_id"
     assert not said.jobs
+    assert server.count("completion_refused_requests_total", code="invalid_argument") == 1
 
 
 async def test_text_that_is_not_utf8_is_a_bad_request_too(server: RunningServer, said: Said) -> None:
@@ -151,9 +153,19 @@ async def test_text_that_is_not_utf8_is_a_bad_request_too(server: RunningServer,
     assert not said.jobs
 
 
+async def test_a_session_id_is_nobodys_user(server: RunningServer, engine: ScriptedEngine, said: Said) -> None:
+    said.words = (f" w{i}" for i in range(ENDLESS))
+    call = server.stub.Complete(request(max_tokens=ENDLESS), metadata=(("x-user-id", "bob"),))
+    await anext(aiter(call))
+    said.words = WORDS
+    assert (await ask(server.stub, request(session_id="bob", sequence=9))).reason == "stop"
+    assert engine.stats().num_running == 1
+    call.cancel()
+
+
 async def test_a_full_server_sheds_at_once(engine: ScriptedEngine, said: Said) -> None:
     said.words = (f" w{i}" for i in range(ENDLESS))
-    config = endless_config("scheduling.num_slots=1", "scheduling.max_queued=0")
+    config = endless_config("scheduling.num_slots=1", "scheduling.max_queued=0", "admission.retry_after_ms=70")
     async with run_server(config, lambda: engine) as server:
         busy = server.stub.Complete(request(max_tokens=ENDLESS, session_id="busy"))
         await anext(aiter(busy))
@@ -161,7 +173,7 @@ async def test_a_full_server_sheds_at_once(engine: ScriptedEngine, said: Said) -
         assert (answer.reason, answer.text, answer.code) == ("shed", "", grpc.StatusCode.OK)
         assert answer.end is not None
         assert answer.end.shed_reason == pb.SHED_REASON_OVERLOAD
-        assert answer.end.retry_after_ms > 0
+        assert answer.end.retry_after_ms == 70
         busy.cancel()
 
 

@@ -207,6 +207,23 @@ async def test_logs_never_hold_what_was_typed(server: RunningServer, caplog: pyt
     assert "hunter" not in caplog.text
 
 
+def test_a_traceback_shows_no_variables(capsys: pytest.CaptureFixture[str]) -> None:
+    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    typed = "hunter2"
+    try:
+        logs.configure(logs.LogSettings(format="console"))
+        try:
+            raise ValueError(len(typed))
+        except ValueError:
+            logging.getLogger("completion_server.test").exception("failed")
+    finally:
+        logging.getLogger().handlers[:] = handlers
+        logging.getLogger().setLevel(level)
+    line = capsys.readouterr().err
+    assert "Traceback" in line
+    assert "hunter2" not in line
+
+
 def test_logs_are_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
     try:

@@ -135,7 +135,6 @@ async def test_leaving_frees_the_engine_and_the_place(
 @pytest.mark.parametrize(
     ("sequence", "fields", "expected"),
     [
-        (5, {}, "sequence: must rise within a session: after 5 came 5"),
         (3, {}, "sequence: must rise within a session: after 5 came 3"),
         (6, {"session_id": "other"}, "session_id: must be the same on all requests of a stream, or empty"),
         (6, {"max_tokens": -5}, "max_tokens: must be from 0 (the default) to 1000000, got -5"),
@@ -147,13 +146,44 @@ async def test_a_bad_request_ends_that_request_and_not_the_stream(
 ) -> None:
     await editor.complete(5)
     await editor.ended(5)
-    del editor.answers[5]
     await editor.complete(sequence, **fields)
     answer = await editor.ended(sequence)
     assert answer.end is not None
     assert (answer.reason, answer.end.error.code, answer.end.error.message) == ("error", 3, expected)
     await editor.complete(50)
     assert (await editor.ended(50)).reason == "stop"
+
+
+async def test_a_number_that_comes_twice_has_one_end(editor: Editor, engine: ScriptedEngine) -> None:
+    await editor.complete(5, max_tokens=ENDLESS)
+    await editor.begun(5)
+    await editor.complete(5)
+    answer = await editor.ended(5)
+    assert answer.end is not None
+    assert answer.end.error.message == "sequence: must rise within a session: after 5 came 5"
+    await eventually(lambda: engine.stats().num_running == 0)
+    await editor.complete(6)
+    assert (await editor.ended(6)).reason == "stop"  # and nothing of 5 came meanwhile, or it would have failed
+
+
+async def test_every_answer_is_written_out_before_a_drained_stream_ends(server: RunningServer) -> None:
+    editors = [Editor(server.stub.Session()) for _ in range(2)]
+    for number, each in enumerate(editors):
+        await each.complete(1, session_id=f"s{number}")
+        await each.begun(1)
+    server.app.drain(5.0)
+    for each in editors:
+        assert await each.status() is grpc.StatusCode.UNAVAILABLE
+        assert each.answers[1].reason == "stop"
+
+
+async def test_what_a_drain_cuts_short_is_told_to_ask_elsewhere(server: RunningServer, editor: Editor) -> None:
+    await editor.complete(1, max_tokens=ENDLESS)
+    await editor.begun(1)
+    server.app.drain(0.1)
+    end = (await editor.ended(1)).end
+    assert end is not None
+    assert (end.error.code, end.retry_after_ms) == (14, 1000)
 
 
 async def test_bytes_that_are_not_utf8_end_that_request_alone(server: RunningServer) -> None:

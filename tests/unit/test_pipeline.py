@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from completion_server.admission.gate import AdmissionSettings, Gate
 from completion_server.core.clock import MonotonicClock
+from completion_server.core.errors import Code
 from completion_server.core.events import Feedback, Marks
 from completion_server.core.outcome import Delta, End, FinishReason
 from completion_server.core.request import Caller, Mode, Request
@@ -36,9 +37,12 @@ class Ends:
     def __init__(self) -> None:
         self.ended: list[tuple[str, FinishReason]] = []
 
-    def request_ended(self, request: Request, end: End, marks: Marks, num_unwanted_tokens: int) -> None:
+    def request_ended(self, request: Request, end: End, marks: Marks) -> None:
         assert marks.ended is not None
         self.ended.append((request.id, end.outcome.reason))
+
+    def request_refused(self, code: Code) -> None:
+        raise AssertionError
 
     def request_streamed(self, seconds: float) -> None:
         assert seconds >= 0
@@ -55,13 +59,15 @@ async def running(prompts: Prompts, ends: Ends) -> AsyncIterator[Pipeline]:
     gate = Gate(AdmissionSettings())
     engine = SupervisedEngine(lambda: ScriptedEngine(lambda _job: ("a", "b", "c")), EngineSettings(), CLOCK)
     runner = Runner(Book(4, 4), CLOCK)
-    task = asyncio.create_task(runner.run())
     await engine.start()
+    tasks = [asyncio.create_task(runner.run()), asyncio.create_task(engine.run())]
+    await asyncio.sleep(0)
     gate.set_engine_ready(True)
     yield Pipeline(gate=gate, runner=runner, prompts=prompts, engine=engine, clock=CLOCK, observer=ends)
     await runner.wait_idle()
-    task.cancel()
-    await asyncio.wait([task])
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
     await engine.stop()
 
 
