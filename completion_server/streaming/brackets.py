@@ -24,14 +24,16 @@ _COMMENT_START = re.compile(r"#\s|//|/\*|\*\s|--\s")
 class Brackets:
     """What is open after the text read so far."""
 
-    def __init__(self, language_id: str = "", opened: tuple[str, ...] = ()) -> None:
-        """Begin with `opened`, the outermost first: the closing character of each."""
+    def __init__(self, language_id: str = "") -> None:
+        """Begin with nothing open."""
         has_names = language_id in _LANGUAGES_WITH_APOSTROPHES_IN_NAMES
         self._quotes = _QUOTES_WHERE_APOSTROPHES_ARE_NAMES if has_names else _QUOTES
-        self._open = list(opened)
+        self._open: list[str] = []
         self._is_escaped = False
-        self.num_unmatched = 0
-        """Closing brackets that closed nothing."""
+        self.unmatched = ""
+        """Closing brackets that closed nothing, because nothing was open."""
+        self.has_crossing = False
+        """Whether a closing bracket closed nothing, because one of another kind was open."""
 
     @property
     def opened(self) -> tuple[str, ...]:
@@ -63,10 +65,7 @@ class Brackets:
         elif char in _CLOSER_OF:
             self._open.append(_CLOSER_OF[char])
         elif char in CLOSING:
-            if self._open and self._open[-1] == char:
-                self._open.pop()
-            else:
-                self.num_unmatched += 1
+            self._close(char)
         elif char in self._quotes:
             self._open.append(char)
 
@@ -75,6 +74,14 @@ class Brackets:
         self._is_escaped = False
         while self._open and self._open[-1] in "\"'":
             self._open.pop()
+
+    def _close(self, char: str) -> None:
+        if not self._open:
+            self.unmatched += char
+        elif self._open[-1] == char:
+            self._open.pop()
+        else:
+            self.has_crossing = True
 
     def _read_in_quotes(self, char: str) -> None:
         if self._is_escaped:

@@ -9,14 +9,13 @@ completion. So "f(" before ")" takes "g(x), y" whole and ends "g(x))" after "g(x
 Any other rest is repeated where a whole line of the completion ends with it. It then begins at a word's beginning,
 unless it is the whole line or the cursor stands inside a word. Withheld is what may be the beginning of it.
 
-At most 32 open brackets are kept for the rest to close. A rest that closes more is one that closes what is not open.
+How much of the cursor's line is read at all, `surroundings` bounds; both sides of it are read once.
 """
 
 from completion_server.streaming.brackets import CLOSING, Brackets
 from completion_server.streaming.surroundings import BLANKS, Line, Surroundings
 
 _QUOTES = "\"'`"
-_MAX_KEPT = 32
 
 
 class RestOfLine:
@@ -119,14 +118,15 @@ class LinesBelow:
 
 def _kept_open(language_id: str, opened: tuple[str, ...], rest: str) -> tuple[str, ...]:
     """Return what a completion leaves open for the rest of the line to close: as little as the rest closes."""
-    for num in range(min(len(opened), _MAX_KEPT) + 1):
-        brackets = Brackets(language_id, opened[:num])
-        brackets.read(rest)
-        depth = brackets.depth
-        brackets.end_line()
-        if not brackets.num_unmatched and depth == brackets.depth:
-            return opened[:num]
-    return opened
+    own = Brackets(language_id)
+    own.read(rest)
+    depth = own.depth
+    own.end_line()
+    if own.has_crossing or own.depth < depth:  # it closes something in no regular way, or opens a quote
+        return opened
+    wanted = own.unmatched[::-1]
+    at = "".join(opened).find(wanted)
+    return opened if at < 0 else opened[: at + len(wanted)]
 
 
 def _closing(core: str, kept: tuple[str, ...]) -> str:

@@ -2,9 +2,9 @@
 
 Line breaks are "\\n", "\\r\\n" and "\\r"; a tab reaches to the next multiple of 4 columns.
 
-However large the document and its lines are, only so much is read: 16,384 characters left of the cursor and 8,192 right
-of it. Of the cursor's line it is 2,048 left of the cursor, its indentation among them, and 512 right of it; of the lines
-above it, the nearest 256 visible ones. What stands further away is taken as not there.
+However large the document and its lines are, only so much is read: 16,384 characters left of the cursor and 8,192
+right of it. Of the cursor's line it is 2,048 left of the cursor, its indentation among them, and 512 right of it; of
+the lines above, the nearest 256 visible ones. What stands further away is taken as not there.
 """
 
 from collections.abc import Iterator
@@ -123,7 +123,7 @@ def _head(line: str) -> str:
         return line
     start = line[:_MAX_HEAD_INDENT]
     num_blanks = len(start) - len(start.lstrip(BLANKS))
-    return start[:num_blanks] + line[num_blanks - MAX_HEAD :]
+    return start[:num_blanks] + line[num_blanks - MAX_HEAD :].lstrip(BLANKS)
 
 
 def _with_plain_breaks(text: str) -> str:
