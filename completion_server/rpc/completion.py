@@ -9,7 +9,7 @@ from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.core.request import Caller, Request
 from completion_server.pipeline import Completion, Pipeline
 from completion_server.rpc import convert
-from completion_server.rpc.session import CLIENT_GONE, SessionStream, stalled
+from completion_server.rpc.session import CLIENT_GONE, SessionStream, reset
 from completion_server.rpc.settings import LimitSettings
 from completion_server.rpc.status import DeadlineError, abort, abort_within
 from completion_server.rpc.wire import Malformed
@@ -54,7 +54,7 @@ class CompletionServicer:
                 if isinstance(event, End):
                     outcome = event.outcome
         except TimeoutError:
-            return stalled(self._stall_timeout_s)
+            reset(self._stall_timeout_s)
         except CLIENT_GONE:
             return None
         finally:

@@ -1,13 +1,14 @@
 """One Session stream: reads an editor's messages, and writes the answers of all its requests, one event at a time."""
 
 import asyncio
-from typing import Any
+import logging
+from typing import Any, NoReturn
 
 import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.gate import Readiness
-from completion_server.core.errors import CompletionError, InvalidRequestError, OverloadedError, UnavailableError
+from completion_server.core.errors import CompletionError, InvalidRequestError, UnavailableError
 from completion_server.core.outcome import End, Event, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
 from completion_server.pipeline import Completion, Pipeline
@@ -15,13 +16,21 @@ from completion_server.rpc import convert
 from completion_server.rpc.settings import LimitSettings
 from completion_server.rpc.wire import Malformed
 
+logger = logging.getLogger(__name__)
+
 CLIENT_GONE = grpc.aio.BaseError
 """What a write raises whose client has left; a cancel does not always come first."""
 
 
-def stalled(seconds: float) -> CompletionError:
-    """Return what a reader is told that took nothing for so long."""
-    return OverloadedError(f"the reader took nothing for {seconds:g} s")
+def reset(seconds: float) -> NoReturn:
+    """End the call of a reader that takes nothing, without a status: that would wait behind what is not taken.
+
+    Raises:
+        CancelledError: always; gRPC resets a call whose handler is cancelled.
+
+    """
+    logger.info("a reader took nothing for %g s and was ended", seconds)
+    raise asyncio.CancelledError
 
 
 class SessionStream:
@@ -58,7 +67,7 @@ class SessionStream:
                 self._reading = answers.create_task(self._read(answers))
         except BaseExceptionGroup as group:
             if group.subgroup(TimeoutError):
-                return stalled(self._stall_timeout_s)
+                reset(self._stall_timeout_s)
             if group.subgroup(lambda error: not isinstance(error, CLIENT_GONE)):
                 raise
             return None
