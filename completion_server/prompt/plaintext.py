@@ -32,6 +32,10 @@ class PlainText:
     has_normalizer: bool
     """Whether it may change a text before it is split; the rule holds for texts that it leaves alone."""
 
+    def encode(self, text: str) -> Any:  # noqa: ANN401 - tokenizers has no type for it
+        """Tokenise. Other threads go on meanwhile: a batch leaves the interpreter to them, a single text would not."""
+        return self.tokenizer.encode_batch([text], add_special_tokens=False)[0]
+
     def is_unchanged(self, text: str) -> bool:
         """Return whether the text is tokenised as it stands."""
         if not self.has_normalizer or text.isascii():

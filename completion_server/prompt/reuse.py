@@ -57,7 +57,7 @@ class Encoder:
         if text == previous.text:
             return previous, 0
         if self._rule is None or not self._plain.is_unchanged(text):
-            ids = array("I", self._plain.tokenizer.encode(text, add_special_tokens=False).ids)
+            ids = array("I", self._plain.encode(text).ids)
             return Encoded(text, ids, array("I"), array("I")), len(ids)
         if not previous.starts:
             whole = self._scan(text)
@@ -66,7 +66,7 @@ class Encoder:
 
     def _scan(self, text: str) -> Pieces:
         assert self._rule is not None
-        return self._rule.pieces(text, self._plain.tokenizer.encode(text, add_special_tokens=False))
+        return self._rule.pieces(text, self._plain.encode(text))
 
     def _splice(self, text: str, old: Encoded) -> tuple[Encoded, int]:
         assert self._rule is not None

@@ -1,6 +1,9 @@
 """Text from users is tokenised as text."""
 
 import json
+import sys
+import threading
+import time
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -8,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from completion_server.core.errors import ConfigError
 from completion_server.prompt.boundaries import LineRule, ScannerRule
 from completion_server.prompt.plaintext import make_plain
+from completion_server.prompt.reuse import Encoder
 from tests.unit.prompt.vocabularies import FAMILIES, gemma, llama2, llama3, metaspace, qwen, split_by, train
 
 RULES = {
@@ -112,3 +116,31 @@ def test_dropout_has_no_rule() -> None:
 def test_other_kinds_of_model_are_refused() -> None:
     with pytest.raises(ConfigError, match="WordLevel: only byte-pair encodings"):
         make_plain(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+
+
+@pytest.mark.parametrize("family", ["embedded", "unknown"])
+def test_other_threads_go_on_while_a_long_text_is_tokenised(family: str) -> None:
+    encoder = Encoder(make_plain(FAMILIES[family]()))
+    text = "def f(x):\n    return x + 1\n" * 10_000
+    num_ticks = 0
+    is_over = threading.Event()
+
+    def tick() -> None:
+        nonlocal num_ticks
+        while not is_over.is_set():
+            num_ticks += 1
+            time.sleep(1e-4)
+
+    ticker = threading.Thread(target=tick)
+    interval = sys.getswitchinterval()
+    try:
+        ticker.start()
+        sys.setswitchinterval(60)  # nobody is made to give way
+        num_before = num_ticks
+        encoder.encode(text)
+        num_meanwhile = num_ticks - num_before
+    finally:
+        sys.setswitchinterval(interval)
+        is_over.set()
+        ticker.join()
+    assert num_meanwhile > 5
