@@ -239,7 +239,9 @@ class CompleteRequest(_message.Message):
     session_id: _builtins.str
     """Names the editor session. Required, at most 128 bytes."""
     sequence: _builtins.int
-    """Rises with each request of a session; gaps are fine."""
+    """Rises with each request of a session; gaps are fine. On a Session stream a number that does not rise is refused; a
+    Complete call that is older than the session's live request ends as superseded.
+    """
     document_uri: _builtins.str
     """The document's URI; what the server remembers about a document is kept under it."""
     language_id: _builtins.str
