@@ -2,14 +2,14 @@
 SHELL := /bin/sh
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 ENGINE ?= cpu
-VENV := .venv
+VENV := .venv$(if $(filter cuda,$(ENGINE)),-cuda)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check proto lock models bench-overhead bench-engine bench-prompt clean
+.PHONY: help serve test check proto docs lock lock-cuda models bench-overhead bench-engine bench-prompt clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -31,8 +31,14 @@ check: $(VENV)/installed-dev ## Lint, types, import rules, the contract and its 
 proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/generate.sh
 
-lock: $(VENV)/installed-dev ## Renew the locked requirement lists.
-	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh
+docs: $(VENV)/installed ## Write the tables of docs/configuration.md from the configuration itself.
+	@$(BIN)/python docs/generate_configuration.py
+
+lock: $(VENV)/installed-dev ## Renew the locked requirement lists, those for a CPU and for development.
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cpu
+
+lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; works on any machine.
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cuda
 
 models: $(VENV)/installed ## Train the embedded models anew, from corpus to model card (over an hour on two cores).
 	@$(BIN)/draft-model build-embedded
@@ -47,8 +53,8 @@ bench-engine: $(VENV)/installed ## Speculation, INT8 and the prefix cache, each 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
 	@$(BIN)/python -m loadtest.prompt_replay
 
-clean: ## Remove the environment and everything generated.
-	rm -rf $(VENV) build work .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
+	rm -rf .venv .venv-cuda build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -1,9 +1,19 @@
 #!/bin/sh
-# Renew the locked lists: sh requirements/lock.sh (needs uv, which the development list brings).
+# Renew the locked lists: `sh requirements/lock.sh` those for a CPU and for development, `sh requirements/lock.sh cuda`
+# the one for CUDA, on any machine. What is locked stays as it is where it can; delete a list to take the newest of
+# everything. Needs uv, which the development list brings, and for the CPU an index or folder that has torch's CPU build.
 set -eu
 cd "$(dirname "$0")"
-lock() { uv pip compile "$@" --python-version 3.11 --generate-hashes --no-header --no-emit-find-links \
-    --no-emit-package torch --no-annotate --quiet >/dev/null; }
-lock cpu.in --overrides cpu-overrides.in -o cpu.txt
-lock dev.in -o dev.txt
-if [ "${1:-}" = cuda ]; then lock cuda.in -o cuda.txt; fi
+lock() { uv pip compile "$@" --python-version 3.11 --generate-hashes --no-header --no-emit-find-links --no-annotate \
+    --quiet >/dev/null; }
+case "${1:-cpu}" in
+cpu)
+    lock cpu.in --overrides cpu-overrides.in --no-emit-package torch -o cpu.txt
+    lock dev.in -o dev.txt
+    ;;
+cuda) lock cuda.in --overrides cuda-overrides.in --python-platform x86_64-manylinux_2_28 -o cuda.txt ;;
+*)
+    echo "usage: sh requirements/lock.sh [cpu|cuda]" >&2
+    exit 2
+    ;;
+esac
