@@ -1,37 +1,25 @@
-"""docs/configuration.md names every key and its default."""
+"""docs/configuration.md says what the code says."""
 
-import dataclasses
-from collections.abc import Iterator
-from typing import Any
+import runpy
 
 import pytest
 
-from completion_server.config import Config
 from tests.support.models import ROOT
 
-
-def keys(section: Any) -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from keys(value)
-        else:
-            yield field.name, value
+GENERATE = runpy.run_path(str(ROOT / "docs" / "generate_configuration.py"))["generate"]
+PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("key", "default"), list(keys(Config())))
-def test_a_key_is_documented_with_its_default(key: str, default: Any) -> None:
-    rows = [line for line in (ROOT / "docs/configuration.md").read_text().splitlines() if line.startswith(f"| `{key}`")]
-    assert rows
-    match default:
-        case bool():
-            shown = str(default).lower()
-        case str():
-            shown = f'"{default}"'
-        case int() | float():
-            shown = str(default)
-        case None:
-            shown = "unset"
-        case _:
-            shown = "{}"
-    assert any(f"| `{shown}` |" in row for row in rows)
+def test_the_tables_are_those_of_the_configuration() -> None:
+    assert GENERATE(PAGE) == PAGE, "run `make docs`"
+
+
+def test_every_table_is_written_anew_and_the_introduction_kept() -> None:
+    intro = PAGE[: PAGE.index("## `[server]`")]
+    assert GENERATE(intro) == PAGE
+    assert GENERATE(intro + "## What was there before\n") == PAGE
+
+
+def test_a_page_without_the_marker_is_left_alone() -> None:
+    with pytest.raises(ValueError, match="lacks the line"):
+        GENERATE("# Configuration\n")
