@@ -15,6 +15,7 @@ from completion_server.config import Config
 
 PAGE = Path(__file__).with_name("configuration.md")
 MARKER = "<!-- From here on `make docs` writes this page. -->\n"
+_TABLE_HEAD = "| key | default | what it does |\n| --- | --- | --- |\n"
 
 
 def generate(page: str) -> str:
