@@ -136,10 +136,26 @@ class EngineContract:
         assert result.last.finish == "stop"
         assert result.num_tokens == 1
 
-    async def test_priority_is_accepted(self, engine: Engine) -> None:
-        jobs = [Job(f"priority-{i}", prompt(64, 21 + i), 8, priority=priority) for i, priority in enumerate((2, 0, -1))]
-        results = await asyncio.gather(*(run_job(engine, job) for job in jobs))
-        assert all(result.num_tokens <= 8 for result in results)
+    async def test_what_is_urgent_goes_before_what_waited_longer(self, engine: Engine) -> None:
+        await self.idle(engine)
+        num_seqs = engine.info.max_num_seqs
+        running = [Job(f"running-{i}", prompt(32, 200 + i), 32 + 4 * i, priority=1) for i in range(num_seqs)]
+        waiting = [Job(f"waiting-{i}", prompt(32, 300 + i), 16, priority=1) for i in range(num_seqs)]
+        urgent = Job("urgent", prompt(32, 399), 16, priority=0)
+        begun: list[str] = []
+
+        async def run(job: Job) -> None:
+            is_first = True
+            async for _output in engine.generate(job):
+                if is_first:
+                    begun.append(job.id)
+                    is_first = False
+
+        async with asyncio.timeout(self.wait_s):
+            await asyncio.gather(*(run(job) for job in (*running, *waiting, urgent)))
+        overtaken = [job_id for job_id in begun[begun.index("urgent") :] if job_id.startswith("waiting")]
+        assert len(overtaken) >= num_seqs // 2, begun
+        await self.idle(engine)
 
     async def test_closing_a_generation_frees_it(self, engine: Engine) -> None:
         await self.idle(engine)

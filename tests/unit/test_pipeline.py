@@ -1,8 +1,10 @@
 """The pipeline, with a prompt builder that remembers where it was called."""
 
 import asyncio
+import dataclasses
+import itertools
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from completion_server.admission.gate import AdmissionSettings, Gate
@@ -11,7 +13,8 @@ from completion_server.core.errors import Code
 from completion_server.core.events import Feedback, Marks
 from completion_server.core.outcome import Delta, End, FinishReason
 from completion_server.core.request import Caller, Mode, Request
-from completion_server.engine.scripted import ScriptedEngine
+from completion_server.engine.interface import Engine
+from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.pipeline import Pipeline
@@ -54,10 +57,21 @@ class Ends:
         raise AssertionError
 
 
+def quick_engine() -> Engine:
+    return ScriptedEngine(lambda _job: ("a", "b", "c"))
+
+
+def slow_engine() -> Engine:
+    """Return an engine that says something every millisecond, and does not come to an end."""
+    return ScriptedEngine(lambda _job: itertools.repeat("a"), ServiceTimes(decode_base_s=1e-3))
+
+
 @asynccontextmanager
-async def running(prompts: Prompts, ends: Ends) -> AsyncIterator[Pipeline]:
+async def running(
+    prompts: Prompts, ends: Ends, make_engine: Callable[[], Engine] = quick_engine
+) -> AsyncIterator[Pipeline]:
     gate = Gate(AdmissionSettings())
-    engine = SupervisedEngine(lambda: ScriptedEngine(lambda _job: ("a", "b", "c")), EngineSettings(), CLOCK)
+    engine = SupervisedEngine(make_engine, EngineSettings(), CLOCK)
     runner = Runner(Book(4, 4), CLOCK)
     await engine.start()
     tasks = [asyncio.create_task(runner.run()), asyncio.create_task(engine.run())]
@@ -100,15 +114,16 @@ async def test_a_short_prompt_is_built_where_it_is_and_a_long_one_elsewhere() ->
 
 async def test_a_superseded_answer_has_no_text_left() -> None:
     ends = Ends()
-    async with running(Prompts(), ends) as pipeline:
-        older = pipeline.open(request("old", "x", 1))
-        await asyncio.sleep(0.05)  # it has run, and nobody has read it
+    async with running(Prompts(), ends, slow_engine) as pipeline:
+        older = pipeline.open(dataclasses.replace(request("old", "x", 1), max_tokens=4096))
+        reader = older.events()
+        assert isinstance(await anext(reader), Delta)
+        await asyncio.sleep(0.05)  # it has gone on, and nobody has read it
         newer = pipeline.open(request("new", "x", 2))
-        events = [event async for event in newer.events()]
-        assert isinstance(events[-1], End)
-        kinds = [type(event) async for event in older.events()]
-        assert kinds in ([End], [Delta, End])
-    assert {request_id for request_id, _ in ends.ended} == {"old", "new"}
+        assert [type(event) async for event in newer.events()][-1] is End
+        left = [event async for event in reader]
+        assert [type(event) for event in left] == [End]
+    assert ends.ended == [("old", FinishReason.SUPERSEDED), ("new", FinishReason.LENGTH)]
 
 
 async def test_closing_an_answer_ends_its_request_once() -> None:
