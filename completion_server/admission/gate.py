@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from completion_server.core.checks import require_at_least
 from completion_server.core.errors import OverloadedError, UnavailableError
 
 
@@ -26,9 +27,7 @@ class AdmissionSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        if self.max_sessions < 1:
-            msg = f"max_sessions: must be at least 1, got {self.max_sessions}"
-            raise ValueError(msg)
+        require_at_least(self, max_sessions=1)
 
 
 _REFUSALS = {

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from completion_server.core.checks import require_at_least, require_positive
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -52,14 +54,8 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        for name, low in (("num_speculative_tokens", 0), ("max_num_seqs", 1), ("tensor_parallel_size", 1)):
-            if getattr(self, name) < low:
-                msg = f"{name}: must be at least {low}, got {getattr(self, name)}"
-                raise ValueError(msg)
-        for name in ("start_timeout_s", "hang_timeout_s"):
-            if not getattr(self, name) > 0:
-                msg = f"{name}: must be above 0, got {getattr(self, name)}"
-                raise ValueError(msg)
+        require_at_least(self, num_speculative_tokens=0, max_num_seqs=1, tensor_parallel_size=1)
+        require_positive(self, "start_timeout_s", "hang_timeout_s")
         if not 0 < self.restart_backoff_min_s <= self.restart_backoff_max_s:
             msg = "restart_backoff_min_s: must be above 0 and at most restart_backoff_max_s"
             raise ValueError(msg)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from completion_server.core.checks import require_positive
+
 MIB = 1024 * 1024
 
 
@@ -51,10 +53,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        for name in ("grace_s", "stall_timeout_s", "max_message_bytes", "max_pending_calls"):
-            if not getattr(self, name) > 0:
-                msg = f"{name}: must be above 0, got {getattr(self, name)}"
-                raise ValueError(msg)
+        require_positive(self, "grace_s", "stall_timeout_s", "max_message_bytes", "max_pending_calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +89,7 @@ class LimitSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                msg = f"{name}: must be above 0, got {getattr(self, name)}"
-                raise ValueError(msg)
+        require_positive(self, *self.__slots__)
         for name in ("default_tokens_single_line", "default_tokens_multi_line"):
             if getattr(self, name) > self.max_tokens:
                 msg = f"{name}: must be at most max_tokens ({self.max_tokens}), got {getattr(self, name)}"

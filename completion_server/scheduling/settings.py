@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from completion_server.core.checks import require_at_least
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulingSettings:
@@ -17,7 +19,4 @@ class SchedulingSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        for name, low in (("num_slots", 1), ("max_queued", 0)):
-            if getattr(self, name) < low:
-                msg = f"{name}: must be at least {low}, got {getattr(self, name)}"
-                raise ValueError(msg)
+        require_at_least(self, num_slots=1, max_queued=0)
