@@ -99,7 +99,7 @@ class _Worker:
         async for result in self._llm.generate(ids, sampling, f"bare-{self._num_asked}"):
             num_tokens += len(result.outputs[0].token_ids)
             cached = result.num_cached_tokens or 0
-            if ttft_ms is None and result.outputs[0].text:
+            if ttft_ms is None and result.outputs[0].text.strip():
                 ttft_ms = (time.perf_counter() - start) * 1000
         total_ms = (time.perf_counter() - start) * 1000
         return Sample(

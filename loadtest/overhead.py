@@ -12,7 +12,8 @@ meets all of them; only one works at any time. How the comparison is kept honest
   rules may end a completion early.
 - No prompt shares its beginning with another and none is used twice, so no prefix cache helps; the table shows the
   share of prompt tokens that came from one.
-- TTFT is the time to the first text. Differences and ratios of TTFT are medians over pairs of the same prompt, those
+- TTFT is the time to the first visible text: a model often begins with blanks, which no editor can show, and which the
+  server sends along with what follows. Differences and ratios of TTFT are medians over pairs of the same prompt, those
   of tokens/s over pairs of neighbouring blocks. Where a figure has one name for 1 and for 16 concurrent requests, it
   is the worse of the two.
 

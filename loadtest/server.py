@@ -157,7 +157,7 @@ class Server:
                 if response.HasField("end"):
                     end = response.end
                     break
-                if ttft_ms is None:
+                if ttft_ms is None and response.delta.text.strip():
                     ttft_ms = (time.perf_counter() - start) * 1000
         except grpc.aio.AioRpcError as error:
             msg = f"a request failed: {error.details()} ({error.code().name})"

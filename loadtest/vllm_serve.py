@@ -122,7 +122,7 @@ class VllmServe:
                         continue
                     chunk = json.loads(line[len(_DATA) :])
                     usage = chunk.get("usage") or usage
-                    if ttft_ms is None and any(choice["text"] for choice in chunk["choices"]):
+                    if ttft_ms is None and any(choice["text"].strip() for choice in chunk["choices"]):
                         ttft_ms = (time.perf_counter() - start) * 1000
         total_ms = (time.perf_counter() - start) * 1000
         return Sample(
