@@ -60,7 +60,7 @@ def main(threads: int | None) -> None:
     """Make and measure the small models that come with the server.
 
     \b
-    Everything, about an hour on two cores; interrupted, the same command goes on:
+    Everything, about an hour and a half on two cores; interrupted, the same command goes on:
       draft-model build-embedded
     A quick look at the whole way, with useless models:
       draft-model build-embedded --work /tmp/try --target-minutes 1 --draft-minutes 1 \\
@@ -99,7 +99,7 @@ def build_embedded(
 
     \b
     Example:
-      draft-model build-embedded --target-minutes 55 --draft-minutes 11
+      draft-model build-embedded --target-minutes 70 --draft-minutes 9
     """
     target, draft = _preset("embedded-target", seed), _preset("embedded-draft", seed)
     figures = build_pair(
@@ -152,7 +152,7 @@ def train(
 
     \b
     Example:
-      draft-model train embedded-draft --minutes 11
+      draft-model train embedded-draft --minutes 9
     """
     if minutes is not None and steps is not None:
         raise click.UsageError("give --minutes or --steps, not both")

@@ -55,8 +55,8 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("embedded-target", Shape(5, 320, 864, 5, 5), TrainSettings(minutes=55.0)),
-        Preset("embedded-draft", Shape(2, 192, 512, 3, 3), TrainSettings(minutes=11.0)),
+        Preset("embedded-target", Shape(5, 320, 864, 5, 5), TrainSettings(minutes=70.0)),
+        Preset("embedded-draft", Shape(2, 192, 512, 3, 3), TrainSettings(minutes=9.0)),
     )
 }
 
