@@ -72,23 +72,25 @@ def long_request(number: int) -> pb.CompleteRequest:
 async def test_a_reader_that_stalls_is_ended_and_the_engine_freed(
     server: RunningServer, engine: ScriptedEngine
 ) -> None:
+    held = num_held()  # by other tests
     async with grpc.aio.insecure_channel(server.ready.address, options=SMALL_WINDOW) as channel:
         call = CompletionServiceStub(channel).Complete(long_request(0))
         await anext(aiter(call))
         await eventually(lambda: num_ended(server) == 1, 20)
         await eventually(lambda: engine.stats().num_running == 0)
-        await eventually(lambda: num_held() == 0)
+        await eventually(lambda: num_held() <= held)
         call.cancel()
 
 
 async def test_so_is_a_session_whose_reader_stalls(server: RunningServer, engine: ScriptedEngine) -> None:
+    held = num_held()  # by other tests
     async with grpc.aio.insecure_channel(server.ready.address, options=SMALL_WINDOW) as channel:
         call = CompletionServiceStub(channel).Session()
         await call.write(pb.SessionRequest(complete=long_request(0)))
         await eventually(lambda: engine.stats().num_running == 1)
         await eventually(lambda: engine.stats().num_running == 0, 20)
         await eventually(lambda: server.count("completion_live_sessions") == 0)
-        await eventually(lambda: num_held() == 0)
+        await eventually(lambda: num_held() <= held)
         call.cancel()
 
 
@@ -96,6 +98,7 @@ async def test_so_is_a_session_whose_reader_stalls(server: RunningServer, engine
 async def test_memory_stays_flat_with_a_thousand_stalled_readers(server: RunningServer, engine: ScriptedEngine) -> None:
     """Server and clients share a process here, so what the clients hold counts against the bound too."""
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 256
+    held = num_held()  # by other tests
     async with grpc.aio.insecure_channel(server.ready.address, options=SMALL_WINDOW) as channel:
         stub = CompletionServiceStub(channel)
         await stall(stub, 50, first=0)  # what is allocated once
@@ -106,7 +109,7 @@ async def test_memory_stays_flat_with_a_thousand_stalled_readers(server: Running
         await eventually(lambda: engine.stats().num_running == 0)
         grown = psutil.Process().memory_info().rss - before
         assert grown / NUM_READERS < 256 * 1024
-        assert num_held() == 0
+        await eventually(lambda: num_held() <= held)
         for call in calls:
             call.cancel()
 

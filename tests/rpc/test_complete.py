@@ -159,7 +159,8 @@ async def test_a_session_id_is_nobodys_user(server: RunningServer, engine: Scrip
     await anext(aiter(call))
     said.words = WORDS
     assert (await ask(server.stub, request(session_id="bob", sequence=9))).reason == "stop"
-    assert engine.stats().num_running == 1
+    await eventually(lambda: engine.stats().num_running == 1)
+    assert not call.done()
     call.cancel()
 
 
