@@ -47,6 +47,7 @@ bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, an
 	@$(BIN)/python -m loadtest.overhead
 
 bench-engine: $(VENV)/installed ## Speculation, INT8 and the prefix cache, each on and off, in one interleaved run.
+	@rm -rf work/embedded-int8
 	@$(BIN)/target-model quantize --model target_model/embedded --out work/embedded-int8 --scheme w8a8
 	@$(BIN)/python -m loadtest.engine_table --int8-model work/embedded-int8
 

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -51,8 +52,11 @@ class BareEngine:
             raise
 
     async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
-        """Generate exactly `max_tokens` tokens for each prompt, `concurrency` at a time."""
-        jobs = [{"token_ids": prompt.token_ids, "max_tokens": prompt.max_tokens} for prompt in prompts]
+        """Complete each prompt once, `concurrency` at a time."""
+        jobs = [
+            {"token_ids": each.token_ids, "max_tokens": each.max_tokens, "hang_up_after": each.hang_up_after}
+            for each in prompts
+        ]
         answer = self._child.ask({"concurrency": concurrency, "jobs": jobs}, _BLOCK_S)
         return Block(tuple(Sample(**sample) for sample in answer["samples"]), answer["wall_s"])
 
@@ -78,7 +82,10 @@ class _Worker:
         self._num_asked = 0
 
     async def block(self, concurrency: int, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        prompts = [Prompt("", "", job["max_tokens"], tuple(job["token_ids"])) for job in jobs]
+        prompts = [
+            Prompt("", "", job["max_tokens"], tuple(job["token_ids"]), hang_up_after=job["hang_up_after"])
+            for job in jobs
+        ]
         block = await closed_loop(prompts, concurrency, self._ask)
         fields = Sample.__dataclass_fields__
         samples = [{name: getattr(sample, name) for name in fields} for sample in block.samples]
@@ -96,11 +103,14 @@ class _Worker:
         sampling = SamplingParams(
             max_tokens=prompt.max_tokens, temperature=0.0, ignore_eos=True, output_kind=RequestOutputKind.DELTA
         )
-        async for result in self._llm.generate(ids, sampling, f"bare-{self._num_asked}"):
-            num_tokens += len(result.outputs[0].token_ids)
-            cached = result.num_cached_tokens or 0
-            if ttft_ms is None and result.outputs[0].text.strip():
-                ttft_ms = (time.perf_counter() - start) * 1000
+        async with aclosing(self._llm.generate(ids, sampling, f"bare-{self._num_asked}")) as results:
+            async for result in results:
+                num_tokens += len(result.outputs[0].token_ids)
+                cached = result.num_cached_tokens or 0
+                if ttft_ms is None and result.outputs[0].text.strip():
+                    ttft_ms = (time.perf_counter() - start) * 1000
+                if prompt.is_enough(num_tokens):
+                    break
         total_ms = (time.perf_counter() - start) * 1000
         return Sample(
             ttft_ms=ttft_ms,

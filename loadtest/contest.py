@@ -11,6 +11,10 @@ from typing import Protocol
 
 from loadtest.figures import Block, Sample
 
+PAUSE_S = 1.2
+"""Between contestants: for a second after its last step vLLM's worker spins on a core, which is not to fall on the
+next."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -22,10 +26,16 @@ class Prompt:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     """The token ids as one text."""
+    hang_up_after: int | None = None
+    """Tokens after which the caller stops the generation; None lets it run to `max_tokens`."""
 
-    def limited_to(self, sample: Sample) -> "Prompt":
-        """Return it with the number of tokens that somebody else has generated for it."""
-        return replace(self, max_tokens=max(1, sample.num_tokens))
+    def ended_like(self, sample: Sample) -> "Prompt":
+        """Return it with the end that somebody else's text rules found for it."""
+        return replace(self, hang_up_after=sample.num_tokens if sample.num_tokens < self.max_tokens else None)
+
+    def is_enough(self, num_tokens: int) -> bool:
+        """Tell whether the caller hangs up now."""
+        return self.hang_up_after is not None and num_tokens >= self.hang_up_after
 
 
 class Contestant(Protocol):

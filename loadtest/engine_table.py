@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from loadtest.contest import Prompt
+from loadtest.contest import PAUSE_S, Prompt
 from loadtest.figures import Block, Summary, report_console, rounded
 from loadtest.processes import StartError, end_on_sigterm
 from loadtest.prompts import TooFewTextsError, typed_texts
@@ -81,8 +81,8 @@ def variants(int8_model: Path | None) -> list[Variant]:
     help="An INT8 copy of the target, as `target-model quantize` makes it.",
 )
 @click.option("--documents", type=click.IntRange(16), default=16, show_default=True, help="Users at once, at most.")
-@click.option("--keys", type=click.IntRange(1), default=4, show_default=True, help="Pauses of each user in a block.")
-@click.option("--rounds", type=click.IntRange(1), default=4, show_default=True, help="Blocks of each kind.")
+@click.option("--keys", type=click.IntRange(1), default=2, show_default=True, help="Pauses of each user in a block.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Blocks of each kind.")
 @click.option("--max-tokens", type=click.IntRange(8), default=48, show_default=True)
 @click.option("--prefix-chars", type=click.IntRange(100), default=1500, show_default=True)
 @click.option("--suffix-chars", type=click.IntRange(1), default=400, show_default=True)
@@ -127,6 +127,7 @@ async def _measure(config: Path, group: Sequence[Variant], options: _Options, co
                 servers.append(await stack.enter_async_context(Server(config, variant.overrides, variant.name)))
         for server in servers:
             await server.run(blocks[0], max(_CONCURRENCY))
+            await asyncio.sleep(PAUSE_S)
         results: Results = {server.name: {concurrency: [] for concurrency in _CONCURRENCY} for server in servers}
         with Progress(console=console) as progress:
             task = progress.add_task("measuring", total=(len(blocks) - 1) * len(servers))
@@ -134,6 +135,7 @@ async def _measure(config: Path, group: Sequence[Variant], options: _Options, co
                 concurrency = _CONCURRENCY[number % len(_CONCURRENCY)]
                 for server in servers:
                     results[server.name][concurrency].append(await server.run(block, concurrency))
+                    await asyncio.sleep(PAUSE_S)
                     progress.advance(task)
     return results
 

@@ -8,8 +8,8 @@ meets all of them; only one works at any time. How the comparison is kept honest
   gRPC and the client's own work included, counts as the server's overhead.
 - Everybody gets the same prompt tokens: those that the server makes for the text. `vllm serve` is measured with token
   ids, which spares it the tokenising, and once more with the text, as an editor would send it.
-- The server goes first in each round, and the others then generate as many tokens for a prompt as it did: its text
-  rules may end a completion early.
+- The server goes first in each round. Where its text rules end a completion, the others' callers hang up after as
+  many tokens, as an editor with such rules of its own would: so everybody pays for the step that is then in flight.
 - No prompt shares its beginning with another and none is used twice, so no prefix cache helps; the table shows the
   share of prompt tokens that came from one.
 - TTFT is the time to the first visible text: a model often begins with blanks, which no editor can show, and which the
@@ -36,7 +36,7 @@ from rich.progress import Progress
 
 from loadtest import prompt_replay
 from loadtest.bare_engine import BareEngine
-from loadtest.contest import Contestant, Prompt, batches
+from loadtest.contest import PAUSE_S, Contestant, Prompt, batches
 from loadtest.figures import Block, report_console
 from loadtest.overhead_report import Results, figures, print_tables
 from loadtest.processes import StartError, end_on_sigterm
@@ -48,8 +48,6 @@ _BLOCK_SIZES = {1: 8, 16: 64}
 """Prompts in a block, by how many are asked at once. One more leads in: it finds caches that the others have left
 cold, and is not counted."""
 _WARM_UP = 65
-_PAUSE_S = 0.05
-"""Between blocks: what one engine still winds down is not to fall on the next."""
 
 
 class _Options(TypedDict):
@@ -149,8 +147,9 @@ async def _contest(
             blocks, rest = batches(rest[:num_prompts], 1 + size), rest[num_prompts:]
             task = progress.add_task(f"{concurrency} at a time", total=len(blocks))
             results[concurrency] = {each.name: [] for each in (server, *others)}
-            for block in blocks:
-                for name, answer in (await _round(server, others, block, concurrency)).items():
+            for number, block in enumerate(blocks):
+                in_turn = others[::-1] if number % 2 else others
+                for name, answer in (await _round(server, in_turn, block, concurrency)).items():
                     results[concurrency][name].append(answer)
                 progress.advance(task)
     return results
@@ -159,7 +158,7 @@ async def _contest(
 async def _round(
     server: Contestant, others: Sequence[Contestant], prompts: Sequence[Prompt], concurrency: int
 ) -> dict[str, Block]:
-    """Give everybody the same prompts, the server first, and the others as many tokens as it took."""
+    """Give everybody the same prompts, the server first; the others end where its text rules did."""
     lead_in, counted = prompts[:1], prompts[1:]
     answers: dict[str, Block] = {}
     for each in (server, *others):
@@ -167,8 +166,8 @@ async def _round(
         answers[each.name] = await each.run(counted, concurrency)
         if each is server:
             samples = answers[server.name].samples
-            counted = [prompt.limited_to(sample) for prompt, sample in zip(counted, samples, strict=True)]
-        await asyncio.sleep(_PAUSE_S)
+            counted = [prompt.ended_like(sample) for prompt, sample in zip(counted, samples, strict=True)]
+        await asyncio.sleep(PAUSE_S)
     return answers
 
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from loadtest.processes import Child, free_port, is_http_ok
 _COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
 _START_S = 300.0
 _DATA = b"data: "
-_DONE = b"[DONE]"
+_COUNT = re.compile(rb'"completion_tokens":(\d+)')
 
 
 class ServeError(Exception):
@@ -88,11 +89,13 @@ class VllmServe:
         return TextPrompts(self)
 
     async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
-        """Generate exactly `max_tokens` tokens for each prompt, `concurrency` at a time."""
+        """Complete each prompt once, `concurrency` at a time."""
         return await closed_loop(prompts, concurrency, lambda _caller, prompt: self.ask(prompt, list(prompt.token_ids)))
 
     async def ask(self, prompt: Prompt, wire_prompt: list[int] | str) -> Sample:
         """Complete one prompt. What token ids left in the prefix cache does not help the same prompt as text.
+
+        Where it hangs up the connection is lost: HTTP/1.1 has no other way to stop an answer.
 
         Raises:
             ServeError: it was refused.
@@ -107,29 +110,33 @@ class VllmServe:
             "add_special_tokens": False,
             "cache_salt": type(wire_prompt).__name__,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         ttft_ms: float | None = None
-        usage: dict[str, Any] = {}
+        num_tokens = 0
         start = time.perf_counter()
         async with self._http().post(f"{self._url}/v1/completions", json=body) as answer:
             if not answer.ok:
                 raise ServeError(await answer.text())
             async for line in answer.content:
-                # After the first text nothing is parsed but the end: the client is to cost as little as it can.
-                if line.startswith(_DATA) and (ttft_ms is None or b'"choices":[]' in line):
-                    if line.startswith(_DONE, len(_DATA)):
-                        continue
+                # After the first text nothing is parsed but the count: the client is to cost as little as it can.
+                counted = _COUNT.search(line)
+                if counted is None:
+                    continue
+                num_tokens = int(counted[1])
+                if ttft_ms is None:
                     chunk = json.loads(line[len(_DATA) :])
-                    usage = chunk.get("usage") or usage
-                    if ttft_ms is None and any(choice["text"].strip() for choice in chunk["choices"]):
+                    if any(choice["text"].strip() for choice in chunk["choices"]):
                         ttft_ms = (time.perf_counter() - start) * 1000
+                if prompt.is_enough(num_tokens):
+                    answer.close()
+                    break
         total_ms = (time.perf_counter() - start) * 1000
         return Sample(
             ttft_ms=ttft_ms,
             total_ms=total_ms,
-            num_tokens=usage["completion_tokens"],
-            prompt_tokens=usage["prompt_tokens"],
+            num_tokens=num_tokens,
+            prompt_tokens=len(prompt.token_ids),
         )
 
     async def detokenise(self, token_ids: Sequence[int]) -> str:
@@ -176,5 +183,5 @@ class TextPrompts:
         self._serve = serve
 
     async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
-        """Generate exactly `max_tokens` tokens for each prompt, `concurrency` at a time."""
+        """Complete each prompt once, `concurrency` at a time."""
         return await closed_loop(prompts, concurrency, lambda _caller, prompt: self._serve.ask(prompt, prompt.text))
