@@ -16,6 +16,7 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
+from completion_server.admission.fair_use import FairUse
 from completion_server.admission.gate import Gate, Readiness
 from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
@@ -38,7 +39,9 @@ from completion_server.rpc.server import (
     is_loopback,
     split_address,
 )
-from completion_server.scheduling.book import Book
+from completion_server.scheduling.book import Book, Shedding
+from completion_server.scheduling.limiter import StepLimiter
+from completion_server.scheduling.order import ORDERS
 from completion_server.scheduling.runner import Runner
 from completion_server.telemetry.logs import set_level
 from completion_server.telemetry.metrics import Metrics, MetricsServer, Snapshot
@@ -123,9 +126,8 @@ class App:
         self._gate = Gate(config.admission)
         self._health = Health()
         self._engine = SupervisedEngine(make_engine, config.engine, self._clock, self._engine_changed)
-        book = Book(config.scheduling.num_slots, config.scheduling.max_queued, config.admission.retry_after_ms)
-        self._runner = Runner(book, self._clock)
         self._metrics = Metrics(registry)
+        self._runner = make_runner(config, self._clock, self._metrics.work_stopped)
         self._drain_requested = asyncio.Event()
         self._grace_s = config.server.grace_s
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,7 +144,12 @@ class App:
             metrics_address = self._start_metrics(stack)
             prompts = await asyncio.to_thread(load_prompts, self._config)
             pipeline = self._join(prompts)
-            servicer = CompletionServicer(pipeline, self._config.limits, self._config.server.stall_timeout_s)
+            servicer = CompletionServicer(
+                pipeline,
+                self._config.limits,
+                self._config.server.stall_timeout_s,
+                sheds_as_status=self._config.shed.as_status,
+            )
             public = build_public_server(self._config.server, servicer, self._health)
             admin = self._build_admin(pipeline, prompts)
             await self._health.set(is_serving=False)
@@ -204,12 +211,14 @@ class App:
     def _join(self, prompts: PromptBuilder) -> Pipeline:
         return Pipeline(
             gate=self._gate,
+            fair_use=FairUse(self._config.admission.user_requests_per_s, self._config.admission.user_burst),
             runner=self._runner,
             prompts=prompts,
             engine=self._engine,
             clock=self._clock,
             observer=self._metrics,
-            is_lane_per_session=self._config.scheduling.lane == "session",
+            scheduling=self._config.scheduling,
+            budget_s=self._config.shed.budget_ms / 1000,
             retry_after_ms=self._config.admission.retry_after_ms,
         )
 
@@ -269,6 +278,21 @@ class App:
             task = asyncio.get_running_loop().create_task(self._health.set(is_serving=is_ready))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+
+def make_runner(config: Config, clock: Clock, on_stopped: Callable[[float], None]) -> Runner:
+    """Return the scheduler that the configuration describes."""
+    scheduling = config.scheduling
+    least = min(scheduling.min_slots, scheduling.max_slots)
+    limiter = StepLimiter(least, scheduling.max_slots, scheduling.step_tolerance)
+    book = Book(
+        limiter.limit,
+        scheduling.max_queued,
+        order=ORDERS[scheduling.order],
+        shedding=Shedding(config.shed.when),
+        max_retry_after_ms=config.admission.retry_after_ms,
+    )
+    return Runner(book, clock, limiter, on_stopped)
 
 
 def load_prompts(config: Config) -> PromptBuilder:

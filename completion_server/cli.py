@@ -1,4 +1,4 @@
-"""The commands of `completion-server` that run in the server's own process; those that talk to one are in client/."""
+"""The commands of `completion-server` that make a server; those that talk to one are in client/."""
 
 import asyncio
 import json
@@ -21,6 +21,7 @@ from completion_server.config import Config, load_config
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.rpc.server import check_addresses
+from completion_server.simulation.command import simulate
 from completion_server.telemetry import logs
 
 
@@ -36,7 +37,7 @@ def main() -> None:
     """
 
 
-for _command in (complete, status, profile, drain):
+for _command in (complete, status, profile, drain, simulate):
     main.add_command(_command)
 
 

@@ -20,7 +20,7 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
 from completion_server.prompt.settings import PromptSettings
 from completion_server.rpc.settings import LimitSettings, ServerSettings, TlsSettings
-from completion_server.scheduling.settings import SchedulingSettings
+from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.telemetry.logs import LogSettings
 
 ENV_PREFIX = "COMPLETION_SERVER__"
@@ -35,6 +35,7 @@ class Config:
     limits: LimitSettings = LimitSettings()
     admission: AdmissionSettings = AdmissionSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    shed: ShedSettings = ShedSettings()
     prompt: PromptSettings = PromptSettings()
     engine: EngineSettings = EngineSettings()
     log: LogSettings = LogSettings()
@@ -61,9 +62,9 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mappi
     if faults:
         raise ConfigError("\n".join(faults))
     config = _resolve_paths(_validate(tree), path.parent if path else Path())
-    slots, seqs = config.scheduling.num_slots, config.engine.max_num_seqs
+    slots, seqs = config.scheduling.max_slots, config.engine.max_num_seqs
     if slots > seqs:
-        msg = f"scheduling.num_slots: must be at most engine.max_num_seqs ({seqs}), got {slots}"
+        msg = f"scheduling.max_slots: must be at most engine.max_num_seqs ({seqs}), got {slots}"
         raise ConfigError(msg)
     return config
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def make_vllm_engine() -> "VllmEngine":
     """Return a vLLM engine on the embedded models, not yet started."""
-    sizes = ("engine.num_speculative_tokens=3", "engine.max_num_seqs=16", "scheduling.num_slots=16")
+    sizes = ("engine.num_speculative_tokens=3", "engine.max_num_seqs=16", "scheduling.max_slots=16")
     config = make_config(f"engine.draft_model={DRAFT}", *sizes)
     return cast("VllmEngine", make_engine_factory(config)())
 

@@ -24,10 +24,14 @@ class AdmissionSettings:
     """Session streams that may be open at once."""
     retry_after_ms: int = 1000
     """When a refused caller should ask again."""
+    user_requests_per_s: float = 20.0
+    """What one user may ask for long; what is more is shed. 0 sets no limit."""
+    user_burst: int = 40
+    """What one user may ask at once, after having asked little."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_at_least(self, max_sessions=1)
+        require_at_least(self, max_sessions=1, user_requests_per_s=0, user_burst=1)
 
 
 _REFUSALS = {

@@ -29,6 +29,8 @@ class CompletionError(Exception):
     """A request failed for a reason that its caller can be told."""
 
     code = Code.INTERNAL
+    reason = ""
+    """A word for machines, where the code does not say it all."""
 
     def __init__(
         self, message: str, *, violations: tuple[Violation, ...] = (), retry_after_ms: int | None = None
@@ -54,6 +56,17 @@ class UnavailableError(CompletionError):
     """The engine is away or the server is going: ask again, or ask another."""
 
     code = Code.UNAVAILABLE
+
+
+class ShedError(CompletionError):
+    """The request was not attempted, where the caller wants to hear that as a failure."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+    def __init__(self, why: str, retry_after_ms: int | None) -> None:
+        """Say why, and when to ask again."""
+        super().__init__(f"the request was shed: {why.replace('_', ' ')}", retry_after_ms=retry_after_ms)
+        self.reason = why.upper()
 
 
 class OverloadedError(CompletionError):

@@ -48,6 +48,14 @@ class Observer(Protocol):
         """A caller took the last event of a request this long after it was ready."""
         ...
 
+    def generation_taken_over(self, num_tokens: int) -> None:
+        """A user typed what was being generated: the newer request takes these tokens over instead of its own."""
+        ...
+
+    def generation_left(self, num_tokens: int) -> None:
+        """A generation that was taken over went another way than its user; these tokens were for nobody."""
+        ...
+
     def feedback_reported(self, feedback: Feedback) -> None:
         """An editor said what became of a completion."""
         ...

@@ -16,6 +16,7 @@ from completion_server.engine.interface import EngineDeadError, EngineInfo, Engi
 from completion_server.engine.scripted_generation import Generation
 from completion_server.engine.scripted_model import (
     INSTANT,
+    LARGE_MODEL_ON_A_GPU,
     SMALL_MODEL_ON_TWO_CORES,
     PrefixCache,
     Script,
@@ -25,7 +26,16 @@ from completion_server.engine.scripted_model import (
 )
 from completion_server.engine.settings import EngineSettings
 
-__all__ = ["INSTANT", "SMALL_MODEL_ON_TWO_CORES", "Script", "ScriptedEngine", "ServiceTimes", "Token", "plausible_code"]
+__all__ = [
+    "INSTANT",
+    "LARGE_MODEL_ON_A_GPU",
+    "SMALL_MODEL_ON_TWO_CORES",
+    "Script",
+    "ScriptedEngine",
+    "ServiceTimes",
+    "Token",
+    "plausible_code",
+]
 
 _MAX_MODEL_LEN = 8192
 

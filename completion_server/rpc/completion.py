@@ -4,10 +4,11 @@ import asyncio
 from typing import Any
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.core.errors import CompletionError, InvalidRequestError
+from completion_server.completion import Completion
+from completion_server.core.errors import CompletionError, InvalidRequestError, ShedError
 from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.core.request import Caller, Request
-from completion_server.pipeline import Completion, Pipeline
+from completion_server.pipeline import Pipeline
 from completion_server.rpc import convert
 from completion_server.rpc.session import CLIENT_GONE, SessionStream, reset
 from completion_server.rpc.settings import LimitSettings
@@ -25,11 +26,14 @@ _DEADLINE_SLACK_S = 0.01
 class CompletionServicer:
     """Answers editors."""
 
-    def __init__(self, pipeline: Pipeline, limits: LimitSettings, stall_timeout_s: float) -> None:
-        """Answer through `pipeline`."""
+    def __init__(
+        self, pipeline: Pipeline, limits: LimitSettings, stall_timeout_s: float, *, sheds_as_status: bool = False
+    ) -> None:
+        """Answer through `pipeline`; with `sheds_as_status` a shed call fails instead of ending empty."""
         self._pipeline = pipeline
         self._limits = limits
         self._stall_timeout_s = stall_timeout_s
+        self._sheds_as_status = sheds_as_status
         self._sessions: set[SessionStream] = set()
 
     async def complete(self, message: pb.CompleteRequest | Malformed, context: Context) -> None:
@@ -49,6 +53,8 @@ class CompletionServicer:
         outcome = Outcome(FinishReason.CANCELLED)
         try:
             async for event in completion.events():
+                if self._sheds_as_status and isinstance(event, End) and event.outcome.shed_reason is not None:
+                    return ShedError(event.outcome.shed_reason.value, event.outcome.retry_after_ms)
                 async with asyncio.timeout(self._stall_timeout_s):
                     await context.write(convert.response_of(event))
                 if isinstance(event, End):

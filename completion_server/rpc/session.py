@@ -8,10 +8,11 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.gate import Readiness
+from completion_server.completion import Completion
 from completion_server.core.errors import CompletionError, InvalidRequestError, UnavailableError
 from completion_server.core.outcome import End, Event, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
-from completion_server.pipeline import Completion, Pipeline
+from completion_server.pipeline import Pipeline
 from completion_server.rpc import convert
 from completion_server.rpc.settings import LimitSettings
 from completion_server.rpc.wire import Malformed
@@ -137,7 +138,7 @@ class SessionStream:
     async def _answer(self, sequence: int, completion: Completion) -> None:
         try:
             async for event in completion.events():
-                await self._write(sequence, event)
+                await self._write(sequence, event, completion)
         finally:
             completion.close()
             self._completions.pop(sequence, None)
@@ -155,12 +156,15 @@ class SessionStream:
             return
         await self._write(sequence, End(outcome))
 
-    async def _write(self, sequence: int, event: Event) -> None:
+    async def _write(self, sequence: int, event: Event, completion: Completion | None = None) -> None:
         """Write, one at a time; meanwhile the events of the other requests are merged in their mailboxes.
+
+        Text that waited for its turn is dropped where a newer request came meanwhile.
 
         Raises:
             TimeoutError: the reader stalls.
 
         """
         async with self._writing, asyncio.timeout(self._stall_timeout_s):
-            await self._context.write(convert.session_response_of(sequence, event))
+            if completion is None or not completion.is_superseded or isinstance(event, End):
+                await self._context.write(convert.session_response_of(sequence, event))

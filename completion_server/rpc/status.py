@@ -6,11 +6,13 @@ from typing import NoReturn
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
-from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from completion_server.core.errors import Code, CompletionError
+
+_DOMAIN = "completion.v1"
 
 
 class DeadlineError(CompletionError):
@@ -25,6 +27,8 @@ async def abort(context: "grpc.aio.ServicerContext[object, object]", error: Comp
     if error.violations:
         violations = [BadRequest.FieldViolation(field=v.field, description=v.description) for v in error.violations]
         status.details.append(_packed(BadRequest(field_violations=violations)))
+    if error.reason:
+        status.details.append(_packed(ErrorInfo(reason=error.reason, domain=_DOMAIN)))
     if error.retry_after_ms is not None:
         delay = Duration()
         delay.FromMilliseconds(error.retry_after_ms)
@@ -49,7 +53,7 @@ async def abort_within(
         raise asyncio.CancelledError from None  # a call whose handler is cancelled is reset
 
 
-def _packed(message: BadRequest | RetryInfo) -> AnyMessage:
+def _packed(message: BadRequest | ErrorInfo | RetryInfo) -> AnyMessage:
     packed = AnyMessage()
     packed.Pack(message)
     return packed

@@ -1,16 +1,19 @@
 """The one owner of the book: carries out what the book decides, and tells it when work has stopped.
 
-Decisions are taken synchronously, inside the `_nowait` calls; `run` holds the tasks and the deadline timer.
+Decisions are taken synchronously, inside the `_nowait` calls; `run` holds the tasks and the timer.
 """
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, Self
 
 from completion_server.core.clock import Clock
 from completion_server.core.errors import CompletionError
 from completion_server.core.outcome import FinishReason, Outcome
-from completion_server.scheduling.book import CANCELLED, Abort, Action, Book, Claim, End, Start
+from completion_server.scheduling.book import CANCELLED, Abort, Action, Book, End, Start, TakeOver
+from completion_server.scheduling.claim import Claim
+from completion_server.scheduling.limiter import StepLimiter
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +26,19 @@ class Work(Protocol):
         """What the book needs to know of it."""
         ...
 
-    async def run(self) -> Outcome:
-        """Do the work, holding a slot; cancelled when the request has lost its claim."""
+    def can_take_over(self, other: Self) -> bool:
+        """Tell whether the work of another request would serve this one too."""
+        ...
+
+    def take_over(self, other: Self) -> None:
+        """Be what the running work of another request is for from now on. The other's `end` follows."""
+        ...
+
+    async def run(self) -> Outcome | None:
+        """Do the work, holding a slot; cancelled when the request has lost its claim.
+
+        Return None where the work was taken over by a request that it turns out not to serve.
+        """
         ...
 
     def end(self, outcome: Outcome) -> None:
@@ -32,15 +46,33 @@ class Work(Protocol):
         ...
 
 
+def _nothing(_seconds: float) -> None:
+    pass
+
+
 class Runner:
     """Runs requests as slots allow."""
 
-    def __init__(self, book: Book, clock: Clock) -> None:
-        """Own `book` from now on."""
+    def __init__(
+        self,
+        book: Book,
+        clock: Clock,
+        limiter: StepLimiter | None = None,
+        on_stopped: Callable[[float], None] = _nothing,
+    ) -> None:
+        """Own `book` and `limiter` from now on; without one the book's number of slots stays.
+
+        `on_stopped` is told how many seconds work that was aborted went on.
+        """
         self._book = book
         self._clock = clock
+        self._limiter = limiter
+        self._on_stopped = on_stopped
         self._works: dict[str, Work] = {}
-        self._tasks: dict[str, asyncio.Task[Outcome]] = {}
+        self._tasks: dict[str, asyncio.Task[Outcome | None]] = {}
+        self._owners: dict[asyncio.Task[Outcome | None], str] = {}
+        """The request that each task works for now: another's than it began for, where that took it over."""
+        self._aborted_at: dict[str, float] = {}
         self._group: asyncio.TaskGroup | None = None
         self._wake = asyncio.Event()
         self._armed_for = float("inf")
@@ -52,53 +84,71 @@ class Runner:
         """The book, to be read only."""
         return self._book
 
-    def submit_nowait(self, work: Work) -> None:
-        """Take a request in. Its `end` may be called before this returns."""
+    def submit_nowait(self, work: Work, *, takes_over: bool = True) -> None:
+        """Take a request in. Its `end` may be called before this returns.
+
+        With `takes_over` work that runs for a request that this one makes stale goes on for this one, where it can.
+        """
         if self._group is None:
             msg = "the runner does not run"
             raise RuntimeError(msg)
-        self._works[work.claim.id] = work
+        claim = work.claim
+        heir_of = None
+        if takes_over:
+            rivals = self._book.rivals(claim)
+            heir_of = next((rival for rival in rivals if work.can_take_over(self._works[rival])), None)
+        self._works[claim.id] = work
         self._idle.clear()
-        self._carry_out(self._book.submit(work.claim))
-        self._arm()
+        self._carry_out(self._book.submit(claim, self._clock.now(), heir_of=heir_of))
 
     def cancel_nowait(self, request_id: str, outcome: Outcome = CANCELLED) -> None:
         """End a request; nothing happens where it has ended."""
-        self._carry_out(self._book.end(request_id, outcome))
+        self._carry_out(self._book.end(request_id, outcome, self._clock.now()))
 
     def end_all_nowait(self, outcome: Outcome) -> None:
         """End every live request."""
         for request_id in list(self._works):
             self.cancel_nowait(request_id, outcome)
 
+    def first_token_nowait(self, request_id: str) -> None:
+        """The work of a request has its first token."""
+        self._book.first_token(request_id, self._clock.now())
+
+    def step_nowait(self, seconds: float) -> None:
+        """A step of the engine took a request so long; the number of slots follows."""
+        if self._limiter is not None:
+            num_slots = self._limiter.observe(seconds, self._book.num_occupied)
+            if num_slots != self._book.num_slots:
+                self._carry_out(self._book.resize(num_slots, self._clock.now()))
+
     async def wait_idle(self) -> None:
         """Wait until no request is live and no work runs."""
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Hold the tasks and keep deadlines, until cancelled."""
+        """Hold the tasks and keep time, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 while True:
-                    await self._sleep_until_deadline()
+                    await self._sleep_until_tick()
                     self._carry_out(self._book.tick(self._clock.now()))
         finally:
             self._group = None
 
-    async def _sleep_until_deadline(self) -> None:
-        deadline = self._book.next_deadline
-        self._armed_for = float("inf") if deadline is None else deadline
+    async def _sleep_until_tick(self) -> None:
+        at = self._book.next_tick
+        self._armed_for = float("inf") if at is None else at
         self._wake.clear()
         try:
-            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - self._clock.now())):
+            async with asyncio.timeout(None if at is None else max(0.0, at - self._clock.now())):
                 await self._wake.wait()
         except TimeoutError:
             return
 
     def _arm(self) -> None:
-        deadline = self._book.next_deadline
-        if deadline is not None and deadline < self._armed_for:
+        at = self._book.next_tick
+        if at is not None and at < self._armed_for:
             self._wake.set()
 
     def _carry_out(self, actions: list[Action]) -> None:
@@ -106,12 +156,16 @@ class Runner:
             match action:
                 case Start(request_id):
                     self._start(request_id)
+                case TakeOver(request_id, from_id):
+                    self._take_over(request_id, from_id)
                 case Abort(request_id):
+                    self._aborted_at[request_id] = self._clock.now()
                     self._tasks[request_id].cancel()
                 case End(request_id, outcome):
                     self._end(request_id, outcome)
                     if request_id not in self._tasks:
                         self._forget(request_id)
+        self._arm()
 
     def _end(self, request_id: str, outcome: Outcome) -> None:
         """Tell the caller. Should that fail, the other actions, on which other requests wait, are still carried out."""
@@ -124,10 +178,16 @@ class Runner:
         assert self._group is not None
         task = self._group.create_task(self._work(self._works[request_id]), name=f"completion-{request_id}")
         self._tasks[request_id] = task
+        self._owners[task] = request_id
         # By callback, because a task that is cancelled before its first step never enters its own `finally`.
-        task.add_done_callback(lambda done: self._work_done(request_id, done))
+        task.add_done_callback(self._work_done)
 
-    async def _work(self, work: Work) -> Outcome:
+    def _take_over(self, request_id: str, from_id: str) -> None:
+        task = self._tasks[request_id] = self._tasks.pop(from_id)
+        self._owners[task] = request_id
+        self._works[request_id].take_over(self._works[from_id])
+
+    async def _work(self, work: Work) -> Outcome | None:
         """Run to an outcome. Only cancelling escapes: one request's failure is never another's."""
         try:
             return await work.run()
@@ -137,10 +197,18 @@ class Runner:
             logger.exception("request %s failed", work.claim.id)
             return Outcome(FinishReason.ERROR, error=CompletionError("internal error; the server's log has more"))
 
-    def _work_done(self, request_id: str, task: asyncio.Task[Outcome]) -> None:
+    def _work_done(self, task: asyncio.Task[Outcome | None]) -> None:
+        request_id = self._owners.pop(task)
         del self._tasks[request_id]
+        now = self._clock.now()
+        aborted_at = self._aborted_at.pop(request_id, None)
+        if aborted_at is not None:
+            self._on_stopped(now - aborted_at)
         outcome = CANCELLED if task.cancelled() else task.result()
-        self._carry_out(self._book.work_done(request_id, outcome))
+        if outcome is None and aborted_at is None:
+            self._carry_out(self._book.parted(request_id, now))
+            return
+        self._carry_out(self._book.work_done(request_id, outcome or CANCELLED, now))
         if request_id in self._works:  # its End came before, when it lost its claim
             self._forget(request_id)
 

@@ -10,13 +10,45 @@ from completion_server.core.checks import require_at_least
 class SchedulingSettings:
     """The `[scheduling]` section."""
 
-    num_slots: int = 32
-    """Requests that may be in the engine; the others wait here, where dropping them is free."""
+    max_slots: int = 32
+    """Requests that may be in the engine, at most; the others wait here, where dropping them is free."""
+    min_slots: int = 2
+    """The number of slots follows how long the engine's steps take, down to this."""
+    step_tolerance: float = 3.0
+    """How many times longer than in an engine with little to do a step may take, before there are fewer slots; 0 always
+    gives out max_slots."""
     max_queued: int = 1024
-    """Requests that may wait; a newcomer beyond them is shed."""
+    """Requests that may wait; beyond that the last of the least important is shed."""
+    order: Literal["earliest_deadline", "first_come", "newest_first"] = "earliest_deadline"
+    """Who of those who wait is served first, among requests of one trigger."""
     lane: Literal["user", "session"] = "user"
     """Within what only the newest request lives: all of a user's editors, or each of them."""
+    supersede: bool = True
+    """Whether a newer request ends the older ones of its lane; without it each lives until its caller cancels it."""
+    typing_through: bool = True
+    """Whether a generation goes on when the user types what it says."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_at_least(self, num_slots=1, max_queued=0)
+        require_at_least(self, max_slots=1, min_slots=1, max_queued=0, step_tolerance=0)
+        if 0 < self.step_tolerance <= 1:
+            msg = f"step_tolerance: must be 0 or more than 1, got {self.step_tolerance:g}"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class ShedSettings:
+    """The `[shed]` section."""
+
+    budget_ms: float = 200.0
+    """A first token later than this after a request's receipt is worth nothing; a call's own deadline may be sooner."""
+    when: Literal["never", "late", "predicted"] = "late"
+    """When a request is given up: never, when it can't make its budget any more, or also on arrival if by prediction
+    it won't."""
+    as_status: bool = False
+    """Whether a shed `Complete` call fails with RESOURCE_EXHAUSTED, as load balancers expect, instead of ending with an
+    empty completion."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that can't work."""
+        require_at_least(self, budget_ms=1)

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from completion_server.core.errors import Code
 from completion_server.core.events import Feedback, Marks
-from completion_server.core.outcome import End
+from completion_server.core.outcome import End, FinishReason
 from completion_server.core.request import Request
 
 BUCKETS_S = (
@@ -20,6 +20,8 @@ BUCKETS_S = (
 """From 1 ms to 2 s, densest around the 200 ms after which an answer is worth nothing."""
 
 TOKEN_BUCKETS_S = (0.0005, *BUCKETS_S[:20])
+
+_IN_VAIN = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
 
 
 class Metrics:
@@ -52,6 +54,31 @@ class Metrics:
         self._accepted = Counter(
             "completion_accepted_characters", "Characters of completions that users took.", registry=registry
         )
+        self._wasted = Counter(
+            "completion_wasted_tokens",
+            "Tokens computed for requests that nobody waited for in the end, by what became of them.",
+            ["outcome"],
+            registry=registry,
+        )
+        self._taken_over = Counter(
+            "completion_generations_taken_over",
+            "Generations that went on for a newer request, because its user typed what they said.",
+            registry=registry,
+        )
+        self._saved = Counter(
+            "completion_taken_over_tokens",
+            "Tokens that newer requests took over ready-made.",
+            registry=registry,
+        )
+        self._left = Counter(
+            "completion_generations_left", "Of those taken over, how many then said something else.", registry=registry
+        )
+        self._stopping = Histogram(
+            "completion_stop_seconds",
+            "From the end of a request that runs, as by a newer one, until its slot is free.",
+            buckets=BUCKETS_S,
+            registry=registry,
+        )
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
 
@@ -71,6 +98,8 @@ class Metrics:
             ("accepted_draft", usage.accepted_draft_tokens),
         ):
             self._tokens.labels(kind).inc(number)
+        if end.outcome.reason in _IN_VAIN:
+            self._wasted.labels(outcome).inc(usage.completion_tokens)
         self._time_stages(marks, usage.completion_tokens)
         if marks.first_output is not None:
             self._ttft.labels(trigger).observe(marks.first_output - marks.received)
@@ -96,6 +125,20 @@ class Metrics:
     def request_streamed(self, seconds: float) -> None:
         """See Observer."""
         self._stages.labels("stream").observe(seconds)
+
+    def generation_taken_over(self, num_tokens: int) -> None:
+        """See Observer."""
+        self._taken_over.inc()
+        self._saved.inc(num_tokens)
+
+    def generation_left(self, num_tokens: int) -> None:
+        """See Observer."""
+        self._left.inc()
+        self._wasted.labels("left").inc(num_tokens)
+
+    def work_stopped(self, seconds: float) -> None:
+        """Work that was aborted went on for so long."""
+        self._stopping.observe(seconds)
 
     def feedback_reported(self, feedback: Feedback) -> None:
         """See Observer."""

@@ -46,7 +46,7 @@ async def engine() -> ScriptedEngine:
 async def server(engine: ScriptedEngine) -> AsyncIterator[RunningServer]:
     config = endless_config(
         f"server.stall_timeout_s={STALL_TIMEOUT_S}",
-        f"scheduling.num_slots={2 * NUM_READERS}",
+        f"scheduling.max_slots={2 * NUM_READERS}",
         f"engine.max_num_seqs={2 * NUM_READERS}",
         "engine.heartbeat_s=0",
     )

@@ -1,16 +1,30 @@
 """The book under any order of events, against what must always hold."""
 
+import math
+
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from completion_server.core.clock import Deadline
-from completion_server.core.outcome import FinishReason, Outcome
+from completion_server.core.clock import NEVER, Deadline
+from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
-from completion_server.scheduling.book import CANCELLED, Abort, Action, Book, Claim, End, Start
+from completion_server.scheduling.book import (
+    CANCELLED,
+    SUPERSEDED,
+    Abort,
+    Action,
+    Book,
+    End,
+    Shedding,
+    Start,
+    TakeOver,
+)
+from completion_server.scheduling.claim import Claim
+from completion_server.scheduling.order import ORDERS
 
-NUM_SLOTS = 2
-MAX_QUEUED = 3
+STOPPED = Outcome(FinishReason.STOP)
+SECONDS = st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.3, 1.0, 3.0])
 
 
 class BookMachine(RuleBasedStateMachine):
@@ -18,104 +32,239 @@ class BookMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Book(NUM_SLOTS, MAX_QUEUED)
         self.claims: dict[str, Claim] = {}
         self.ends: dict[str, Outcome] = {}
         self.working: set[str] = set()
+        """Whom the work that goes on is for."""
+        self.heirs: set[str] = set()
         self.aborted: set[str] = set()
+        self.waits_since: dict[str, float] = {}
+        self.allowed_s: dict[str, float] = {}
+        """The least time to a first token that was reckoned with while a request waited."""
         self.now = 0.0
+
+    @initialize(
+        num_slots=st.integers(1, 3),
+        max_queued=st.integers(0, 3),
+        order=st.sampled_from(sorted(ORDERS)),
+        shedding=st.sampled_from(Shedding),
+    )
+    def open_book(self, num_slots: int, max_queued: int, order: str, shedding: Shedding) -> None:
+        self.book = Book(num_slots, max_queued, order=ORDERS[order], shedding=shedding)
+        self.most_slots = num_slots
 
     def carry_out(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
+                case Start(request_id):
+                    self.start(request_id)
+                case TakeOver(request_id, from_id):
+                    assert from_id in self.working - self.aborted, "work was taken over that does not go on"
+                    assert from_id not in self.ends, "work was taken over from an ended request"
+                    self.working = (self.working - {from_id}) | {request_id}
+                    self.heirs = (self.heirs - {from_id}) | {request_id}
+                    del self.waits_since[request_id]
+                case Abort(request_id):
+                    assert request_id in self.working - self.aborted, "work that does not run was aborted"
+                    self.aborted.add(request_id)
                 case End(request_id, outcome):
                     assert request_id not in self.ends, "a request ended twice"
                     self.ends[request_id] = outcome
-                case Start(request_id):
-                    assert request_id not in self.ends, "an ended request started"
-                    assert request_id not in self.working, "a request started twice"
-                    self.working.add(request_id)
-                case Abort(request_id):
-                    assert request_id in self.working, "work that does not run was aborted"
-                    self.aborted.add(request_id)
+                    self.waits_since.pop(request_id, None)
+        for action in actions:
+            if isinstance(action, End) and action.outcome.shed_reason is ShedReason.OVERLOAD:
+                waiting = [claim.trigger for claim in self.waiting()]
+                assert max(waiting, default=0) <= self.claims[action.id].trigger, "a better one was given up"
+        for request_id in self.waits_since:
+            self.allowed_s[request_id] = min(self.allowed_s.get(request_id, math.inf), self.book.pace.first_token_s)
+
+    def start(self, request_id: str) -> None:
+        assert request_id not in self.ends, "an ended request started"
+        assert request_id not in self.working, "a request started twice"
+        claim = self.claims[request_id]
+        for other in self.waiting():
+            assert (claim.trigger, self.book.order(claim)) <= (other.trigger, self.book.order(other)), "out of order"
+        waits_since = self.waits_since.pop(request_id)
+        if self.book.shedding is not Shedding.NEVER and waits_since < self.now:
+            assert self.now < claim.answer_by - self.book.pace.first_token_s, "one without hope started"
+        self.working.add(request_id)
 
     @rule(
         target=ids,
-        user=st.integers(0, 3),
+        user=st.integers(0, 2),
         session=st.integers(0, 1),
         sequence=st.integers(0, 5),
         trigger=st.sampled_from(Trigger),
-        budget=st.floats(0.1, 5.0),
+        budget_s=SECONDS,
+        timeout_s=st.none() | SECONDS,
+        data=st.data(),
     )
-    def submit(self, user: int, session: int, sequence: int, trigger: Trigger, budget: float) -> str:
+    def submit(
+        self,
+        user: int,
+        session: int,
+        sequence: int,
+        trigger: Trigger,
+        budget_s: float,
+        timeout_s: float | None,
+        data: st.DataObject,
+    ) -> str:
         request_id = f"r{len(self.claims)}"
-        lane = f"u{user}" + ("-prefetch" if trigger is Trigger.PREFETCH else "")
-        claim = Claim(request_id, lane, f"s{session}", sequence, trigger, Deadline(self.now + budget))
-        rival = self.live_on(lane)
+        deadline = NEVER if timeout_s is None else Deadline(self.now + timeout_s)
+        answer_by = min(self.now + budget_s, deadline.at)
+        claim = Claim(request_id, f"u{user}", f"s{session}", sequence, trigger, deadline, self.now, answer_by)
+        rivals = self.book.rivals(claim)
+        assert set(rivals) == self.rivals_of(claim)
+        assert rivals == sorted(rivals, key=lambda rival: rival not in self.working), "those that run come first"
+        heir_of = data.draw(st.sampled_from([*rivals, None]), label="heir of")
+        holder = next((each for each in self.live() if self.lane(each) == self.lane(claim)), None)
+        has_free_slot = self.book.num_occupied < self.book.num_slots
+        goes_on = heir_of in self.working
         self.claims[request_id] = claim
-        self.carry_out(self.book.submit(claim))
-        if rival is not None:
-            is_late = rival.session == claim.session and rival.sequence >= sequence
-            loser = request_id if is_late else rival.id
-            assert self.ends[loser].reason is FinishReason.SUPERSEDED
-            if is_late:
-                assert rival.id not in self.ends
+        self.waits_since[request_id] = self.now
+        self.carry_out(self.book.submit(claim, self.now, heir_of=heir_of))
+        if holder is not None and holder.session == claim.session and holder.sequence >= sequence:
+            assert self.ends[request_id] == SUPERSEDED
+            assert holder.id not in self.ends
+            return request_id
+        for loser in {holder.id if holder else None, heir_of} - {None}:
+            assert self.ends[str(loser)] == SUPERSEDED
+        if goes_on:
+            assert request_id in self.heirs & self.working
+        elif has_free_slot:
+            assert request_id in self.working, "who could have had a free slot was refused"
+        elif holder is not None:
+            assert request_id not in self.ends, "who takes another's place was refused"
         return request_id
 
     @rule(request_id=ids)
     def cancel(self, request_id: str) -> None:
-        self.carry_out(self.book.end(request_id, CANCELLED))
+        self.carry_out(self.book.end(request_id, CANCELLED, self.now))
         assert request_id in self.ends
 
+    @precondition(lambda self: self.working)
     @rule(data=st.data())
     def work_stops(self, data: st.DataObject) -> None:
-        if self.working:
-            request_id = data.draw(st.sampled_from(sorted(self.working)))
-            self.working.discard(request_id)
-            self.carry_out(self.book.work_done(request_id, Outcome(FinishReason.STOP)))
-            assert request_id in self.ends
+        request_id = data.draw(st.sampled_from(sorted(self.working)))
+        self.stop(request_id)
+        self.carry_out(self.book.work_done(request_id, STOPPED, self.now))
+        assert request_id in self.ends
 
-    @rule(seconds=st.floats(0.1, 3.0))
-    def time_passes(self, seconds: float) -> None:
+    @precondition(lambda self: self.heirs & self.working - self.aborted)
+    @rule(data=st.data())
+    def parts(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.heirs & self.working - self.aborted)))
+        self.stop(request_id)
+        self.waits_since[request_id] = self.now
+        self.carry_out(self.book.parted(request_id, self.now))
+        assert request_id not in self.ends
+
+    @precondition(lambda self: self.working - self.aborted)
+    @rule(data=st.data())
+    def has_a_token(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.working - self.aborted)))
+        self.book.first_token(request_id, self.now)
+        self.carry_out([])
+
+    @rule(num_slots=st.integers(1, 4))
+    def resize(self, num_slots: int) -> None:
+        self.most_slots = max(self.most_slots, num_slots)
+        self.carry_out(self.book.resize(num_slots, self.now))
+
+    @rule(seconds=SECONDS, is_tick_late=st.booleans())
+    def time_passes(self, seconds: float, is_tick_late: bool) -> None:
         self.now += seconds
+        if not is_tick_late:
+            self.tick()
+
+    @precondition(lambda self: self.book.next_tick is not None)
+    @rule()
+    def it_wakes(self) -> None:
+        assert self.book.next_tick is not None
+        self.now = max(self.now, self.book.next_tick)
+        self.tick()
+
+    def tick(self) -> None:
         self.carry_out(self.book.tick(self.now))
         for claim in self.live():
             assert not claim.deadline.is_past(self.now)
+        assert self.book.next_tick is None or self.book.next_tick > self.now
+        if self.book.shedding is not Shedding.NEVER:
+            for claim in self.waiting():
+                assert self.now < claim.answer_by - self.allowed_s[claim.id], "one without hope waits"
+
+    def stop(self, request_id: str) -> None:
+        for each in (self.working, self.heirs, self.aborted):
+            each.discard(request_id)
 
     def live(self) -> list[Claim]:
         return [claim for request_id, claim in self.claims.items() if request_id not in self.ends]
 
-    def live_on(self, lane: str) -> Claim | None:
-        return next((claim for claim in self.live() if claim.lane == lane), None)
+    def waiting(self) -> list[Claim]:
+        return [self.claims[request_id] for request_id in self.waits_since]
+
+    def rivals_of(self, claim: Claim) -> set[str]:
+        is_prefetch = claim.trigger is Trigger.PREFETCH
+        return {
+            each.id
+            for each in self.live()
+            if each.lane == claim.lane and (each.trigger is Trigger.PREFETCH or not is_prefetch)
+        }
+
+    @staticmethod
+    def lane(claim: Claim) -> tuple[object, bool]:
+        return claim.lane, claim.trigger is Trigger.PREFETCH
 
     @invariant()
     def at_most_one_live_request_per_lane(self) -> None:
-        lanes = [claim.lane for claim in self.live()]
+        lanes = [self.lane(claim) for claim in self.live()]
         assert len(lanes) == len(set(lanes))
         assert len(lanes) == self.book.num_live
 
     @invariant()
-    def slots_and_queue_are_bounded_and_never_idle(self) -> None:
-        assert self.book.num_occupied == len(self.working) <= NUM_SLOTS
-        num_stopping = len([request_id for request_id in self.working if request_id in self.ends])
-        num_waiting = len([claim for claim in self.live() if claim.id not in self.working])
-        assert self.book.num_queued == num_waiting <= MAX_QUEUED + num_stopping
-        assert not (self.book.num_queued and self.book.num_occupied < NUM_SLOTS)
+    def slots_are_neither_lost_nor_idle_while_somebody_waits(self) -> None:
+        assert self.book.num_occupied == len(self.working) <= self.most_slots
+        assert {claim.id for claim in self.live()} == set(self.waits_since) | (self.working - self.aborted)
+        assert self.book.num_queued == len(self.waits_since)
+        assert not (self.book.num_queued and self.book.num_occupied < self.book.num_slots)
 
     @invariant()
-    def what_works_in_vain_was_told_to_stop(self) -> None:
-        assert {request_id for request_id in self.working if request_id in self.ends} <= self.aborted
+    def the_queue_is_bounded(self) -> None:
+        assert self.book.num_live <= self.book.max_queued + self.most_slots
+
+    @invariant()
+    def work_for_an_ended_request_was_told_to_stop(self) -> None:
+        assert {request_id for request_id in self.working if request_id in self.ends} == self.aborted
+
+    @invariant()
+    def whoever_may_run_out_of_time_is_looked_at_by_then(self) -> None:
+        times = [claim.deadline.at for claim in self.live()]
+        if self.book.shedding is not Shedding.NEVER:
+            times += [claim.answer_by for claim in self.waiting()]
+        if (earliest := min(times, default=math.inf)) < math.inf:
+            assert self.book.next_tick is not None
+            assert self.book.next_tick <= earliest
+
+    @invariant()
+    def only_a_book_that_sheds_gives_up_for_lack_of_time(self) -> None:
+        reasons = {outcome.shed_reason for outcome in self.ends.values()}
+        assert self.book.shedding is not Shedding.NEVER or ShedReason.DEADLINE_UNREACHABLE not in reasons
 
     def teardown(self) -> None:
+        if not hasattr(self, "book"):
+            return
         for request_id in self.claims:
-            self.carry_out(self.book.end(request_id, CANCELLED))
+            self.carry_out(self.book.end(request_id, CANCELLED, self.now))
         while self.working:
-            self.carry_out(self.book.work_done(self.working.pop(), CANCELLED))
+            request_id = self.working.pop()
+            self.stop(request_id)
+            self.carry_out(self.book.work_done(request_id, CANCELLED, self.now))
         assert set(self.ends) == set(self.claims)
         assert (self.book.num_live, self.book.num_queued, self.book.num_occupied) == (0, 0, 0)
         assert not self.book._entries
-        assert self.book.next_deadline is None
+        assert not self.book._lanes
+        assert self.book.next_tick is None
 
 
-BookMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+BookMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 TestBook = BookMachine.TestCase

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 import grpc
 import pytest
 import pytest_asyncio
-from google.rpc.error_details_pb2 import BadRequest
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
 from completion.v1 import completion_pb2 as pb
@@ -14,6 +14,7 @@ from completion_server.engine.interface import Job
 from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
 from tests.support.server import (
     ENDLESS,
+    Answer,
     RunningServer,
     ask,
     endless_config,
@@ -164,18 +165,106 @@ async def test_a_session_id_is_nobodys_user(server: RunningServer, engine: Scrip
     call.cancel()
 
 
-async def test_a_full_server_sheds_at_once(engine: ScriptedEngine, said: Said) -> None:
+async def test_typing_what_is_being_said_goes_on_with_the_same_generation(
+    server: RunningServer, engine: ScriptedEngine, said: Said
+) -> None:
+    older = asyncio.create_task(ask(server.stub, request("x = ")))
+    await eventually(lambda: engine.stats().num_running == 1)
+    engine.hang()  # so that the first request is still there when the second comes
+    newer_asks = asyncio.create_task(ask(server.stub, request("x = alpha b", sequence=2)))
+    await eventually(lambda: server.count("completion_generations_taken_over_total") == 1)
+    engine.resume()
+    newer = await newer_asks
+    assert (newer.text, newer.reason) == ("eta gamma delta", "stop")
+    assert newer.end is not None
+    assert newer.end.usage.completion_tokens > 0
+    old = await older
+    assert old.end is not None
+    assert (old.reason, old.end.usage.completion_tokens) == ("superseded", 0)
+    assert len(said.jobs) == 1
+    assert server.count("completion_generations_left_total") == 0
+
+
+async def test_typing_something_else_than_is_said_begins_anew(
+    server: RunningServer, engine: ScriptedEngine, said: Said
+) -> None:
+    said.words = WORDS * 20
+    older = server.stub.Complete(request("x = (\n    ", mode=pb.MODE_MULTI_LINE, max_tokens=50))
+    await anext(aiter(older))
+    said.words = ("beta",)
+    newer = await ask(server.stub, request("x = (\n    z", sequence=2, mode=pb.MODE_MULTI_LINE, max_tokens=50))
+    assert (newer.text, newer.reason, len(said.jobs)) == ("beta", "stop", 2)
+
+
+async def shed_answer(engine: ScriptedEngine, said: Said, *overrides: str) -> tuple[Answer, grpc.aio.AioRpcError | None]:
+    """Ask a server that has no slot free; return the answer, and the error that the call ended with."""
     said.words = (f" w{i}" for i in range(ENDLESS))
-    config = endless_config("scheduling.num_slots=1", "scheduling.max_queued=0", "admission.retry_after_ms=70")
+    config = endless_config("scheduling.max_slots=1", "admission.retry_after_ms=30", *overrides)
+    answer = Answer()
     async with run_server(config, lambda: engine) as server:
         busy = server.stub.Complete(request(max_tokens=ENDLESS, session_id="busy"))
         await anext(aiter(busy))
-        answer = await ask(server.stub, request(session_id="late"))
-        assert (answer.reason, answer.text, answer.code) == ("shed", "", grpc.StatusCode.OK)
-        assert answer.end is not None
-        assert answer.end.shed_reason == pb.SHED_REASON_OVERLOAD
-        assert answer.end.retry_after_ms == 70
-        busy.cancel()
+        call = server.stub.Complete(request(session_id="late"), timeout=20)
+        try:
+            async for event in call:
+                answer.take(event)
+        except grpc.aio.AioRpcError as error:
+            return answer, error
+        finally:
+            busy.cancel()
+    return answer, None
+
+
+async def test_a_full_server_sheds_at_once(engine: ScriptedEngine, said: Said) -> None:
+    answer, error = await shed_answer(engine, said, "scheduling.max_queued=0")
+    assert error is None
+    assert (answer.reason, answer.text) == ("shed", "")
+    assert answer.end is not None
+    assert answer.end.shed_reason == pb.SHED_REASON_OVERLOAD
+    assert answer.end.retry_after_ms == 30
+
+
+async def test_who_can_not_have_a_token_in_time_is_shed(engine: ScriptedEngine, said: Said) -> None:
+    answer, error = await shed_answer(engine, said, "shed.when=late", "shed.budget_ms=20")
+    assert error is None
+    assert answer.end is not None
+    assert (answer.reason, answer.end.shed_reason) == ("shed", pb.SHED_REASON_DEADLINE_UNREACHABLE)
+
+
+async def test_being_shed_is_a_status_where_that_is_wanted(engine: ScriptedEngine, said: Said) -> None:
+    answer, error = await shed_answer(engine, said, "shed.as_status=true", "scheduling.max_queued=0")
+    assert (answer.end, answer.text) == (None, "")
+    assert error is not None
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details() == "the request was shed: overload"
+    status = rpc_status.from_call(error)
+    assert status is not None
+    info, retry = ErrorInfo(), RetryInfo()
+    assert status.details[0].Unpack(info)
+    assert status.details[1].Unpack(retry)
+    assert (info.reason, info.domain) == ("OVERLOAD", "completion.v1")
+    assert retry.retry_delay.ToMilliseconds() == 30
+
+
+async def test_nothing_but_being_shed_becomes_a_status(engine: ScriptedEngine) -> None:
+    async with run_server(endless_config("shed.as_status=true"), lambda: engine) as server:
+        answer = await ask(server.stub, request())
+    assert (answer.reason, answer.text, answer.code) == ("stop", "alpha beta gamma delta", grpc.StatusCode.OK)
+
+
+async def test_a_user_who_asks_too_much_is_shed_and_another_is_not(engine: ScriptedEngine) -> None:
+    config = endless_config("admission.user_requests_per_s=0.01", "admission.user_burst=2")
+    async with run_server(config, lambda: engine) as server:
+        abuser, other = (("x-user-id", "abuser"),), (("x-user-id", "other"),)
+        answers = [await ask(server.stub, request(sequence=i), metadata=abuser) for i in range(1, 5)]
+        assert [answer.reason for answer in answers] == ["stop", "stop", "shed", "shed"]
+        end = answers[-1].end
+        assert end is not None
+        assert end.shed_reason == pb.SHED_REASON_RATE_LIMITED
+        assert 0 < end.retry_after_ms <= 100_000
+        assert (await ask(server.stub, request(), metadata=other)).reason == "stop"
+        shed = {"outcome": "shed", "trigger": "automatic", "shed_reason": "rate_limited"}
+        assert server.count("completion_requests_total", **shed) == 2
 
 
 async def test_feedback_is_counted(server: RunningServer) -> None:

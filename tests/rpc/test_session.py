@@ -109,6 +109,37 @@ async def test_a_newer_key_ends_the_older_request(editor: Editor, engine: Script
     await eventually(lambda: engine.stats().num_running == 0)
 
 
+async def test_a_key_that_types_what_is_being_said_goes_on_with_it(
+    server: RunningServer, editor: Editor, engine: ScriptedEngine
+) -> None:
+    await editor.complete(1, max_tokens=SLOW)
+    await editor.begun(1)
+    engine.hang()  # so that the first request is still there when the second comes
+    await editor.complete(2, max_tokens=SLOW, prefix="x =  w0 w")
+    await eventually(lambda: server.count("completion_generations_taken_over_total") == 1)
+    engine.resume()
+    newer = await editor.ended(2)
+    assert newer.text == "1" + "".join(f" w{i}" for i in range(2, SLOW))
+    assert (newer.reason, (await editor.ended(1)).reason) == ("length", "superseded")
+
+
+async def test_a_user_who_asks_too_much_is_shed_and_the_stream_goes_on(engine: ScriptedEngine) -> None:
+    config = endless_config("admission.user_requests_per_s=5", "admission.user_burst=1", "shed.as_status=true")
+    async with run_server(config, lambda: engine) as server:
+        editor = Editor(server.stub.Session())
+        await editor.complete(1, max_tokens=ENDLESS)
+        await editor.begun(1)
+        await editor.complete(2)
+        shed = await editor.ended(2)
+        assert shed.end is not None
+        assert (shed.reason, shed.end.shed_reason) == ("shed", pb.SHED_REASON_RATE_LIMITED)
+        assert editor.answers[1].end is None  # who was not taken in unseats nobody
+        await asyncio.sleep(shed.end.retry_after_ms / 1000)
+        await editor.complete(3)
+        assert (await editor.ended(3)).reason == "stop"
+        assert await editor.close() is grpc.StatusCode.OK
+
+
 async def test_a_cancel_ends_the_request_and_frees_the_engine(editor: Editor, engine: ScriptedEngine) -> None:
     await editor.complete(1, max_tokens=ENDLESS)
     await editor.begun(1)

@@ -23,6 +23,8 @@ FREE_PORTS = (
     "server.admin_listen=127.0.0.1:0",
     "server.metrics_listen=127.0.0.1:0",
 )
+UNHURRIED = ("shed.when=never", "scheduling.step_tolerance=0")
+"""Nothing that depends on how fast this machine is."""
 START_TIMEOUT_S = 90.0
 
 
@@ -31,8 +33,8 @@ ENDLESS = 1_000_000
 
 
 def make_config(*overrides: str) -> Config:
-    """Return a configuration on free ports, with the embedded target's tokenizer."""
-    return load_config(None, (*FREE_PORTS, f"engine.model={TARGET}", *overrides), {})
+    """Return a configuration on free ports, with the embedded target's tokenizer, for a server without haste."""
+    return load_config(None, (*FREE_PORTS, *UNHURRIED, f"engine.model={TARGET}", *overrides), {})
 
 
 def endless_config(*overrides: str) -> Config:

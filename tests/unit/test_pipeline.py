@@ -1,60 +1,19 @@
 """The pipeline, with a prompt builder that remembers where it was called."""
 
 import asyncio
-import dataclasses
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
-from completion_server.admission.gate import AdmissionSettings, Gate
-from completion_server.core.clock import MonotonicClock
-from completion_server.core.errors import Code
-from completion_server.core.events import Feedback, Marks
-from completion_server.core.outcome import Delta, End, FinishReason
-from completion_server.core.request import Caller, Mode, Request
+from completion_server.admission.fair_use import FairUse
+from completion_server.core.clock import Deadline, MonotonicClock
+from completion_server.core.outcome import Delta, End, FinishReason, ShedReason
+from completion_server.core.request import Caller, Trigger
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
-from completion_server.engine.settings import EngineSettings
-from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.pipeline import Pipeline
-from completion_server.prompt.builder import Prompt
-from completion_server.scheduling.book import Book
-from completion_server.scheduling.runner import Runner
+from completion_server.scheduling.settings import SchedulingSettings
+from tests.support.rooms import House, house, in_virtual_time, read
 
 CLOCK = MonotonicClock()
-
-
-class Prompts:
-    def __init__(self) -> None:
-        self.threads: list[int] = []
-
-    def build(self, request: Request) -> Prompt:
-        self.threads.append(threading.get_ident())
-        return Prompt([1, 2, 3], (), 3)
-
-
-class Ends:
-    """An observer that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.ended: list[tuple[str, FinishReason]] = []
-
-    def request_ended(self, request: Request, end: End, marks: Marks) -> None:
-        assert marks.ended is not None
-        self.ended.append((request.id, end.outcome.reason))
-
-    def request_refused(self, code: Code) -> None:
-        raise AssertionError
-
-    def request_streamed(self, seconds: float) -> None:
-        assert seconds >= 0
-
-    def feedback_reported(self, feedback: Feedback) -> None:
-        raise AssertionError
-
-    def feedback_refused(self) -> None:
-        raise AssertionError
 
 
 def quick_engine() -> Engine:
@@ -66,71 +25,101 @@ def slow_engine() -> Engine:
     return ScriptedEngine(lambda _job: itertools.repeat("a"), ServiceTimes(decode_base_s=1e-3))
 
 
-@asynccontextmanager
-async def running(
-    prompts: Prompts, ends: Ends, make_engine: Callable[[], Engine] = quick_engine
-) -> AsyncIterator[Pipeline]:
-    gate = Gate(AdmissionSettings())
-    engine = SupervisedEngine(make_engine, EngineSettings(), CLOCK)
-    runner = Runner(Book(4, 4), CLOCK)
-    await engine.start()
-    tasks = [asyncio.create_task(runner.run()), asyncio.create_task(engine.run())]
-    await asyncio.sleep(0)
-    gate.set_engine_ready(True)
-    yield Pipeline(gate=gate, runner=runner, prompts=prompts, engine=engine, clock=CLOCK, observer=ends)
-    await runner.wait_idle()
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-    await engine.stop()
-
-
-def request(request_id: str, prefix: str, sequence: int = 0) -> Request:
-    return Request(request_id, Caller("u", "s"), sequence, "", "", prefix, "", 8, CLOCK.now(), mode=Mode.MULTI_LINE)
-
-
-async def answer(pipeline: Pipeline, asked: Request) -> tuple[str, FinishReason]:
-    text, reason = "", None
-    async for event in pipeline.open(asked).events():
-        assert reason is None
-        if isinstance(event, Delta):
-            text += event.text
-        else:
-            reason = event.outcome.reason
-    assert reason is not None
-    return text, reason
-
-
 async def test_a_short_prompt_is_built_where_it_is_and_a_long_one_elsewhere() -> None:
-    prompts, ends = Prompts(), Ends()
-    async with running(prompts, ends) as pipeline:
-        assert await answer(pipeline, request("short", "x = ")) == ("abc", FinishReason.STOP)
-        assert await answer(pipeline, request("long", "x" * 100_000, 1)) == ("abc", FinishReason.STOP)
+    async with house(quick_engine, CLOCK) as opened:
+        for request_id, prefix in (("short", "x = "), ("long", "x" * 100_000)):
+            answer = await read(opened.open(request_id, prefix))
+            assert (answer.text, answer.reason) == ("abc", FinishReason.STOP)
     here = threading.get_ident()
-    assert prompts.threads[0] == here
-    assert prompts.threads[1] != here
-    assert ends.ended == [("short", FinishReason.STOP), ("long", FinishReason.STOP)]
+    assert opened.prompts.threads[0] == here
+    assert opened.prompts.threads[1] != here
+    assert opened.watcher.ended == [("short", FinishReason.STOP), ("long", FinishReason.STOP)]
 
 
-async def test_a_superseded_answer_has_no_text_left() -> None:
-    ends = Ends()
-    async with running(Prompts(), ends, slow_engine) as pipeline:
-        older = pipeline.open(dataclasses.replace(request("old", "x", 1), max_tokens=4096))
-        reader = older.events()
+def test_a_superseded_answer_has_no_text_left() -> None:
+    async def scenario(opened: House) -> None:
+        reader = opened.open("old", "x", max_tokens=4096).events()
         assert isinstance(await anext(reader), Delta)
         await asyncio.sleep(0.05)  # it has gone on, and nobody has read it
-        newer = pipeline.open(request("new", "x", 2))
-        assert [type(event) async for event in newer.events()][-1] is End
+        newer = opened.open("new", "y")
+        assert (await read(newer)).reason is FinishReason.LENGTH
         left = [event async for event in reader]
         assert [type(event) for event in left] == [End]
-    assert ends.ended == [("old", FinishReason.SUPERSEDED), ("new", FinishReason.LENGTH)]
+        assert opened.watcher.ended == [("old", FinishReason.SUPERSEDED), ("new", FinishReason.LENGTH)]
+
+    in_virtual_time(scenario, slow_engine)
 
 
 async def test_closing_an_answer_ends_its_request_once() -> None:
-    ends = Ends()
-    async with running(Prompts(), ends) as pipeline:
-        completion = pipeline.open(request("r", "x" * 100_000))
+    async with house(quick_engine, CLOCK) as opened:
+        completion = opened.open("r", "x" * 100_000)
         completion.close()
         completion.close()
         assert [type(event) async for event in completion.events()] == [End]
-    assert ends.ended == [("r", FinishReason.CANCELLED)]
+    assert opened.watcher.ended == [("r", FinishReason.CANCELLED)]
+
+
+def test_who_asks_too_much_is_told_so_and_unseats_nobody() -> None:
+    async def scenario(opened: House) -> None:
+        first = opened.open("r1", "x")
+        refused = await read(opened.open("r2", "xa"))
+        assert (refused.text, refused.reason) == ("", FinishReason.SHED)
+        assert refused.end.outcome.shed_reason is ShedReason.RATE_LIMITED
+        assert refused.end.outcome.retry_after_ms == 2000
+        other = opened.open("r3", "x", caller=Caller("another", "s"))
+        assert [(await read(each)).reason for each in (first, other)] == [FinishReason.LENGTH] * 2
+        await asyncio.sleep(2.0)
+        assert (await read(opened.open("r4", "x"))).reason is FinishReason.LENGTH
+
+    in_virtual_time(scenario, slow_engine, fair_use=FairUse(0.5, 1))
+
+
+def test_who_waits_as_long_as_it_was_told_is_served() -> None:
+    async def scenario(opened: House) -> None:
+        opened.open("r1", "x")
+        await asyncio.sleep(0.0396)
+        refused = await read(opened.open("r2", "x"))
+        retry_after_ms = refused.end.outcome.retry_after_ms
+        assert retry_after_ms == 11  # 10.4 of 50 are left
+        await asyncio.sleep(retry_after_ms / 1000)
+        assert (await read(opened.open("r3", "x"))).reason is FinishReason.LENGTH
+
+    in_virtual_time(scenario, slow_engine, fair_use=FairUse(20, 1))
+
+
+def test_an_unnamed_user_is_its_session_and_tenants_are_apart() -> None:
+    async def scenario(opened: House) -> None:
+        callers = (Caller("u", "s"), Caller("", "s"), Caller("", "u"), Caller("u", "s", "tenant"))
+        answers = [opened.open(f"r{at}", "x", caller=caller) for at, caller in enumerate(callers)]
+        assert [(await read(each)).reason for each in answers] == [FinishReason.LENGTH] * 4
+
+    in_virtual_time(scenario, slow_engine)
+
+
+def test_a_lane_is_a_users_or_a_sessions_or_nobodys() -> None:
+    def reasons_with(**settings: object) -> list[FinishReason]:
+        reasons: list[FinishReason] = []
+
+        async def scenario(opened: House) -> None:
+            answers = [opened.open(f"r{s}", "x", caller=Caller("u", s), sequence=1) for s in ("a", "b")]
+            answers.append(opened.open("r3", "y", caller=Caller("u", "b"), sequence=2))
+            reasons.extend([(await read(each)).reason for each in answers])
+
+        in_virtual_time(scenario, slow_engine, scheduling=SchedulingSettings(**settings))  # type: ignore[arg-type]
+        return reasons
+
+    superseded, served = FinishReason.SUPERSEDED, FinishReason.LENGTH
+    assert reasons_with() == [superseded, superseded, served]
+    assert reasons_with(lane="session") == [served, superseded, served]
+    assert reasons_with(supersede=False) == [served, served, served]
+
+
+def test_an_answer_is_due_within_the_budget_or_the_calls_deadline() -> None:
+    async def scenario(opened: House) -> None:
+        await asyncio.sleep(1.0)
+        patient = opened.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0)).claim
+        assert (patient.trigger, patient.arrived_at, patient.answer_by) == (Trigger.EXPLICIT, 1.0, 11.0)
+        hurried = opened.open("hurried", "x", deadline=Deadline(2.0)).claim
+        assert (hurried.deadline, hurried.answer_by) == (Deadline(2.0), 2.0)
+
+    in_virtual_time(scenario, slow_engine)

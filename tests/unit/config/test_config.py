@@ -18,7 +18,7 @@ def load(path: Path | None = None, *overrides: str, **environ: str) -> Config:
 
 
 def test_flags_go_over_the_environment_over_the_file(tmp_path: Path) -> None:
-    path = write(tmp_path, "[scheduling]\nnum_slots = 1\nmax_queued = 1\n[engine]\nmax_num_seqs = 1\n")
+    path = write(tmp_path, "[scheduling]\nmax_slots = 1\nmax_queued = 1\n[engine]\nmax_num_seqs = 1\n")
     config = load(
         path,
         "engine.max_num_seqs=3",
@@ -26,7 +26,7 @@ def test_flags_go_over_the_environment_over_the_file(tmp_path: Path) -> None:
         COMPLETION_SERVER__SCHEDULING__MAX_QUEUED="2",
         UNRELATED="x",
     )
-    assert (config.scheduling.num_slots, config.scheduling.max_queued, config.engine.max_num_seqs) == (1, 2, 3)
+    assert (config.scheduling.max_slots, config.scheduling.max_queued, config.engine.max_num_seqs) == (1, 2, 3)
 
 
 def test_values_from_outside_the_file_are_read_as_toml_and_else_as_text() -> None:
@@ -47,8 +47,16 @@ def test_nothing_can_be_changed_later() -> None:
         ("server.lisen=x", "server.lisen: unknown key; did you mean server.listen?"),
         ("sheduling.num_slots=1", "sheduling: unknown key; did you mean scheduling?"),
         ("server.tls.zzz=1", "server.tls.zzz: unknown key; known here: certificate, client_ca, key"),
-        ("scheduling.num_slots=many", "scheduling.num_slots: input should be a valid integer"),
-        ("scheduling.num_slots=0", "scheduling.num_slots: must be at least 1, got 0"),
+        ("scheduling.max_slots=many", "scheduling.max_slots: input should be a valid integer"),
+        ("scheduling.max_slots=0", "scheduling.max_slots: must be at least 1, got 0"),
+        ("scheduling.min_slots=0", "scheduling.min_slots: must be at least 1, got 0"),
+        ("scheduling.max_slots=999", "scheduling.max_slots: must be at most engine.max_num_seqs (64), got 999"),
+        ("scheduling.step_tolerance=0.5", "scheduling.step_tolerance: must be 0 or more than 1, got 0.5"),
+        ("scheduling.order=whoever", "scheduling.order: input should be 'earliest_deadline', 'first_come' or"),
+        ("shed.when=sometimes", "shed.when: input should be 'never', 'late' or 'predicted', got 'sometimes'"),
+        ("shed.budget_ms=0", "shed.budget_ms: must be at least 1, got 0"),
+        ("admission.user_burst=0", "admission.user_burst: must be at least 1, got 0"),
+        ("admission.user_requests_per_s=-1", "admission.user_requests_per_s: must be at least 0, got -1"),
         ("scheduling.lane=house", "scheduling.lane: input should be 'user' or 'session', got 'house'"),
         ("limits.max_tokens=4", "limits.default_tokens_single_line: must be at most max_tokens (4), got 48"),
         ("engine.model=./nowhere", "engine.model: no folder nowhere"),

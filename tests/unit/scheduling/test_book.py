@@ -1,6 +1,6 @@
 import pytest
 
-from completion_server.core.clock import NEVER, Deadline
+from completion_server.core.clock import Deadline
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
 from completion_server.scheduling.book import (
@@ -8,130 +8,366 @@ from completion_server.scheduling.book import (
     DEADLINE,
     SUPERSEDED,
     Abort,
+    Action,
     Book,
-    Claim,
     End,
     IllegalTransitionError,
+    Shedding,
     Start,
+    TakeOver,
 )
+from completion_server.scheduling.order import newest_first
+from tests.unit.scheduling.claims import STOPPED, claim
 
-STOPPED = Outcome(FinishReason.STOP)
+LATE = Outcome(FinishReason.SHED, ShedReason.DEADLINE_UNREACHABLE, 50)
+OVERLOAD = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 50)
 
 
-def claim(
-    request_id: str,
-    *,
-    lane: str | None = None,
-    session: str = "s",
-    sequence: int = 0,
-    trigger: Trigger = Trigger.AUTOMATIC,
-    deadline: Deadline = NEVER,
-) -> Claim:
-    return Claim(request_id, lane or request_id, session, sequence, trigger, deadline)
+def busy_book(num_slots: int = 1, max_queued: int = 10, shedding: Shedding = Shedding.LATE) -> Book:
+    """Return a book whose slots are all taken, by requests that have their first token."""
+    book = Book(num_slots, max_queued, shedding=shedding)
+    for number in range(num_slots):
+        request_id = "busy" if num_slots == 1 else f"busy{number}"
+        assert book.submit(claim(request_id), 0.0) == [Start(request_id)]
+        book.first_token(request_id, 0.0)
+    return book
+
+
+def shed_by(actions: list[Action]) -> list[str]:
+    return [a.id for a in actions if isinstance(a, End) and a.outcome.reason is FinishReason.SHED]
 
 
 def test_a_request_starts_when_a_slot_is_free_and_the_next_one_when_the_first_is_done() -> None:
     book = Book(num_slots=1, max_queued=10)
-    assert book.submit(claim("a")) == [Start("a")]
-    assert book.submit(claim("b")) == []
-    assert book.work_done("a", STOPPED) == [End("a", STOPPED), Start("b")]
-    assert book.work_done("b", STOPPED) == [End("b", STOPPED)]
+    assert book.submit(claim("a"), 0.0) == [Start("a")]
+    assert book.submit(claim("b"), 0.0) == []
+    assert book.work_done("a", STOPPED, 1.0) == [End("a", STOPPED), Start("b")]
+    assert book.work_done("b", STOPPED, 2.0) == [End("b", STOPPED)]
     assert (book.num_live, book.num_occupied, book.num_queued) == (0, 0, 0)
 
 
 def test_a_newer_request_takes_the_place_of_one_that_waits_at_no_cost() -> None:
-    book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("busy"))
-    book.submit(claim("old", lane="user", sequence=1))
-    assert book.submit(claim("new", lane="user", sequence=2)) == [End("old", SUPERSEDED)]
+    book = busy_book()
+    book.submit(claim("old", lane="user", sequence=1), 0.0)
+    assert book.submit(claim("new", lane="user", sequence=2), 0.0) == [End("old", SUPERSEDED)]
     assert book.num_queued == 1
 
 
 def test_a_newer_request_aborts_one_that_runs_and_waits_for_its_slot() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("old", lane="user", sequence=1))
-    assert book.submit(claim("new", lane="user", sequence=2)) == [End("old", SUPERSEDED), Abort("old")]
+    book.submit(claim("old", lane="user", sequence=1), 0.0)
+    assert book.submit(claim("new", lane="user", sequence=2), 0.0) == [End("old", SUPERSEDED), Abort("old")]
     assert book.num_occupied == 1  # the engine has not stopped yet
-    assert book.work_done("old", CANCELLED) == [Start("new")]
+    assert book.work_done("old", CANCELLED, 1.0) == [Start("new")]
 
 
 def test_an_older_sequence_that_comes_late_never_unseats_a_newer_one() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("new", lane="user", sequence=2))
-    assert book.submit(claim("old", lane="user", sequence=1)) == [End("old", SUPERSEDED)]
+    book.submit(claim("new", lane="user", sequence=2), 0.0)
+    assert book.submit(claim("old", lane="user", sequence=1), 0.0) == [End("old", SUPERSEDED)]
+    assert book.submit(claim("old too", lane="user", sequence=1), 0.0, heir_of="new") == [End("old too", SUPERSEDED)]
     assert book.num_live == 1
 
 
 def test_across_sessions_of_a_user_the_later_arrival_is_the_newer() -> None:
     book = Book(num_slots=2, max_queued=10)
-    book.submit(claim("first", lane="user", session="x", sequence=9))
-    assert End("first", SUPERSEDED) in book.submit(claim("second", lane="user", session="y", sequence=1))
+    book.submit(claim("first", lane="user", session="x", sequence=9), 0.0)
+    assert End("first", SUPERSEDED) in book.submit(claim("second", lane="user", session="y", sequence=1), 0.0)
+
+
+def test_a_prefetch_and_what_was_typed_leave_each_other_alone() -> None:
+    book = Book(num_slots=4, max_queued=10)
+    prefetch = Trigger.PREFETCH
+    assert book.submit(claim("typed", lane="user", sequence=1), 0.0) == [Start("typed")]
+    assert book.submit(claim("ahead", lane="user", sequence=2, trigger=prefetch), 0.0) == [Start("ahead")]
+    assert book.submit(claim("further", lane="user", sequence=3, trigger=prefetch), 0.0) == [
+        End("ahead", SUPERSEDED), Abort("ahead"), Start("further"),
+    ]  # fmt: skip
+    assert book.submit(claim("typed on", lane="user", sequence=4), 0.0)[0] == End("typed", SUPERSEDED)
+    assert book.num_live == 2
 
 
 def test_explicit_goes_before_automatic_before_prefetch() -> None:
-    book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("busy"))
+    book = busy_book()
     for request_id, trigger in (("p", Trigger.PREFETCH), ("a", Trigger.AUTOMATIC), ("e", Trigger.EXPLICIT)):
-        book.submit(claim(request_id, trigger=trigger))
+        book.submit(claim(request_id, trigger=trigger), 0.0)
     started = []
     done = "busy"
     for _ in range(3):
-        action = book.work_done(done, STOPPED)[-1]
+        action = book.work_done(done, STOPPED, 1.0)[-1]
         assert isinstance(action, Start)
         started.append(done := action.id)
     assert started == ["e", "a", "p"]
 
 
+def test_within_a_trigger_the_earliest_deadline_goes_first_or_whoever_the_order_says() -> None:
+    for order, first in (({}, "hurried"), ({"order": newest_first}, "last")):
+        book = Book(1, 10, **order)  # type: ignore[arg-type]
+        book.submit(claim("busy"), 0.0)
+        book.submit(claim("first", arrived_at=1.0, answer_by=8.0), 1.0)
+        book.submit(claim("hurried", arrived_at=2.0, answer_by=5.0), 2.0)
+        book.submit(claim("last", arrived_at=3.0, answer_by=9.0), 3.0)
+        assert book.work_done("busy", STOPPED, 4.0) == [End("busy", STOPPED), Start(first)]
+
+
 def test_a_full_queue_sheds_the_newcomer_but_not_one_that_replaces_its_own() -> None:
-    book = Book(num_slots=1, max_queued=1, retry_after_ms=70)
-    book.submit(claim("busy"))
-    book.submit(claim("waits", lane="user", sequence=1))
-    shed = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 70)
-    assert book.submit(claim("late")) == [End("late", shed)]
-    assert book.submit(claim("newer", lane="user", sequence=2)) == [End("waits", SUPERSEDED)]
+    book = busy_book(max_queued=1)
+    book.submit(claim("waits", lane="user", sequence=1), 0.0)
+    assert book.submit(claim("late"), 0.0) == [End("late", OVERLOAD)]
+    assert book.submit(claim("newer", lane="user", sequence=2), 0.0) == [End("waits", SUPERSEDED)]
+
+
+def test_a_full_queue_gives_up_the_last_of_the_least_class_for_a_better_one() -> None:
+    book = busy_book(max_queued=3)
+    for request_id, trigger in (("a", Trigger.AUTOMATIC), ("p1", Trigger.PREFETCH), ("p2", Trigger.PREFETCH)):
+        book.submit(claim(request_id, trigger=trigger), 0.0)
+    given_up = [shed_by(book.submit(claim(f"e{i}", trigger=Trigger.EXPLICIT), 0.0)) for i in range(4)]
+    assert given_up == [["p2"], ["p1"], ["a"], ["e3"]]
+    assert shed_by(book.submit(claim("a2"), 0.0)) == ["a2"]
+    assert book.num_queued == 3
 
 
 def test_a_full_server_serves_the_newer_request_of_a_user_whose_older_one_it_stops() -> None:
     book = Book(num_slots=1, max_queued=0)
-    book.submit(claim("old", lane="user", sequence=1))
-    assert book.submit(claim("new", lane="user", sequence=2)) == [End("old", SUPERSEDED), Abort("old")]
-    assert book.work_done("old", CANCELLED) == [Start("new")]
+    book.submit(claim("old", lane="user", sequence=1), 0.0)
+    assert book.submit(claim("new", lane="user", sequence=2), 0.0) == [End("old", SUPERSEDED), Abort("old")]
+    assert book.work_done("old", CANCELLED, 1.0) == [Start("new")]
 
 
 def test_a_deadline_ends_what_waits_and_what_runs() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("runs", deadline=Deadline(10.0)))
-    book.submit(claim("waits", deadline=Deadline(5.0)))
-    assert book.next_deadline == 5.0
+    book.submit(claim("runs", deadline=Deadline(10.0)), 0.0)
+    book.submit(claim("waits", deadline=Deadline(5.0)), 0.0)
+    assert book.next_tick == 5.0
     assert book.tick(4.9) == []
     assert book.tick(5.0) == [End("waits", DEADLINE)]
     assert book.tick(10.0) == [End("runs", DEADLINE), Abort("runs")]
-    assert book.next_deadline is None
+    assert book.next_tick is None
 
 
 def test_the_deadline_of_an_ended_request_wakes_nobody() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("a", deadline=Deadline(5.0)))
-    book.work_done("a", STOPPED)
-    assert book.next_deadline is None
+    book.submit(claim("a", deadline=Deadline(5.0)), 0.0)
+    book.work_done("a", STOPPED, 1.0)
+    assert book.next_tick is None
+
+
+def test_who_waits_is_given_up_when_even_a_slot_at_once_would_be_too_late() -> None:
+    book = busy_book()
+    book.pace.first_token.add(0.1)
+    book.submit(claim("waits", answer_by=1.0), 0.0)
+    assert book.next_tick == 0.9
+    assert book.tick(0.8999) == []
+    assert book.tick(0.9) == [End("waits", LATE)]
+    assert book.next_tick is None
+
+
+def test_a_slot_that_comes_free_goes_past_those_who_have_no_time_left() -> None:
+    book = busy_book()
+    book.pace.first_token.add(0.1)
+    book.submit(claim("hopeless", answer_by=1.0), 0.0)
+    book.submit(claim("in time", answer_by=2.0), 0.0)
+    actions = book.work_done("busy", STOPPED, 0.95)
+    assert shed_by(actions) == ["hopeless"]
+    assert actions[-1] == Start("in time")
+
+
+def test_a_free_slot_refuses_nobody_however_late_they_are() -> None:
+    for shedding in Shedding:
+        book = Book(1, 0, shedding=shedding)
+        book.pace.first_token.add(9.0)
+        assert book.submit(claim("r", answer_by=1.0), 1.0) == [Start("r")]
+
+
+def test_who_never_sheds_lets_everybody_wait_for_their_deadline() -> None:
+    book = busy_book(shedding=Shedding.NEVER)
+    book.submit(claim("waits", answer_by=1.0, deadline=Deadline(5.0)), 0.0)
+    assert book.next_tick == 5.0
+    assert book.tick(4.0) == []
+    assert book.work_done("busy", STOPPED, 4.0) == [End("busy", STOPPED), Start("waits")]
+
+
+def test_who_holds_a_slot_without_a_token_when_the_time_is_up_gives_it_to_another_that_waits() -> None:
+    book = Book(1, 10)
+    book.submit(claim("slow", answer_by=1.0), 0.0)
+    book.submit(claim("waits", answer_by=5.0), 0.5)
+    assert book.tick(1.0) == [End("slow", LATE), Abort("slow")]
+    assert book.work_done("slow", CANCELLED, 1.5) == [Start("waits")]
+
+
+def test_who_holds_a_slot_keeps_it_with_a_token_or_where_nobody_waits() -> None:
+    alone = Book(1, 10)
+    alone.submit(claim("slow", answer_by=1.0), 0.0)
+    assert alone.tick(1.0) == []
+    assert alone.next_tick is None
+    book = busy_book()
+    book.submit(claim("waits", answer_by=5.0), 0.0)
+    assert book.tick(4.0) == []
+
+
+def test_a_newcomer_is_refused_where_it_would_wait_too_long_by_prediction() -> None:
+    for shedding in Shedding:
+        book = busy_book(shedding=shedding)
+        book.pace.held.add(1.0)  # a slot a second
+        refused = shed_by(book.submit(claim("r", answer_by=0.9), 0.0))
+        assert refused == (["r"] if shedding is Shedding.PREDICTED else [])
+        assert shed_by(book.submit(claim("patient", answer_by=9.0), 0.0)) == []
+
+
+def test_the_prediction_knows_that_most_of_the_queue_vanishes() -> None:
+    def refuses(*, vanish: bool) -> bool:
+        book = Book(1, 100, shedding=Shedding.PREDICTED)
+        book.submit(claim("busy"), 0.0)
+        book.pace.held.add(0.1)
+        for number in range(50):
+            book.submit(claim(f"r{number}", answer_by=0.9), 0.0)
+        for number in range(40 if vanish else 0):
+            book.submit(claim(f"r{number} on", lane=f"r{number}", sequence=1, answer_by=0.92), 0.02)
+        return bool(shed_by(book.submit(claim("newcomer", answer_by=1.0), 0.05)))
+
+    assert refuses(vanish=False)
+    assert not refuses(vanish=True)
+
+
+def test_the_prediction_counts_only_those_who_go_first() -> None:
+    book = busy_book(shedding=Shedding.PREDICTED)
+    book.pace.held.add(1.0)
+    for number in range(5):
+        book.submit(claim(f"r{number}", answer_by=20.0), 0.0)
+    assert shed_by(book.submit(claim("hurried", answer_by=3.0), 0.0)) == []
+    assert shed_by(book.submit(claim("as hurried", answer_by=3.0), 0.0)) == ["as hurried"]
+    assert shed_by(book.submit(claim("asked", answer_by=3.0, trigger=Trigger.EXPLICIT), 0.0)) == []
+
+
+def test_a_shed_caller_is_told_to_wait_as_long_as_is_predicted_within_bounds() -> None:
+    for held_s, expected_ms in ((0.001, 50), (0.3, 300), (9.0, 1000)):
+        book = Book(1, 0, max_retry_after_ms=1000)
+        book.submit(claim("busy"), 0.0)
+        book.pace.held.add(held_s)
+        action = book.submit(claim("late"), 0.0)[0]
+        assert isinstance(action, End)
+        assert action.outcome.retry_after_ms == expected_ms
+
+
+def test_work_that_is_taken_over_changes_hands_with_its_slot() -> None:
+    book = Book(num_slots=1, max_queued=10)
+    book.submit(claim("old", lane="user", sequence=1), 0.0)
+    newer = claim("new", lane="user", sequence=2)
+    assert book.rivals(newer) == ["old"]
+    assert book.submit(newer, 0.5, heir_of="old") == [TakeOver("new", "old"), End("old", SUPERSEDED)]
+    assert (book.num_live, book.num_occupied, book.num_queued) == (1, 1, 0)
+    assert book.work_done("new", STOPPED, 1.0) == [End("new", STOPPED)]
+    assert book.num_occupied == 0
+
+
+def test_a_typed_request_takes_over_a_prefetch_and_unseats_the_typed_one_before_it() -> None:
+    book = Book(num_slots=2, max_queued=10)
+    book.submit(claim("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
+    book.submit(claim("typed", lane="user", sequence=2), 0.0)
+    newer = claim("new", lane="user", sequence=3)
+    assert book.submit(newer, 0.5, heir_of="prefetch") == [
+        TakeOver("new", "prefetch"), End("prefetch", SUPERSEDED), End("typed", SUPERSEDED), Abort("typed"),
+    ]  # fmt: skip
+    assert (book.num_live, book.num_occupied) == (1, 2)
+
+
+def test_a_typed_request_ends_the_prefetch_for_the_same_that_has_not_begun() -> None:
+    book = busy_book()
+    book.submit(claim("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
+    assert book.submit(claim("typed", lane="user", sequence=2), 0.5, heir_of="prefetch") == [
+        End("prefetch", SUPERSEDED)
+    ]
+    assert book.num_queued == 1
+
+
+def test_a_prefetch_takes_over_prefetches_only() -> None:
+    book = Book(num_slots=2, max_queued=10)
+    book.submit(claim("typed", lane="user", sequence=1), 0.0)
+    newer = claim("new", lane="user", sequence=3, trigger=Trigger.PREFETCH)
+    assert book.rivals(newer) == []
+    book.submit(claim("prefetch", lane="user", sequence=2, trigger=Trigger.PREFETCH), 0.0)
+    assert book.rivals(newer) == ["prefetch"]
+
+
+def test_work_that_runs_is_taken_over_before_work_that_waits() -> None:
+    book = Book(num_slots=1, max_queued=10)
+    book.submit(claim("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
+    book.submit(claim("typed", lane="user", sequence=2), 0.0)
+    assert book.rivals(claim("new", lane="user", sequence=3)) == ["prefetch", "typed"]
+
+
+def test_who_took_over_what_is_of_no_use_waits_for_a_slot_of_its_own() -> None:
+    book = Book(num_slots=1, max_queued=10)
+    book.submit(claim("old", lane="user", sequence=1), 0.0)
+    book.submit(claim("new", lane="user", sequence=2), 0.0, heir_of="old")
+    book.submit(claim("asked", trigger=Trigger.EXPLICIT), 0.0)
+    assert book.parted("new", 1.0) == [Start("asked")]
+    assert (book.num_live, book.num_occupied, book.num_queued) == (2, 1, 1)
+    assert book.work_done("asked", STOPPED, 2.0) == [End("asked", STOPPED), Start("new")]
+
+
+def test_who_took_over_what_is_of_no_use_gets_the_slot_again_however_late() -> None:
+    book = Book(num_slots=1, max_queued=0)
+    book.submit(claim("old", lane="user", sequence=1), 0.0)
+    book.submit(claim("new", lane="user", sequence=2, answer_by=1.0), 0.0, heir_of="old")
+    assert book.parted("new", 2.0) == [Start("new")]
+
+
+def test_only_work_that_was_begun_for_a_request_says_how_long_first_tokens_take() -> None:
+    book = Book(num_slots=1, max_queued=10)
+    book.submit(claim("old", lane="user", sequence=1), 1.0)
+    book.submit(claim("new", lane="user", sequence=2), 1.25, heir_of="old")
+    book.first_token("new", 1.5)
+    assert book.pace.first_token.mean == 0.0
+    book.parted("new", 2.0)
+    book.first_token("new", 2.25)
+    book.first_token("new", 9.0)
+    assert book.pace.first_token.mean == 0.25
+    book.first_token("unknown", 9.0)
+    book.work_done("new", STOPPED, 3.0)
+    assert book.pace.held.mean == 1.0  # of old and new together, and of new alone
+
+
+def test_more_slots_are_given_out_at_once_and_fewer_as_they_come_free() -> None:
+    book = busy_book(num_slots=2)
+    for number in range(3):
+        book.submit(claim(f"r{number}"), 0.0)
+    assert book.resize(3, 1.0) == [Start("r0")]
+    assert book.resize(1, 2.0) == []
+    assert book.work_done("busy0", STOPPED, 3.0) == [End("busy0", STOPPED)]
+    assert book.work_done("busy1", STOPPED, 3.0) == [End("busy1", STOPPED)]
+    assert book.work_done("r0", STOPPED, 3.0) == [End("r0", STOPPED), Start("r1")]
 
 
 def test_ending_twice_says_nothing_the_second_time() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("a"))
-    assert book.end("a", CANCELLED) == [End("a", CANCELLED), Abort("a")]
-    assert book.end("a", CANCELLED) == []
-    assert book.work_done("a", STOPPED) == []
-    assert book.end("a", CANCELLED) == []
+    book.submit(claim("a"), 0.0)
+    assert book.end("a", CANCELLED, 0.0) == [End("a", CANCELLED), Abort("a")]
+    assert book.end("a", CANCELLED, 0.0) == []
+    assert book.work_done("a", STOPPED, 0.0) == []
+    assert book.end("a", CANCELLED, 0.0) == []
 
 
 def test_events_that_no_request_can_have_are_errors() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("a"))
-    book.submit(claim("b"))
+    book.submit(claim("a"), 0.0)
+    book.submit(claim("b"), 0.0)
     with pytest.raises(IllegalTransitionError):
-        book.submit(claim("a"))
+        book.submit(claim("a"), 0.0)
     with pytest.raises(IllegalTransitionError):
-        book.work_done("b", STOPPED)
+        book.work_done("b", STOPPED, 0.0)
     with pytest.raises(IllegalTransitionError):
-        book.work_done("unknown", STOPPED)
+        book.work_done("unknown", STOPPED, 0.0)
+    with pytest.raises(IllegalTransitionError):
+        book.parted("b", 0.0)
+    book.end("a", CANCELLED, 0.0)
+    with pytest.raises(IllegalTransitionError):
+        book.parted("a", 0.0)
+
+
+def test_a_long_queue_of_ended_requests_is_not_kept() -> None:
+    book = busy_book(max_queued=10_000)
+    for sequence in range(5000):
+        book.submit(claim(f"r{sequence}", lane="user", sequence=sequence), 0.0)
+    assert book.num_queued == 1
+    assert len(book._queues[Trigger.AUTOMATIC]._heap) < 200

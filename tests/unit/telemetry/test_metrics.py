@@ -64,6 +64,26 @@ def test_feedback_is_counted(registry: CollectorRegistry) -> None:
     assert registry.get_sample_value("completion_accepted_characters_total") == 12
 
 
+def test_typing_through_is_counted_and_so_are_tokens_that_were_for_nobody(registry: CollectorRegistry) -> None:
+    metrics = Metrics(registry)
+    metrics.generation_taken_over(7)
+    metrics.generation_taken_over(0)
+    metrics.generation_left(3)
+    metrics.request_ended(REQUEST, End(Outcome(FinishReason.CANCELLED), Usage(completion_tokens=5)), MARKS)
+    metrics.request_ended(REQUEST, End(Outcome(FinishReason.STOP), Usage(completion_tokens=50)), MARKS)
+    assert registry.get_sample_value("completion_generations_taken_over_total") == 2
+    assert registry.get_sample_value("completion_taken_over_tokens_total") == 7
+    assert registry.get_sample_value("completion_generations_left_total") == 1
+    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "left"}) == 3
+    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "cancelled"}) == 5
+    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "stop"}) is None
+
+
+def test_it_is_timed_how_long_the_engine_takes_to_let_go(registry: CollectorRegistry) -> None:
+    Metrics(registry).work_stopped(0.25)
+    assert registry.get_sample_value("completion_stop_seconds_sum") == 0.25
+
+
 def test_the_parts_are_read_when_somebody_asks(registry: CollectorRegistry) -> None:
     depth = [3.0]
     registry.register(Snapshot({"queued_requests": lambda: depth[0]}, {"engine_restarts": lambda: 1.0}))

@@ -1,0 +1,207 @@
+"""The scheduler in front of the real engine: whatever users do, afterwards the engine has nothing to do."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server import app as code
+from completion_server.engine.interface import Engine, EngineInfo, EngineStats, Job, Output
+from tests.support.server import Answer, RunningServer, ask, eventually, make_config, request, run_server
+
+if TYPE_CHECKING:
+    from completion_server.engine.vllm_engine import VllmEngine
+
+NUM_SESSIONS = 200
+KEYS = 4
+SOURCE = Path(cast("str", code.__file__)).read_text(encoding="utf-8")
+
+
+class Lent:
+    """The session's engine, which a server of one test neither starts nor stops."""
+
+    def __init__(self, engine: "VllmEngine") -> None:
+        self._engine = engine
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    @property
+    def is_alive(self) -> bool:
+        return self._engine.is_alive
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    def generate(self, job: Job) -> AsyncGenerator[Output]:
+        return self._engine.generate(job)
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+
+@asynccontextmanager
+async def serving(engine: "VllmEngine", *overrides: str) -> AsyncIterator[RunningServer]:
+    """Run a server on the session's engine, and check that it leaves nothing behind in it."""
+    sizes = ("engine.max_num_seqs=16", "scheduling.max_slots=16", "engine.heartbeat_s=0", "engine.warm_up=false")
+    lent: Engine = Lent(engine)
+    async with run_server(make_config(*sizes, *overrides), lambda: lent) as server:
+        # The statistics are those of the last step, so there has to be one before they can be compared.
+        await ask(server.stub, request(max_tokens=2, session_id="before"))
+        await idle(engine)
+        before = engine.stats()
+        yield server
+        await ask(server.stub, request(max_tokens=2, session_id="after"))
+        await idle(engine)
+        assert engine.stats().kv_usage == before.kv_usage
+        assert server.count("completion_running_requests") == 0
+        assert server.count("completion_queued_requests") == 0
+
+
+async def idle(engine: "VllmEngine") -> None:
+    await eventually(lambda: engine.stats().num_running == 0 and engine.stats().num_waiting == 0)
+
+
+def key(session: int, number: int, **fields: object) -> pb.CompleteRequest:
+    """Return what an editor sends that is typing into a place of its own in a real file."""
+    start = 400 + session * 37
+    return pb.CompleteRequest(
+        session_id=f"s{session}",
+        sequence=number + 1,
+        document_uri=f"file:///{session}.py",
+        prefix=SOURCE[: start + 3 * number],
+        suffix=SOURCE[start + 60 :],
+        mode=pb.MODE_MULTI_LINE,
+        **{"max_tokens": 12} | fields,
+    )
+
+
+async def type_on(stub: CompletionServiceStub, session: int) -> list[Answer]:
+    """Type a few keys into one session's stream, the next one often before the answer; return all answers."""
+    call = stub.Session(metadata=(("x-user-id", f"user-{session}"),))
+    answers = [Answer() for _ in range(KEYS)]
+
+    async def read() -> None:
+        while any(answer.end is None for answer in answers):
+            event = await call.read()
+            answers[event.sequence - 1].take(event)
+
+    reading = asyncio.create_task(read())
+    for number in range(KEYS):
+        await call.write(pb.SessionRequest(complete=key(session, number)))
+        await asyncio.sleep(0.05 * (1 + session % 5))
+    await asyncio.wait_for(reading, 60)
+    await call.done_writing()
+    return answers
+
+
+async def test_two_hundred_sessions_typing_leave_nothing_behind(vllm_engine: "VllmEngine") -> None:
+    async with serving(vllm_engine) as server:
+        typed = await asyncio.gather(*(type_on(server.stub, session) for session in range(NUM_SESSIONS)))
+        reasons = [answer.reason for answer in itertools.chain.from_iterable(typed)]
+        assert len(reasons) == NUM_SESSIONS * KEYS
+        assert set(reasons) <= {"stop", "length", "superseded", "shed"}
+        assert reasons.count("stop") + reasons.count("length") > 0
+        for answer in itertools.chain.from_iterable(typed):
+            assert answer.reason != "shed" or not answer.text
+
+
+async def test_a_storm_of_one_users_requests_costs_the_engine_hardly_more_than_the_last(
+    vllm_engine: "VllmEngine",
+) -> None:
+    async with serving(vllm_engine, "admission.user_requests_per_s=0", "shed.when=never") as server:
+        num_before = vllm_engine.stats().num_generated_tokens
+        call = server.stub.Session(metadata=(("x-user-id", "stormy"),))
+        for number in range(200):
+            await call.write(pb.SessionRequest(complete=key(0, number, max_tokens=32)))
+        answers = {number + 1: Answer() for number in range(200)}
+        while any(answer.end is None for answer in answers.values()):
+            event = await call.read()
+            answers[event.sequence].take(event)
+        reasons = [answer.reason for answer in answers.values()]
+        assert reasons[-1] in {"stop", "length"}
+        assert set(reasons[:-1]) <= {"superseded"}
+        await call.done_writing()
+        # Requests come faster than steps: most never reach the engine, and none runs for long.
+        assert vllm_engine.stats().num_generated_tokens - num_before < 200 * 4
+
+
+async def test_what_is_cancelled_in_the_queue_never_reaches_the_engine(vllm_engine: "VllmEngine") -> None:
+    async with serving(vllm_engine, "shed.when=never", "scheduling.max_slots=1") as server:
+        calls = [server.stub.Complete(key(session, 0, max_tokens=64)) for session in range(8)]
+        await eventually(lambda: server.count("completion_queued_requests") >= len(calls) // 2)
+        num_stopped = server.count("completion_stop_seconds_count")
+        calls[-1].cancel()
+        for call in calls[:-1]:
+            async for _ in call:
+                pass
+        outcomes = {"trigger": "automatic", "shed_reason": ""}
+        await eventually(lambda: server.count("completion_requests_total", outcome="cancelled", **outcomes) == 1)
+        assert server.count("completion_stop_seconds_count") == num_stopped
+
+
+@pytest.mark.parametrize("phase", ["prefilling", "decoding"])
+async def test_what_is_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEngine", phase: str) -> None:
+    async with serving(vllm_engine, "shed.when=never") as server:
+        for session in itertools.count():  # until one has not come to its end by itself before the cancel arrives
+            call = server.stub.Complete(key(session, 0, max_tokens=64))
+            if phase == "decoding":
+                assert (await call.read()).delta.text
+            else:
+                await eventually(lambda: server.count("completion_running_requests") == 1)
+            call.cancel()
+            await eventually(lambda: server.count("completion_running_requests") == 0)
+            if server.count("completion_stop_seconds_count") == 1:
+                break
+
+
+async def test_a_stream_that_nobody_reads_frees_the_engine_when_it_is_left(vllm_engine: "VllmEngine") -> None:
+    # That a write really blocks takes more text than a model says: tests/fault/test_stalled_readers.py has that.
+    async with serving(vllm_engine, "shed.when=never") as server:
+        call = server.stub.Session(metadata=(("x-user-id", "gone"),))
+        for number in range(40):
+            await call.write(pb.SessionRequest(complete=key(3, number, max_tokens=48)))
+        await eventually(lambda: server.count("completion_running_requests") > 0)
+        call.cancel()
+        await eventually(lambda: server.count("completion_running_requests") == 0)
+
+
+async def test_what_a_user_types_along_is_not_computed_again(vllm_engine: "VllmEngine") -> None:
+    prefix = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self."
+    whole = await _completion(vllm_engine, prefix)
+    assert len(whole) > 1, "the model has nothing to say here; choose another text"
+    async with serving(vllm_engine, "shed.when=never") as server:
+        call = server.stub.Session(metadata=(("x-user-id", "along"),))
+        await call.write(pb.SessionRequest(complete=_point(1, prefix)))
+        first = await call.read()
+        assert first.delta.text
+        typed = whole[0]
+        await call.write(pb.SessionRequest(complete=_point(2, prefix + typed)))
+        newer = Answer()
+        while newer.end is None:
+            event = await call.read()
+            if event.sequence == 2:
+                newer.take(event)
+        await call.done_writing()
+        assert typed + newer.text == whole
+        assert server.count("completion_generations_taken_over_total") == 1
+        assert server.count("completion_generations_left_total") == 0
+
+
+def _point(sequence: int, prefix: str) -> pb.CompleteRequest:
+    return request(prefix, "", sequence=sequence, mode=pb.MODE_MULTI_LINE, max_tokens=48, language_id="python")
+
+
+async def _completion(engine: "VllmEngine", prefix: str) -> str:
+    async with serving(engine, "shed.when=never") as server:
+        return (await ask(server.stub, _point(1, prefix))).text

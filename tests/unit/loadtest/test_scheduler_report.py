@@ -1,0 +1,145 @@
+"""Figures of hand-made results."""
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from loadtest.open_loop import Outcome, Run
+from loadtest.scheduler_report import (
+    PLAIN,
+    SCHEDULER,
+    VLLM_SERVE,
+    Criteria,
+    Figures,
+    Results,
+    as_json,
+    figures,
+    first_errors,
+    headline,
+    print_tables,
+)
+from tests.unit.loadtest.typed import result
+
+CRITERIA = Criteria(within_s=0.25, before_next_key_s=0.25)
+
+
+def run(*results: object, tokens: float = 100.0) -> Run:
+    return Run(2.0, results, tokens)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "wait_s", "is_seen"),
+    [
+        (0.125, 1.0, True),
+        (0.25, 1.0, True),
+        (0.2501, 1.0, False),
+        (0.125, 0.375, True),
+        (0.125, 0.3749, False),
+        (0.125, 0.1, False),
+        (None, 1.0, False),
+    ],
+)
+def test_seen_is_in_time_and_before_the_next_key(ttft_s: float | None, wait_s: float, is_seen: bool) -> None:
+    assert CRITERIA.is_seen(result(ttft_s, wait_s)) is is_seen
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SUPERSEDED, Outcome.HUNG_UP, Outcome.UNANSWERED, Outcome.ANSWERED])
+def test_what_was_seen_was_seen_however_it_ended(outcome: Outcome) -> None:
+    assert CRITERIA.is_seen(result(0.1, outcome=outcome))
+
+
+def test_figures_of_hand_made_results() -> None:
+    found = Figures.of(
+        [
+            run(
+                result(0.1, tokens=12),
+                result(0.2, tokens=8, outcome=Outcome.HUNG_UP),
+                result(0.4),
+                result(None, outcome=Outcome.SHED, tokens=0),
+                result(None, outcome=Outcome.EMPTY, tokens=1),
+                tokens=40,
+            ),
+            run(
+                result(0.1, 0.2, is_pause=False),
+                result(None, 0.2, is_pause=False, outcome=Outcome.SUPERSEDED, lag_s=0.01),
+                tokens=60,
+            ),
+        ],
+        CRITERIA,
+    )
+    assert (found.num_requests, found.num_pauses, found.num_seen) == (7, 5, 2)
+    assert found.offered_per_s == 7 / 4
+    assert found.seen_per_s == 2 / 4
+    assert found.seen_per_s_by_round == (1.0, 0.0)
+    assert found.pause_answered_share == 2 / 5
+    assert found.pause_without_text_share == 2 / 5
+    assert found.pause_empty_share == 1 / 5
+    assert found.pause_ttft_ms_p50 == pytest.approx(200)
+    assert found.pause_ttft_ms_p95 == pytest.approx(380)
+    assert found.answered_ttft_ms_p95 == pytest.approx(370)
+    assert found.shed_share == found.superseded_share == found.hung_up_share == 1 / 7
+    assert found.wasted_token_share == 1 - 20 / 100
+    assert found.outcomes == {"answered": 3, "empty": 1, "superseded": 1, "shed": 1, "hung_up": 1}
+    assert found.generator_lag_ms_p99 == pytest.approx(9.4)
+
+
+def test_nothing_to_count_is_null() -> None:
+    found = Figures.of([run(tokens=0)], CRITERIA).as_json()
+    assert found["seen_per_s"] == 0
+    for name in ("pause_ttft_ms_p50", "pause_answered_share", "wasted_token_share", "generator_lag_ms_p99"):
+        assert found[name] is None
+
+
+def results(scheduler: int, plain: int, serve: int) -> Results:
+    """Return results at two loads in which so many were seen at the first one; a quarter of that at the second."""
+    return {
+        load: {
+            name: [run(*[result(0.1)] * (seen // part), result(0.3, lag_s=0.002))]
+            for name, seen in ((SCHEDULER, scheduler), (PLAIN, plain), (VLLM_SERVE, serve))
+        }
+        for load, part in ((2.0, 1), (4.0, 4))
+    }
+
+
+def test_the_headline_compares_at_twice_the_capacity() -> None:
+    found = results(8, 4, 2)
+    line = headline(figures(found, CRITERIA), found)
+    assert line["seen_ratio_2x_to_plain"] == 2
+    assert line["seen_ratio_2x_to_vllm_serve"] == 4
+    assert line["seen_4x_to_peak"] == 0.25
+    assert line["pause_answered_share_2x"] == round(8 / 9, 3)
+    assert line["wasted_token_share_2x"] == pytest.approx(0.2)
+    assert line["answered_ttft_p95_ms_2x"] == pytest.approx(220)
+    assert line["generator_lag_p99_ms"] == pytest.approx(2)
+
+
+def test_a_ratio_to_nothing_is_null_and_the_table_says_so() -> None:
+    found = results(8, 0, 2)
+    by_load = figures(found, CRITERIA)
+    line = headline(by_load, found)
+    assert line["seen_ratio_2x_to_plain"] is None
+    assert line["seen_ratio_2x_to_vllm_serve"] == 4
+    written = io.StringIO()
+    print_tables(by_load, line, Console(file=written, width=140))
+    assert "nothing to compare with" in written.getvalue()
+    assert "vllm serve" in written.getvalue()
+
+
+def test_loads_that_were_not_run_are_null() -> None:
+    found: Results = {1.0: results(8, 4, 2)[2.0]}
+    line = headline(figures(found, CRITERIA), found)
+    assert {name for name, value in line.items() if value is not None} == {"generator_lag_p99_ms"}
+
+
+def test_json_is_nested_by_load_and_target() -> None:
+    found = as_json(figures(results(8, 4, 2), CRITERIA))
+    assert list(found) == ["2", "4"]
+    assert found["2"][PLAIN]["seen_per_s"] == 2.0
+    assert not any(isinstance(value, float) and math.isnan(value) for value in found["4"][PLAIN].values())
+
+
+def test_the_first_error_of_each_target_is_told() -> None:
+    found: Results = {1.0: {PLAIN: [run(result(), result(None, outcome=Outcome.ERROR, error="it broke"))]}}
+    assert first_errors(found) == {PLAIN: "it broke"}

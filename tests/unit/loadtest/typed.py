@@ -1,0 +1,53 @@
+"""Hand-made traces and results."""
+
+import math
+
+from loadtest.open_loop import Outcome, Result
+from loadtest.trace import OPENING_SEQUENCE, Trace, TypedRequest, TypedSession
+
+
+def request(intended_at_s: float = 0.0, next_key_at_s: float = 10.0, **fields: object) -> TypedRequest:
+    values: dict[str, object] = {
+        "session": 0,
+        "sequence": OPENING_SEQUENCE + 1,
+        "is_pause": True,
+        "prefix": "x = ",
+        "suffix": "\n",
+        "token_ids": (1, 2),
+    }
+    return TypedRequest(intended_at_s=intended_at_s, next_key_at_s=next_key_at_s, **(values | fields))  # type: ignore[arg-type]
+
+
+def trace(*keys: tuple[float, float], num_sessions: int = 1, duration_s: float = 0.3) -> Trace:
+    """Return a trace whose sessions all ask at these times; the second of each is when the next key comes."""
+    sessions = []
+    for number in range(num_sessions):
+        requests = tuple(
+            request(at, next_key, session=number, sequence=OPENING_SEQUENCE + 1 + place)
+            for place, (at, next_key) in enumerate(keys)
+        )
+        opening = request(0.0, math.inf, session=number, sequence=OPENING_SEQUENCE, is_pause=False)
+        sessions.append(TypedSession(number, f"file:///{number}.py", opening, requests))
+    return Trace("hand-made", duration_s, tuple(sessions))
+
+
+def result(
+    ttft_s: float | None = 0.1,
+    wait_s: float = 1.0,
+    *,
+    outcome: Outcome = Outcome.ANSWERED,
+    is_pause: bool = True,
+    tokens: int = 10,
+    lag_s: float = 0.0,
+    error: str = "",
+) -> Result:
+    """Return what became of a request whose user types on `wait_s` after its intended time, which is 1 s."""
+    return Result(
+        request=request(1.0, 1.0 + wait_s, is_pause=is_pause),
+        sent_at_s=1.0 + lag_s,
+        first_text_at_s=None if ttft_s is None else 1.0 + ttft_s,
+        ended_at_s=None,
+        outcome=outcome,
+        completion_tokens=tokens,
+        error=error,
+    )

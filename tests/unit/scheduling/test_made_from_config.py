@@ -1,0 +1,34 @@
+"""The scheduler as the composition root makes it."""
+
+import pytest
+
+from completion_server.app import make_runner
+from completion_server.config import load_config
+from completion_server.core.clock import MonotonicClock
+from completion_server.scheduling.book import Book, Shedding
+from completion_server.scheduling.order import earliest_deadline, newest_first
+
+
+def book_of(*overrides: str) -> Book:
+    config = load_config(None, overrides, {})
+    return make_runner(config, MonotonicClock(), lambda _seconds: None).book
+
+
+def test_by_default_the_earliest_deadline_goes_first_and_who_is_late_is_shed() -> None:
+    book = book_of()
+    assert (book.order, book.shedding) == (earliest_deadline, Shedding.LATE)
+    assert (book.num_slots, book.max_queued, book.max_retry_after_ms) == (8, 1024, 1000)
+
+
+def test_every_key_reaches_the_book() -> None:
+    book = book_of(
+        "scheduling.order=newest_first", "shed.when=predicted", "scheduling.max_queued=7",
+        "scheduling.step_tolerance=0", "scheduling.max_slots=5", "admission.retry_after_ms=70",
+    )  # fmt: skip
+    assert (book.order, book.shedding) == (newest_first, Shedding.PREDICTED)
+    assert (book.num_slots, book.max_queued, book.max_retry_after_ms) == (5, 7, 70)
+
+
+@pytest.mark.parametrize(("max_slots", "expected"), [(1, 1), (2, 2), (32, 8)])
+def test_fewer_slots_than_the_least_are_all_the_slots_there_are(max_slots: int, expected: int) -> None:
+    assert book_of(f"scheduling.max_slots={max_slots}").num_slots == expected

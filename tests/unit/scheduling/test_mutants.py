@@ -1,0 +1,140 @@
+"""That the tests beside this one can fail: each obvious mistake in the scheduler is noticed by at least one of them."""
+
+import importlib
+import importlib.util
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOM = "completion_server.scheduling"
+CHECKS = {"book": "test_book", "runner": "test_runner", "typing_through": "test_typing_through"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake, as a replacement in the source of a module."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+
+MUTANTS = (
+    Mutant("the oldest wins", "book", "holder.claim.sequence >= claim.sequence",
+           "holder.claim.sequence <= claim.sequence"),
+    Mutant("late sequences win", "book", "holder.claim.sequence >= claim.sequence", "holder.claim.sequence > 10**9"),
+    Mutant("sequences of sessions are compared", "book", "holder.claim.session == claim.session and ", ""),
+    Mutant("a slot leaks", "book", "        self._num_occupied -= 1\n", ""),
+    Mutant("a slot is free when its work is told to stop", "book", "entry.state = State.ABORTING\n",
+           "entry.state = State.ABORTING\n            self._num_occupied -= 1\n"),
+    Mutant("an aborted request has a second End", "book", "if entry is None or entry.state is State.ABORTING:\n"
+           "            return []", "if entry is None:\n            return []"),
+    Mutant("work that stops ends its request again", "book", "        if entry.state is State.RUNNING:\n"
+           "            self._leave_lane(entry)\n            actions.append(",
+           "        if entry.state is State.RUNNING:\n            self._leave_lane(entry)\n"
+           "        if True:\n            actions.append("),
+    Mutant("classes are served the wrong way round", "book", "for queue in self._queues:\n            while",
+           "for queue in reversed(self._queues):\n            while"),
+    Mutant("the best class is given up first", "book", "self._queues[: claim.trigger : -1]",
+           "self._queues[: claim.trigger]"),
+    Mutant("the queue is not bounded", "book", "if self.num_queued < self.max_queued:", "if True:"),
+    Mutant("a work taken over forgets the lane", "book", "        self._leave_lane(other)\n", ""),
+    Mutant("who is shed has a free slot", "book", "        if self._num_occupied < self.num_slots:\n            return []\n",
+           ""),
+    Mutant("a prefetch unseats what was typed", "book", "return self.claim.lane, self.claim.trigger is Trigger.PREFETCH",
+           "return self.claim.lane, False"),
+    Mutant("who parted keeps its slot", "book", "        self._free_slot(entry, now)\n        entry.state, entry.is_heir",
+           "        entry.state, entry.is_heir"),
+    Mutant("who has no hope is started", "book", "if entry.queued_at < now and self._is_hopeless(entry, now):",
+           "if False:"),
+    Mutant("who waits is forgotten by the clock", "book", "            if entry.state is State.QUEUED:\n                at =",
+           "            if False:\n                at ="),
+    Mutant("what waits is taken over before what runs", "book", ".state is not State.RUNNING)", ".state is State.RUNNING)"),
+    Mutant("an heir's work is not cancelled with it", "runner", "self._tasks[request_id].cancel()",
+           "self._works[request_id].num_runs and self._tasks[request_id].cancel()"),
+    Mutant("an heir's outcome is the older one's", "runner", "        self._owners[task] = request_id\n        self._works",
+           "        self._works"),
+    Mutant("who parted is done", "runner", "if outcome is None and aborted_at is None:", "if False:"),
+    Mutant("work that was aborted counts as parted", "runner", "if outcome is None and aborted_at is None:",
+           "if outcome is None:"),
+    Mutant("nobody wakes for an earlier tick", "runner", "            self._wake.set()\n", "            pass\n"),
+    Mutant("what was typed is not compared", "typing_through", "if not newer.prefix.startswith(older.prefix):", "if False:"),
+    Mutant("another suffix is the same", "typing_through", '"snippets", "suffix")', '"snippets")'),
+    Mutant("an ended line goes on", "typing_through", "older.mode is Mode.SINGLE_LINE", "False"),
+    Mutant("who is ahead has parted", "typing_through", "not typed.startswith(text)", "True"),
+    Mutant("nobody ever parts", "typing_through", "not typed.startswith(text)", "False"),
+    Mutant("what was typed is said again", "typing_through", "return text[len(typed) :]", "return text"),
+)  # fmt: skip
+
+
+def load(name: str, path: Path, source: str) -> ModuleType:
+    """Execute a module's source under its name, which the caller gives back afterwards."""
+    spec = importlib.util.spec_from_loader(name, loader=None)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    return module
+
+
+def cases(module: ModuleType) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the module's tests, one for each set of parameters."""
+    for name, test in vars(module).items():
+        if not name.startswith("test_") or hasattr(test, "hypothesis"):
+            continue
+        marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+        if not marks:
+            yield name, test
+        for mark in marks:
+            names = [mark.args[0]] if isinstance(mark.args[0], str) and "," not in mark.args[0] else mark.args[0]
+            for values in mark.args[1]:
+                yield name, partial(test, **dict(zip(names, [values] if len(names) == 1 else values, strict=True)))
+
+
+def first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of the first test that fails where a module has this source, "" if all pass."""
+    with monkeypatch.context() as patch:
+        for name in (f"{ROOM}.{module}", "checks"):
+            patch.setitem(sys.modules, name, sys.modules.get(name, ModuleType(name)))
+        load(f"{ROOM}.{module}", path_of(module), source)
+        path = HERE / f"{CHECKS[module]}.py"
+        for name, check in cases(load("checks", path, path.read_text(encoding="utf-8"))):
+            try:
+                check()
+            except Exception:  # noqa: BLE001 - whatever it is, the mistake was noticed
+                return name
+            except pytest.fail.Exception:
+                return name
+    return ""
+
+
+def path_of(module: str) -> Path:
+    path = inspect.getsourcefile(importlib.import_module(f"{ROOM}.{module}"))
+    assert path is not None
+    return Path(path)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(f"{ROOM}.runner"), "disabled", True)
+
+
+@pytest.mark.parametrize("module", CHECKS)
+def test_the_scheduler_as_it_is_passes(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert first_failure(module, path_of(module).read_text(encoding="utf-8"), monkeypatch) == ""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = path_of(mutant.module).read_text(encoding="utf-8")
+    assert source.count(mutant.old) == 1, "the mistake can't be made any more; make another"
+    assert first_failure(mutant.module, source.replace(mutant.old, mutant.new), monkeypatch)

@@ -1,0 +1,29 @@
+import pytest
+
+from completion_server.scheduling.order import ORDERS
+from completion_server.scheduling.settings import SchedulingSettings
+from tests.unit.scheduling.claims import claim
+
+CLAIMS = (
+    claim("old and patient", arrived_at=1.0, answer_by=9.0),
+    claim("hurried", arrived_at=2.0, answer_by=2.5),
+    claim("new", arrived_at=3.0, answer_by=4.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("first_come", ["old and patient", "hurried", "new"]),
+        ("newest_first", ["new", "hurried", "old and patient"]),
+        ("earliest_deadline", ["hurried", "new", "old and patient"]),
+    ],
+)
+def test_who_goes_first(name: str, expected: list[str]) -> None:
+    assert [each.id for each in sorted(CLAIMS, key=ORDERS[name])] == expected
+
+
+def test_every_order_that_can_be_configured_is_there() -> None:
+    for name in ORDERS:
+        assert SchedulingSettings(order=name).order == name  # type: ignore[arg-type]
+    assert SchedulingSettings().order in ORDERS

@@ -1,0 +1,61 @@
+"""The command: its grid, its tables, its JSON, its refusals."""
+
+import json
+
+from click.testing import CliRunner, Result
+
+from completion_server.cli import main
+
+
+def simulate(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["simulate", "--seconds", "1", *arguments])
+
+
+def test_the_tables_have_every_policy_and_mark_the_best() -> None:
+    result = simulate("--load", "0.5,4")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert len([line for line in lines if line.startswith("load ")]) == 2
+    assert len([line for line in lines if line.startswith(("plain", "earliest", "first", "newest"))]) == 2 * (9 + 1)
+    assert max(map(len, lines)) <= 120
+    overload = result.stdout.split("load ")[2].splitlines()
+    marked = [line for line in overload if "*" in line]
+    assert any(line.startswith("earliest_deadline") for line in marked)
+    assert not any(line.startswith("plain") for line in marked)
+
+
+def test_json_says_what_was_simulated_and_is_the_same_for_the_same_seed() -> None:
+    arguments = ("--load", "2", "--order", "earliest_deadline", "--shed", "late", "--seed", "7", "--json")
+    result = simulate(*arguments)
+    found = json.loads(result.stdout)
+    assert found["scenario"]["seed"] == 7
+    (run,) = found["runs"]
+    assert run["policy"] == {"order": "earliest_deadline", "shed": "late", "supersede": True}
+    assert run["seen_per_s"] > 0
+    assert run["ttft_ms"].keys() == {"p50", "p95", "p99"}
+    assert simulate(*arguments).stdout == result.stdout
+    assert simulate(*arguments, "--seed", "8").stdout != result.stdout
+
+
+def test_what_the_options_ask_for_reaches_the_simulation() -> None:
+    arguments = ("--load", "1", "--order", "first_come", "--shed", "never", "--json")
+    options = ("--no-supersede", "--slots", "4", "--sessions", "50", "--engine", "steps", "--hang-up")
+    times = ("--budget-ms", "100", "--look-ms", "0", "--burst-keys", "9", "--hurried-ms", "80")
+    found = json.loads(simulate(*arguments, *options, *times).stdout)
+    (run,) = found["runs"]
+    assert run["policy"] == {"order": "first_come", "shed": "never", "supersede": False}
+    scenario = found["scenario"]
+    assert (scenario["num_slots"], scenario["num_sessions"], scenario["engine"]) == (4, 50, "steps")
+    assert (scenario["budget_s"], scenario["look_s"], scenario["hurried_s"]) == (0.1, 0, 0.08)
+    assert scenario["hangs_up"]
+    assert scenario["typing"]["keys_per_burst"] == 9
+
+
+def test_what_cannot_be_is_refused_with_the_reason() -> None:
+    few = simulate("--sessions", "3", "--load", "4")
+    assert few.exit_code == 2
+    assert "never rests asks 1.66 times a second" in few.stderr
+    for loads in ("x", "", "1,-2", "inf", "nan"):
+        refused = simulate("--load", loads)
+        assert refused.exit_code == 2
+        assert "--load" in refused.stderr

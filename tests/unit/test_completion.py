@@ -1,0 +1,470 @@
+"""Typing through: a generation goes on for the newer request while its user types what it says."""
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from completion_server.core.clock import MonotonicClock
+from completion_server.core.outcome import FinishReason, Usage
+from completion_server.core.request import Mode, Sampling, Snippet, Trigger
+from completion_server.engine.interface import Job, Output
+from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.scheduling.book import Book
+from completion_server.scheduling.settings import SchedulingSettings
+from completion_server.streaming.text import TextRules
+from tests.support.rooms import REQUEST, House, Prompts, house, in_virtual_time, read
+
+TIMES = ServiceTimes(prefill_base_s=0.02, decode_base_s=0.01)
+"""The first token comes 20 ms after the start, the others 10 ms apart."""
+WORDS = ("alp", "ha", " be", "ta")
+STOP, LENGTH, SUPERSEDED = FinishReason.STOP, FinishReason.LENGTH, FinishReason.SUPERSEDED
+
+
+class Script:
+    """What the engine says to each request, by its id, and to whom it said something."""
+
+    def __init__(self, **words: Sequence[str]) -> None:
+        self.words = words
+        self.asked: list[str] = []
+
+    def __call__(self, job: Job) -> Sequence[str]:
+        self.asked.append(job.id)
+        return self.words[job.id]
+
+    def engine(self) -> ScriptedEngine:
+        return ScriptedEngine(self, TIMES)
+
+
+class SlowToStop(ScriptedEngine):
+    """An engine that takes 50 ms to let go of a generation."""
+
+    async def generate(self, job: Job) -> AsyncGenerator[Output]:
+        async with aclosing(super().generate(job)) as outputs:
+            try:
+                async for output in outputs:
+                    yield output
+            finally:
+                await asyncio.sleep(0.05)
+
+
+def test_who_types_what_was_said_gets_the_rest_of_it() -> None:
+    script = Script(old=WORDS)
+
+    async def scenario(opened: House) -> None:
+        older = opened.open("old", "x = ")
+        await asyncio.sleep(0.035)
+        newer = opened.open("new", "x = al")
+        assert opened.load == (1, 1, 0)
+        old, new = await read(older), await read(newer)
+        assert (old.reason, old.end.usage) == (SUPERSEDED, Usage())
+        assert (new.text, new.reason) == ("pha beta", STOP)
+        assert new.end.usage == Usage(prompt_tokens=3, completion_tokens=5)
+        assert opened.watcher.taken_over == [2]
+        assert opened.watcher.marks["new"].first_output == pytest.approx(0.035)
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["old"]
+
+
+def test_who_types_ahead_of_what_is_said_gets_the_rest_when_it_comes() -> None:
+    script = Script(old=WORDS)
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ")
+        await asyncio.sleep(0.025)
+        newer = opened.open("new", "x = alpha b")
+        new = await read(newer)
+        assert (new.text, new.reason) == ("eta", STOP)
+        assert opened.watcher.marks["new"].first_output == pytest.approx(0.04)
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["old"]
+
+
+def test_each_further_key_takes_the_same_generation_over_and_so_does_a_step_back() -> None:
+    script = Script(old=WORDS)
+
+    async def scenario(opened: House) -> None:
+        answers = [opened.open("old", "x = ")]
+        for at, typed in enumerate(("a", "al", "alpha b", "alpha", "alph")):
+            await asyncio.sleep(0.006)
+            answers.append(opened.open(f"new{at}", "x = " + typed))
+        *olds, last = [await read(each) for each in answers]
+        assert [(old.reason, old.end.usage) for old in olds] == [(SUPERSEDED, Usage())] * 5
+        assert (last.text, last.end.usage.completion_tokens) == ("a beta", 5)
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["old"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.02])
+def test_what_has_not_said_anything_yet_may_be_taken_over(seconds: float) -> None:
+    script = Script(old=WORDS)
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ")
+        if seconds:  # else its work has not had its first step
+            await asyncio.sleep(seconds)
+        new = await read(opened.open("new", "x = alph"))
+        assert (new.text, new.reason, new.end.usage.completion_tokens) == ("a beta", STOP, 5)
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["old"]
+
+
+async def test_what_is_still_being_tokenised_may_be_taken_over() -> None:
+    script, prompts = Script(old=WORDS), Prompts(gate=threading.Event())
+    assert prompts.gate is not None
+    long = "x" * 20_000
+    async with house(script.engine, MonotonicClock(), prompts=prompts) as opened:
+        opened.open("old", long)
+        while not prompts.threads:
+            await asyncio.sleep(0.001)
+        newer = opened.open("new", long + "alph")
+        assert opened.load == (1, 1, 0)
+        prompts.gate.set()
+        assert (await read(newer)).text == "a beta"
+    assert (script.asked, prompts.built) == (["old"], ["old"])
+
+
+def test_as_soon_as_it_says_something_else_the_newer_request_begins_anew() -> None:
+    script = Script(old=WORDS, new=("fre", "sh"))
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ")
+        await asyncio.sleep(0.025)
+        newer = opened.open("new", "x = alphas")
+        await asyncio.sleep(0.01)  # "alpha" was said
+        assert opened.watcher.left == []
+        await asyncio.sleep(0.01)  # "alpha be" was said, at 40 ms
+        assert opened.watcher.left == [3]
+        new = await read(newer)
+        assert (new.text, new.reason) == ("fresh", STOP)
+        assert new.end.usage.completion_tokens == 3
+        marks = opened.watcher.marks["new"]
+        assert (marks.started, marks.first_output) == (pytest.approx(0.04), pytest.approx(0.07))  # the step was under way
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["old", "new"]
+
+
+def test_one_that_began_anew_may_be_taken_over_in_turn() -> None:
+    script = Script(old=WORDS, new=("fre", "sh", " start"))
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ")
+        opened.open("new", "x = b")
+        await asyncio.sleep(0.065)  # "fre" was said
+        last = await read(opened.open("last", "x = bf"))
+        assert (last.text, last.end.usage.completion_tokens) == ("resh start", 4)
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["old", "new"]
+
+
+def test_what_has_gone_another_way_already_is_stopped() -> None:
+    script = Script(old=WORDS, new=("fresh",))
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ")
+        await asyncio.sleep(0.025)
+        newer = opened.open("new", "x = b")
+        assert opened.load == (1, 2, 0)
+        assert (await read(newer)).text == "fresh"
+        assert (opened.watcher.taken_over, opened.watcher.left) == ([], [])
+
+    in_virtual_time(scenario, script.engine)
+
+
+@pytest.mark.parametrize(
+    ("words", "max_tokens", "typed"),
+    [
+        (("ab", "cd"), 2, "abcde"),  # ends by length while the user is ahead,
+        (("ab", "cd"), 2, "abcd"),  # or is level
+        (("ab", "cd"), 8, "abcde"),  # the model ends while the user is ahead
+    ],
+)
+def test_a_generation_that_ends_with_nothing_left_for_its_user_is_followed_by_another(
+    words: Sequence[str], max_tokens: int, typed: str
+) -> None:
+    script = Script(old=words, new=("fre", "sh"))
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ", max_tokens=max_tokens)
+        await asyncio.sleep(0.025)
+        new = await read(opened.open("new", "x = " + typed, max_tokens=max_tokens))
+        assert new.text == "fresh"
+        assert opened.watcher.left == [min(3, max_tokens)]
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["old", "new"]
+
+
+def test_a_model_that_has_said_just_what_was_typed_has_said_it_all() -> None:
+    script = Script(old=("ab", "cd"))
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ")
+        await asyncio.sleep(0.025)
+        new = await read(opened.open("new", "x = abcd"))
+        assert (new.text, new.reason) == ("", STOP)
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["old"]
+
+
+def test_who_has_typed_all_that_was_said_waits_for_its_first_token() -> None:
+    script = Script(old=WORDS)
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ")
+        await asyncio.sleep(0.035)
+        newer = opened.open("new", "x = alpha")
+        await read(newer)
+        assert opened.watcher.marks["new"].first_output == pytest.approx(0.04)
+
+    in_virtual_time(scenario, script.engine)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"suffix": ")"},
+        {"mode": Mode.SINGLE_LINE},
+        {"max_tokens": 9},
+        {"sampling": Sampling(0.5, 1)},
+        {"stop": (";",)},
+        {"snippets": (Snippet("a", "b"),)},
+        {"document_uri": "b.py"},
+        {"language_id": "ruby"},
+    ],
+)
+def test_a_request_for_something_else_takes_nothing_over(changes: dict[str, Any]) -> None:
+    script = Script(old=WORDS, new=("fresh",))
+
+    async def scenario(opened: House) -> None:
+        older = opened.open("old", "x = ")
+        await asyncio.sleep(0.025)
+        new = await read(opened.open("new", "x = al", **changes))
+        assert (new.text, new.reason, (await read(older)).reason) == ("fresh", STOP, SUPERSEDED)
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["old", "new"]
+
+
+def test_typing_through_can_be_switched_off() -> None:
+    script = Script(old=WORDS, new=("fresh",))
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ")
+        await asyncio.sleep(0.025)
+        assert (await read(opened.open("new", "x = al"))).text == "fresh"
+
+    in_virtual_time(scenario, script.engine, scheduling=SchedulingSettings(typing_through=False))
+
+
+def test_a_line_that_was_ended_is_not_answered_with_what_was_left_of_it() -> None:
+    script = Script(old=("alpha", "()"), new=("fresh",))
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ", mode=Mode.SINGLE_LINE)
+        await asyncio.sleep(0.025)
+        new = await read(opened.open("new", "x = alpha()\n", mode=Mode.SINGLE_LINE))
+        assert new.text == "fresh"
+
+    in_virtual_time(scenario, script.engine)
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "changes", "expected"),
+    [
+        (("al", "pha", " beta\n", "gamma"), "al", {"mode": Mode.SINGLE_LINE}, "pha beta"),
+        (("f", "(a", "); x", "; y"), "f(", {"stop": (";",)}, "a)"),
+        (("f;", "(a", "); x"), "f;", {"stop": (";",)}, "fresh"),  # a stop that was typed had ended the older
+        (("al", "pha  ", "\n\n"), "a", {}, "lpha"),  # blanks at the end
+        (("al", "pha)", "x"), "al", {"suffix": ")", "mode": Mode.SINGLE_LINE}, "pha"),  # what stands right of the cursor
+        (("é", "漢🙂", "ü"), "é漢", {}, "🙂ü"),
+        (("a\r", "\n  b", "\r\n  c", "\r\nd"), "a\r\n", {"prefix_end": ":\n  "}, "  b\r\n  c"),  # a block's end
+    ],
+)
+def test_the_text_rules_hold_from_the_new_cursor_on(
+    words: Sequence[str], typed: str, changes: dict[str, Any], expected: str
+) -> None:
+    script = Script(old=words, new=("fresh",))
+    prefix = "if x" + changes.pop("prefix_end", "")
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", prefix, **changes)
+        await asyncio.sleep(0.025)
+        new = await read(opened.open("new", prefix + typed, **changes))
+        assert (new.text, new.reason) == (expected, STOP)
+
+    in_virtual_time(scenario, script.engine)
+
+
+def sent_of(text: str, *, is_cut: bool, **request: Any) -> str:
+    """Return what the text rules send of a whole generation."""
+    rules = TextRules(dataclasses.replace(REQUEST, **request))
+    sent = rules.feed(text)
+    return sent if rules.is_done else sent + rules.finish(is_cut=is_cut)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    words=st.lists(st.text("ab(é🙂\n ;", min_size=1, max_size=3), min_size=1, max_size=8),
+    num_typed=st.integers(0, 12),
+    slip=st.sampled_from(("", "", "", "q")),
+    num_steps=st.integers(0, 8),
+    fields=st.fixed_dictionaries(
+        {
+            "mode": st.sampled_from(Mode),
+            "suffix": st.sampled_from(("", ")", "\nb")),
+            "stop": st.sampled_from(((), (";",), ("b(",))),
+            "max_tokens": st.sampled_from((4, 16)),
+        }
+    ),
+)
+def test_whoever_generated_it_the_text_is_that_of_the_new_cursor(
+    words: list[str], num_typed: int, slip: str, num_steps: int, fields: dict[str, Any]
+) -> None:
+    fresh = ("fr", "e\n", "sh")
+    script = Script(old=words, new=fresh)
+    is_cut = len(words) >= fields["max_tokens"]
+    whole = "".join(words[: fields["max_tokens"]])
+    typed = whole[:num_typed] + slip
+
+    async def scenario(opened: House) -> None:
+        older = opened.open("old", "x = ", **fields)
+        if num_steps:
+            await asyncio.sleep(0.01 * num_steps + 0.005)
+        newer = opened.open("new", "x = " + typed, **fields)
+        old, new = await read(older), await read(newer)
+        is_ended_line = fields["mode"] is Mode.SINGLE_LINE and "\n" in typed
+        is_typed_through = (
+            old.reason is SUPERSEDED
+            and not is_ended_line
+            and whole.startswith(typed)
+            and not (is_cut and whole == typed)
+        )
+        assert script.asked == ["old"] * ("old" in script.asked) + ["new"] * (not is_typed_through)
+        text, was_cut = (whole[len(typed) :], is_cut) if is_typed_through else ("".join(fresh), False)
+        assert new.text == sent_of(text, is_cut=was_cut, prefix="x = " + typed, **fields)
+        assert len(opened.watcher.taken_over) - len(opened.watcher.left) == is_typed_through
+
+    in_virtual_time(scenario, script.engine)
+
+
+def test_a_typed_request_takes_a_prefetch_over_and_a_prefetch_nothing_that_was_typed() -> None:
+    script = Script(prefetch=WORDS, another=("fresh",))
+
+    async def scenario(opened: House) -> None:
+        ahead = opened.open("prefetch", "x = ", trigger=Trigger.PREFETCH)
+        await asyncio.sleep(0.025)
+        typed = opened.open("typed", "x = a", trigger=Trigger.EXPLICIT)
+        assert (await read(ahead)).reason is SUPERSEDED
+        another = opened.open("another", "x = al", trigger=Trigger.PREFETCH)
+        assert opened.load == (2, 2, 0)
+        assert ((await read(typed)).text, (await read(another)).text) == ("lpha beta", "fresh")
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["prefetch", "another"]
+
+
+def test_a_running_prefetch_is_taken_over_even_where_an_older_typed_request_still_waits() -> None:
+    script = Script(busy=["b"] * 8, prefetch=WORDS)
+
+    async def scenario(opened: House) -> None:
+        opened.open("prefetch", "x = f(", trigger=Trigger.PREFETCH)
+        waiting = opened.open("waits", "x = f")
+        assert opened.load == (2, 1, 1)
+        new = await read(opened.open("new", "x = f(a"))
+        assert (new.text, (await read(waiting)).reason) == ("lpha beta", SUPERSEDED)
+
+    in_virtual_time(scenario, script.engine, book=Book(1, 4))
+    assert script.asked == ["prefetch"]
+
+
+def test_closing_the_older_answer_does_not_stop_what_goes_on_for_the_newer() -> None:
+    script = Script(old=WORDS)
+
+    async def scenario(opened: House) -> None:
+        older = opened.open("old", "x = ")
+        await asyncio.sleep(0.025)
+        newer = opened.open("new", "x = a")
+        older.close()
+        assert (await read(newer)).text == "lpha beta"
+        assert opened.watcher.ended == [("old", SUPERSEDED), ("new", STOP)]
+
+    in_virtual_time(scenario, script.engine)
+
+
+def test_cancelling_the_heir_frees_the_engine() -> None:
+    script = Script(old=["w"] * 4096)
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ", max_tokens=4096)
+        await asyncio.sleep(0.025)
+        newer = opened.open("new", "x = w", max_tokens=4096)
+        await asyncio.sleep(0.02)
+        newer.close()
+        assert opened.load == (0, 1, 0)
+        await asyncio.sleep(0.02)
+        assert opened.load == (0, 0, 0)
+        assert opened.engine.stats().num_running == 0
+        new = await read(newer)
+        assert (new.reason, new.text) == (FinishReason.CANCELLED, "ww")
+        assert new.end.usage.completion_tokens == 3
+
+    in_virtual_time(scenario, script.engine)
+
+
+def test_an_engine_that_dies_is_the_heirs_failure() -> None:
+    script = Script(old=WORDS)
+
+    async def scenario(opened: House) -> None:
+        older = opened.open("old", "x = ")
+        await asyncio.sleep(0.025)
+        newer = opened.open("new", "x = a")
+        assert isinstance(opened.engine, ScriptedEngine)
+        opened.engine.crash()
+        assert ((await read(older)).reason, (await read(newer)).reason) == (SUPERSEDED, FinishReason.ERROR)
+
+    in_virtual_time(scenario, script.engine)
+
+
+def test_a_generation_that_was_left_and_has_not_stopped_yet_is_nobodys() -> None:
+    script = Script(old=WORDS, third=("cat",))
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ")
+        newer = opened.open("new", "x = b")
+        await asyncio.sleep(0.03)  # it said "alp" and is being stopped
+        assert opened.watcher.left == [1]
+        third = opened.open("third", "x = bc")
+        new = await read(newer)
+        assert (new.reason, new.end.usage) == (SUPERSEDED, Usage())
+        assert ((await read(third)).text, opened.watcher.left) == ("cat", [1])
+
+    in_virtual_time(scenario, lambda: SlowToStop(script, TIMES))
+    assert script.asked == ["old", "third"]
+
+
+def test_a_generation_that_has_failed_is_not_taken_over() -> None:
+    script = Script(new=("fresh",))  # "old" is a KeyError
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ")
+        (task,) = opened.pipeline.runner._owners
+        while not task.done():
+            await asyncio.sleep(0)
+        assert opened.load == (1, 1, 0)  # nobody was told yet
+        assert (await read(opened.open("new", "x = a"))).text == "fresh"
+
+    in_virtual_time(scenario, script.engine)
