@@ -54,7 +54,12 @@ class BareEngine:
     async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
         jobs = [
-            {"token_ids": each.token_ids, "max_tokens": each.max_tokens, "hang_up_after": each.hang_up_after}
+            {
+                "token_ids": each.token_ids,
+                "max_tokens": each.max_tokens,
+                "hang_up_after": each.hang_up_after,
+                "stop_token_ids": each.stop_token_ids,
+            }
             for each in prompts
         ]
         answer = self._child.ask({"concurrency": concurrency, "jobs": jobs}, _BLOCK_S)
@@ -83,7 +88,14 @@ class _Worker:
 
     async def block(self, concurrency: int, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         prompts = [
-            Prompt("", "", job["max_tokens"], tuple(job["token_ids"]), hang_up_after=job["hang_up_after"])
+            Prompt(
+                "",
+                "",
+                job["max_tokens"],
+                tuple(job["token_ids"]),
+                hang_up_after=job["hang_up_after"],
+                stop_token_ids=tuple(job["stop_token_ids"]),
+            )
             for job in jobs
         ]
         block = await closed_loop(prompts, concurrency, self._ask)
@@ -101,7 +113,10 @@ class _Worker:
         num_tokens = cached = 0
         start = time.perf_counter()
         sampling = SamplingParams(
-            max_tokens=prompt.max_tokens, temperature=0.0, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+            max_tokens=prompt.max_tokens,
+            temperature=0.0,
+            stop_token_ids=list(prompt.stop_token_ids),
+            output_kind=RequestOutputKind.DELTA,
         )
         async with aclosing(self._llm.generate(ids, sampling, f"bare-{self._num_asked}")) as results:
             async for result in results:

@@ -7,13 +7,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from loadtest.figures import Block, Sample
 
 PAUSE_S = 1.2
 """Between contestants: for a second after its last step vLLM's worker spins on a core, which is not to fall on the
 next."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,10 @@ class Prompt:
     """The token ids as one text."""
     hang_up_after: int | None = None
     """Tokens after which the caller stops the generation; None lets it run to `max_tokens`."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the completion besides the model's own end token, where the caller wants that."""
+    document: str = ""
+    """What the text is of: prompts of one document come from one editor, in order; "" is a document of its own."""
 
     def ended_like(self, sample: Sample) -> "Prompt":
         """Return it with the end that somebody else's text rules found for it."""
@@ -70,6 +76,6 @@ async def closed_loop(
     return Block(tuple(samples[place] for place in range(len(prompts))), wall_s)
 
 
-def batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
-    """Return the prompts in blocks of one size; what is left over is dropped."""
-    return [prompts[start : start + size] for start in range(0, len(prompts) - size + 1, size)]
+def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Return items in blocks of one size; what is left over is dropped."""
+    return [items[start : start + size] for start in range(0, len(items) - size + 1, size)]

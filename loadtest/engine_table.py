@@ -24,7 +24,7 @@ from loadtest.contest import PAUSE_S, Prompt
 from loadtest.figures import Block, Summary, report_console, rounded
 from loadtest.processes import StartError, end_on_sigterm
 from loadtest.prompts import TooFewTextsError, typed_texts
-from loadtest.server import CommandError, NotAnsweredError, Server
+from loadtest.server import SERVES_ALL, CommandError, NotAnsweredError, Server
 
 _CONCURRENCY = (1, 16)
 _NO_SPECULATION = ("engine.num_speculative_tokens=0",)
@@ -105,7 +105,7 @@ def main(
         python -m loadtest.engine_table --int8-model build/int8
     """
     end_on_sigterm()
-    found = [Variant(each.name, (*overrides, *each.overrides)) for each in variants(int8_model)]
+    found = [Variant(each.name, (*SERVES_ALL, *overrides, *each.overrides)) for each in variants(int8_model)]
     groups = [[each] for each in found] if one_at_a_time else [found]
     results: Results = {}
     try:

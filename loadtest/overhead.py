@@ -8,10 +8,12 @@ meets all of them; only one works at any time. How the comparison is kept honest
   gRPC and the client's own work included, counts as the server's overhead.
 - Everybody gets the same prompt tokens: those that the server makes for the text. `vllm serve` is measured with token
   ids, which spares it the tokenising, and once more with the text, as an editor would send it.
-- The server goes first in each round. Where its text rules end a completion, the others' callers hang up after as
-  many tokens, as an editor with such rules of its own would: so everybody pays for the step that is then in flight.
-- No prompt shares its beginning with another and none is used twice, so no prefix cache helps; the table shows the
-  share of prompt tokens that came from one.
+- The model's own end ends a completion on every side. The server goes first in each round; where its text rules end
+  one, the others' callers hang up after as many tokens, as an editor with such rules of its own would: so everybody
+  pays for the step that is then in flight.
+- Every request is a key typed into a document whose key before was asked for just before, from everybody and not
+  counted: caches are as warm as when people type. With `--new-documents` there is no such key, and no cache helps. No
+  document comes twice. The table shows the share of prompt tokens that came from a prefix cache.
 - TTFT is the time to the first visible text: a model often begins with blanks, which no editor can show, and which the
   server sends along with what follows. Differences and ratios of TTFT are medians over pairs of the same prompt, those
   of tokens/s over pairs of neighbouring blocks. Where a figure has one name for 1 and for 16 concurrent requests, it
@@ -40,14 +42,20 @@ from loadtest.contest import PAUSE_S, Contestant, Prompt, batches
 from loadtest.figures import Block, report_console
 from loadtest.overhead_report import Results, figures, print_tables
 from loadtest.processes import StartError, end_on_sigterm
-from loadtest.prompts import TooFewTextsError, distinct_texts
-from loadtest.server import CommandError, NotAnsweredError, Server, effective_config, render_prompts
+from loadtest.prompts import TooFewTextsError, typed_texts
+from loadtest.server import (
+    SERVES_ALL,
+    CommandError,
+    NotAnsweredError,
+    Server,
+    effective_config,
+    render_prompts,
+)
 from loadtest.vllm_serve import ServeError, VllmServe
 
 _BLOCK_SIZES = {1: 8, 16: 64}
-"""Prompts in a block, by how many are asked at once. One more leads in: it finds caches that the others have left
-cold, and is not counted."""
-_WARM_UP = 65
+"""Prompts in a block, by how many are asked at once."""
+_WARM_UP = 64
 
 
 class _Options(TypedDict):
@@ -57,6 +65,7 @@ class _Options(TypedDict):
     prefix_chars: int
     suffix_chars: int
     seed: int
+    new_documents: bool
     with_vllm_serve: bool
 
 
@@ -77,6 +86,7 @@ class _Options(TypedDict):
 @click.option("--prefix-chars", type=click.IntRange(100), default=1500, show_default=True)
 @click.option("--suffix-chars", type=click.IntRange(1), default=400, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Which texts are completed.")
+@click.option("--new-documents", is_flag=True, help="Ask about documents that nobody has seen.")
 @click.option("--quick", is_flag=True, help="A few requests of each kind, to see that all of it works.")
 @click.option("--vllm-serve/--no-vllm-serve", "with_vllm_serve", default=True, help="Whether to compare with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON object alone.")
@@ -107,7 +117,7 @@ async def _measure(
 ) -> Results:
     async with AsyncExitStack() as stack:
         with console.status("starting the server"):
-            server = await stack.enter_async_context(Server(config, overrides))
+            server = await stack.enter_async_context(Server(config, (*SERVES_ALL, *overrides)))
         with console.status("starting the engine alone"):
             others: list[Contestant] = [await stack.enter_async_context(BareEngine(effective))]
         serve: VllmServe | None = None
@@ -120,12 +130,13 @@ async def _measure(
 
 
 async def _prompts(config: Path, overrides: Sequence[str], options: _Options, serve: VllmServe | None) -> list[Prompt]:
-    """Return as many prompts as every contestant needs together, so that each is used by each only once."""
-    count = _WARM_UP + sum(_num_blocks(options, concurrency) * (1 + size) for concurrency, size in _BLOCK_SIZES.items())
-    texts = distinct_texts(
-        count, prefix_chars=options["prefix_chars"], suffix_chars=options["suffix_chars"], seed=options["seed"]
+    """Return two keys of as many documents as are needed: first all earlier keys, then all later ones."""
+    count = _WARM_UP + sum(_num_blocks(options, concurrency) * size for concurrency, size in _BLOCK_SIZES.items())
+    texts = typed_texts(
+        count, 2, prefix_chars=options["prefix_chars"], suffix_chars=options["suffix_chars"], seed=options["seed"]
     )
-    prompts = await asyncio.to_thread(render_prompts, config, overrides, texts, options["max_tokens"])
+    documents = [str(number) for number in range(count)] * 2
+    prompts = await asyncio.to_thread(render_prompts, config, overrides, texts, options["max_tokens"], documents)
     if serve is None:
         return prompts
     return [replace(prompt, text=await serve.detokenise(prompt.token_ids)) for prompt in prompts]
@@ -138,31 +149,39 @@ async def _contest(
     options: _Options,
     console: Console,
 ) -> Results:
-    await _round(server, others, prompts[:_WARM_UP], max(_BLOCK_SIZES))
-    rest = prompts[_WARM_UP:]
+    half = len(prompts) // 2
+    keys = list(zip(prompts[:half], prompts[half:], strict=True))
+    await _round(server, others, keys[:_WARM_UP], max(_BLOCK_SIZES), options)
+    rest = keys[_WARM_UP:]
     results: Results = {}
     with Progress(console=console) as progress:
         for concurrency, size in _BLOCK_SIZES.items():
-            num_prompts = _num_blocks(options, concurrency) * (1 + size)
-            blocks, rest = batches(rest[:num_prompts], 1 + size), rest[num_prompts:]
+            num_keys = _num_blocks(options, concurrency) * size
+            blocks, rest = batches(rest[:num_keys], size), rest[num_keys:]
             task = progress.add_task(f"{concurrency} at a time", total=len(blocks))
             results[concurrency] = {each.name: [] for each in (server, *others)}
             for number, block in enumerate(blocks):
                 in_turn = others[::-1] if number % 2 else others
-                for name, answer in (await _round(server, in_turn, block, concurrency)).items():
+                for name, answer in (await _round(server, in_turn, block, concurrency, options)).items():
                     results[concurrency][name].append(answer)
                 progress.advance(task)
     return results
 
 
 async def _round(
-    server: Contestant, others: Sequence[Contestant], prompts: Sequence[Prompt], concurrency: int
+    server: Contestant,
+    others: Sequence[Contestant],
+    keys: Sequence[tuple[Prompt, Prompt]],
+    concurrency: int,
+    options: _Options,
 ) -> dict[str, Block]:
     """Give everybody the same prompts, the server first; the others end where its text rules did."""
-    lead_in, counted = prompts[:1], prompts[1:]
+    earlier = [replace(key, max_tokens=1) for key, _ in keys]
+    counted = [key for _, key in keys]
     answers: dict[str, Block] = {}
     for each in (server, *others):
-        await each.run(lead_in, 1)
+        if not options["new_documents"]:
+            await each.run(earlier, concurrency)
         answers[each.name] = await each.run(counted, concurrency)
         if each is server:
             samples = answers[server.name].samples

@@ -6,6 +6,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -31,9 +32,13 @@ _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 _OVERRIDES = (
     "server.listen=127.0.0.1:0",
     "server.admin_listen=127.0.0.1:0",
-    "server.metrics_listen=",
     "engine.heartbeat_s=0",
 )
+_METRICS = {True: "server.metrics_listen=127.0.0.1:0", False: "server.metrics_listen="}
+
+
+SERVES_ALL = ("shed.when=never", "scheduling.step_tolerance=0", "admission.user_requests_per_s=0")
+"""For benchmarks of the engine and the way to it: nobody is shed, and as many requests are in it as it is given."""
 
 
 class CommandError(Exception):
@@ -61,8 +66,16 @@ def effective_config(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return answer
 
 
-def render_prompts(config: Path, overrides: Sequence[str], texts: Sequence[Text], max_tokens: int) -> list[Prompt]:
+def render_prompts(
+    config: Path,
+    overrides: Sequence[str],
+    texts: Sequence[Text],
+    max_tokens: int,
+    documents: Sequence[str] | None = None,
+) -> list[Prompt]:
     """Return the very token ids that the server gives its engine for each text.
+
+    Texts of one of the `documents` are keys typed one after another into it; without them each text is alone.
 
     Raises:
         CommandError: a prompt can't be made.
@@ -72,30 +85,40 @@ def render_prompts(config: Path, overrides: Sequence[str], texts: Sequence[Text]
     section = {**effective["prompt"], "max_prompt_tokens": effective["prompt_budget_tokens"]}
     command = ("completion_server.prompt", effective["engine"]["model"], "--settings", json.dumps(section))
     lines = [
-        json.dumps({"session": str(number), "prefix": text.prefix, "suffix": text.suffix, "mode": "multi_line"})
-        for number, text in enumerate(texts)
+        json.dumps({"session": name, "prefix": text.prefix, "suffix": text.suffix, "mode": "multi_line"})
+        for name, text in zip(documents or map(str, range(len(texts))), texts, strict=True)
     ]
     _template, *rendered = _run(*command, text="\n".join(lines) + "\n").splitlines()
-    return [
-        Prompt(text.prefix, text.suffix, max_tokens, tuple(json.loads(line)["token_ids"]))
-        for text, line in zip(texts, rendered, strict=True)
-    ]
+    prompts: list[Prompt] = []
+    for text, line in zip(texts, rendered, strict=True):
+        answer = json.loads(line)
+        token_ids, stop_token_ids = tuple(answer["token_ids"]), tuple(answer["stop_token_ids"])
+        prompts.append(Prompt(text.prefix, text.suffix, max_tokens, token_ids, stop_token_ids=stop_token_ids))
+    if documents:
+        return [replace(prompt, document=name) for prompt, name in zip(prompts, documents, strict=True)]
+    return prompts
 
 
 class Server:
     """A running server and its editors, each with a connection of its own."""
 
     def __init__(
-        self, config: Path, overrides: Sequence[str] = (), name: str = "server", env: Mapping[str, str] | None = None
+        self,
+        config: Path,
+        overrides: Sequence[str] = (),
+        name: str = "server",
+        env: Mapping[str, str] | None = None,
+        *,
+        has_metrics: bool = False,
     ) -> None:
-        """Start it and wait until it is warm.
+        """Start it and wait until it is warm. With metrics, `ready` names their address.
 
         Raises:
             StartError: it did not come up.
 
         """
         self.name = name
-        command = [*_COMMAND, "serve", "--json", *flags(config, (*_OVERRIDES, *overrides))]
+        command = [*_COMMAND, "serve", "--json", *flags(config, (*_OVERRIDES, _METRICS[has_metrics], *overrides))]
         self._child = Child(name, command, env=env, is_piped=True)
         self._run_id = uuid.uuid4().hex[:8]
         self._num_asked = 0
@@ -136,11 +159,11 @@ class Server:
 
     async def _ask(self, caller: int, prompt: Prompt) -> Sample:
         self._num_asked += 1
-        # A user and a document of its own: no request may end another's, or be answered from what another left.
-        name = f"{self._run_id}-{self._num_asked}"
+        # A user of its own: no document's request may end another's.
+        name = f"{self._run_id}-{prompt.document or self._num_asked}"
         request = pb.CompleteRequest(
             session_id=name,
-            sequence=1,
+            sequence=self._num_asked,
             document_uri=f"untitled:{name}",
             language_id="python",
             prefix=prompt.prefix,

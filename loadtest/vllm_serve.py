@@ -70,16 +70,16 @@ class VllmServe:
         """
         self._folder = tempfile.TemporaryDirectory(prefix="vllm-metadata-")
         write_metadata(Path(self._folder.name))
-        self._model = config["engine_args"]["model"]
+        self.model = config["engine_args"]["model"]
         port = free_port()
-        self._url = f"http://127.0.0.1:{port}"
-        command = [*_COMMAND, self._model, *serve_flags(config["engine_args"])]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [*_COMMAND, self.model, *serve_flags(config["engine_args"])]
         command += ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
         env = {**engine_env(config), "PYTHONPATH": self._folder.name}
         self._child = Child("vllm-serve", command, env=env)
         self._session: aiohttp.ClientSession | None = None
         try:
-            self._child.wait_until(lambda: is_http_ok(f"{self._url}/health"), _START_S)
+            self._child.wait_until(lambda: is_http_ok(f"{self.url}/health"), _START_S)
         except BaseException:
             self._stop()
             raise
@@ -102,11 +102,11 @@ class VllmServe:
 
         """
         body = {
-            "model": self._model,
+            "model": self.model,
             "prompt": wire_prompt,
             "max_tokens": prompt.max_tokens,
             "temperature": 0,
-            "ignore_eos": True,
+            "stop_token_ids": list(prompt.stop_token_ids),
             "add_special_tokens": False,
             "cache_salt": type(wire_prompt).__name__,
             "stream": True,
@@ -115,7 +115,7 @@ class VllmServe:
         ttft_ms: float | None = None
         num_tokens = 0
         start = time.perf_counter()
-        async with self._http().post(f"{self._url}/v1/completions", json=body) as answer:
+        async with self._http().post(f"{self.url}/v1/completions", json=body) as answer:
             if not answer.ok:
                 raise ServeError(await answer.text())
             async for line in answer.content:
@@ -141,8 +141,8 @@ class VllmServe:
 
     async def detokenise(self, token_ids: Sequence[int]) -> str:
         """Return a prompt as the text that has these tokens."""
-        body = {"model": self._model, "tokens": list(token_ids)}
-        async with self._http().post(f"{self._url}/detokenize", json=body) as answer:
+        body = {"model": self.model, "tokens": list(token_ids)}
+        async with self._http().post(f"{self.url}/detokenize", json=body) as answer:
             if not answer.ok:
                 raise ServeError(await answer.text())
             return str((await answer.json())["prompt"])

@@ -1,0 +1,269 @@
+"""How editors fare when people type: open loop, this server, the same with everything off, and `vllm serve`.
+
+Three targets hold the same model under the same engine arguments and meet the same traces of keys in turn, in one run:
+
+- the scheduler: the configured server. Editors only send their next request on their `Session` stream.
+- plain: the same server with superseding, typing through, shedding, the adaptive number of slots and the limit for each
+  user off, first come first served. Editors do the same.
+- `vllm serve`, over HTTP with the server's own token ids and end tokens, asked by editors that close the connection as
+  soon as the user presses a new key. It has no text rules: an answer runs to its last token, or to the next key.
+
+How the comparison is kept honest:
+
+- Requests go out at times fixed beforehand, whatever became of those before; latencies count from those times.
+- What an answer is worth is decided by the user's next key, which the trace knows: a completion counts as seen when
+  its first visible text comes in time and stands for a while before that key.
+- Loads are multiples of what the engine can serve, measured first on the plain server: whole completions a second,
+  closed loop, with prefixes typed on so that the prefix cache works as it does in typing.
+- Each round and load has a trace of its own, the same for all targets, who take turns in changing order. A target sees
+  each document once before a trace begins, so that a trace shows typing and not the opening of all documents at once.
+- Wasted tokens are what vLLM itself says it generated, less what was generated for seen answers. It does not count
+  what a step in flight still computes for a request just aborted, on any side. Where a newer request takes over a
+  generation, its tokens count for that one alone.
+
+Client, servers and engines share the machine; how late the generator was is part of the report.
+"""
+
+import asyncio
+import gc
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from loadtest.capacity import Capacity, measure_capacity
+from loadtest.contest import PAUSE_S
+from loadtest.figures import report_console, rounded
+from loadtest.http_target import HttpTarget
+from loadtest.metrics import MetricsError
+from loadtest.open_loop import Target, TargetError, drive
+from loadtest.processes import StartError, end_on_sigterm
+from loadtest.prompts import TooFewTextsError
+from loadtest.scheduler_cells import Cell, Renderer, make_cells
+from loadtest.scheduler_report import (
+    PLAIN,
+    SCHEDULER,
+    VLLM_SERVE,
+    Criteria,
+    Results,
+    as_json,
+    figures,
+    first_errors,
+    headline,
+    print_tables,
+)
+from loadtest.server import CommandError, Server, effective_config
+from loadtest.session_target import SessionTarget
+from loadtest.trace import Typing, make_trace
+from loadtest.vllm_serve import VllmServe
+
+PLAIN_OVERRIDES = (
+    "scheduling.supersede=false",
+    "scheduling.order=first_come",
+    "scheduling.typing_through=false",
+    "scheduling.step_tolerance=0",
+    "shed.when=never",
+    "admission.user_requests_per_s=0",
+)
+"""What makes the server a plain one."""
+
+_CONCURRENCIES = (4, 8, 16)
+_CAPACITY_S = 8.0
+_WARM_UP_SESSIONS, _WARM_UP_S = 8, 3.0
+_QUICK_S, _QUICK_CAPACITY_S = 4.0, 2.0
+
+
+class _Options(TypedDict):
+    seconds: float
+    rounds: int
+    loads: tuple[float, ...]
+    capacity: float | None
+    max_tokens: int
+    prefix_chars: int
+    suffix_chars: int
+    within_ms: float
+    before_next_key_ms: float
+    seed: int
+    has_lead_in: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Everything that was measured."""
+
+    typing: Typing
+    capacity: Capacity | None
+    completions_per_s: float
+    """What loads are multiples of."""
+    cells: list[Cell]
+    results: Results
+
+
+@click.command()
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The server's TOML file.",
+    default=Path("deploy/local/server.toml"),
+    show_default=True,
+)
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key for all of them.")
+@click.option("--seconds", type=click.FloatRange(1), default=15.0, show_default=True, help="Length of a trace.")
+@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="Traces for each load.")
+@click.option(
+    "--load",
+    "loads",
+    type=click.FloatRange(0, min_open=True),
+    multiple=True,
+    default=(0.5, 1.0, 2.0, 4.0),
+    show_default=True,
+    help="Requests/s asked for, as a multiple of the completions/s that the engine can serve; may be repeated.",
+)
+@click.option("--capacity", type=click.FloatRange(0, min_open=True), help="Completions/s; not given, it is measured.")
+@click.option("--max-tokens", type=click.IntRange(1), default=24, show_default=True)
+@click.option("--prefix-chars", type=click.IntRange(100), default=1500, show_default=True)
+@click.option("--suffix-chars", type=click.IntRange(1), default=400, show_default=True)
+@click.option(
+    "--within-ms", type=click.FloatRange(1), default=250.0, show_default=True, help="The latest that text is in time."
+)
+@click.option(
+    "--before-next-key-ms",
+    type=click.FloatRange(0),
+    default=200.0,
+    show_default=True,
+    help="How long text must stand before the next key to be seen.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
+@click.option("--lead-in/--no-lead-in", "has_lead_in", default=True, help="Whether documents are known beforehand.")
+@click.option("--quick", is_flag=True, help="One short round, to see that all of it works.")
+@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
+def main(
+    config: Path, overrides: tuple[str, ...], quick: bool, as_json_only: bool, **options: Unpack[_Options]
+) -> None:
+    """Measure how editors fare at several loads. The last line is a JSON object.
+
+    \b
+    Example:
+        python -m loadtest.scheduler --config deploy/local/server.toml --quick
+        python -m loadtest.scheduler --load 2 --rounds 4
+    """
+    end_on_sigterm()
+    if quick:
+        options["seconds"], options["rounds"] = _QUICK_S, 1
+    console = Console(stderr=True)
+    try:
+        contest = asyncio.run(
+            _measure(config, overrides, options, _QUICK_CAPACITY_S if quick else _CAPACITY_S, console)
+        )
+    except (TooFewTextsError, StartError, CommandError, TargetError, MetricsError) as error:
+        raise click.ClickException(str(error)) from error
+    _report(contest, options, console, as_json_only=as_json_only)
+
+
+async def _measure(
+    config: Path, overrides: Sequence[str], options: _Options, capacity_s: float, console: Console
+) -> Contest:
+    typing = Typing(prefix_chars=options["prefix_chars"], suffix_chars=options["suffix_chars"])
+    async with AsyncExitStack() as stack:
+        # The prompts of this one are also where the end tokens of all others are from.
+        renderer = Renderer(config, overrides, options["max_tokens"])
+        trace = make_trace(_WARM_UP_SESSIONS, _WARM_UP_S, f"{options['seed']}/warm-up", typing)
+        warm_up = await asyncio.to_thread(renderer.render, [trace])
+        targets = await _start(stack, config, overrides, options["max_tokens"], warm_up.stop_token_ids, console)
+        with console.status("warming up"):
+            for target in targets:
+                await drive(target, warm_up.traces[0])
+                await asyncio.sleep(PAUSE_S)
+        measured: Capacity | None = None
+        if options["capacity"] is None:
+            with console.status("measuring what the engine can serve"):
+                plain = next(target for target in targets if target.name == PLAIN)
+                measured = await measure_capacity(plain, _CONCURRENCIES, capacity_s, str(options["seed"]), typing)
+        rate = options["capacity"] or (measured.completions_per_s if measured else 0.0)
+        with console.status("making traces"):
+            traces = make_cells(options["rounds"], options["loads"], options["seconds"], options["seed"], typing, rate)
+            cells = await asyncio.to_thread(renderer.render_cells, traces)
+        results = await _contest(targets, cells, options, console)
+    return Contest(typing, measured, rate, cells, results)
+
+
+async def _start(
+    stack: AsyncExitStack,
+    config: Path,
+    overrides: Sequence[str],
+    max_tokens: int,
+    stop_token_ids: Sequence[int],
+    console: Console,
+) -> list[Target]:
+    targets: list[Target] = []
+    for name, own in ((SCHEDULER, ()), (PLAIN, PLAIN_OVERRIDES)):
+        with console.status(f"starting: {name}"):
+            server = await stack.enter_async_context(Server(config, (*overrides, *own), name, has_metrics=True))
+        metrics_url = f"http://{server.ready['metrics_address']}/metrics"
+        target = SessionTarget(name, server.ready["address"], metrics_url, max_tokens)
+        targets.append(await stack.enter_async_context(target))
+    with console.status(f"starting: {VLLM_SERVE}"):
+        serve = await stack.enter_async_context(VllmServe(effective_config(config, overrides)))
+    http = HttpTarget(VLLM_SERVE, serve.url, serve.model, max_tokens, stop_token_ids)
+    targets.append(await stack.enter_async_context(http))
+    return targets
+
+
+async def _contest(targets: Sequence[Target], cells: Sequence[Cell], options: _Options, console: Console) -> Results:
+    results: Results = {load: {target.name: [] for target in targets} for load in options["loads"]}
+    gc.collect()
+    gc.freeze()  # going through all that was prepared would make the generator late
+    with Progress(console=console) as progress:
+        task = progress.add_task("typing", total=len(cells) * len(targets))
+        for number, cell in enumerate(cells):
+            first = (cell.round + number) % len(targets)
+            for target in (*targets[first:], *targets[:first]):
+                run = await drive(target, cell.trace, has_lead_in=options["has_lead_in"])
+                results[cell.load][target.name].append(run)
+                await asyncio.sleep(PAUSE_S)
+                progress.advance(task)
+    return results
+
+
+def _report(contest: Contest, options: _Options, console: Console, *, as_json_only: bool) -> None:
+    criteria = Criteria(options["within_ms"] / 1000, options["before_next_key_ms"] / 1000)
+    found = figures(contest.results, criteria)
+    headlines = headline(found, contest.results)
+    for name, error in first_errors(contest.results).items():
+        console.print(f"{name}: requests failed, the first with: {error}", markup=False)
+    if not as_json_only:
+        report = report_console()
+        report.print(f"The engine can serve {contest.completions_per_s:.1f} completions/s.")
+        print_tables(found, headlines, report)
+    click.echo(json.dumps(headlines | _details(contest, options) | {"loads": as_json(found)}))
+
+
+def _details(contest: Contest, options: _Options) -> dict[str, Any]:
+    by_concurrency = contest.capacity.by_concurrency if contest.capacity else {}
+    return {
+        "capacity_per_s": rounded(contest.completions_per_s),
+        "capacity_per_s_by_concurrency": {str(callers): rounded(rate) for callers, rate in by_concurrency.items()},
+        "requests_per_s_of_a_session": rounded(contest.typing.requests_per_s),
+        "typing": contest.typing.model.parameters(),
+        "options": options,
+        "traces": [
+            {
+                "round": cell.round,
+                "load": cell.load,
+                "sessions": len(cell.trace.sessions),
+                "requests": cell.trace.num_requests,
+                "digest": cell.trace.digest(),
+            }
+            for cell in contest.cells
+        ],
+    }
+
+
+if __name__ == "__main__":
+    main()
