@@ -40,7 +40,7 @@ from completion_server.rpc.server import (
     split_address,
 )
 from completion_server.scheduling.book import Book, Shedding
-from completion_server.scheduling.limiter import StepLimiter
+from completion_server.scheduling.limiter import Limiter
 from completion_server.scheduling.order import ORDERS
 from completion_server.scheduling.runner import Runner
 from completion_server.telemetry.logs import set_level
@@ -49,6 +49,9 @@ from completion_server.telemetry.metrics import Metrics, MetricsServer, Snapshot
 logger = logging.getLogger(__name__)
 
 _LEAST_PROMPT_TOKENS = 64
+
+_FIRST_TOKEN_SHARE = 0.5
+"""Of a request's budget that the engine may take: the rest is for waiting."""
 
 _CLOSE_S = 1.0
 """How long open streams may take to hear that the server ends."""
@@ -284,7 +287,8 @@ def make_runner(config: Config, clock: Clock, on_stopped: Callable[[float], None
     """Return the scheduler that the configuration describes."""
     scheduling = config.scheduling
     least = min(scheduling.min_slots, scheduling.max_slots)
-    limiter = StepLimiter(least, scheduling.max_slots, scheduling.step_tolerance)
+    first_token_s = _FIRST_TOKEN_SHARE * config.shed.budget_ms / 1000
+    limiter = Limiter(least, scheduling.max_slots, first_token_s, scheduling.step_tolerance)
     book = Book(
         limiter.limit,
         scheduling.max_queued,

@@ -36,30 +36,42 @@ class Vitals:
         """Start the watch at `now`."""
         self._hang_timeout_s = hang_timeout_s
         self._heartbeat_s = heartbeat_s
-        self._num_open = 0
+        self._opened_at: dict[int, float] = {}
+        """When each open generation began, the oldest first."""
+        self._num_opened = 0
         self._heard_at = now
 
-    def opened(self, now: float) -> None:
-        """A generation began. An idle engine's silence so far does not count against it."""
-        if self._num_open == 0:
-            self._heard_at = now
-        self._num_open += 1
+    def opened(self, now: float) -> int:
+        """A generation began; return its number."""
+        self._num_opened += 1
+        self._opened_at[self._num_opened] = now
+        return self._num_opened
 
     def heard(self, now: float) -> None:
         """The engine gave an output."""
         self._heard_at = now
 
-    def closed(self) -> None:
+    def closed(self, number: int) -> None:
         """A generation ended."""
-        self._num_open -= 1
+        del self._opened_at[number]
 
     def is_hung(self, now: float) -> bool:
-        """Return whether an answer is owed and nothing was heard for too long."""
-        return self._num_open > 0 and now - self._heard_at > self._hang_timeout_s
+        """Return whether one generation has waited for too long, in which nothing was heard of any.
+
+        Silence alone is no proof: an engine may be busy with prompts that are all given up before their first token.
+        """
+        return bool(self._opened_at) and now - max(self._heard_at, self._oldest()) > self._hang_timeout_s
 
     def wants_heartbeat(self, now: float) -> bool:
-        """Return whether it has been idle and silent for so long that it should be asked for a sign of life."""
-        return self._heartbeat_s > 0 and self._num_open == 0 and now - self._heard_at > self._heartbeat_s
+        """Return whether it has been silent for so long that it should be asked for a sign of life.
+
+        Sooner where an answer is owed: should everybody give up in time, only the heartbeat proves a hang.
+        """
+        patience_s = min(self._heartbeat_s, self._hang_timeout_s / 4) if self._opened_at else self._heartbeat_s
+        return self._heartbeat_s > 0 and now - self._heard_at > patience_s
+
+    def _oldest(self) -> float:
+        return next(iter(self._opened_at.values()))
 
 
 class SupervisedEngine:
@@ -133,14 +145,14 @@ class SupervisedEngine:
             msg = f"the engine is {self.state.value}"
             raise EngineDeadError(msg)
         vitals = self._vitals
-        vitals.opened(self._clock.now())
+        number = vitals.opened(self._clock.now())
         try:
             async with aclosing(self._engine.generate(job)) as outputs:
                 async for output in outputs:
                     vitals.heard(self._clock.now())
                     yield output
         finally:
-            vitals.closed()
+            vitals.closed(number)
 
     def stats(self) -> EngineStats:
         """Return the counters; what they count goes on over restarts."""

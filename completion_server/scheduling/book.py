@@ -321,11 +321,18 @@ class Book:
         claim = entry.claim
         if entry.state is State.RUNNING:
             entry.state = State.ABORTING
+            self._learn_from_abort(entry, now)
             return [End(claim.id, outcome), Abort(claim.id)]
         self._queues[claim.trigger].remove(claim.id)
         self.pace.left_queue(now - entry.queued_at, has_vanished=outcome.reason in _UNWANTED)
         del self._entries[claim.id]
         return [End(claim.id, outcome)]
+
+    def _learn_from_abort(self, entry: _Entry, now: float) -> None:
+        """Where a first token takes so long that nobody waits for it, what was waited is all that there is to learn."""
+        waited_s = now - entry.slot_since
+        if not entry.has_token and not entry.is_heir and waited_s > self.pace.first_token.mean:
+            self.pace.first_token.add(waited_s)
 
     def _enqueue(self, entry: _Entry) -> None:
         claim = entry.claim

@@ -1,35 +1,38 @@
-"""How many requests may be in the engine: as many as its steps bear without getting slow. Pure.
+"""How many requests may be in the engine: as many as it bears without getting late or slow. Pure.
 
-A batch makes every step longer, and with it each request's tokens: one that is too big serves everybody late. The
-limit follows a gradient, as in Netflix's concurrency-limits, but over the time of a step instead of a round trip: the
-target is a multiple of what a step takes with hardly anything to do. It grows only while all of it is in use, since
-otherwise steps say nothing about a larger batch.
+A batch makes every step longer, and with it each request's tokens: one that is too big serves everybody late. Two
+signs show it: first tokens that take too much of the time that they may take, and steps that take much longer than in
+an engine with little to do. The limit follows them by a gradient, as in Netflix's concurrency-limits. It grows only
+while all of it is in use, since otherwise neither says anything about a larger batch.
 """
 
 import math
 from dataclasses import dataclass
 
 _WINDOW = 32
-"""Steps of single requests for one adjustment."""
+"""Observations for one adjustment."""
 _MIN_GRADIENT = 0.7
 _FLOOR_RISE = 1.002
 """The floor forgets: at each adjustment with little to do it rises by so much towards what is now measured, should the
-engine have become slower for good. Under load it would follow what the load itself makes of steps, and so the limit."""
+engine have become slower for good."""
 _IN_USE = 0.9
 
 
 @dataclass(slots=True)
-class StepLimiter:
-    """A limit between `least` and `most`, on the way to steps of `tolerance` times the shortest."""
+class Limiter:
+    """A limit between `least` and `most`."""
 
     least: int
     most: int
+    first_token_s: float
+    """How long a first token may take from the start of the work."""
     tolerance: float
-    """0 keeps the limit at `most`."""
+    """How many times the shortest a step may take; 0 keeps the limit at `most`."""
     floor_s: float = math.inf
     """Time of a step in an engine with little to do."""
     _limit: float = 0.0
     _sum_s: float = 0.0
+    _num_steps: int = 0
     _num: int = 0
 
     def __post_init__(self) -> None:
@@ -41,25 +44,31 @@ class StepLimiter:
         """Requests that may be in the engine."""
         return max(self.least, min(self.most, int(self._limit)))
 
-    def observe(self, step_s: float, num_in_engine: int) -> int:
-        """Take in how long a step took a request, in such company; return the limit."""
+    def observe(self, first_token_s: float, num_in_engine: int, step_s: float | None = None) -> int:
+        """Take in what first tokens lately take, and how long a step took a request, if one did; return the limit."""
         if not self.tolerance:
             return self.limit
-        if step_s <= 0.0:  # as in simulated time; no multiple of it says anything
-            return self.limit
-        self._sum_s += step_s
         self._num += 1
+        if step_s:  # one that takes no time, as simulated ones may, says nothing
+            self._sum_s += step_s
+            self._num_steps += 1
         if self._num >= _WINDOW:
-            self._adjust(self._sum_s / self._num, num_in_engine)
-            self._sum_s, self._num = 0.0, 0
+            self._adjust(first_token_s, num_in_engine)
+            self._sum_s, self._num_steps, self._num = 0.0, 0, 0
         return self.limit
 
-    def _adjust(self, step_s: float, num_in_engine: int) -> None:
-        has_little_to_do = num_in_engine <= self.least
-        self.floor_s = min(step_s, self.floor_s * (_FLOOR_RISE if has_little_to_do else 1.0))
-        gradient = min(1.0, self.tolerance * self.floor_s / step_s)
+    def _adjust(self, first_token_s: float, num_in_engine: int) -> None:
+        gradient = min(1.0, self._step_gradient(num_in_engine), self.first_token_s / first_token_s if first_token_s else 1.0)
         if gradient < 1.0:
             self._limit *= max(_MIN_GRADIENT, gradient)
         elif num_in_engine >= _IN_USE * self.limit:
             self._limit += math.sqrt(self._limit) / 2
         self._limit = max(float(self.least), min(float(self.most), self._limit))
+
+    def _step_gradient(self, num_in_engine: int) -> float:
+        if not self._num_steps:
+            return 1.0
+        step_s = self._sum_s / self._num_steps
+        has_little_to_do = num_in_engine <= self.least
+        self.floor_s = min(step_s, self.floor_s * (_FLOOR_RISE if has_little_to_do else 1.0))
+        return self.tolerance * self.floor_s / step_s

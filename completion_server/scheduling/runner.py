@@ -13,7 +13,7 @@ from completion_server.core.errors import CompletionError
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.scheduling.book import CANCELLED, Abort, Action, Book, End, Start, TakeOver
 from completion_server.scheduling.claim import Claim
-from completion_server.scheduling.limiter import StepLimiter
+from completion_server.scheduling.limiter import Limiter
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Runner:
         self,
         book: Book,
         clock: Clock,
-        limiter: StepLimiter | None = None,
+        limiter: Limiter | None = None,
         on_stopped: Callable[[float], None] = _nothing,
     ) -> None:
         """Own `book` and `limiter` from now on; without one the book's number of slots stays.
@@ -113,11 +113,17 @@ class Runner:
     def first_token_nowait(self, request_id: str) -> None:
         """The work of a request has its first token."""
         self._book.first_token(request_id, self._clock.now())
+        self._follow_engine()
 
     def step_nowait(self, seconds: float) -> None:
-        """A step of the engine took a request so long; the number of slots follows."""
+        """A step of the engine took a request so long."""
+        self._follow_engine(seconds)
+
+    def _follow_engine(self, step_s: float | None = None) -> None:
+        """Have as many slots as what the engine lately did says that it bears."""
         if self._limiter is not None:
-            num_slots = self._limiter.observe(seconds, self._book.num_occupied)
+            first_token_s = self._book.pace.first_token_s
+            num_slots = self._limiter.observe(first_token_s, self._book.num_occupied, step_s)
             if num_slots != self._book.num_slots:
                 self._carry_out(self._book.resize(num_slots, self._clock.now()))
 
@@ -204,6 +210,7 @@ class Runner:
         aborted_at = self._aborted_at.pop(request_id, None)
         if aborted_at is not None:
             self._on_stopped(now - aborted_at)
+            self._follow_engine()
         outcome = CANCELLED if task.cancelled() else task.result()
         if outcome is None and aborted_at is None:
             self._carry_out(self._book.parted(request_id, now))

@@ -196,7 +196,9 @@ async def test_typing_something_else_than_is_said_begins_anew(
     assert (newer.text, newer.reason, len(said.jobs)) == ("beta", "stop", 2)
 
 
-async def shed_answer(engine: ScriptedEngine, said: Said, *overrides: str) -> tuple[Answer, grpc.aio.AioRpcError | None]:
+async def shed_answer(
+    engine: ScriptedEngine, said: Said, *overrides: str
+) -> tuple[Answer, grpc.aio.AioRpcError | None]:
     """Ask a server that has no slot free; return the answer, and the error that the call ended with."""
     said.words = (f" w{i}" for i in range(ENDLESS))
     config = endless_config("scheduling.max_slots=1", "admission.retry_after_ms=30", *overrides)

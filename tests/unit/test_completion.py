@@ -149,7 +149,10 @@ def test_as_soon_as_it_says_something_else_the_newer_request_begins_anew() -> No
         assert (new.text, new.reason) == ("fresh", STOP)
         assert new.end.usage.completion_tokens == 3
         marks = opened.watcher.marks["new"]
-        assert (marks.started, marks.first_output) == (pytest.approx(0.04), pytest.approx(0.07))  # the step was under way
+        assert (marks.started, marks.first_output) == (
+            pytest.approx(0.04),
+            pytest.approx(0.07),
+        )  # the step was under way
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old", "new"]
@@ -289,7 +292,12 @@ def test_a_line_that_was_ended_is_not_answered_with_what_was_left_of_it() -> Non
         (("f", "(a", "); x", "; y"), "f(", {"stop": (";",)}, "a)"),
         (("f;", "(a", "); x"), "f;", {"stop": (";",)}, "fresh"),  # a stop that was typed had ended the older
         (("al", "pha  ", "\n\n"), "a", {}, "lpha"),  # blanks at the end
-        (("al", "pha)", "x"), "al", {"suffix": ")", "mode": Mode.SINGLE_LINE}, "pha"),  # what stands right of the cursor
+        (
+            ("al", "pha)", "x"),
+            "al",
+            {"suffix": ")", "mode": Mode.SINGLE_LINE},
+            "pha",
+        ),  # what stands right of the cursor
         (("é", "漢🙂", "ü"), "é漢", {}, "🙂ü"),
         (("a\r", "\n  b", "\r\n  c", "\r\nd"), "a\r\n", {"prefix_end": ":\n  "}, "  b\r\n  c"),  # a block's end
     ],

@@ -25,9 +25,9 @@ def test_a_newcomer_does_not_hide_that_the_engine_hangs() -> None:
 def test_an_idle_engine_owes_nothing() -> None:
     vitals = Vitals(hang_timeout_s=10, heartbeat_s=5, now=0)
     assert not vitals.is_hung(1000)
-    vitals.opened(1000)
+    number = vitals.opened(1000)
     assert not vitals.is_hung(1001)
-    vitals.closed()
+    vitals.closed(number)
     assert not vitals.is_hung(2000)
 
 
@@ -35,8 +35,26 @@ def test_an_idle_engine_is_asked_for_a_sign_of_life() -> None:
     vitals = Vitals(hang_timeout_s=10, heartbeat_s=5, now=0)
     assert not vitals.wants_heartbeat(5)
     assert vitals.wants_heartbeat(5.1)
-    vitals.opened(5.1)
-    assert not vitals.wants_heartbeat(60)
+    vitals.heard(5.1)
+    assert not vitals.wants_heartbeat(10)
+
+
+def test_an_engine_whose_callers_all_give_up_before_an_output_is_busy_and_not_hung() -> None:
+    vitals = Vitals(hang_timeout_s=10, heartbeat_s=5, now=0)
+    for now in range(100):
+        number = vitals.opened(now)
+        assert not vitals.is_hung(now + 0.2)
+        vitals.closed(number)
+
+
+def test_where_all_callers_give_up_the_heartbeat_proves_a_hang() -> None:
+    vitals = Vitals(hang_timeout_s=10, heartbeat_s=5, now=0)
+    caller = vitals.opened(2.4)
+    assert vitals.wants_heartbeat(2.6)
+    vitals.opened(2.6)  # the heartbeat
+    vitals.closed(caller)
+    assert not vitals.is_hung(12.6)
+    assert vitals.is_hung(12.7)
 
 
 def test_a_heartbeat_of_zero_never_asks() -> None:

@@ -4,36 +4,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.scheduling.limiter import StepLimiter
+from completion_server.scheduling.limiter import Limiter
 
 WINDOW = 32
 
 
-def observe(limiter: StepLimiter, step_s: float, num_in_engine: int | None = None, windows: int = 1) -> int:
+def observe(limiter: Limiter, step_s: float, num_in_engine: int | None = None, windows: int = 1) -> int:
     """Show the limiter whole windows of equal steps, by default with all slots in use."""
     for _ in range(windows * WINDOW):
-        limiter.observe(step_s, limiter.limit if num_in_engine is None else num_in_engine)
+        limiter.observe(0.05, limiter.limit if num_in_engine is None else num_in_engine, step_s)
     return limiter.limit
 
 
 def test_it_begins_between_the_ends() -> None:
-    assert StepLimiter(2, 32, 3.0).limit == 8
-    assert StepLimiter(1, 1, 3.0).limit == 1
+    assert Limiter(2, 32, 0.1, 3.0).limit == 8
+    assert Limiter(1, 1, 0.1, 3.0).limit == 1
 
 
 def test_it_grows_to_the_most_while_steps_are_quick_and_all_is_in_use() -> None:
-    limiter = StepLimiter(2, 32, 3.0)
+    limiter = Limiter(2, 32, 0.1, 3.0)
     assert observe(limiter, 0.01) > 8
     assert observe(limiter, 0.01, windows=100) == 32
 
 
 def test_it_does_not_grow_for_an_engine_with_little_to_do() -> None:
-    limiter = StepLimiter(2, 32, 3.0)
+    limiter = Limiter(2, 32, 0.1, 3.0)
     assert observe(limiter, 0.01, num_in_engine=3, windows=100) == 8
 
 
 def test_it_shrinks_when_steps_get_slow_however_few_are_in_use() -> None:
-    limiter = StepLimiter(2, 32, 3.0)
+    limiter = Limiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.01, windows=100)
     assert observe(limiter, 0.02) == 32  # slower, and still within the tolerance
     assert observe(limiter, 0.04, num_in_engine=1) < 32
@@ -41,13 +41,13 @@ def test_it_shrinks_when_steps_get_slow_however_few_are_in_use() -> None:
 
 
 def test_one_bad_window_takes_no_more_than_three_tenths() -> None:
-    limiter = StepLimiter(1, 100, 3.0)
+    limiter = Limiter(1, 100, 0.1, 3.0)
     observe(limiter, 0.01, windows=100)
     assert observe(limiter, 60.0) == 70
 
 
 def test_it_settles_where_steps_take_as_long_as_is_tolerated() -> None:
-    limiter = StepLimiter(2, 64, 3.0)
+    limiter = Limiter(2, 64, 0.1, 3.0)
     observe(limiter, 0.01, num_in_engine=1)
     for _ in range(200):
         observe(limiter, 0.01 * (1 + limiter.limit / 8))
@@ -55,15 +55,15 @@ def test_it_settles_where_steps_take_as_long_as_is_tolerated() -> None:
 
 
 def test_less_than_a_window_changes_nothing() -> None:
-    limiter = StepLimiter(2, 32, 3.0)
+    limiter = Limiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.01, num_in_engine=1)
     for _ in range(WINDOW - 1):
-        assert limiter.observe(9.0, 8) == 8
-    assert limiter.observe(9.0, 8) < 8
+        assert limiter.observe(0.05, 8, 9.0) == 8
+    assert limiter.observe(0.05, 8, 9.0) < 8
 
 
 def test_the_floor_forgets_an_engine_that_was_faster() -> None:
-    limiter = StepLimiter(2, 32, 3.0)
+    limiter = Limiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.01)
     observe(limiter, 0.04, windows=20)
     assert limiter.limit == 2
@@ -72,20 +72,34 @@ def test_the_floor_forgets_an_engine_that_was_faster() -> None:
 
 
 def test_the_floor_never_rises_above_what_is_measured() -> None:
-    limiter = StepLimiter(2, 32, 3.0)
+    limiter = Limiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.01, windows=2000)
     assert limiter.floor_s == pytest.approx(0.01)
 
 
 def test_steps_that_take_no_time_say_nothing() -> None:
-    limiter = StepLimiter(2, 32, 3.0)
-    assert observe(limiter, 0.0, windows=3) == 8
+    limiter = Limiter(2, 32, 0.1, 3.0)
+    observe(limiter, 0.0, windows=3)
+    assert limiter.floor_s == math.inf
     observe(limiter, 0.01)
     assert limiter.floor_s == pytest.approx(0.01)
 
 
+def test_it_shrinks_when_first_tokens_get_late_even_where_no_step_was_seen() -> None:
+    limiter = Limiter(2, 32, 0.1, 3.0)
+    for _ in range(WINDOW):
+        limiter.observe(0.11, 1)
+    assert limiter.limit == 7
+    for _ in range(100 * WINDOW):
+        limiter.observe(0.3, 1)
+    assert limiter.limit == 2
+    for _ in range(100 * WINDOW):
+        limiter.observe(0.09, limiter.limit)
+    assert limiter.limit == 32
+
+
 def test_no_tolerance_gives_out_everything_whatever_happens() -> None:
-    limiter = StepLimiter(2, 32, 0.0)
+    limiter = Limiter(2, 32, 0.1, 0.0)
     assert limiter.limit == 32
     observe(limiter, 0.01)
     assert observe(limiter, 60.0, windows=10) == 32
@@ -93,7 +107,7 @@ def test_no_tolerance_gives_out_everything_whatever_happens() -> None:
 
 @given(st.integers(1, 20), st.integers(0, 200), st.lists(st.tuples(st.floats(0, 10), st.integers(0, 300)), max_size=40))
 def test_it_is_always_between_its_ends(least: int, more: int, windows: list[tuple[float, int]]) -> None:
-    limiter = StepLimiter(least, least + more, 2.0)
+    limiter = Limiter(least, least + more, 0.1, 2.0)
     for step_s, num_in_engine in windows:
         assert least <= observe(limiter, step_s, num_in_engine) <= least + more
         assert limiter.floor_s > 0

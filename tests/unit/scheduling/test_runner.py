@@ -13,7 +13,7 @@ from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.request import Trigger
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.claim import Claim
-from completion_server.scheduling.limiter import StepLimiter
+from completion_server.scheduling.limiter import Limiter
 from completion_server.scheduling.runner import Runner
 from completion_server.simulation import virtual_time
 from completion_server.simulation.virtual_time import LoopClock
@@ -280,7 +280,7 @@ def test_slots_follow_the_limiter() -> None:
             runner.step_nowait(0.1)
         assert (runner.book.num_occupied, runner.book.num_slots) == (4, 1)
 
-    run(scenario, limiter=StepLimiter(1, 4, 3.0))
+    run(scenario, limiter=Limiter(1, 4, 1.0, 3.0))
 
 
 def test_a_first_token_is_told_to_the_book() -> None:
