@@ -9,7 +9,7 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check proto docs lock lock-cuda models bench-overhead bench-engine bench-prompt clean
+.PHONY: help serve test check proto docs lock lock-cuda models bench-overhead bench-engine bench-prompt bench-scheduler clean
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -53,6 +53,9 @@ bench-engine: $(VENV)/installed ## Speculation, INT8 and the prefix cache, each 
 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
 	@$(BIN)/python -m loadtest.prompt_replay
+
+bench-scheduler: $(VENV)/installed ## How editors fare as people type, at half to four times what the engine can serve.
+	@$(BIN)/python -m loadtest.scheduler
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
 	rm -rf .venv .venv-cuda build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

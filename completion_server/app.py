@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _LEAST_PROMPT_TOKENS = 64
 
-_FIRST_TOKEN_SHARE = 0.5
+_FIRST_TOKEN_SHARE = 0.75
 """Of a request's budget that the engine may take: the rest is for waiting."""
 
 _CLOSE_S = 1.0

@@ -167,6 +167,13 @@ class Completion:
         end = End(outcome, usage, self._timings(self.marks.ended))
         self._mailbox.close_nowait(end)
         self._rooms.observer.request_ended(self.request, end, self.marks)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Hold nothing that holds this: it is freed with its last reader then, and not at some garbage collection."""
+        self._generation = None
+        if self._begun.owner is self:  # else it runs for another, perhaps from now on
+            del self._begun
 
     def _timings(self, ended: float) -> Timings:
         """Split the time since receipt; a stage that was cut short lasts until the end."""

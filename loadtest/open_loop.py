@@ -103,6 +103,7 @@ class Record:
     def __init__(self, request: TypedRequest, clock: TraceClock) -> None:
         """Open it as it is sent."""
         self.request = request
+        self.text = ""
         self.clock = clock
         self._sent_at_s = clock.now_s()
         self._first_text_at_s: float | None = None
@@ -119,6 +120,7 @@ class Record:
 
     def text_came(self, text: str) -> None:
         """Take text; blanks are nothing that an editor can show."""
+        self.text += text
         if self._first_text_at_s is None and text.strip():
             self._first_text_at_s = self.clock.now_s()
 

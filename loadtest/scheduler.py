@@ -2,9 +2,10 @@
 
 Three targets hold the same model under the same engine arguments and meet the same traces of keys in turn, in one run:
 
-- the scheduler: the configured server. Editors only send their next request on their `Session` stream.
+- the scheduler: the configured server. Editors keep a `Session` stream, and say on it as soon as a key makes a request
+  stale; with `--no-cancel-at-key` they only send the next one, a debounce later.
 - plain: the same server with superseding, typing through, shedding, the adaptive number of slots and the limit for each
-  user off, first come first served. Editors do the same.
+  user off, first come first served. Editors only send their next request.
 - `vllm serve`, over HTTP with the server's own token ids and end tokens, asked by editors that close the connection as
   soon as the user presses a new key. It has no text rules: an answer runs to its last token, or to the next key.
 
@@ -90,6 +91,7 @@ class _Options(TypedDict):
     within_ms: float
     before_next_key_ms: float
     seed: int
+    cancel_at_key: bool
     has_lead_in: bool
 
 
@@ -140,6 +142,9 @@ class Contest:
     help="How long text must stand before the next key to be seen.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
+@click.option(
+    "--cancel-at-key/--no-cancel-at-key", default=True, help="Whether the scheduler's editors cancel at the key."
+)
 @click.option("--lead-in/--no-lead-in", "has_lead_in", default=True, help="Whether documents are known beforehand.")
 @click.option("--quick", is_flag=True, help="One short round, to see that all of it works.")
 @click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
@@ -175,7 +180,7 @@ async def _measure(
         renderer = Renderer(config, overrides, options["max_tokens"])
         trace = make_trace(_WARM_UP_SESSIONS, _WARM_UP_S, f"{options['seed']}/warm-up", typing)
         warm_up = await asyncio.to_thread(renderer.render, [trace])
-        targets = await _start(stack, config, overrides, options["max_tokens"], warm_up.stop_token_ids, console)
+        targets = await _start(stack, config, overrides, options, warm_up.stop_token_ids, console)
         with console.status("warming up"):
             for target in targets:
                 await drive(target, warm_up.traces[0])
@@ -197,16 +202,18 @@ async def _start(
     stack: AsyncExitStack,
     config: Path,
     overrides: Sequence[str],
-    max_tokens: int,
+    options: _Options,
     stop_token_ids: Sequence[int],
     console: Console,
 ) -> list[Target]:
     targets: list[Target] = []
+    max_tokens = options["max_tokens"]
     for name, own in ((SCHEDULER, ()), (PLAIN, PLAIN_OVERRIDES)):
         with console.status(f"starting: {name}"):
             server = await stack.enter_async_context(Server(config, (*overrides, *own), name, has_metrics=True))
         metrics_url = f"http://{server.ready['metrics_address']}/metrics"
-        target = SessionTarget(name, server.ready["address"], metrics_url, max_tokens)
+        cancels = options["cancel_at_key"] and name == SCHEDULER
+        target = SessionTarget(name, server.ready["address"], metrics_url, max_tokens, cancels_at_key=cancels)
         targets.append(await stack.enter_async_context(target))
     with console.status(f"starting: {VLLM_SERVE}"):
         serve = await stack.enter_async_context(VllmServe(effective_config(config, overrides)))

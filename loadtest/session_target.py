@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -14,7 +15,7 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from loadtest.metrics import GENERATED_TOKENS, read_counter
 from loadtest.open_loop import Editor, Outcome, Record, TargetError
-from loadtest.trace import Trace
+from loadtest.trace import Trace, TypedSession
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -27,6 +28,7 @@ _OUTCOMES = {
     pb.FINISH_REASON_SUPERSEDED: Outcome.SUPERSEDED,
     pb.FINISH_REASON_SHED: Outcome.SHED,
     pb.FINISH_REASON_DEADLINE: Outcome.DEADLINE,
+    pb.FINISH_REASON_CANCELLED: Outcome.HUNG_UP,
 }
 _WHOLE = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 
@@ -34,8 +36,15 @@ _WHOLE = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 class SessionTarget:
     """A server that is asked over gRPC. Its connections are kept from trace to trace."""
 
-    def __init__(self, name: str, address: str, metrics_url: str, max_tokens: int) -> None:
-        """Ask the server at an address; `metrics_url` is where it shows its engine's counters."""
+    def __init__(
+        self, name: str, address: str, metrics_url: str, max_tokens: int, *, cancels_at_key: bool = False
+    ) -> None:
+        """Ask the server at an address; `metrics_url` is where it shows its engine's counters.
+
+        With `cancels_at_key` an editor says so at once when a key makes a request stale, and not only with its next
+        request, a debounce later.
+        """
+        self._cancels_at_key = cancels_at_key
         self.name = name
         self._address = address
         self._metrics_url = metrics_url
@@ -51,7 +60,8 @@ class SessionTarget:
             found: list[_SessionEditor] = []
             for session, channel in zip(trace.sessions, self._channels, strict=False):
                 name = f"{run_id}-{session.number}"
-                editor = _SessionEditor(channel, name, session.document_uri, self._max_tokens)
+                stale = _typed_away(session) if self._cancels_at_key else {}
+                editor = _SessionEditor(channel, name, session.document_uri, self._max_tokens, stale)
                 found.append(await stack.enter_async_context(editor))
             yield found
 
@@ -81,11 +91,21 @@ class SessionTarget:
             raise TargetError(msg) from None
 
 
+def _typed_away(session: TypedSession) -> dict[int, str]:
+    """Return what is typed after each request but the last, by its sequence."""
+    return {
+        earlier.sequence: later.prefix[len(earlier.prefix) :] for earlier, later in itertools.pairwise(session.requests)
+    }
+
+
 class _SessionEditor:
     """One stream."""
 
-    def __init__(self, channel: grpc.aio.Channel, name: str, document_uri: str, max_tokens: int) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, name: str, document_uri: str, max_tokens: int, typed: Mapping[int, str]
+    ) -> None:
         self._name = name
+        self._typed = typed
         self._document_uri = document_uri
         self._max_tokens = max_tokens
         self._records: dict[int, Record] = {}
@@ -115,6 +135,16 @@ class _SessionEditor:
             temperature=0.0,
         )
         self._outgoing.put_nowait(pb.SessionRequest(complete=message))
+        if request.sequence in self._typed:
+            at = record.clock.loop_time(request.next_key_at_s)
+            asyncio.get_running_loop().call_at(at, self._key_pressed, record)
+
+    def _key_pressed(self, record: Record) -> None:
+        """Cancel a request that a key made stale; one whose text the user goes on to type is not."""
+        sequence = record.request.sequence
+        if sequence not in self._records or (record.text and self._typed[sequence].startswith(record.text[:1])):
+            return
+        self._outgoing.put_nowait(pb.SessionRequest(cancel=pb.Cancel(sequence=sequence)))
 
     async def _messages(self) -> AsyncIterator[pb.SessionRequest]:
         while True:

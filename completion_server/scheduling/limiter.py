@@ -58,7 +58,8 @@ class Limiter:
         return self.limit
 
     def _adjust(self, first_token_s: float, num_in_engine: int) -> None:
-        gradient = min(1.0, self._step_gradient(num_in_engine), self.first_token_s / first_token_s if first_token_s else 1.0)
+        first_token_gradient = self.first_token_s / first_token_s if first_token_s else 1.0
+        gradient = min(1.0, first_token_gradient, self._step_gradient(num_in_engine))
         if gradient < 1.0:
             self._limit *= max(_MIN_GRADIENT, gradient)
         elif num_in_engine >= _IN_USE * self.limit:

@@ -13,8 +13,8 @@ class SchedulingSettings:
     max_slots: int = 32
     """Requests that may be in the engine, at most; the others wait here, where dropping them is free."""
     min_slots: int = 2
-    """The number of slots follows what the engine bears, down to this: a first token is to take half of
-    shed.budget_ms."""
+    """The number of slots follows what the engine bears, down to this: a first token is to take three
+    quarters of shed.budget_ms."""
     step_tolerance: float = 8.0
     """How many times longer than in an engine with little to do a step may take, before there are fewer slots; 0 always
     gives out max_slots."""

@@ -1,8 +1,7 @@
 """One run: typists, the server's own rooms from the pipeline down, and an engine that only takes time.
 
 Everything from admission to streaming is what serves real requests, in a loop whose time is virtual. Left out are the
-wire, the prompt, fair use, the limiter (the number of slots is fixed), and typing through: nobody here types what is
-generated.
+wire, the prompt, the limiter (the number of slots is fixed), and typing through: nobody here types what is generated.
 """
 
 import asyncio
@@ -57,6 +56,8 @@ class Policy:
     order: str = "earliest_deadline"
     shed: str = "late"
     supersede: bool = True
+    user_requests_per_s: float = 0.0
+    """What one user may ask for long; 0 sets no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ async def _serving(scenario: Scenario, policy: Policy, observer: "_Observer") ->
     await asyncio.sleep(0)
     yield Pipeline(
         gate=gate,
-        fair_use=FairUse(0, 1),
+        fair_use=FairUse(policy.user_requests_per_s, AdmissionSettings().user_burst),
         runner=runner,
         prompts=_Prompts(),
         engine=engine,

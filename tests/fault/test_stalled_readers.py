@@ -117,5 +117,6 @@ async def test_memory_stays_flat_with_a_thousand_stalled_readers(server: Running
 async def stall(stub: CompletionServiceStub, num: int, first: int) -> list[Any]:
     """Begin `num` long completions and read nothing of them."""
     calls = [stub.Complete(long_request(first + number)) for number in range(num)]
-    await asyncio.gather(*(call.wait_for_connection() for call in calls))
+    # One that is answered late may have been ended already.
+    await asyncio.gather(*(call.wait_for_connection() for call in calls), return_exceptions=True)
     return calls

@@ -59,11 +59,7 @@ class BookMachine(RuleBasedStateMachine):
                 case Start(request_id):
                     self.start(request_id)
                 case TakeOver(request_id, from_id):
-                    assert from_id in self.working - self.aborted, "work was taken over that does not go on"
-                    assert from_id not in self.ends, "work was taken over from an ended request"
-                    self.working = (self.working - {from_id}) | {request_id}
-                    self.heirs = (self.heirs - {from_id}) | {request_id}
-                    del self.waits_since[request_id]
+                    self.take_over(request_id, from_id)
                 case Abort(request_id):
                     assert request_id in self.working - self.aborted, "work that does not run was aborted"
                     self.aborted.add(request_id)
@@ -71,12 +67,22 @@ class BookMachine(RuleBasedStateMachine):
                     assert request_id not in self.ends, "a request ended twice"
                     self.ends[request_id] = outcome
                     self.waits_since.pop(request_id, None)
+        self.check_sacrifices(actions)
+        for request_id in self.waits_since:
+            self.allowed_s[request_id] = min(self.allowed_s.get(request_id, math.inf), self.book.pace.first_token_s)
+
+    def check_sacrifices(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, End) and action.outcome.shed_reason is ShedReason.OVERLOAD:
                 waiting = [claim.trigger for claim in self.waiting()]
                 assert max(waiting, default=0) <= self.claims[action.id].trigger, "a better one was given up"
-        for request_id in self.waits_since:
-            self.allowed_s[request_id] = min(self.allowed_s.get(request_id, math.inf), self.book.pace.first_token_s)
+
+    def take_over(self, request_id: str, from_id: str) -> None:
+        assert from_id in self.working - self.aborted, "work was taken over that does not go on"
+        assert from_id not in self.ends, "work was taken over from an ended request"
+        self.working = (self.working - {from_id}) | {request_id}
+        self.heirs = (self.heirs - {from_id}) | {request_id}
+        del self.waits_since[request_id]
 
     def start(self, request_id: str) -> None:
         assert request_id not in self.ends, "an ended request started"

@@ -141,7 +141,7 @@ async def house(
     yield opened
     await runner.wait_idle()
     assert opened.load == (0, 0, 0)
-    assert not (runner._tasks or runner._owners or runner._works or runner._aborted_at)
+    assert not {*runner._tasks, *runner._owners, *runner._works, *runner._aborted_at}
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

@@ -2,7 +2,9 @@
 
 import asyncio
 import dataclasses
+import gc
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -149,10 +151,8 @@ def test_as_soon_as_it_says_something_else_the_newer_request_begins_anew() -> No
         assert (new.text, new.reason) == ("fresh", STOP)
         assert new.end.usage.completion_tokens == 3
         marks = opened.watcher.marks["new"]
-        assert (marks.started, marks.first_output) == (
-            pytest.approx(0.04),
-            pytest.approx(0.07),
-        )  # the step was under way
+        assert marks.started == pytest.approx(0.04)
+        assert marks.first_output == pytest.approx(0.07)  # a step of the engine was under way
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old", "new"]
@@ -292,12 +292,7 @@ def test_a_line_that_was_ended_is_not_answered_with_what_was_left_of_it() -> Non
         (("f", "(a", "); x", "; y"), "f(", {"stop": (";",)}, "a)"),
         (("f;", "(a", "); x"), "f;", {"stop": (";",)}, "fresh"),  # a stop that was typed had ended the older
         (("al", "pha  ", "\n\n"), "a", {}, "lpha"),  # blanks at the end
-        (
-            ("al", "pha)", "x"),
-            "al",
-            {"suffix": ")", "mode": Mode.SINGLE_LINE},
-            "pha",
-        ),  # what stands right of the cursor
+        (("al", "pha)", "x"), "al", {"suffix": ")", "mode": Mode.SINGLE_LINE}, "pha"),  # no repetition
         (("é", "漢🙂", "ü"), "é漢", {}, "🙂ü"),
         (("a\r", "\n  b", "\r\n  c", "\r\nd"), "a\r\n", {"prefix_end": ":\n  "}, "  b\r\n  c"),  # a block's end
     ],
@@ -445,6 +440,32 @@ def test_an_engine_that_dies_is_the_heirs_failure() -> None:
         assert ((await read(older)).reason, (await read(newer)).reason) == (SUPERSEDED, FinishReason.ERROR)
 
     in_virtual_time(scenario, script.engine)
+
+
+@pytest.mark.parametrize("typed", ["al", "alphabet", "alphas", "q", "close"])
+def test_what_has_ended_is_freed_with_its_last_reader_and_not_by_a_garbage_collection(typed: str) -> None:
+    script = Script(old=WORDS, new=("fresh",))
+    held: dict[str, Any] = {}
+
+    async def scenario(opened: House) -> None:
+        gc.disable()
+        older = opened.open("old", "x = ")
+        await asyncio.sleep(0.025)
+        newer = opened.open("new", "x = " + typed)
+        if typed == "close":
+            newer.close()
+        await read(older)
+        await read(newer)
+        await opened.pipeline.runner.wait_idle()
+        held.update(old=weakref.ref(older), new=weakref.ref(newer))
+        del older, newer
+        await asyncio.sleep(1.0)
+        assert (held["old"](), held["new"]()) == (None, None)
+
+    try:
+        in_virtual_time(scenario, script.engine)
+    finally:
+        gc.enable()
 
 
 def test_a_generation_that_was_left_and_has_not_stopped_yet_is_nobodys() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -50,6 +50,7 @@ class Editors(CompletionServiceServicer):
     """"answer" where nothing is said."""
     users: list[str] = field(default_factory=list)
     requests: list[pb.CompleteRequest] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
     num_left: int = 0
     """Streams that are over: no editor ends its own before it is cancelled."""
 
@@ -60,6 +61,12 @@ class Editors(CompletionServiceServicer):
         held: int | None = None
         try:
             async for message in request_iterator:
+                if message.HasField("cancel"):
+                    self.cancelled.append(message.cancel.sequence)
+                    if held == message.cancel.sequence:
+                        yield _end(held, pb.FINISH_REASON_CANCELLED, tokens=2)
+                        held = None
+                    continue
                 request = message.complete
                 self.requests.append(request)
                 if held is not None:
@@ -107,7 +114,7 @@ def _end(sequence: int, reason: pb.FinishReason, tokens: int = 0, error: str = "
 
 
 @asynccontextmanager
-async def session_target(editors: Editors) -> AsyncIterator[SessionTarget]:
+async def session_target(editors: Editors, *, cancels_at_key: bool = False) -> AsyncIterator[SessionTarget]:
     app = web.Application()
     app.router.add_get("/metrics", Counter().show)
     server = grpc.aio.server()
@@ -117,7 +124,8 @@ async def session_target(editors: Editors) -> AsyncIterator[SessionTarget]:
     try:
         async with TestServer(app) as metrics:
             url = str(metrics.make_url("/metrics"))
-            async with SessionTarget("fake", f"127.0.0.1:{port}", url, max_tokens=24) as target:
+            target = SessionTarget("fake", f"127.0.0.1:{port}", url, max_tokens=24, cancels_at_key=cancels_at_key)
+            async with target:
                 yield target
     finally:
         await server.stop(0)
@@ -212,6 +220,26 @@ async def test_session_editors_just_send_their_next_request() -> None:
     assert {request.mode for request in editors.requests} == {pb.MODE_MULTI_LINE}
     tokens = {(request.sequence > OPENING_SEQUENCE, request.max_tokens) for request in editors.requests}
     assert tokens == {(False, 1), (True, 24)}
+
+
+async def test_session_editors_may_cancel_at_the_key() -> None:
+    editors = Editors({OPENING_SEQUENCE + 1: "hold"})
+    async with session_target(editors, cancels_at_key=True) as target:
+        run = await drive(target, trace((0.0, 0.05), (0.1, 0.3), (0.4, 1.0)))
+    assert outcomes(run.results) == ["hung_up", "answered", "answered"]
+    assert editors.cancelled == [OPENING_SEQUENCE + 1], "what has ended is not cancelled"
+    assert run.results[0].completion_tokens == 2
+
+
+async def test_session_editors_keep_what_the_user_types_along() -> None:
+    editors = Editors({OPENING_SEQUENCE + 1: "hold"})
+    made = trace((0.0, 0.05), (0.1, 1.0))
+    first, second = made.sessions[0].requests
+    along = replace(made.sessions[0], requests=(first, replace(second, prefix=first.prefix + "he")))
+    async with session_target(editors, cancels_at_key=True) as target:
+        run = await drive(target, replace(made, sessions=(along,)))
+    assert outcomes(run.results) == ["superseded", "answered"]
+    assert editors.cancelled == []
 
 
 async def test_session_stragglers_are_cancelled_and_unanswered() -> None:

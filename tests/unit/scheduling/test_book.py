@@ -328,6 +328,19 @@ def test_only_work_that_was_begun_for_a_request_says_how_long_first_tokens_take(
     assert book.pace.held.mean == 1.0  # of old and new together, and of new alone
 
 
+def test_where_all_give_up_before_their_first_token_it_is_known_to_take_at_least_so_long() -> None:
+    book = Book(num_slots=1, max_queued=10)
+    for number, (waited_s, known_s) in enumerate(((0.25, 0.25), (0.125, 0.25), (1.25, 0.75))):
+        book.submit(claim(f"r{number}"), float(number))
+        book.end(f"r{number}", CANCELLED, number + waited_s)
+        book.work_done(f"r{number}", CANCELLED, number + waited_s)
+        assert book.pace.first_token.mean == known_s
+    book.submit(claim("served"), 5.0)
+    book.first_token("served", 5.75)
+    book.end("served", CANCELLED, 9.0)
+    assert book.pace.first_token.mean == 0.75
+
+
 def test_more_slots_are_given_out_at_once_and_fewer_as_they_come_free() -> None:
     book = busy_book(num_slots=2)
     for number in range(3):

@@ -22,58 +22,87 @@ CHECKS = {"book": "test_book", "runner": "test_runner", "typing_through": "test_
 class Mutant:
     """A mistake, as a replacement in the source of a module."""
 
-    name: str
     module: str
+    name: str
     old: str
     new: str
 
 
-MUTANTS = (
-    Mutant("the oldest wins", "book", "holder.claim.sequence >= claim.sequence",
-           "holder.claim.sequence <= claim.sequence"),
-    Mutant("late sequences win", "book", "holder.claim.sequence >= claim.sequence", "holder.claim.sequence > 10**9"),
-    Mutant("sequences of sessions are compared", "book", "holder.claim.session == claim.session and ", ""),
-    Mutant("a slot leaks", "book", "        self._num_occupied -= 1\n", ""),
-    Mutant("a slot is free when its work is told to stop", "book", "entry.state = State.ABORTING\n",
-           "entry.state = State.ABORTING\n            self._num_occupied -= 1\n"),
-    Mutant("an aborted request has a second End", "book", "if entry is None or entry.state is State.ABORTING:\n"
-           "            return []", "if entry is None:\n            return []"),
-    Mutant("work that stops ends its request again", "book", "        if entry.state is State.RUNNING:\n"
-           "            self._leave_lane(entry)\n            actions.append(",
-           "        if entry.state is State.RUNNING:\n            self._leave_lane(entry)\n"
-           "        if True:\n            actions.append("),
-    Mutant("classes are served the wrong way round", "book", "for queue in self._queues:\n            while",
-           "for queue in reversed(self._queues):\n            while"),
-    Mutant("the best class is given up first", "book", "self._queues[: claim.trigger : -1]",
-           "self._queues[: claim.trigger]"),
-    Mutant("the queue is not bounded", "book", "if self.num_queued < self.max_queued:", "if True:"),
-    Mutant("a work taken over forgets the lane", "book", "        self._leave_lane(other)\n", ""),
-    Mutant("who is shed has a free slot", "book", "        if self._num_occupied < self.num_slots:\n            return []\n",
-           ""),
-    Mutant("a prefetch unseats what was typed", "book", "return self.claim.lane, self.claim.trigger is Trigger.PREFETCH",
-           "return self.claim.lane, False"),
-    Mutant("who parted keeps its slot", "book", "        self._free_slot(entry, now)\n        entry.state, entry.is_heir",
-           "        entry.state, entry.is_heir"),
-    Mutant("who has no hope is started", "book", "if entry.queued_at < now and self._is_hopeless(entry, now):",
-           "if False:"),
-    Mutant("who waits is forgotten by the clock", "book", "            if entry.state is State.QUEUED:\n                at =",
-           "            if False:\n                at ="),
-    Mutant("what waits is taken over before what runs", "book", ".state is not State.RUNNING)", ".state is State.RUNNING)"),
-    Mutant("an heir's work is not cancelled with it", "runner", "self._tasks[request_id].cancel()",
-           "self._works[request_id].num_runs and self._tasks[request_id].cancel()"),
-    Mutant("an heir's outcome is the older one's", "runner", "        self._owners[task] = request_id\n        self._works",
-           "        self._works"),
-    Mutant("who parted is done", "runner", "if outcome is None and aborted_at is None:", "if False:"),
-    Mutant("work that was aborted counts as parted", "runner", "if outcome is None and aborted_at is None:",
-           "if outcome is None:"),
-    Mutant("nobody wakes for an earlier tick", "runner", "            self._wake.set()\n", "            pass\n"),
-    Mutant("what was typed is not compared", "typing_through", "if not newer.prefix.startswith(older.prefix):", "if False:"),
-    Mutant("another suffix is the same", "typing_through", '"snippets", "suffix")', '"snippets")'),
-    Mutant("an ended line goes on", "typing_through", "older.mode is Mode.SINGLE_LINE", "False"),
-    Mutant("who is ahead has parted", "typing_through", "not typed.startswith(text)", "True"),
-    Mutant("nobody ever parts", "typing_through", "not typed.startswith(text)", "False"),
-    Mutant("what was typed is said again", "typing_through", "return text[len(typed) :]", "return text"),
-)  # fmt: skip
+BOOK = (
+    ("the oldest wins", "holder.claim.sequence >= claim.sequence", "holder.claim.sequence <= claim.sequence"),
+    ("late sequences win", "holder.claim.sequence >= claim.sequence", "holder.claim.sequence > 10**9"),
+    ("sequences of sessions are compared", "holder.claim.session == claim.session and ", ""),
+    ("a slot leaks", "        self._num_occupied -= 1\n", ""),
+    (
+        "a slot is free when its work is told to stop",
+        "entry.state = State.ABORTING\n",
+        "entry.state = State.ABORTING\n            self._num_occupied -= 1\n",
+    ),
+    (
+        "an aborted request has a second End",
+        "if entry is None or entry.state is State.ABORTING:\n            return []",
+        "if entry is None:\n            return []",
+    ),
+    (
+        "work that stops ends its request again",
+        "            self._leave_lane(entry)\n            actions.append(",
+        "            self._leave_lane(entry)\n        actions.append(",
+    ),
+    (
+        "classes are served the wrong way round",
+        "for queue in self._queues:\n            while",
+        "for queue in reversed(self._queues):\n            while",
+    ),
+    ("the best class is given up first", "self._queues[: claim.trigger : -1]", "self._queues[: claim.trigger]"),
+    ("the queue is not bounded", "if self.num_queued < self.max_queued:", "if True:"),
+    ("a work taken over forgets the lane", "        self._leave_lane(other)\n", ""),
+    ("who is shed has a free slot", "        if self._num_occupied < self.num_slots:\n            return []\n", ""),
+    (
+        "a prefetch unseats what was typed",
+        "return self.claim.lane, self.claim.trigger is Trigger.PREFETCH",
+        "return self.claim.lane, False",
+    ),
+    (
+        "who parted keeps its slot",
+        "        self._free_slot(entry, now)\n        entry.state, entry.is_heir",
+        "        entry.state, entry.is_heir",
+    ),
+    ("who has no hope is started", "if entry.queued_at < now and self._is_hopeless(entry, now):", "if False:"),
+    (
+        "who waits is forgotten by the clock",
+        "            if entry.state is State.QUEUED:\n                at =",
+        "            if False:\n                at =",
+    ),
+    ("what waits is taken over before what runs", ".state is not State.RUNNING)", ".state is State.RUNNING)"),
+)
+RUNNER = (
+    (
+        "an heir's work is not cancelled with it",
+        "self._tasks[request_id].cancel()",
+        "self._works[request_id].num_runs and self._tasks[request_id].cancel()",
+    ),
+    (
+        "an heir's outcome is the older one's",
+        "        self._owners[task] = request_id\n        self._works",
+        "        self._works",
+    ),
+    ("who parted is done", "if outcome is None and aborted_at is None:", "if False:"),
+    ("work that was aborted counts as parted", "if outcome is None and aborted_at is None:", "if outcome is None:"),
+    ("nobody wakes for an earlier tick", "            self._wake.set()\n", "            pass\n"),
+)
+TYPING_THROUGH = (
+    ("what was typed is not compared", "if not newer.prefix.startswith(older.prefix):", "if False:"),
+    ("another suffix is the same", '"snippets", "suffix")', '"snippets")'),
+    ("an ended line goes on", "older.mode is Mode.SINGLE_LINE", "False"),
+    ("who is ahead has parted", "not typed.startswith(text)", "True"),
+    ("nobody ever parts", "not typed.startswith(text)", "False"),
+    ("what was typed is said again", "return text[len(typed) :]", "return text"),
+)
+MUTANTS = tuple(
+    Mutant(module, *mistake)
+    for module, mistakes in (("book", BOOK), ("runner", RUNNER), ("typing_through", TYPING_THROUGH))
+    for mistake in mistakes
+)
 
 
 def load(name: str, path: Path, source: str) -> ModuleType:

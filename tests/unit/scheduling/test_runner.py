@@ -80,7 +80,7 @@ def run(scenario: Callable[[Runner], Coroutine[Any, Any, None]], *, num_slots: i
         await scenario(runner)
         await runner.wait_idle()
         assert (runner.book.num_live, runner.book.num_occupied, runner.book.num_queued) == (0, 0, 0)
-        assert not (runner._tasks or runner._owners or runner._works or runner._aborted_at)
+        assert not {*runner._tasks, *runner._owners, *runner._works, *runner._aborted_at}
         task.cancel()
         await asyncio.wait([task])
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import statistics
 from contextlib import aclosing
 
 import pytest
 
+from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.outcome import FinishReason
 from completion_server.engine.interface import EngineStats, Job
 from completion_server.scheduling.book import Shedding
@@ -161,3 +163,22 @@ def test_ten_thousand_sessions_end_once_each_and_the_same_in_every_run(caplog: p
     assert 1200 < found.offered_per_s < 1800
     assert found.seen_per_s > 200
     assert figures_of(simulate(scenario, Policy(), scenario.requests()), scenario) == found
+
+
+def ttft_p99_ms_beside_an_abuser(requests_per_s: float, scenario: Scenario, user_requests_per_s: float) -> float:
+    """Return the 99th percentile of everybody else's TTFT while one user asks so often."""
+    abuser = 1_000_000
+    num = int(requests_per_s * (scenario.seconds + 3))
+    abuses = [TypedRequest(abuser, at / requests_per_s, (at + 1) / requests_per_s, is_pause=False) for at in range(num)]
+    requests = sorted([*scenario.requests(), *abuses], key=lambda request: request.at)
+    results = simulate(scenario, Policy(user_requests_per_s=user_requests_per_s), requests)
+    ttfts = [r.ttft_s for r in results if r.request.user != abuser and scenario.counts(r.request) and r.ttft_s]
+    return 1000 * statistics.quantiles(ttfts, n=100)[98]
+
+
+def test_one_user_who_asks_a_thousand_times_a_second_does_not_move_the_others_p99_by_a_tenth() -> None:
+    # "steps": what the abuser has computed delays everybody in the batch. 0.45 of the slots is all that it can serve.
+    scenario = Scenario(load=0.45, seconds=4, num_slots=32, engine="steps")
+    alone = ttft_p99_ms_beside_an_abuser(1e-4, scenario, 0)
+    limited = ttft_p99_ms_beside_an_abuser(1000, scenario, AdmissionSettings().user_requests_per_s)
+    assert limited <= 1.1 * alone
