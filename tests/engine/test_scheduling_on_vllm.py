@@ -12,6 +12,7 @@ import pytest
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server import app as code
+from completion_server.core.request import Trigger
 from completion_server.engine.interface import Engine, EngineInfo, EngineStats, Job, Output
 from tests.support.server import Answer, RunningServer, ask, eventually, make_config, request, run_server
 
@@ -138,14 +139,16 @@ async def test_a_storm_of_one_users_requests_costs_the_engine_hardly_more_than_t
 
 async def test_what_is_cancelled_in_the_queue_never_reaches_the_engine(vllm_engine: "VllmEngine") -> None:
     async with serving(vllm_engine, "shed.when=never", "scheduling.max_slots=1") as server:
-        calls = [server.stub.Complete(key(session, 0, max_tokens=64)) for session in range(8)]
+        calls = [server.stub.Complete(key(session, 0, max_tokens=64)) for session in range(7)]
         await eventually(lambda: server.count("completion_queued_requests") >= len(calls) // 2)
+        last = server.stub.Complete(key(7, 0, max_tokens=64, trigger=pb.TRIGGER_PREFETCH))  # behind all others
+        await eventually(lambda: len(server.app._runner.book._queues[Trigger.PREFETCH]) == 1)
         num_stopped = server.count("completion_stop_seconds_count")
-        calls[-1].cancel()
-        for call in calls[:-1]:
+        last.cancel()
+        for call in calls:
             async for _ in call:
                 pass
-        outcomes = {"trigger": "automatic", "shed_reason": ""}
+        outcomes = {"trigger": "prefetch", "shed_reason": ""}
         await eventually(lambda: server.count("completion_requests_total", outcome="cancelled", **outcomes) == 1)
         assert server.count("completion_stop_seconds_count") == num_stopped
 
