@@ -19,7 +19,7 @@ class SlowReader:
     def __init__(self) -> None:
         self.messages: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
         self.reads = asyncio.Event()
-        self.written: list[tuple[int, str]] = []
+        self.written: list[tuple[int, str | None]] = []
 
     async def read(self) -> pb.SessionRequest:
         return await self.messages.get()

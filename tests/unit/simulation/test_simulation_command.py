@@ -30,7 +30,12 @@ def test_json_says_what_was_simulated_and_is_the_same_for_the_same_seed() -> Non
     found = json.loads(result.stdout)
     assert found["scenario"]["seed"] == 7
     (run,) = found["runs"]
-    assert run["policy"] == {"order": "earliest_deadline", "shed": "late", "supersede": True}
+    assert run["policy"] == {
+        "order": "earliest_deadline",
+        "shed": "late",
+        "supersede": True,
+        "user_requests_per_s": 0.0,
+    }
     assert run["seen_per_s"] > 0
     assert run["ttft_ms"].keys() == {"p50", "p95", "p99"}
     assert simulate(*arguments).stdout == result.stdout
@@ -43,7 +48,7 @@ def test_what_the_options_ask_for_reaches_the_simulation() -> None:
     times = ("--budget-ms", "100", "--look-ms", "0", "--burst-keys", "9", "--hurried-ms", "80")
     found = json.loads(simulate(*arguments, *options, *times).stdout)
     (run,) = found["runs"]
-    assert run["policy"] == {"order": "first_come", "shed": "never", "supersede": False}
+    assert run["policy"] == {"order": "first_come", "shed": "never", "supersede": False, "user_requests_per_s": 0.0}
     scenario = found["scenario"]
     assert (scenario["num_slots"], scenario["num_sessions"], scenario["engine"]) == (4, 50, "steps")
     assert (scenario["budget_s"], scenario["look_s"], scenario["hurried_s"]) == (0.1, 0, 0.08)
