@@ -228,10 +228,10 @@ class Generation:
         )
         async with aclosing(self._rooms.engine.generate(job)) as outputs:
             async for output in outputs:
-                self._account(output)
+                now = self._account(output)
                 finish = None if output.finish is None else _FINISH_REASONS[output.finish]
                 owner = self.owner
-                owner.take(output.text, self._last_at or 0.0)
+                owner.take(output.text, now)
                 if owner.is_of_no_use(finish):
                     owner.leave()
                     return None
@@ -261,13 +261,15 @@ class Generation:
             return build(request)
         return await asyncio.to_thread(build, request)
 
-    def _account(self, output: Output) -> None:
+    def _account(self, output: Output) -> float:
+        """Take an output into account and return when it came."""
         now = self._rooms.clock.now()
         if self._last_at is not None:
             self._rooms.runner.step_nowait(now - self._last_at)
         self._last, self._last_at = output, now
         self.num_tokens += output.num_tokens
         self.text += output.text
+        return now
 
 
 def _between_ms(begin: float | None, end: float | None, ended: float) -> float:

@@ -24,7 +24,7 @@ from loadtest.contest import PAUSE_S, Prompt
 from loadtest.figures import Block, Summary, report_console, rounded
 from loadtest.processes import StartError, end_on_sigterm
 from loadtest.prompts import TooFewTextsError, typed_texts
-from loadtest.server import SERVES_ALL, CommandError, NotAnsweredError, Server
+from loadtest.server import SERVES_ALL, CommandError, NotAnsweredError, Server, config_options
 
 _CONCURRENCY = (1, 16)
 _NO_SPECULATION = ("engine.num_speculative_tokens=0",)
@@ -67,14 +67,7 @@ def variants(int8_model: Path | None) -> list[Variant]:
 
 
 @click.command()
-@click.option(
-    "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The server's TOML file.",
-    default=Path("deploy/local/server.toml"),
-    show_default=True,
-)
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key for all of them.")
+@config_options
 @click.option(
     "--int8-model",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

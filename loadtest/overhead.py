@@ -48,6 +48,7 @@ from loadtest.server import (
     CommandError,
     NotAnsweredError,
     Server,
+    config_options,
     effective_config,
     render_prompts,
 )
@@ -70,14 +71,7 @@ class _Options(TypedDict):
 
 
 @click.command()
-@click.option(
-    "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The server's TOML file.",
-    default=Path("deploy/local/server.toml"),
-    show_default=True,
-)
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key for all of them.")
+@config_options
 @click.option("--requests", type=click.IntRange(8), default=96, show_default=True, help="Requests one at a time.")
 @click.option(
     "--concurrent-requests", type=click.IntRange(64), default=384, show_default=True, help="Requests 16 at a time."

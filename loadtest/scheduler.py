@@ -59,18 +59,16 @@ from loadtest.scheduler_report import (
     headline,
     print_tables,
 )
-from loadtest.server import CommandError, Server, effective_config
+from loadtest.server import SERVES_ALL, CommandError, Server, config_options, effective_config
 from loadtest.session_target import SessionTarget
 from loadtest.trace import Typing, make_trace
 from loadtest.vllm_serve import VllmServe
 
 PLAIN_OVERRIDES = (
+    *SERVES_ALL,
     "scheduling.supersede=false",
     "scheduling.order=first_come",
     "scheduling.typing_through=false",
-    "scheduling.step_tolerance=0",
-    "shed.when=never",
-    "admission.user_requests_per_s=0",
 )
 """What makes the server a plain one."""
 
@@ -108,14 +106,7 @@ class Contest:
 
 
 @click.command()
-@click.option(
-    "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The server's TOML file.",
-    default=Path("deploy/local/server.toml"),
-    show_default=True,
-)
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key for all of them.")
+@config_options
 @click.option("--seconds", type=click.FloatRange(1), default=15.0, show_default=True, help="Length of a trace.")
 @click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="Traces for each load.")
 @click.option(

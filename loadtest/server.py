@@ -5,12 +5,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
+import click
 import grpc
 
 from completion.v1 import completion_pb2 as pb
@@ -22,6 +23,9 @@ from loadtest.prompts import Text
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _COMMAND = (sys.executable, "-m", "completion_server")
 _START_S = 300.0
@@ -39,6 +43,20 @@ _METRICS = {True: "server.metrics_listen=127.0.0.1:0", False: "server.metrics_li
 
 SERVES_ALL = ("shed.when=never", "scheduling.step_tolerance=0", "admission.user_requests_per_s=0")
 """For benchmarks of the engine and the way to it: nobody is shed, and as many requests are in it as it is given."""
+
+
+def config_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Give a command the options that say which configuration its servers have: `config` and `overrides`."""
+    config = click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="The server's TOML file.",
+        default=Path("deploy/local/server.toml"),
+        show_default=True,
+    )
+    help_text = "Set one key for all of them."
+    overrides = click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help=help_text)
+    return config(overrides(command))
 
 
 class CommandError(Exception):

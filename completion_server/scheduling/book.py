@@ -270,9 +270,10 @@ class Book:
         """Decide whether a newcomer that takes nobody's place may wait, and who gives way to it."""
         if self._num_occupied < self.num_slots:
             return []
-        first_token_at = now + self._wait_s(claim) + self.pace.first_token_s
-        if self.shedding is Shedding.PREDICTED and first_token_at > claim.answer_by:
-            return [End(claim.id, self._shed(claim, ShedReason.DEADLINE_UNREACHABLE))]
+        if self.shedding is Shedding.PREDICTED:
+            first_token_at = now + self._wait_s(claim) + self.pace.first_token_s
+            if first_token_at > claim.answer_by:
+                return [End(claim.id, self._shed(claim, ShedReason.DEADLINE_UNREACHABLE))]
         if self.num_queued < self.max_queued:
             return []
         shed = self._shed(claim, ShedReason.OVERLOAD)
