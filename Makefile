@@ -44,18 +44,18 @@ models: $(VENV)/installed ## Train the embedded models anew, from corpus to mode
 	@$(BIN)/draft-model build-embedded
 
 bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, and vLLM's own server beside it.
-	@$(BIN)/python -m loadtest.overhead
+	@$(BIN)/python -m loadtest.bench.overhead
 
 bench-engine: $(VENV)/installed ## Speculation, INT8 and the prefix cache, each on and off, in one interleaved run.
 	@rm -rf work/embedded-int8
 	@$(BIN)/target-model quantize --model target_model/embedded --out work/embedded-int8 --scheme w8a8
-	@$(BIN)/python -m loadtest.engine_table --int8-model work/embedded-int8
+	@$(BIN)/python -m loadtest.bench.engine_table --int8-model work/embedded-int8
 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
-	@$(BIN)/python -m loadtest.prompt_replay
+	@$(BIN)/python -m loadtest.bench.prompt_replay
 
 bench-scheduler: $(VENV)/installed ## How editors fare as people type, at half to four times what the engine can serve.
-	@$(BIN)/python -m loadtest.scheduler
+	@$(BIN)/python -m loadtest.bench.scheduler
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
 	rm -rf .venv .venv-cuda build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from loadtest.prompt_typing import library_files
-from loadtest.prompts import TooFewTextsError
+from loadtest.bench.prompt_typing import library_files
+from loadtest.bench.prompts import TooFewTextsError
 from loadtest.typist import TypingModel
 
 OPENING_SEQUENCE = 1

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
-from loadtest.capacity import completions_per_s, measure_capacity
+from loadtest.bench.capacity import completions_per_s, measure_capacity
 from loadtest.http_target import HttpTarget
 from loadtest.metrics import MetricsError, sum_counter
 from loadtest.open_loop import Outcome, Record, Result, TargetError, TraceClock, drive

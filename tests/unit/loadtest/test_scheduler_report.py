@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.open_loop import Outcome, Run
-from loadtest.scheduler_report import (
+from loadtest.bench.scheduler_report import (
     PLAIN,
     SCHEDULER,
     VLLM_SERVE,

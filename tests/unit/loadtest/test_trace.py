@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from loadtest.prompt_typing import library_files
-from loadtest.prompts import TooFewTextsError
+from loadtest.bench.prompt_typing import library_files
+from loadtest.bench.prompts import TooFewTextsError
 from loadtest.trace import OPENING_SEQUENCE, Trace, Typing, make_trace
 from loadtest.typist import LogNormal, TypingModel
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.prompt_cache import BlockCache, Tally
-from loadtest.prompt_replay import PlainLayout, measure
-from loadtest.prompt_typing import State, library_files, typed
+from loadtest.bench.prompt_cache import BlockCache, Tally
+from loadtest.bench.prompt_replay import PlainLayout, measure
+from loadtest.bench.prompt_typing import State, library_files, typed
 from tests.unit.prompt.prompts import CODE
 from tests.unit.prompt.vocabularies import embedded
 

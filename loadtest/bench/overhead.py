@@ -37,13 +37,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from loadtest import prompt_replay
-from loadtest.bare_engine import BareEngine
-from loadtest.contest import PAUSE_S, Contestant, Prompt, batches
-from loadtest.figures import Block, report_console
-from loadtest.overhead_report import Results, figures, print_tables
+from loadtest.bench.bare_engine import BareEngine
+from loadtest.bench.contest import PAUSE_S, Contestant, Prompt, batches
+from loadtest.bench.figures import Block, report_console
+from loadtest.bench.overhead_report import Results, figures, print_tables
 from loadtest.processes import StartError, end_on_sigterm
-from loadtest.prompts import TooFewTextsError, typed_texts
-from loadtest.server import (
+from loadtest.bench.prompts import TooFewTextsError, typed_texts
+from loadtest.bench.server import (
     SERVES_ALL,
     CommandError,
     NotAnsweredError,
@@ -52,7 +52,7 @@ from loadtest.server import (
     effective_config,
     render_prompts,
 )
-from loadtest.vllm_serve import ServeError, VllmServe
+from loadtest.bench.vllm_serve import ServeError, VllmServe
 
 _BLOCK_SIZES = {1: 8, 16: 64}
 """Prompts in a block, by how many are asked at once."""
@@ -89,7 +89,7 @@ def main(config: Path, overrides: tuple[str, ...], quick: bool, as_json: bool, *
 
     \b
     Example:
-        python -m loadtest.overhead --config deploy/local/server.toml --quick
+        python -m loadtest.bench.overhead --config deploy/local/server.toml --quick
     """
     end_on_sigterm()
     if quick:

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import aiohttp
 
-from loadtest.bare_engine import engine_env
-from loadtest.contest import Prompt, closed_loop
-from loadtest.figures import Block, Sample
+from loadtest.bench.bare_engine import engine_env
+from loadtest.bench.contest import Prompt, closed_loop
+from loadtest.bench.figures import Block, Sample
 from loadtest.processes import Child, free_port, is_http_ok
 
 _COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")

@@ -16,8 +16,8 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import IO, Any, Self
 
-from loadtest.contest import Prompt, closed_loop
-from loadtest.figures import Block, Sample
+from loadtest.bench.contest import Prompt, closed_loop
+from loadtest.bench.figures import Block, Sample
 from loadtest.processes import Child
 
 _START_S = 300.0
@@ -43,7 +43,7 @@ class BareEngine:
             StartError: it did not come up.
 
         """
-        command = [sys.executable, "-m", "loadtest.bare_engine"]
+        command = [sys.executable, "-m", "loadtest.bench.bare_engine"]
         self._child = Child("bare-engine", command, env=engine_env(config), is_piped=True)
         try:
             self._child.ask({"engine_args": config["engine_args"]}, _START_S)

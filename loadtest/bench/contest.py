@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from loadtest.figures import Block, Sample
+from loadtest.bench.figures import Block, Sample
 
 PAUSE_S = 1.2
 """Between contestants: for a second after its last step vLLM's worker spins on a core, which is not to fall on the

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from loadtest.figures import percentile
+from loadtest.bench.figures import percentile
 
 
 class BlockCache:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.figures import percentile, rounded
+from loadtest.bench.figures import percentile, rounded
 from loadtest.open_loop import Outcome, Result, Run
 
 SCHEDULER, PLAIN, VLLM_SERVE = "scheduler", "plain", "vllm serve"

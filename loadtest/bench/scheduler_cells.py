@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadtest.prompts import Text
-from loadtest.server import render_prompts
+from loadtest.bench.prompts import Text
+from loadtest.bench.server import render_prompts
 from loadtest.trace import Trace, Typing, make_trace
 
 

@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from loadtest.contest import PAUSE_S, Prompt
-from loadtest.figures import Block, Summary, report_console, rounded
+from loadtest.bench.contest import PAUSE_S, Prompt
+from loadtest.bench.figures import Block, Summary, report_console, rounded
 from loadtest.processes import StartError, end_on_sigterm
-from loadtest.prompts import TooFewTextsError, typed_texts
-from loadtest.server import SERVES_ALL, CommandError, NotAnsweredError, Server, config_options
+from loadtest.bench.prompts import TooFewTextsError, typed_texts
+from loadtest.bench.server import SERVES_ALL, CommandError, NotAnsweredError, Server, config_options
 
 _CONCURRENCY = (1, 16)
 _NO_SPECULATION = ("engine.num_speculative_tokens=0",)
@@ -95,7 +95,7 @@ def main(
     \b
     Example:
         target-model quantize --model target_model/embedded --out build/int8 --scheme w8a8
-        python -m loadtest.engine_table --int8-model build/int8
+        python -m loadtest.bench.engine_table --int8-model build/int8
     """
     end_on_sigterm()
     found = [Variant(each.name, (*SERVES_ALL, *overrides, *each.overrides)) for each in variants(int8_model)]

@@ -16,10 +16,10 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.contest import Prompt, closed_loop
-from loadtest.figures import Block, Sample
+from loadtest.bench.contest import Prompt, closed_loop
+from loadtest.bench.figures import Block, Sample
 from loadtest.processes import Child
-from loadtest.prompts import Text
+from loadtest.bench.prompts import Text
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub

@@ -38,16 +38,16 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from loadtest.capacity import Capacity, measure_capacity
-from loadtest.contest import PAUSE_S
-from loadtest.figures import report_console, rounded
+from loadtest.bench.capacity import Capacity, measure_capacity
+from loadtest.bench.contest import PAUSE_S
+from loadtest.bench.figures import report_console, rounded
 from loadtest.http_target import HttpTarget
 from loadtest.metrics import MetricsError
 from loadtest.open_loop import Target, TargetError, drive
 from loadtest.processes import StartError, end_on_sigterm
-from loadtest.prompts import TooFewTextsError
-from loadtest.scheduler_cells import Cell, Renderer, make_cells
-from loadtest.scheduler_report import (
+from loadtest.bench.prompts import TooFewTextsError
+from loadtest.bench.scheduler_cells import Cell, Renderer, make_cells
+from loadtest.bench.scheduler_report import (
     PLAIN,
     SCHEDULER,
     VLLM_SERVE,
@@ -59,10 +59,10 @@ from loadtest.scheduler_report import (
     headline,
     print_tables,
 )
-from loadtest.server import SERVES_ALL, CommandError, Server, config_options, effective_config
+from loadtest.bench.server import SERVES_ALL, CommandError, Server, config_options, effective_config
 from loadtest.session_target import SessionTarget
 from loadtest.trace import Typing, make_trace
-from loadtest.vllm_serve import VllmServe
+from loadtest.bench.vllm_serve import VllmServe
 
 PLAIN_OVERRIDES = (
     *SERVES_ALL,
@@ -146,8 +146,8 @@ def main(
 
     \b
     Example:
-        python -m loadtest.scheduler --config deploy/local/server.toml --quick
-        python -m loadtest.scheduler --load 2 --rounds 4
+        python -m loadtest.bench.scheduler --config deploy/local/server.toml --quick
+        python -m loadtest.bench.scheduler --load 2 --rounds 4
     """
     end_on_sigterm()
     if quick:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.contest import PAUSE_S
+from loadtest.bench.contest import PAUSE_S
 from loadtest.open_loop import WHOLE, Editor, Outcome, Record, Target, TargetError, TraceClock, lead_in
 from loadtest.trace import Trace, TypedSession, Typing, make_trace
 

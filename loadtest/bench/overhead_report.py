@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bare_engine import BareEngine
-from loadtest.figures import Block, Summary, median_of_pairs, rounded
-from loadtest.vllm_serve import TextPrompts, VllmServe
+from loadtest.bench.bare_engine import BareEngine
+from loadtest.bench.figures import Block, Summary, median_of_pairs, rounded
+from loadtest.bench.vllm_serve import TextPrompts, VllmServe
 
 Results = dict[int, dict[str, list[Block]]]
 """Blocks by concurrency and contestant; the same place in two lists is the same round."""

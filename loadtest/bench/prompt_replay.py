@@ -5,7 +5,7 @@ beside it the plain layout is made: the text before the cursor, the text behind 
 at a fixed number of characters from the cursor, with the same tokenizer and the same budget in tokens. A prefix cache
 of whole blocks, as the engine has one, is simulated for both; the last token of a prompt is always computed.
 
-    python -m loadtest.prompt_replay --model MODEL
+    python -m loadtest.bench.prompt_replay --model MODEL
 """
 
 import json
@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from loadtest.figures import percentile, report_console
+from loadtest.bench.figures import percentile, report_console
 from loadtest.processes import Child, StartError, end_on_sigterm
-from loadtest.prompt_cache import BlockCache, Tally
-from loadtest.prompt_typing import State, library_files, typed
+from loadtest.bench.prompt_cache import BlockCache, Tally
+from loadtest.bench.prompt_typing import State, library_files, typed
 
 BLOCK_SIZES = (16, 32, 128)
 _START_S = 120.0

@@ -1,0 +1,193 @@
+"""What a run comes to, in a form that adds up: counters and histograms, of the whole run and of each slice of it.
+
+Workers make parts, on one machine or on many; a part of all is their sum. Its size does not depend on how many requests
+there were. Latencies are HDR histograms of microseconds: three significant digits for the run, two for a slice.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from hdrh.histogram import HdrHistogram
+
+MAX_SECONDS = 600.0
+"""Longer times count as this."""
+
+_MICROSECONDS = 1_000_000
+_SLICE_UNIT_US = 64
+
+
+class Histogram:
+    """Times, as an HDR histogram. http://hdrhistogram.org"""
+
+    def __init__(self, digits: int = 3) -> None:
+        """Keep so many significant digits; with fewer than three, times are also rounded to 64 microseconds."""
+        self._digits = digits
+        unit_us = 1 if digits >= 3 else _SLICE_UNIT_US  # noqa: PLR2004
+        self._hdr = HdrHistogram(unit_us, int(MAX_SECONDS * _MICROSECONDS), digits)
+
+    def __len__(self) -> int:
+        """Return how many times were recorded."""
+        return int(self._hdr.get_total_count())
+
+    def record(self, seconds: float) -> None:
+        """Take a time in; a negative one counts as 0."""
+        self._hdr.record_value(int(min(MAX_SECONDS, max(0.0, seconds)) * _MICROSECONDS))
+
+    def percentile_ms(self, percent: float) -> float:
+        """Return a percentile in milliseconds; nan of nothing."""
+        return float(self._hdr.get_value_at_percentile(percent)) / 1000 if len(self) else float("nan")
+
+    def mean_ms(self) -> float:
+        """Return the mean in milliseconds; nan of nothing."""
+        return float(self._hdr.get_mean_value()) / 1000 if len(self) else float("nan")
+
+    def add(self, other: "Histogram") -> None:
+        """Add another of the same precision."""
+        self._hdr.add(other._hdr)
+
+    def arrays(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Return the times recorded, in milliseconds and rising, and how often each was."""
+        items = [
+            (item.value_iterated_to, item.count_at_value_iterated_to) for item in self._hdr.get_recorded_iterator()
+        ]
+        values = np.array([value / 1000 for value, _count in items], dtype=np.float64)
+        return values, np.array([count for _value, count in items], dtype=np.int64)
+
+    def encode(self) -> str:
+        """Return it in HDR's own compressed form (base64, log format V2), which its tools in any language read."""
+        return str(self._hdr.encode().decode("ascii"))
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Read what `encode` made.
+
+        Raises:
+            ValueError: it is something else.
+
+        """
+        try:
+            found = HdrHistogram.decode(text)
+        except Exception as error:
+            msg = f"not an HDR histogram: {text[:40]!r}"
+            raise ValueError(msg) from error
+        histogram = cls(int(found.significant_figures))
+        histogram._hdr.add(found)
+        return histogram
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counters and histograms under names. A "/" in a name begins a dimension, as in `ttft/outcome/answered`."""
+
+    digits: int = 3
+    counters: Counter[str] = field(default_factory=Counter)
+    """Amounts that add up."""
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+
+    def record(self, name: str, seconds: float) -> None:
+        """Take a time in."""
+        histogram = self.histograms.get(name)
+        if histogram is None:
+            histogram = self.histograms[name] = Histogram(self.digits)
+        histogram.record(seconds)
+
+    def add(self, other: "Tally") -> None:
+        """Add another of the same precision."""
+        for name, amount in other.counters.items():
+            self.counters[name] += amount
+        for name, histogram in other.histograms.items():
+            self.histograms.setdefault(name, Histogram(self.digits)).add(histogram)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        histograms = {name: each.encode() for name, each in sorted(self.histograms.items())}
+        return {"counters": dict(sorted(self.counters.items())), "histograms": histograms}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any], digits: int) -> Self:
+        """Read what `as_json` made. Raises ValueError or KeyError where it is something else."""
+        histograms = {name: Histogram.decode(text) for name, text in found["histograms"].items()}
+        return cls(digits, Counter(found["counters"]), histograms)
+
+
+@dataclass(slots=True)
+class Part:
+    """What one worker saw of one target, or the sum of what several saw."""
+
+    target: str
+    """Its name."""
+    duration_s: float
+    """Requests are intended before this; shorter than planned where the run was broken off."""
+    slice_s: float
+    total: Tally = field(default_factory=Tally)
+    slices: list[Tally] = field(default_factory=list)
+    """By intended time; the last may be shorter."""
+    workers: frozenset[int] = frozenset()
+    """Whose parts are in it."""
+    num_workers: int = 1
+    """How many there were to be."""
+
+    def slice_at(self, at_s: float) -> Tally:
+        """Return the slice that a time of the run falls into."""
+        place = max(0, int(at_s / self.slice_s))
+        while len(self.slices) <= place:
+            self.slices.append(Tally(digits=2))
+        return self.slices[place]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {
+            "target": self.target,
+            "duration_s": self.duration_s,
+            "slice_s": self.slice_s,
+            "workers": sorted(self.workers),
+            "num_workers": self.num_workers,
+            "total": self.total.as_json(),
+            "slices": [each.as_json() for each in self.slices],
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Read what `as_json` made. Raises ValueError or KeyError where it is something else."""
+        return cls(
+            target=found["target"],
+            duration_s=found["duration_s"],
+            slice_s=found["slice_s"],
+            total=Tally.from_json(found["total"], digits=3),
+            slices=[Tally.from_json(each, digits=2) for each in found["slices"]],
+            workers=frozenset(found["workers"]),
+            num_workers=found["num_workers"],
+        )
+
+
+def merge(parts: Iterable[Part]) -> Part:
+    """Return the sum of the parts that workers saw of one run of one target.
+
+    Raises:
+        ValueError: there is none, they are of different runs, or a worker is in two of them.
+
+    """
+    whole: Part | None = None
+    for part in parts:
+        if whole is None:
+            whole = Part(part.target, part.duration_s, part.slice_s, num_workers=part.num_workers)
+        named = (part.target, part.slice_s, part.num_workers)
+        if named != (whole.target, whole.slice_s, whole.num_workers):
+            msg = f"parts of different runs: {named} and {(whole.target, whole.slice_s, whole.num_workers)}"
+            raise ValueError(msg)
+        if both := whole.workers & part.workers:
+            msg = f"worker {min(both)} is in two parts of {part.target}"
+            raise ValueError(msg)
+        whole.duration_s = max(whole.duration_s, part.duration_s)
+        whole.workers |= part.workers
+        whole.total.add(part.total)
+        for place, each in enumerate(part.slices):
+            whole.slice_at(place * part.slice_s + part.slice_s / 2).add(each)
+    if whole is None:
+        msg = "there are no parts"
+        raise ValueError(msg)
+    return whole
