@@ -127,7 +127,9 @@ class Completion:
         if self.marks.first_output is None:
             if self._generation is not self._begun and not text:
                 return  # all of it was typed
+            assert self._generation is not None
             self.marks.first_output = now
+            self.marks.tokens_at_first_output = self._generation.num_tokens
             self._rooms.runner.first_token_nowait(self.request.id)
         self.marks.last_output = now
         self._mailbox.put_nowait(self._rules.feed(text))

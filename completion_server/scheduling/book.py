@@ -23,8 +23,8 @@ own beside it, so they never unseat what was typed. Slots are given by trigger, 
 PREFETCH, and within a trigger by the `order`.
 
 Shed is, where that is on: who can't have a first token in time any more; who by prediction won't; who has a slot but
-no token when the time is up, while another waits for one; and when the queue is full, the last of the least class. An
-engine with a free slot refuses nobody: what it does next is how it learns its own pace.
+no token when the time is up, while another waits for one; and when the queue is full, the last of the least class, by
+the order. An engine with a free slot refuses nobody: what it does next is how it learns its own pace.
 """
 
 import heapq
@@ -38,6 +38,8 @@ from completion_server.core.request import Trigger
 from completion_server.scheduling.claim import Claim
 from completion_server.scheduling.order import Order, earliest_deadline
 from completion_server.scheduling.pace import Pace
+from completion_server.scheduling.queue import Queue
+from completion_server.scheduling.sequences import Sequences
 
 
 class Shedding(Enum):
@@ -116,7 +118,7 @@ CANCELLED = Outcome(FinishReason.CANCELLED)
 DEADLINE = Outcome(FinishReason.DEADLINE)
 
 _MIN_RETRY_AFTER_MS = 50
-_MAX_STALE = 64
+_MAX_STALE_TICKS = 64
 _UNWANTED = (FinishReason.SUPERSEDED, FinishReason.CANCELLED)
 
 
@@ -133,7 +135,10 @@ class Book:
     pace: Pace = field(default_factory=Pace)
     _entries: dict[str, _Entry] = field(default_factory=dict)
     _lanes: dict[Hashable, str] = field(default_factory=dict)
-    _queues: tuple["_Queue", ...] = field(default_factory=lambda: tuple(_Queue() for _ in Trigger))
+    _queues: tuple[Queue, ...] = field(default_factory=lambda: tuple(Queue() for _ in Trigger))
+    _sequences: Sequences = field(default_factory=Sequences)
+    _overdue: dict[str, None] = field(default_factory=dict)
+    """Who kept a slot beyond its time, without a token, because nobody waited for it. In that order."""
     _ticks: list[tuple[float, int, str]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _num_occupied: int = 0
@@ -181,8 +186,9 @@ class Book:
             raise IllegalTransitionError(msg)
         entry = _Entry(claim, queued_at=now)
         holder = self._entries.get(self._lanes.get(entry.lane, ""))
-        if holder is not None and holder.claim.session == claim.session and holder.claim.sequence >= claim.sequence:
+        if holder is not None and self._is_stale(entry, holder, now):
             return [End(claim.id, SUPERSEDED)]
+        self._sequences.note((entry.lane, claim.session), claim.sequence, now)
         actions: list[Action] = []
         for rival in {each.claim.id: each for each in (self._entries.get(heir_of or ""), holder) if each}.values():
             if rival.claim.id == heir_of and rival.state is State.RUNNING:
@@ -197,7 +203,7 @@ class Book:
         self._entries[claim.id] = entry
         self._lanes[entry.lane] = claim.id
         if entry.state is State.QUEUED:
-            self._enqueue(entry)
+            return actions + self._enqueue(entry, now)
         self._watch(entry)
         return actions + self._fill(now)
 
@@ -214,6 +220,7 @@ class Book:
         if entry is None or entry.has_token:
             return
         entry.has_token = True
+        self._overdue.pop(request_id, None)
         if not entry.is_heir:
             self.pace.first_token.add(now - entry.slot_since)
 
@@ -225,9 +232,7 @@ class Book:
             raise IllegalTransitionError(msg)
         self._free_slot(entry, now)
         entry.state, entry.is_heir, entry.has_token, entry.queued_at = State.QUEUED, False, False, now
-        self._enqueue(entry)
-        self._watch(entry)
-        return self._fill(now)
+        return self._enqueue(entry, now)
 
     def work_done(self, request_id: str, outcome: Outcome, now: float) -> list[Action]:
         """The work of a started request has stopped, by itself (`outcome` says how) or because it was told to."""
@@ -252,6 +257,8 @@ class Book:
             elif self._is_hopeless(entry, now):
                 actions += self._end(entry, self._shed(entry.claim, ShedReason.DEADLINE_UNREACHABLE), now)
             else:
+                if entry.state is State.RUNNING and not entry.has_token and now >= entry.claim.answer_by:
+                    self._overdue[entry.claim.id] = None
                 self._watch(entry, now)
         return actions
 
@@ -260,14 +267,22 @@ class Book:
         self.num_slots = num_slots
         return self._fill(now)
 
+    def _is_stale(self, entry: _Entry, holder: _Entry, now: float) -> bool:
+        """Tell whether a request came too late to unseat the lane's holder: its own session has asked anew since."""
+        claim = entry.claim
+        if holder.claim.session == claim.session:
+            return holder.claim.sequence >= claim.sequence
+        return self._sequences.is_overtaken((entry.lane, claim.session), claim.sequence, now)
+
     def _take_over(self, entry: _Entry, other: _Entry) -> list[Action]:
+        self._overdue.pop(other.claim.id, None)
         entry.state, entry.is_heir, entry.slot_since = State.RUNNING, True, other.slot_since
         self._leave_lane(other)
         del self._entries[other.claim.id]
         return [TakeOver(entry.claim.id, other.claim.id), End(other.claim.id, SUPERSEDED)]
 
     def _make_room(self, claim: Claim, now: float) -> list[Action]:
-        """Decide whether a newcomer that takes nobody's place may wait, and who gives way to it."""
+        """Decide whether a newcomer that takes nobody's place may wait, and who gives way: the last of the least class."""
         if self._num_occupied < self.num_slots:
             return []
         if self.shedding is Shedding.PREDICTED:
@@ -276,11 +291,14 @@ class Book:
                 return [End(claim.id, self._shed(claim, ShedReason.DEADLINE_UNREACHABLE))]
         if self.num_queued < self.max_queued:
             return []
-        shed = self._shed(claim, ShedReason.OVERLOAD)
-        for queue in self._queues[: claim.trigger : -1]:
-            if queue:
-                return self._end(self._entries[queue.last()], shed, now)
-        return [End(claim.id, shed)]
+        for queue in self._queues[: claim.trigger - 1 if claim.trigger else None : -1]:
+            if (last := queue.last()) is not None and self._goes_before(claim, self._entries[last].claim):
+                entry = self._entries[last]
+                return self._end(entry, self._shed(entry.claim, ShedReason.OVERLOAD), now)
+        return [End(claim.id, self._shed(claim, ShedReason.OVERLOAD))]
+
+    def _goes_before(self, claim: Claim, other: Claim) -> bool:
+        return (claim.trigger, self.order(claim)) < (other.trigger, self.order(other))
 
     def _wait_s(self, claim: Claim) -> float:
         """Predict how long a newcomer would wait: behind better classes, and all of its own unless newest go first."""
@@ -314,14 +332,19 @@ class Book:
                 at = min(at, self._latest_start(entry))
             elif not entry.has_token and (now is None or now < entry.claim.answer_by):
                 at = min(at, entry.claim.answer_by)
-        if at != float("inf"):
-            heapq.heappush(self._ticks, (at, next(self._numbers), entry.claim.id))
+        if at == float("inf"):
+            return
+        heapq.heappush(self._ticks, (at, next(self._numbers), entry.claim.id))
+        if len(self._ticks) > 4 * len(self._entries) + _MAX_STALE_TICKS:
+            self._ticks = [tick for tick in self._ticks if self._is_live(tick[2])]
+            heapq.heapify(self._ticks)
 
     def _end(self, entry: _Entry, outcome: Outcome, now: float) -> list[Action]:
         self._leave_lane(entry)
         claim = entry.claim
         if entry.state is State.RUNNING:
             entry.state = State.ABORTING
+            self._overdue.pop(claim.id, None)
             self._learn_from_abort(entry, now)
             return [End(claim.id, outcome), Abort(claim.id)]
         self._queues[claim.trigger].remove(claim.id)
@@ -335,9 +358,14 @@ class Book:
         if not entry.has_token and not entry.is_heir and waited_s > self.pace.first_token.mean:
             self.pace.first_token.add(waited_s)
 
-    def _enqueue(self, entry: _Entry) -> None:
+    def _enqueue(self, entry: _Entry, now: float) -> list[Action]:
+        """Let a request wait; watch it only after the slots were given out, which may teach how long things take."""
         claim = entry.claim
         self._queues[claim.trigger].add(claim.id, (self.order(claim), next(self._numbers)))
+        actions = self._fill(now)
+        if entry.state is State.QUEUED:
+            self._watch(entry)
+        return actions
 
     def _fill(self, now: float) -> list[Action]:
         """Give free slots to those who wait and still have the time."""
@@ -354,6 +382,15 @@ class Book:
                 self._num_occupied += 1
                 self._watch(entry)
                 actions.append(Start(request_id))
+        return actions + self._reclaim(now)
+
+    def _reclaim(self, now: float) -> list[Action]:
+        """Take slots from those beyond their time for those who wait, less those that are coming free already."""
+        actions: list[Action] = []
+        num_aborting = self._num_occupied - (self.num_live - self.num_queued)
+        for request_id in list(self._overdue)[: max(0, self.num_queued - num_aborting)]:
+            entry = self._entries[request_id]
+            actions += self._end(entry, self._shed(entry.claim, ShedReason.DEADLINE_UNREACHABLE), now)
         return actions
 
     def _working(self, request_id: str) -> _Entry:
@@ -365,6 +402,7 @@ class Book:
 
     def _free_slot(self, entry: _Entry, now: float) -> None:
         self._num_occupied -= 1
+        self._overdue.pop(entry.claim.id, None)
         self.pace.held.add(now - entry.slot_since)
 
     def _leave_lane(self, entry: _Entry) -> None:
@@ -376,36 +414,3 @@ class Book:
     def _is_live(self, request_id: str) -> bool:
         entry = self._entries.get(request_id)
         return entry is not None and entry.state is not State.ABORTING
-
-
-class _Queue:
-    """Ids in order; an id may be removed from anywhere at no cost."""
-
-    def __init__(self) -> None:
-        self._keys: dict[str, tuple[float, int]] = {}
-        self._heap: list[tuple[tuple[float, int], str]] = []
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def add(self, request_id: str, key: tuple[float, int]) -> None:
-        self._keys[request_id] = key
-        heapq.heappush(self._heap, (key, request_id))
-        if len(self._heap) > 2 * len(self._keys) + _MAX_STALE:
-            self._heap = [(key, request_id) for request_id, key in self._keys.items()]
-            heapq.heapify(self._heap)
-
-    def remove(self, request_id: str) -> None:
-        del self._keys[request_id]
-        if not self._keys:
-            self._heap.clear()
-
-    def first(self) -> str | None:
-        """Return the id with the smallest key."""
-        while self._heap and self._keys.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
-
-    def last(self) -> str:
-        """Return the id that came last."""
-        return next(reversed(self._keys))

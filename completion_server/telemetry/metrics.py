@@ -114,8 +114,9 @@ class Metrics:
         ):
             if begin is not None and end is not None:
                 self._stages.labels(stage).observe(end - begin)
-        if marks.first_output is not None and marks.last_output is not None and num_tokens > 1:
-            per_token = (marks.last_output - marks.first_output) / (num_tokens - 1)
+        num_decoded = num_tokens - marks.tokens_at_first_output
+        if marks.first_output is not None and marks.last_output is not None and num_decoded > 0:
+            per_token = (marks.last_output - marks.first_output) / num_decoded
             self._stages.labels("decode_token").observe(per_token)
 
     def request_refused(self, code: Code) -> None:

@@ -34,6 +34,8 @@ class BookMachine(RuleBasedStateMachine):
         super().__init__()
         self.claims: dict[str, Claim] = {}
         self.ends: dict[str, Outcome] = {}
+        self.newest: dict[object, tuple[int, float]] = {}
+        """The newest sequence of each session, and when it last had a request."""
         self.working: set[str] = set()
         """Whom the work that goes on is for."""
         self.heirs: set[str] = set()
@@ -129,10 +131,12 @@ class BookMachine(RuleBasedStateMachine):
         self.claims[request_id] = claim
         self.waits_since[request_id] = self.now
         self.carry_out(self.book.submit(claim, self.now, heir_of=heir_of))
-        if holder is not None and holder.session == claim.session and holder.sequence >= sequence:
+        if holder is not None and self.is_stale(claim, holder):
             assert self.ends[request_id] == SUPERSEDED
             assert holder.id not in self.ends
             return request_id
+        known = self.newest.get((self.lane(claim), claim.session), (0, -math.inf))
+        self.newest[self.lane(claim), claim.session] = max(known[0] if self.is_fresh(known) else 0, sequence), self.now
         for loser in {holder.id if holder else None, heir_of} - {None}:
             assert self.ends[str(loser)] == SUPERSEDED
         if goes_on:
@@ -198,6 +202,15 @@ class BookMachine(RuleBasedStateMachine):
         if self.book.shedding is not Shedding.NEVER:
             for claim in self.waiting():
                 assert self.now < claim.answer_by - self.allowed_s[claim.id], "one without hope waits"
+
+    def is_stale(self, claim: Claim, holder: Claim) -> bool:
+        if holder.session == claim.session:
+            return holder.sequence >= claim.sequence
+        known = self.newest.get((self.lane(claim), claim.session), (0, -math.inf))
+        return self.is_fresh(known) and known[0] > claim.sequence
+
+    def is_fresh(self, known: tuple[int, float]) -> bool:
+        return self.now - known[1] < 5.0
 
     def stop(self, request_id: str) -> None:
         for each in (self.working, self.heirs, self.aborted):

@@ -16,7 +16,7 @@ from completion_server.scheduling.book import (
     Start,
     TakeOver,
 )
-from completion_server.scheduling.order import newest_first
+from completion_server.scheduling.order import earliest_deadline, newest_first
 from tests.unit.scheduling.claims import STOPPED, claim
 
 LATE = Outcome(FinishReason.SHED, ShedReason.DEADLINE_UNREACHABLE, 50)
@@ -67,6 +67,26 @@ def test_an_older_sequence_that_comes_late_never_unseats_a_newer_one() -> None:
     assert book.submit(claim("old", lane="user", sequence=1), 0.0) == [End("old", SUPERSEDED)]
     assert book.submit(claim("old too", lane="user", sequence=1), 0.0, heir_of="new") == [End("old too", SUPERSEDED)]
     assert book.num_live == 1
+
+
+def test_an_older_sequence_that_comes_late_unseats_nobody_of_another_session_either() -> None:
+    book = Book(num_slots=1, max_queued=10)
+    book.submit(claim("x5", lane="user", session="x", sequence=5), 0.0)
+    book.work_done("x5", STOPPED, 1.0)
+    book.submit(claim("y1", lane="user", session="y", sequence=1), 1.0)
+    assert book.submit(claim("x4", lane="user", session="x", sequence=4), 1.5) == [End("x4", SUPERSEDED)]
+    assert End("y1", SUPERSEDED) in book.submit(claim("x6", lane="user", session="x", sequence=6), 2.0)
+    # After a while it is an editor that has begun anew.
+    assert End("x6", SUPERSEDED) in book.submit(claim("y2", lane="user", session="y", sequence=2), 3.0)
+    assert End("y2", SUPERSEDED) in book.submit(claim("x1", lane="user", session="x", sequence=1), 9.0)
+    assert len(book._sequences) == 1
+
+
+def test_who_asks_again_under_an_old_number_is_served_where_nobody_is_in_its_way() -> None:
+    book = Book(num_slots=1, max_queued=10)
+    for request_id in ("first", "again"):
+        book.submit(claim(request_id, lane="user", session="x", sequence=1), 0.0)
+        assert book.work_done(request_id, STOPPED, 0.5) == [End(request_id, STOPPED)]
 
 
 def test_across_sessions_of_a_user_the_later_arrival_is_the_newer() -> None:
@@ -125,6 +145,26 @@ def test_a_full_queue_gives_up_the_last_of_the_least_class_for_a_better_one() ->
     assert given_up == [["p2"], ["p1"], ["a"], ["e3"]]
     assert shed_by(book.submit(claim("a2"), 0.0)) == ["a2"]
     assert book.num_queued == 3
+
+
+def test_who_goes_last_by_the_order_is_given_up_by_a_full_queue() -> None:
+    for order, given_up in ((newest_first, "r1"), (earliest_deadline, "r3")):
+        book = Book(1, 2, order=order)
+        book.submit(claim("busy"), 0.0)
+        for number in (1, 2):
+            book.submit(claim(f"r{number}", arrived_at=float(number), answer_by=10.0 + number), float(number))
+        newcomer = claim("r3", arrived_at=3.0, answer_by=13.0)
+        assert shed_by(book.submit(newcomer, 3.0)) == [given_up]
+        assert book.num_queued == 2
+
+
+def test_who_gives_way_is_told_its_own_time_to_wait_and_not_the_newcomers() -> None:
+    book = busy_book(max_queued=3)
+    book.pace.held.add(0.1)
+    for number in range(3):
+        book.submit(claim(f"p{number}", trigger=Trigger.PREFETCH), 0.0)
+    action = book.submit(claim("e", trigger=Trigger.EXPLICIT), 0.0)[0]
+    assert action == End("p2", Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 400))
 
 
 def test_a_full_server_serves_the_newer_request_of_a_user_whose_older_one_it_stops() -> None:
@@ -203,6 +243,31 @@ def test_who_holds_a_slot_keeps_it_with_a_token_or_where_nobody_waits() -> None:
     book = busy_book()
     book.submit(claim("waits", answer_by=5.0), 0.0)
     assert book.tick(4.0) == []
+
+
+def test_who_kept_a_slot_beyond_its_time_gives_it_to_whoever_comes_next() -> None:
+    book = Book(2, 10)
+    book.submit(claim("slow", answer_by=1.0), 0.0)
+    book.submit(claim("slower", answer_by=1.1), 0.0)
+    assert book.tick(1.5) == []
+    assert book.submit(claim("waits", answer_by=5.0), 2.0) == [End("slow", LATE), Abort("slow")]
+    assert book.submit(claim("a user's", lane="u", sequence=1, answer_by=5.0), 2.0) == [
+        End("slower", LATE),
+        Abort("slower"),
+    ]
+    assert book.submit(claim("third", answer_by=5.0), 2.0) == []
+    assert book.work_done("slow", CANCELLED, 2.1) == [Start("waits")]
+
+
+def test_one_slot_that_is_coming_free_is_enough_for_one_that_waits() -> None:
+    book = Book(2, 10)
+    for request_id in ("slow", "slower"):
+        book.submit(claim(request_id, answer_by=1.0), 0.0)
+    book.tick(1.5)
+    book.end("slow", CANCELLED, 1.6)
+    assert book.submit(claim("waits", answer_by=5.0), 2.0) == []
+    book.first_token("slower", 2.1)
+    assert book.submit(claim("waits too", answer_by=5.0), 2.2) == []
 
 
 def test_a_newcomer_is_refused_where_it_would_wait_too_long_by_prediction() -> None:
@@ -383,4 +448,12 @@ def test_a_long_queue_of_ended_requests_is_not_kept() -> None:
     for sequence in range(5000):
         book.submit(claim(f"r{sequence}", lane="user", sequence=sequence), 0.0)
     assert book.num_queued == 1
-    assert len(book._queues[Trigger.AUTOMATIC]._heap) < 200
+    queue = book._queues[Trigger.AUTOMATIC]
+    assert len(queue._first) + len(queue._last) < 200
+
+
+def test_the_deadlines_of_ended_requests_are_not_kept() -> None:
+    book = busy_book(max_queued=10_000)
+    for sequence in range(5000):
+        book.submit(claim(f"r{sequence}", lane="user", sequence=sequence, deadline=Deadline(30.0)), 0.0)
+    assert len(book._ticks) < 200

@@ -31,7 +31,7 @@ class Mutant:
 BOOK = (
     ("the oldest wins", "holder.claim.sequence >= claim.sequence", "holder.claim.sequence <= claim.sequence"),
     ("late sequences win", "holder.claim.sequence >= claim.sequence", "holder.claim.sequence > 10**9"),
-    ("sequences of sessions are compared", "holder.claim.session == claim.session and ", ""),
+    ("sequences of sessions are compared", "if holder.claim.session == claim.session:", "if True:"),
     ("a slot leaks", "        self._num_occupied -= 1\n", ""),
     (
         "a slot is free when its work is told to stop",
@@ -53,7 +53,20 @@ BOOK = (
         "for queue in self._queues:\n            while",
         "for queue in reversed(self._queues):\n            while",
     ),
-    ("the best class is given up first", "self._queues[: claim.trigger : -1]", "self._queues[: claim.trigger]"),
+    (
+        "the best class is given up first",
+        "self._queues[: claim.trigger - 1 if claim.trigger else None : -1]",
+        "self._queues[: claim.trigger + 1]",
+    ),
+    ("the first of a class is given up", "(last := queue.last())", "(last := queue.first())"),
+    (
+        "who is overtaken unseats another session",
+        "is_overtaken((entry.lane, claim.session), claim.sequence,",
+        "is_overtaken((entry.lane, claim.session), 10**9,",
+    ),
+    ("who is overdue keeps its slot", "return actions + self._reclaim(now)", "return actions"),
+    ("two slots are taken back for one", "self.num_queued - num_aborting", "self.num_queued"),
+    ("whoever has its token is taken for overdue", "        self._overdue.pop(request_id, None)\n", ""),
     ("the queue is not bounded", "if self.num_queued < self.max_queued:", "if True:"),
     ("a work taken over forgets the lane", "        self._leave_lane(other)\n", ""),
     ("who is shed has a free slot", "        if self._num_occupied < self.num_slots:\n            return []\n", ""),

@@ -10,7 +10,10 @@ from completion_server.core.request import Caller, Request
 from completion_server.telemetry.metrics import Metrics, MetricsServer, Snapshot
 
 REQUEST = Request("r", Caller("u", "s"), 1, "", "", "secret code", "", 8, received_at=0.0)
-MARKS = Marks(0.0, admitted=0.001, started=0.011, prompted=0.013, first_output=0.053, last_output=0.093, ended=0.094)
+MARKS = Marks(
+    0.0, admitted=0.001, started=0.011, prompted=0.013, first_output=0.053, last_output=0.093, ended=0.094,
+    tokens_at_first_output=1,
+)  # fmt: skip
 
 
 @pytest.fixture
