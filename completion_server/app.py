@@ -223,6 +223,7 @@ class App:
             scheduling=self._config.scheduling,
             budget_s=self._config.shed.budget_ms / 1000,
             retry_after_ms=self._config.admission.retry_after_ms,
+            delta_pause_s=self._config.server.delta_pause_ms / 1000,
         )
 
     def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> Listener | None:

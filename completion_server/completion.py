@@ -5,7 +5,7 @@ newer one takes its generation over: that goes on under its new owner, whose tex
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -49,6 +49,8 @@ class Rooms:
     clock: Clock
     observer: Observer
     retry_after_ms: int
+    delta_pause_s: float = 0.0
+    """Between two messages with text of one answer; the first and the last don't wait."""
 
 
 class Completion:
@@ -60,15 +62,14 @@ class Completion:
         self.claim = claim
         self.marks = Marks(request.received_at)
         self._rooms = rooms
-        self._mailbox = Mailbox()
-        self._rules = TextRules(request)
+        self._mailbox = Mailbox(rooms.delta_pause_s)
+        self._rules: TextRules | None = None
+        """Made when there is text: most requests are dropped before."""
         self._ahead = Ahead("")
         self._begun = Generation(rooms, self)
         """The generation that `run` runs, whoever owns it by then."""
         self._generation: Generation | None = self._begun
         """The generation that this request is answered from; None once it is another's or of no use."""
-        self.is_superseded = False
-        """Whether a newer request took its place, so that no more text of it is to be sent."""
 
     async def events(self) -> AsyncIterator[Event]:
         """Yield deltas as they come, merged where the reader is slow, then the end."""
@@ -76,10 +77,25 @@ class Completion:
             event = await self._mailbox.get()
             yield event
             if isinstance(event, End):
-                ended = self.marks.ended
-                if ended is not None:
-                    self._rooms.observer.request_streamed(self._rooms.clock.now() - ended)
+                self.note_streamed()
                 return
+
+    def listen(self, on_news: Callable[[], None]) -> None:
+        """Have `on_news` called whenever `take_nowait` may have something; instead of `events`, where that is dear."""
+        self._mailbox.listen(on_news)
+
+    def ignore(self) -> None:
+        """Call nobody any more."""
+        self._mailbox.ignore()
+
+    def take_nowait(self) -> Event | None:
+        """Return the next event, if there is one."""
+        return self._mailbox.get_nowait()
+
+    def note_streamed(self) -> None:
+        """Say that the end was written."""
+        if self.marks.ended is not None:
+            self._rooms.observer.request_streamed(self._rooms.clock.now() - self.marks.ended)
 
     def close(self, outcome: Outcome = CANCELLED) -> None:
         """End the request, if it has not ended, and stop what goes on for it."""
@@ -122,7 +138,8 @@ class Completion:
     def take(self, text: str, now: float) -> None:
         """Pass on what of new text goes beyond what was typed, as far as the rules let it."""
         text = self._ahead.feed(text)
-        if self._ahead.is_ahead or self._ahead.has_parted or self._rules.is_done:
+        rules = self._text_rules()
+        if self._ahead.is_ahead or self._ahead.has_parted or rules.is_done:
             return
         if self.marks.first_output is None:
             if self._generation is not self._begun and not text:
@@ -132,16 +149,22 @@ class Completion:
             self.marks.tokens_at_first_output = self._generation.num_tokens
             self._rooms.runner.first_token_nowait(self.request.id)
         self.marks.last_output = now
-        self._mailbox.put_nowait(self._rules.feed(text))
+        self._mailbox.put_nowait(rules.feed(text))
 
     def finish(self, finish: FinishReason | None) -> Outcome | None:
         """Return how the answer ended, if it did: by a rule, or because its generation did."""
-        if self._rules.is_done:
+        rules = self._text_rules()
+        if rules.is_done:
             return Outcome(FinishReason.STOP)
         if finish is None:
             return None
-        self._mailbox.put_nowait(self._rules.finish(is_cut=finish is FinishReason.LENGTH))
+        self._mailbox.put_nowait(rules.finish(is_cut=finish is FinishReason.LENGTH))
         return Outcome(finish)
+
+    def _text_rules(self) -> TextRules:
+        if self._rules is None:
+            self._rules = TextRules(self.request)
+        return self._rules
 
     def is_of_no_use(self, finish: FinishReason | None) -> bool:
         """Tell whether the generation that it took over says something else than what was typed, or not enough."""
@@ -162,8 +185,7 @@ class Completion:
     def end(self, outcome: Outcome) -> None:
         """Close the answer. After a supersede no text that is still here is sent."""
         self.marks.ended = self._rooms.clock.now()
-        self.is_superseded = outcome.reason is FinishReason.SUPERSEDED
-        if self.is_superseded:
+        if outcome.reason is FinishReason.SUPERSEDED:
             self._mailbox.discard_pending_nowait()
         usage = self._generation.usage() if self._generation is not None else Usage()
         end = End(outcome, usage, self._timings(self.marks.ended))

@@ -34,6 +34,7 @@ class Pipeline:
         scheduling: SchedulingSettings,
         budget_s: float,
         retry_after_ms: int = 1000,
+        delta_pause_s: float = 0.0,
     ) -> None:
         """Join the rooms. A first token later than `budget_s` after receipt is worth nothing."""
         self.gate = gate
@@ -42,7 +43,7 @@ class Pipeline:
         self.clock = clock
         self.observer = observer
         self._fair_use = fair_use
-        self._rooms = Rooms(runner, prompts, engine, clock, observer, retry_after_ms)
+        self._rooms = Rooms(runner, prompts, engine, clock, observer, retry_after_ms, delta_pause_s)
         self._settings = scheduling
         self._budget_s = budget_s
 

@@ -86,10 +86,10 @@ def ask(
         for response in call:
             if response.HasField("end"):
                 end = response.end
-            else:
+            if text := response.delta.text or response.end.text:
                 delta_ms.append((time.perf_counter() - start) * 1000)
-                pieces.append(response.delta.text)
-                on_text(response.delta.text)
+                pieces.append(text)
+                on_text(text)
     except grpc.RpcError as error:
         failure = failure_of(error)
     finally:

@@ -73,6 +73,8 @@ class End:
     outcome: Outcome
     usage: Usage = Usage()
     timings: Timings = Timings()
+    text: str = ""
+    """To append before the end, where the last text and the end came together."""
 
 
 Event = Delta | End

@@ -17,6 +17,7 @@ from completion_server.engine.scripted_generation import Generation
 from completion_server.engine.scripted_model import (
     INSTANT,
     LARGE_MODEL_ON_A_GPU,
+    SERVICE_TIMES,
     SMALL_MODEL_ON_TWO_CORES,
     PrefixCache,
     Script,
@@ -94,13 +95,14 @@ class ScriptedEngine:
 
     @classmethod
     def from_settings(cls, settings: EngineSettings) -> "ScriptedEngine":
-        """Return an engine of the configured size that takes the time of a small model on two cores."""
+        """Return an engine of the configured size and pace."""
         return cls(
-            times=SMALL_MODEL_ON_TWO_CORES,
+            times=SERVICE_TIMES[settings.scripted_times],
             model=settings.model or "scripted",
             max_model_len=settings.max_model_len or _MAX_MODEL_LEN,
             max_num_seqs=settings.max_num_seqs,
             num_speculative_tokens=settings.num_speculative_tokens if settings.draft_model else 0,
+            acceptance_rate=settings.scripted_acceptance,
         )
 
     @property
@@ -221,7 +223,8 @@ class ScriptedEngine:
             self._admit()
             num_draft_tokens = self._info.num_speculative_tokens
             num_prefill_tokens, num_decoding = self._plan()
-            await asyncio.sleep(self._times.step_s(num_prefill_tokens, num_decoding, num_draft_tokens))
+            step_s = self._times.step_s(num_prefill_tokens, num_decoding, num_draft_tokens)
+            await asyncio.sleep(step_s or self._prompt_due_s())
             await self._is_awake.wait()
             self._end_step()
 
@@ -236,6 +239,7 @@ class ScriptedEngine:
                 generation.num_cached = self._cache.num_cached(job.prompt_token_ids, job.cache_salt)
                 generation.num_prompt_left -= generation.num_cached
                 generation.is_running = True
+                generation.prompt_due_at = asyncio.get_running_loop().time() + self._times.prefill_apart_s
                 self._running.append(generation)
                 self._num_used_blocks += generation.num_blocks
                 self._num_waiting -= 1
@@ -243,6 +247,8 @@ class ScriptedEngine:
 
     def _plan(self) -> tuple[int, int]:
         """Share a step out, decoding first; return its prompt tokens and how many generations decode."""
+        if self._times.prefill_apart_s:
+            return self._plan_apart()
         num_decoding = 0
         for generation in self._running:
             generation.is_decoding = generation.num_prompt_left == 0
@@ -254,6 +260,24 @@ class ScriptedEngine:
             generation.num_prompt_now = num
             num_prefill_tokens += num
         return num_prefill_tokens, num_decoding
+
+    def _plan_apart(self) -> tuple[int, int]:
+        """Take in the prompts that were computed elsewhere meanwhile; their first token is decoded like any other."""
+        now = asyncio.get_running_loop().time()
+        num_decoding = 0
+        for generation in self._running:
+            generation.is_decoding = generation.num_prompt_left == 0
+            is_due = not generation.is_decoding and generation.prompt_due_at <= now
+            generation.num_prompt_now = generation.num_prompt_left if is_due else 0
+            num_decoding += generation.is_decoding or is_due
+        return 0, num_decoding
+
+    def _prompt_due_s(self) -> float:
+        """Return how long to wait where there is nothing to step: until a prompt is there, but look for others, too."""
+        if not self._times.prefill_apart_s or not self._running:
+            return 0.0
+        due_at = min(generation.prompt_due_at for generation in self._running)
+        return min(self._times.decode_base_s, max(0.0, due_at - asyncio.get_running_loop().time()))
 
     def _end_step(self) -> None:
         """Hand out what the step computed, and drop what ended or was aborted."""

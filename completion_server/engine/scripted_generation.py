@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import zlib
 from collections.abc import Iterator
 
 from completion_server.engine.interface import EngineDeadError, Job, Output
@@ -19,13 +20,15 @@ class Generation:
         self.num_prompt_left = len(job.prompt_token_ids)
         self.num_prompt_now = 0
         """Prompt tokens that the current step computes."""
+        self.prompt_due_at = 0.0
+        """When its prompt is computed, where that happens apart from the steps. Event loop seconds."""
         self.is_decoding = False
         self.is_running = False
         self.is_aborted = False
         self.is_over = False
         self._tokens = tokens
         self._stops = frozenset(job.stop_token_ids)
-        self._rng = random.Random(f"{seed} {job.id}")
+        self._rng = random.Random(zlib.crc32(job.id.encode(), seed))
         self._num_generated = 0
         self._num_drafted = 0
         self._num_accepted = 0

@@ -5,6 +5,8 @@ Pure: no tasks, no clock. Knows nothing of requests or users.
 
 import itertools
 import random
+import zlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -40,6 +42,8 @@ class ServiceTimes:
     """Once for a step in which any prompt token is computed."""
     prefill_per_token_s: float = 0.0
     """For each prompt token that the prefix cache does not have."""
+    prefill_apart_s: float = 0.0
+    """Where it is set, a prompt takes this long apart from all steps, as where other GPUs compute prompts."""
     decode_base_s: float = 0.0
     """Once for a step in which any generation decodes."""
     decode_per_seq_s: float = 0.0
@@ -84,28 +88,40 @@ A request alone has its first token after 45 ms and 20 more after 205 ms. Prompt
 step with a prompt in it takes those who decode 53 ms.
 """
 
+LARGE_MODEL_PREFILLED_APART = ServiceTimes(prefill_apart_s=45e-3, decode_base_s=8e-3)
+"""The same where prompts don't delay those who decode."""
+
+SERVICE_TIMES = {
+    "instant": INSTANT,
+    "small_model_on_two_cores": SMALL_MODEL_ON_TWO_CORES,
+    "large_model_on_a_gpu": LARGE_MODEL_ON_A_GPU,
+    "large_model_prefilled_apart": LARGE_MODEL_PREFILLED_APART,
+}
+"""By the name that the configuration has for them."""
+
 
 class PrefixCache:
     """Which prompt blocks are computed: a tree of whole blocks under each salt, bounded by dropping the stalest."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
-        self._ids: OrderedDict[tuple[int | str, tuple[int, ...]], int] = OrderedDict()
+        self._ids: OrderedDict[tuple[int | str, bytes], int] = OrderedDict()
         self._new_ids = itertools.count()
 
     def num_cached(self, token_ids: list[int], salt: str) -> int:
         """Return how many tokens at the prompt's beginning are cached; the last token never is."""
-        num = 0
-        for num, key in enumerate(self._walk(token_ids, salt), start=1):  # noqa: B007
+        keys = self._walk(_blocks(token_ids), salt)
+        for key in keys:
             self._ids.move_to_end(key)
-        return min(num, (len(token_ids) - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+        return min(len(keys), (len(token_ids) - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
 
     def insert(self, token_ids: list[int], salt: str) -> None:
         """Add a computed prompt's whole blocks."""
-        keys = list(self._walk(token_ids, salt))
+        blocks = _blocks(token_ids)
+        keys = self._walk(blocks, salt)
         parent: int | str = self._ids[keys[-1]] if keys else salt
-        for at in range(len(keys), len(token_ids) // BLOCK_TOKENS):
-            key = (parent, _block(token_ids, at))
+        for block in blocks[len(keys) :]:
+            key = (parent, block)
             parent = self._ids[key] = next(self._new_ids)
             keys.append(key)
         for key in reversed(keys):  # a block is dropped before the one it continues
@@ -113,20 +129,25 @@ class PrefixCache:
         while len(self._ids) > self._num_blocks:
             self._ids.popitem(last=False)
 
-    def _walk(self, token_ids: list[int], salt: str) -> Iterator[tuple[int | str, tuple[int, ...]]]:
-        """Yield the keys of the cached blocks at the prompt's beginning."""
+    def _walk(self, blocks: list[bytes], salt: str) -> list[tuple[int | str, bytes]]:
+        """Return the keys of the cached blocks at the prompt's beginning."""
+        keys: list[tuple[int | str, bytes]] = []
         parent: int | str = salt
-        for at in range(len(token_ids) // BLOCK_TOKENS):
-            key = (parent, _block(token_ids, at))
+        for block in blocks:
+            key = (parent, block)
             found = self._ids.get(key)
             if found is None:
-                return
-            yield key
+                break
+            keys.append(key)
             parent = found
+        return keys
 
 
-def _block(token_ids: list[int], at: int) -> tuple[int, ...]:
-    return tuple(token_ids[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS])
+def _blocks(token_ids: list[int]) -> list[bytes]:
+    """Return the whole blocks of a prompt."""
+    packed = array("I", token_ids).tobytes()
+    size = len(packed) // len(token_ids) * BLOCK_TOKENS if token_ids else 1
+    return [packed[at : at + size] for at in range(0, len(packed) - size + 1, size)]
 
 
 _NAMES = ("item", "value", "result", "node", "index", "total", "names", "größe")
@@ -144,7 +165,8 @@ def plausible_code(job: Job) -> Iterator[Token]:
     """
     sampling = job.sampling
     source: int | str = job.id if sampling.seed is None else sampling.seed
-    rng = random.Random(f"{hash(tuple(job.prompt_token_ids))} {source if sampling.temperature > 0 else None}")
+    prompt = zlib.crc32(array("I", job.prompt_token_ids).tobytes())
+    rng = random.Random(zlib.crc32(str(source).encode(), prompt) if sampling.temperature > 0 else prompt)
     indent = ""
     while True:
         for text in (indent + rng.choice(_NAMES), " =", rng.choice(_CALLS), "(", rng.choice(_NAMES), ")\n"):

@@ -12,6 +12,12 @@ class EngineSettings:
 
     kind: Literal["vllm", "scripted"] = "vllm"
     """The real engine, or a deterministic double with a service-time model for capacity runs."""
+    scripted_times: Literal[
+        "instant", "small_model_on_two_cores", "large_model_on_a_gpu", "large_model_prefilled_apart"
+    ] = "small_model_on_two_cores"
+    """How long the scripted engine takes: 45 ms for a prompt and 8 ms for a step with a large model."""
+    scripted_acceptance: float = 0.7
+    """The chance of each draft token of the scripted engine, given that those before it were accepted."""
     model: str = ""
     """A Hugging Face model id, or the path of a model folder. A path may be relative to the configuration file."""
     revision: str | None = None
@@ -54,7 +60,7 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_at_least(self, num_speculative_tokens=0, max_num_seqs=1, tensor_parallel_size=1)
+        require_at_least(self, scripted_acceptance=0, num_speculative_tokens=0, max_num_seqs=1, tensor_parallel_size=1)
         require_positive(self, "start_timeout_s", "hang_timeout_s")
         if not 0 < self.restart_backoff_min_s <= self.restart_backoff_max_s:
             msg = "restart_backoff_min_s: must be above 0 and at most restart_backoff_max_s"

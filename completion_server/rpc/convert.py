@@ -184,6 +184,7 @@ def end_message(end: End) -> pb.End:
     """Return the wire's form of an end."""
     outcome, usage, timings = end.outcome, end.usage, end.timings
     message = pb.End(
+        text=end.text,
         finish_reason=_FINISH_REASONS[outcome.reason],
         usage=pb.Usage(
             prompt_tokens=usage.prompt_tokens,

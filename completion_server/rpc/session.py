@@ -2,6 +2,9 @@
 
 import asyncio
 import logging
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -34,6 +37,21 @@ def reset(seconds: float) -> NoReturn:
     raise asyncio.CancelledError
 
 
+@dataclass(slots=True)
+class _Answer:
+    """What is written under one sequence number: what a completion has to say, or why there is none."""
+
+    sequence: int
+    completion: Completion | None = None
+    refusal: End | None = None
+    is_ready: bool = False
+    """Whether it stands in the row of those that have something to write."""
+
+    def take(self) -> Event | None:
+        """Return what is to be written now."""
+        return self.refusal if self.completion is None else self.completion.take_nowait()
+
+
 class SessionStream:
     """The server's side of one stream. A bad request ends that request; a bad reader ends the stream."""
 
@@ -55,23 +73,34 @@ class SessionStream:
         self._tenant = tenant
         self._session_id = ""
         self._last_sequence = -1
-        self._completions: dict[int, Completion] = {}
-        self._writing = asyncio.Lock()
+        self._open: dict[int, _Answer] = {}
+        self._ready: deque[_Answer] = deque()
+        self._news: asyncio.Future[None] | None = None
         self._places = asyncio.Semaphore(limits.max_requests_per_session)
+        self._loop = asyncio.get_running_loop()
         self._reading: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._is_read = False
+        self._has_stalled = False
         self._is_closing = False
 
     async def run(self) -> CompletionError | None:
         """Serve the stream to its end; return the failure that the call must end with, if any."""
         try:
-            async with asyncio.TaskGroup() as answers:
-                self._reading = answers.create_task(self._read(answers))
-        except BaseExceptionGroup as group:
-            if group.subgroup(TimeoutError):
+            async with asyncio.TaskGroup() as group:
+                self._writing = group.create_task(self._write_all())
+                self._reading = group.create_task(self._read_all())
+        except BaseExceptionGroup as failures:
+            if failures.subgroup(TimeoutError):
                 reset(self._stall_timeout_s)
-            if group.subgroup(lambda error: not isinstance(error, CLIENT_GONE)):
+            if failures.subgroup(lambda error: not isinstance(error, CLIENT_GONE)):
                 raise
             return None
+        finally:
+            for answer in self._open.values():
+                if answer.completion is not None:
+                    answer.completion.close()
+                    answer.completion.ignore()
         if self._is_closing:
             return UnavailableError("the server is shutting down", retry_after_ms=0)
         return None
@@ -82,35 +111,44 @@ class SessionStream:
         if self._reading is not None:
             self._reading.cancel()
 
-    async def _read(self, answers: asyncio.TaskGroup) -> None:
-        while (message := await self._context.read()) is not grpc.aio.EOF:
-            if isinstance(message, Malformed):
-                await self._refuse(message.sequence, message.error)
-                continue
-            match message.WhichOneof("event"):
-                case "complete":
-                    await self._places.acquire()
-                    await self._complete(message.complete, answers)
-                case "cancel":
-                    completion = self._completions.get(message.cancel.sequence)
-                    if completion is not None:
-                        completion.close()
-                case "feedback":
-                    self._report(message.feedback)
-                case _:
-                    await self._refuse(0, InvalidRequestError("event", "must be set"))
+    # What comes in
 
-    async def _complete(self, message: pb.CompleteRequest, answers: asyncio.TaskGroup) -> None:
+    async def _read_all(self) -> None:
         try:
-            completion = self._open(message)
+            while (message := await self._context.read()) is not grpc.aio.EOF:
+                await self._take(message)
+        finally:
+            self._is_read = True
+            self._wake()
+
+    async def _take(self, message: pb.SessionRequest | Malformed) -> None:
+        if isinstance(message, Malformed):
+            await self._refuse(message.sequence, message.error)
+            return
+        match message.WhichOneof("event"):
+            case "complete":
+                await self._places.acquire()
+                await self._complete(message.complete)
+            case "cancel":
+                answer = self._open.get(message.cancel.sequence)
+                if answer is not None and answer.completion is not None:
+                    answer.completion.close()
+            case "feedback":
+                self._report(message.feedback)
+            case _:
+                await self._refuse(0, InvalidRequestError("event", "must be set"))
+
+    async def _complete(self, message: pb.CompleteRequest) -> None:
+        try:
+            completion = self._open_completion(message)
         except CompletionError as error:
             self._places.release()
             await self._refuse(message.sequence, error)
             return
-        self._completions[message.sequence] = completion
-        answers.create_task(self._answer(message.sequence, completion))
+        answer = self._open[message.sequence] = _Answer(message.sequence, completion)
+        completion.listen(partial(self._has_news, answer))
 
-    def _open(self, message: pb.CompleteRequest) -> Completion:
+    def _open_completion(self, message: pb.CompleteRequest) -> Completion:
         self._check_session(message)
         if message.sequence <= self._last_sequence:
             limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"
@@ -135,36 +173,71 @@ class SessionStream:
         except InvalidRequestError:
             self._pipeline.observer.feedback_refused()
 
-    async def _answer(self, sequence: int, completion: Completion) -> None:
-        try:
-            async for event in completion.events():
-                await self._write(sequence, event, completion)
-        finally:
-            completion.close()
-            self._completions.pop(sequence, None)
-            self._places.release()
-
     async def _refuse(self, sequence: int, error: CompletionError) -> None:
-        """End a request that was not taken in."""
+        """End a request that was not taken in, once those before it leave room: an editor must not fill memory."""
         self._pipeline.observer.request_refused(error.code)
         outcome = Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
         if self._pipeline.gate.readiness is Readiness.DRAINING and isinstance(error, UnavailableError):
             outcome = Outcome(FinishReason.SHED, ShedReason.DRAINING, error.retry_after_ms)
-        twin = self._completions.get(sequence)
-        if twin is not None:  # a number may have one end only, so it is this that the request in flight gets
-            twin.close(outcome)
+        twin = self._open.get(sequence)
+        if twin is not None and twin.completion is not None:
+            twin.completion.close(outcome)  # a number may have one end only, so it is this that the one in flight gets
             return
-        await self._write(sequence, End(outcome))
+        await self._places.acquire()
+        self._has_news(_Answer(sequence, refusal=End(outcome)))
 
-    async def _write(self, sequence: int, event: Event, completion: Completion | None = None) -> None:
-        """Write, one at a time; meanwhile the events of the other requests are merged in their mailboxes.
+    # What goes out
 
-        Text that waited for its turn is dropped where a newer request came meanwhile.
+    def _has_news(self, answer: _Answer) -> None:
+        if not answer.is_ready:
+            answer.is_ready = True
+            self._ready.append(answer)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _write_all(self) -> None:
+        """Write, one event at a time; meanwhile what the other requests say is merged in their mailboxes.
 
         Raises:
             TimeoutError: the reader stalls.
 
         """
-        async with self._writing, asyncio.timeout(self._stall_timeout_s):
-            if completion is None or not completion.is_superseded or isinstance(event, End):
-                await self._context.write(convert.session_response_of(sequence, event))
+        while self._ready or not self._is_read or self._open:
+            if not self._ready:
+                self._news = self._loop.create_future()
+                await self._news
+                continue
+            answer = self._ready.popleft()
+            answer.is_ready = False
+            event = answer.take()
+            if event is None:
+                continue
+            await self._write(convert.session_response_of(answer.sequence, event))
+            if isinstance(event, End):
+                self._close(answer)
+
+    def _close(self, answer: _Answer) -> None:
+        self._places.release()
+        if answer.completion is not None:
+            del self._open[answer.sequence]
+            answer.completion.note_streamed()
+
+    async def _write(self, message: pb.SessionResponse) -> None:
+        # Cheaper than asyncio.timeout, at some thousand messages a second.
+        guard = self._loop.call_later(self._stall_timeout_s, self._stall)
+        try:
+            await self._context.write(message)
+        except asyncio.CancelledError:
+            if self._has_stalled:
+                raise TimeoutError from None
+            raise
+        finally:
+            guard.cancel()
+
+    def _stall(self) -> None:
+        assert self._writing is not None
+        self._has_stalled = True
+        self._writing.cancel()

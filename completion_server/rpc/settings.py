@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from completion_server.core.checks import require_positive
+from completion_server.core.checks import require_at_least, require_positive
 
 MIB = 1024 * 1024
 
@@ -46,6 +46,9 @@ class ServerSettings:
     """How long accepted requests may take to finish after SIGTERM."""
     stall_timeout_s: float = 5.0
     """A reader that takes nothing for this long while something waits for it is ended."""
+    delta_pause_ms: float = 20.0
+    """At least this long between two messages with text of one answer, since each costs more than what it says; the
+    first text and the end never wait."""
     max_message_bytes: int = 16 * MIB
     """Larger messages are refused by the transport."""
     max_pending_calls: int = 20_000
@@ -53,6 +56,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
+        require_at_least(self, delta_pause_ms=0)
         require_positive(self, "grace_s", "stall_timeout_s", "max_message_bytes", "max_pending_calls")
 
 

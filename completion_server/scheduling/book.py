@@ -282,7 +282,7 @@ class Book:
         return [TakeOver(entry.claim.id, other.claim.id), End(other.claim.id, SUPERSEDED)]
 
     def _make_room(self, claim: Claim, now: float) -> list[Action]:
-        """Decide whether a newcomer that takes nobody's place may wait, and who gives way: the last of the least class."""
+        """Decide whether a newcomer that takes nobody's place may wait, and who gives way to it."""
         if self._num_occupied < self.num_slots:
             return []
         if self.shedding is Shedding.PREDICTED:

@@ -10,8 +10,8 @@ from prometheus_client.registry import Collector
 
 from completion_server.core.errors import Code
 from completion_server.core.events import Feedback, Marks
-from completion_server.core.outcome import End, FinishReason
-from completion_server.core.request import Request
+from completion_server.core.outcome import End, FinishReason, ShedReason
+from completion_server.core.request import Request, Trigger
 
 BUCKETS_S = (
     0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1,
@@ -21,6 +21,8 @@ BUCKETS_S = (
 
 TOKEN_BUCKETS_S = (0.0005, *BUCKETS_S[:20])
 
+_STAGES = ("admission", "queue", "tokenise", "prefill", "decode_token", "stream", "total")
+_TOKEN_KINDS = ("prompt", "cached_prompt", "completion", "drafted", "accepted_draft")
 _IN_VAIN = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
 
 
@@ -79,30 +81,39 @@ class Metrics:
             buckets=BUCKETS_S,
             registry=registry,
         )
+        # Looking a series up by its labels costs more than counting, and it is done twenty times for a request.
+        self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
+        self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
+        self._token = {kind: self._tokens.labels(kind) for kind in _TOKEN_KINDS}
+        self._requests_of: dict[tuple[Trigger, FinishReason, ShedReason | None], Counter] = {}
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
 
     def request_ended(self, request: Request, end: End, marks: Marks) -> None:
         """See Observer."""
-        outcome = end.outcome.reason.value
-        shed_reason = end.outcome.shed_reason.value if end.outcome.shed_reason else ""
-        trigger = request.trigger.name.lower()
-        self.ended[outcome] = self.ended.get(outcome, 0) + 1
-        self._requests.labels(outcome, trigger, shed_reason).inc()
-        usage = end.usage
-        for kind, number in (
-            ("prompt", usage.prompt_tokens),
-            ("cached_prompt", usage.cached_prompt_tokens),
-            ("completion", usage.completion_tokens),
-            ("drafted", usage.drafted_tokens),
-            ("accepted_draft", usage.accepted_draft_tokens),
-        ):
-            self._tokens.labels(kind).inc(number)
-        if end.outcome.reason in _IN_VAIN:
-            self._wasted.labels(outcome).inc(usage.completion_tokens)
+        reason, usage = end.outcome.reason, end.usage
+        self.ended[reason.value] = self.ended.get(reason.value, 0) + 1
+        self._count_request(request.trigger, reason, end.outcome.shed_reason)
+        if usage.prompt_tokens:
+            self._token["prompt"].inc(usage.prompt_tokens)
+            self._token["cached_prompt"].inc(usage.cached_prompt_tokens)
+        if usage.completion_tokens:
+            self._token["completion"].inc(usage.completion_tokens)
+            self._token["drafted"].inc(usage.drafted_tokens)
+            self._token["accepted_draft"].inc(usage.accepted_draft_tokens)
+        if reason in _IN_VAIN:
+            self._wasted.labels(reason.value).inc(usage.completion_tokens)
         self._time_stages(marks, usage.completion_tokens)
         if marks.first_output is not None:
-            self._ttft.labels(trigger).observe(marks.first_output - marks.received)
+            self._ttft_of[request.trigger].observe(marks.first_output - marks.received)
+
+    def _count_request(self, trigger: Trigger, reason: FinishReason, shed_reason: ShedReason | None) -> None:
+        key = trigger, reason, shed_reason
+        counter = self._requests_of.get(key)
+        if counter is None:
+            shed = shed_reason.value if shed_reason else ""
+            counter = self._requests_of[key] = self._requests.labels(reason.value, trigger.name.lower(), shed)
+        counter.inc()
 
     def _time_stages(self, marks: Marks, num_tokens: int) -> None:
         for stage, begin, end in (
@@ -113,11 +124,10 @@ class Metrics:
             ("total", marks.received, marks.ended),
         ):
             if begin is not None and end is not None:
-                self._stages.labels(stage).observe(end - begin)
+                self._stage[stage].observe(end - begin)
         num_decoded = num_tokens - marks.tokens_at_first_output
         if marks.first_output is not None and marks.last_output is not None and num_decoded > 0:
-            per_token = (marks.last_output - marks.first_output) / num_decoded
-            self._stages.labels("decode_token").observe(per_token)
+            self._stage["decode_token"].observe((marks.last_output - marks.first_output) / num_decoded)
 
     def request_refused(self, code: Code) -> None:
         """See Observer."""
@@ -125,7 +135,7 @@ class Metrics:
 
     def request_streamed(self, seconds: float) -> None:
         """See Observer."""
-        self._stages.labels("stream").observe(seconds)
+        self._stage["stream"].observe(seconds)
 
     def generation_taken_over(self, num_tokens: int) -> None:
         """See Observer."""

@@ -81,6 +81,24 @@ def test_a_long_prompt_takes_several_steps_and_others_decode_meanwhile() -> None
     run(main())
 
 
+def test_prompts_that_are_computed_apart_delay_nobody() -> None:
+    async def main() -> None:
+        engine = await started(times=ServiceTimes(prefill_apart_s=0.045, decode_base_s=0.010), max_num_seqs=2)
+        first = asyncio.create_task(collect(engine, job("a", max_tokens=8)))
+        await asyncio.sleep(0.030)
+        late = asyncio.create_task(collect(engine, job("b", max_tokens=2)))
+        gone = asyncio.create_task(collect(engine, job("c", max_tokens=2)))
+        await asyncio.sleep(0.005)
+        gone.cancel()  # while it waits for a place
+        # The first token comes with the step after the prompt is there, looked for every 10 ms.
+        assert times_of(await first) == [0.055, 0.065, 0.075, 0.085, 0.095, 0.105, 0.115, 0.125]
+        assert times_of(await late) == [0.095, 0.105]
+        assert engine.stats() == EngineStats(num_generated_tokens=10)
+        await engine.stop()
+
+    run(main())
+
+
 def test_the_cache_shortens_prefill() -> None:
     async def main() -> None:
         engine = await started()

@@ -169,6 +169,7 @@ async def read(completion: Completion) -> Answer:
         if isinstance(event, Delta):
             text += event.text
         else:
+            text += event.text
             end = event
     assert end is not None
     return Answer(text, end)

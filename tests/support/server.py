@@ -108,6 +108,7 @@ class Answer:
             self.text += event.delta.text
             self.deltas += 1
         else:
+            self.text += event.end.text
             self.end = event.end
 
 

@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63ompletion/v1/completion.proto\x12\rcompletion.v1\":\n\x0e\x43ontextSnippet\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05score\x18\x03 \x01(\x01\"\xe7\x02\n\x0f\x43ompleteRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x64ocument_uri\x18\x03 \x01(\t\x12\x13\n\x0blanguage_id\x18\x04 \x01(\t\x12\x0e\n\x06prefix\x18\x05 \x01(\t\x12\x0e\n\x06suffix\x18\x06 \x01(\t\x12/\n\x08snippets\x18\x07 \x03(\x0b\x32\x1d.completion.v1.ContextSnippet\x12\'\n\x07trigger\x18\x08 \x01(\x0e\x32\x16.completion.v1.Trigger\x12!\n\x04mode\x18\t \x01(\x0e\x32\x13.completion.v1.Mode\x12\x12\n\nmax_tokens\x18\n \x01(\x05\x12\x18\n\x0btemperature\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04seed\x18\x0c \x01(\x04H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\tB\x0e\n\x0c_temperatureB\x07\n\x05_seed\"e\n\x10\x43ompleteResponse\x12%\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x14.completion.v1.DeltaH\x00\x12!\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x12.completion.v1.EndH\x00\x42\x07\n\x05\x65vent\"\x15\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x93\x02\n\x03\x45nd\x12\x32\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1b.completion.v1.FinishReason\x12#\n\x05usage\x18\x02 \x01(\x0b\x32\x14.completion.v1.Usage\x12\'\n\x07timings\x18\x03 \x01(\x0b\x32\x16.completion.v1.Timings\x12.\n\x0bshed_reason\x18\x04 \x01(\x0e\x32\x19.completion.v1.ShedReason\x12\x1b\n\x0eretry_after_ms\x18\x05 \x01(\rH\x00\x88\x01\x01\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1b.completion.v1.RequestErrorB\x11\n\x0f_retry_after_ms\"\x8e\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x04 \x01(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_draft_tokens\x18\x05 \x01(\r\"i\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x13\n\x0btokenise_ms\x18\x02 \x01(\x01\x12\x12\n\nprefill_ms\x18\x03 \x01(\x01\x12\x11\n\tdecode_ms\x18\x04 \x01(\x01\x12\x10\n\x08total_ms\x18\x05 \x01(\x01\"f\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x37\n\x10\x66ield_violations\x18\x03 \x03(\x0b\x32\x1d.completion.v1.FieldViolation\"4\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"\xb0\x01\n\x0eSessionRequest\x12\x32\n\x08\x63omplete\x18\x01 \x01(\x0b\x32\x1e.completion.v1.CompleteRequestH\x00\x12\'\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x15.completion.v1.CancelH\x00\x12\x38\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x03 \x01(\x0b\x32$.completion.v1.ReportFeedbackRequestH\x00\x42\x07\n\x05\x65vent\"\x1a\n\x06\x43\x61ncel\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"v\n\x0fSessionResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.completion.v1.DeltaH\x00\x12!\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x12.completion.v1.EndH\x00\x42\x07\n\x05\x65vent\"\xb7\x01\n\x15ReportFeedbackRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12)\n\x04kind\x18\x03 \x01(\x0e\x32\x1b.completion.v1.FeedbackKind\x12\x1b\n\x13\x61\x63\x63\x65pted_characters\x18\x04 \x01(\r\x12\x18\n\x10survived_after_s\x18\x05 \x01(\r\x12\x16\n\x0esurvived_share\x18\x06 \x01(\x01\"\x18\n\x16ReportFeedbackResponse*e\n\x07Trigger\x12\x17\n\x13TRIGGER_UNSPECIFIED\x10\x00\x12\x15\n\x11TRIGGER_AUTOMATIC\x10\x01\x12\x14\n\x10TRIGGER_EXPLICIT\x10\x02\x12\x14\n\x10TRIGGER_PREFETCH\x10\x03*G\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10MODE_SINGLE_LINE\x10\x01\x12\x13\n\x0fMODE_MULTI_LINE\x10\x02*\xe7\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_SUPERSEDED\x10\x03\x12\x16\n\x12\x46INISH_REASON_SHED\x10\x04\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x05\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x06\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x07*\xa1\x01\n\nShedReason\x12\x1b\n\x17SHED_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14SHED_REASON_OVERLOAD\x10\x01\x12$\n SHED_REASON_DEADLINE_UNREACHABLE\x10\x02\x12\x1c\n\x18SHED_REASON_RATE_LIMITED\x10\x03\x12\x18\n\x14SHED_REASON_DRAINING\x10\x04*\xdc\x01\n\x0c\x46\x65\x65\x64\x62\x61\x63kKind\x12\x1d\n\x19\x46\x45\x45\x44\x42\x41\x43K_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x45\x45\x44\x42\x41\x43K_KIND_SHOWN\x10\x01\x12\x1a\n\x16\x46\x45\x45\x44\x42\x41\x43K_KIND_ACCEPTED\x10\x02\x12\x1f\n\x1b\x46\x45\x45\x44\x42\x41\x43K_KIND_ACCEPTED_WORD\x10\x03\x12\x1f\n\x1b\x46\x45\x45\x44\x42\x41\x43K_KIND_ACCEPTED_LINE\x10\x04\x12\x1a\n\x16\x46\x45\x45\x44\x42\x41\x43K_KIND_REJECTED\x10\x05\x12\x1a\n\x16\x46\x45\x45\x44\x42\x41\x43K_KIND_SURVIVED\x10\x06\x32\x8f\x02\n\x11\x43ompletionService\x12M\n\x08\x43omplete\x12\x1e.completion.v1.CompleteRequest\x1a\x1f.completion.v1.CompleteResponse0\x01\x12L\n\x07Session\x12\x1d.completion.v1.SessionRequest\x1a\x1e.completion.v1.SessionResponse(\x01\x30\x01\x12]\n\x0eReportFeedback\x12$.completion.v1.ReportFeedbackRequest\x1a%.completion.v1.ReportFeedbackResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63ompletion/v1/completion.proto\x12\rcompletion.v1\":\n\x0e\x43ontextSnippet\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05score\x18\x03 \x01(\x01\"\xe7\x02\n\x0f\x43ompleteRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x64ocument_uri\x18\x03 \x01(\t\x12\x13\n\x0blanguage_id\x18\x04 \x01(\t\x12\x0e\n\x06prefix\x18\x05 \x01(\t\x12\x0e\n\x06suffix\x18\x06 \x01(\t\x12/\n\x08snippets\x18\x07 \x03(\x0b\x32\x1d.completion.v1.ContextSnippet\x12\'\n\x07trigger\x18\x08 \x01(\x0e\x32\x16.completion.v1.Trigger\x12!\n\x04mode\x18\t \x01(\x0e\x32\x13.completion.v1.Mode\x12\x12\n\nmax_tokens\x18\n \x01(\x05\x12\x18\n\x0btemperature\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04seed\x18\x0c \x01(\x04H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\r \x03(\tB\x0e\n\x0c_temperatureB\x07\n\x05_seed\"e\n\x10\x43ompleteResponse\x12%\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x14.completion.v1.DeltaH\x00\x12!\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x12.completion.v1.EndH\x00\x42\x07\n\x05\x65vent\"\x15\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xa1\x02\n\x03\x45nd\x12\x32\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1b.completion.v1.FinishReason\x12#\n\x05usage\x18\x02 \x01(\x0b\x32\x14.completion.v1.Usage\x12\'\n\x07timings\x18\x03 \x01(\x0b\x32\x16.completion.v1.Timings\x12.\n\x0bshed_reason\x18\x04 \x01(\x0e\x32\x19.completion.v1.ShedReason\x12\x1b\n\x0eretry_after_ms\x18\x05 \x01(\rH\x00\x88\x01\x01\x12*\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1b.completion.v1.RequestError\x12\x0c\n\x04text\x18\x07 \x01(\tB\x11\n\x0f_retry_after_ms\"\x8e\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x16\n\x0e\x64rafted_tokens\x18\x04 \x01(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_draft_tokens\x18\x05 \x01(\r\"i\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x13\n\x0btokenise_ms\x18\x02 \x01(\x01\x12\x12\n\nprefill_ms\x18\x03 \x01(\x01\x12\x11\n\tdecode_ms\x18\x04 \x01(\x01\x12\x10\n\x08total_ms\x18\x05 \x01(\x01\"f\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x37\n\x10\x66ield_violations\x18\x03 \x03(\x0b\x32\x1d.completion.v1.FieldViolation\"4\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\"\xb0\x01\n\x0eSessionRequest\x12\x32\n\x08\x63omplete\x18\x01 \x01(\x0b\x32\x1e.completion.v1.CompleteRequestH\x00\x12\'\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x15.completion.v1.CancelH\x00\x12\x38\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x03 \x01(\x0b\x32$.completion.v1.ReportFeedbackRequestH\x00\x42\x07\n\x05\x65vent\"\x1a\n\x06\x43\x61ncel\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"v\n\x0fSessionResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.completion.v1.DeltaH\x00\x12!\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x12.completion.v1.EndH\x00\x42\x07\n\x05\x65vent\"\xb7\x01\n\x15ReportFeedbackRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12)\n\x04kind\x18\x03 \x01(\x0e\x32\x1b.completion.v1.FeedbackKind\x12\x1b\n\x13\x61\x63\x63\x65pted_characters\x18\x04 \x01(\r\x12\x18\n\x10survived_after_s\x18\x05 \x01(\r\x12\x16\n\x0esurvived_share\x18\x06 \x01(\x01\"\x18\n\x16ReportFeedbackResponse*e\n\x07Trigger\x12\x17\n\x13TRIGGER_UNSPECIFIED\x10\x00\x12\x15\n\x11TRIGGER_AUTOMATIC\x10\x01\x12\x14\n\x10TRIGGER_EXPLICIT\x10\x02\x12\x14\n\x10TRIGGER_PREFETCH\x10\x03*G\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10MODE_SINGLE_LINE\x10\x01\x12\x13\n\x0fMODE_MULTI_LINE\x10\x02*\xe7\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_SUPERSEDED\x10\x03\x12\x16\n\x12\x46INISH_REASON_SHED\x10\x04\x12\x1a\n\x16\x46INISH_REASON_DEADLINE\x10\x05\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x06\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x07*\xa1\x01\n\nShedReason\x12\x1b\n\x17SHED_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14SHED_REASON_OVERLOAD\x10\x01\x12$\n SHED_REASON_DEADLINE_UNREACHABLE\x10\x02\x12\x1c\n\x18SHED_REASON_RATE_LIMITED\x10\x03\x12\x18\n\x14SHED_REASON_DRAINING\x10\x04*\xdc\x01\n\x0c\x46\x65\x65\x64\x62\x61\x63kKind\x12\x1d\n\x19\x46\x45\x45\x44\x42\x41\x43K_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x45\x45\x44\x42\x41\x43K_KIND_SHOWN\x10\x01\x12\x1a\n\x16\x46\x45\x45\x44\x42\x41\x43K_KIND_ACCEPTED\x10\x02\x12\x1f\n\x1b\x46\x45\x45\x44\x42\x41\x43K_KIND_ACCEPTED_WORD\x10\x03\x12\x1f\n\x1b\x46\x45\x45\x44\x42\x41\x43K_KIND_ACCEPTED_LINE\x10\x04\x12\x1a\n\x16\x46\x45\x45\x44\x42\x41\x43K_KIND_REJECTED\x10\x05\x12\x1a\n\x16\x46\x45\x45\x44\x42\x41\x43K_KIND_SURVIVED\x10\x06\x32\x8f\x02\n\x11\x43ompletionService\x12M\n\x08\x43omplete\x12\x1e.completion.v1.CompleteRequest\x1a\x1f.completion.v1.CompleteResponse0\x01\x12L\n\x07Session\x12\x1d.completion.v1.SessionRequest\x1a\x1e.completion.v1.SessionResponse(\x01\x30\x01\x12]\n\x0eReportFeedback\x12$.completion.v1.ReportFeedbackRequest\x1a%.completion.v1.ReportFeedbackResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'completion.v1.completion_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRIGGER']._serialized_start=1824
-  _globals['_TRIGGER']._serialized_end=1925
-  _globals['_MODE']._serialized_start=1927
-  _globals['_MODE']._serialized_end=1998
-  _globals['_FINISHREASON']._serialized_start=2001
-  _globals['_FINISHREASON']._serialized_end=2232
-  _globals['_SHEDREASON']._serialized_start=2235
-  _globals['_SHEDREASON']._serialized_end=2396
-  _globals['_FEEDBACKKIND']._serialized_start=2399
-  _globals['_FEEDBACKKIND']._serialized_end=2619
+  _globals['_TRIGGER']._serialized_start=1838
+  _globals['_TRIGGER']._serialized_end=1939
+  _globals['_MODE']._serialized_start=1941
+  _globals['_MODE']._serialized_end=2012
+  _globals['_FINISHREASON']._serialized_start=2015
+  _globals['_FINISHREASON']._serialized_end=2246
+  _globals['_SHEDREASON']._serialized_start=2249
+  _globals['_SHEDREASON']._serialized_end=2410
+  _globals['_FEEDBACKKIND']._serialized_start=2413
+  _globals['_FEEDBACKKIND']._serialized_end=2633
   _globals['_CONTEXTSNIPPET']._serialized_start=49
   _globals['_CONTEXTSNIPPET']._serialized_end=107
   _globals['_COMPLETEREQUEST']._serialized_start=110
@@ -50,25 +50,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELTA']._serialized_start=574
   _globals['_DELTA']._serialized_end=595
   _globals['_END']._serialized_start=598
-  _globals['_END']._serialized_end=873
-  _globals['_USAGE']._serialized_start=876
-  _globals['_USAGE']._serialized_end=1018
-  _globals['_TIMINGS']._serialized_start=1020
-  _globals['_TIMINGS']._serialized_end=1125
-  _globals['_REQUESTERROR']._serialized_start=1127
-  _globals['_REQUESTERROR']._serialized_end=1229
-  _globals['_FIELDVIOLATION']._serialized_start=1231
-  _globals['_FIELDVIOLATION']._serialized_end=1283
-  _globals['_SESSIONREQUEST']._serialized_start=1286
-  _globals['_SESSIONREQUEST']._serialized_end=1462
-  _globals['_CANCEL']._serialized_start=1464
-  _globals['_CANCEL']._serialized_end=1490
-  _globals['_SESSIONRESPONSE']._serialized_start=1492
-  _globals['_SESSIONRESPONSE']._serialized_end=1610
-  _globals['_REPORTFEEDBACKREQUEST']._serialized_start=1613
-  _globals['_REPORTFEEDBACKREQUEST']._serialized_end=1796
-  _globals['_REPORTFEEDBACKRESPONSE']._serialized_start=1798
-  _globals['_REPORTFEEDBACKRESPONSE']._serialized_end=1822
-  _globals['_COMPLETIONSERVICE']._serialized_start=2622
-  _globals['_COMPLETIONSERVICE']._serialized_end=2893
+  _globals['_END']._serialized_end=887
+  _globals['_USAGE']._serialized_start=890
+  _globals['_USAGE']._serialized_end=1032
+  _globals['_TIMINGS']._serialized_start=1034
+  _globals['_TIMINGS']._serialized_end=1139
+  _globals['_REQUESTERROR']._serialized_start=1141
+  _globals['_REQUESTERROR']._serialized_end=1243
+  _globals['_FIELDVIOLATION']._serialized_start=1245
+  _globals['_FIELDVIOLATION']._serialized_end=1297
+  _globals['_SESSIONREQUEST']._serialized_start=1300
+  _globals['_SESSIONREQUEST']._serialized_end=1476
+  _globals['_CANCEL']._serialized_start=1478
+  _globals['_CANCEL']._serialized_end=1504
+  _globals['_SESSIONRESPONSE']._serialized_start=1506
+  _globals['_SESSIONRESPONSE']._serialized_end=1624
+  _globals['_REPORTFEEDBACKREQUEST']._serialized_start=1627
+  _globals['_REPORTFEEDBACKREQUEST']._serialized_end=1810
+  _globals['_REPORTFEEDBACKRESPONSE']._serialized_start=1812
+  _globals['_REPORTFEEDBACKRESPONSE']._serialized_end=1836
+  _globals['_COMPLETIONSERVICE']._serialized_start=2636
+  _globals['_COMPLETIONSERVICE']._serialized_end=2907
 # @@protoc_insertion_point(module_scope)

@@ -302,7 +302,9 @@ Global___CompleteRequest: _TypeAlias = CompleteRequest  # noqa: Y015
 
 @_typing.final
 class CompleteResponse(_message.Message):
-    """CompleteResponse is one event of an answer: any number of deltas, then exactly one end."""
+    """CompleteResponse is one event of an answer: any number of deltas, then exactly one end, which may bring the last text
+    along.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -366,12 +368,15 @@ class End(_message.Message):
     SHED_REASON_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """Why it ended."""
     shed_reason: Global___ShedReason.ValueType
     """Why it was shed, where it was."""
     retry_after_ms: _builtins.int
     """When to ask again; set where the request was shed or the engine is away."""
+    text: _builtins.str
+    """Text to append before the answer ends: what was ready together with the end. Always whole characters."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Tokens read and written."""
@@ -393,10 +398,11 @@ class End(_message.Message):
         shed_reason: Global___ShedReason.ValueType = ...,
         retry_after_ms: _builtins.int | None = ...,
         error: Global___RequestError | None = ...,
+        text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms", "error", b"error", "retry_after_ms", b"retry_after_ms", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms", "error", b"error", "finish_reason", b"finish_reason", "retry_after_ms", b"retry_after_ms", "shed_reason", b"shed_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms", "error", b"error", "finish_reason", b"finish_reason", "retry_after_ms", b"retry_after_ms", "shed_reason", b"shed_reason", "text", b"text", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_after_ms: _TypeAlias = _typing.Literal["retry_after_ms"]  # noqa: Y015
     _WhichOneofArgType__retry_after_ms: _TypeAlias = _typing.Literal["_retry_after_ms", b"_retry_after_ms"]  # noqa: Y015

@@ -2,10 +2,12 @@
 
 import asyncio
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
 from completion_server.core.outcome import Delta, End, FinishReason, Outcome
+from completion_server.simulation import virtual_time
 from completion_server.streaming.mailbox import Mailbox
 
 END = End(Outcome(FinishReason.STOP))
@@ -20,12 +22,63 @@ async def test_what_a_slow_reader_has_not_taken_is_one_delta() -> None:
     assert mailbox.num_pending == 0
 
 
-async def test_pending_text_comes_before_the_end() -> None:
+async def test_the_end_brings_pending_text_along() -> None:
     mailbox = Mailbox()
     mailbox.put_nowait("a")
     mailbox.close_nowait(END)
     assert mailbox.is_closed
-    assert [await mailbox.get(), await mailbox.get()] == [Delta("a"), END]
+    assert await mailbox.get() == replace(END, text="a")
+
+
+def test_between_two_deltas_there_is_a_pause_but_not_before_the_first_or_the_end() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        mailbox, taken, began = Mailbox(pause_s=0.02), [], loop.time()
+
+        async def take_all() -> None:
+            while not taken or not isinstance(taken[-1][1], End):
+                event = await mailbox.get()
+                taken.append((round(loop.time() - began, 3), event))
+
+        reader = asyncio.create_task(take_all())
+        for text in "abcdef":
+            mailbox.put_nowait(text)
+            await asyncio.sleep(0.008)
+        mailbox.close_nowait(END)
+        await reader
+        assert taken == [
+            (0.0, Delta("a")), (0.02, Delta("bc")), (0.04, Delta("de")), (0.048, replace(END, text="f")),
+        ]  # fmt: skip
+
+    virtual_time.run(scenario())
+
+
+def test_after_a_pause_nothing_is_told_until_there_is_text_again() -> None:
+    async def scenario() -> None:
+        mailbox, told = Mailbox(pause_s=0.02), []
+        mailbox.listen(lambda: told.append(asyncio.get_running_loop().time()))
+        mailbox.put_nowait("a")
+        assert mailbox.get_nowait() == Delta("a")
+        mailbox.put_nowait("stale")
+        mailbox.discard_pending_nowait()
+        await asyncio.sleep(0.05)
+        assert (len(told), mailbox.get_nowait()) == (1, None)
+        mailbox.put_nowait("b")
+        assert (len(told), mailbox.get_nowait()) == (2, Delta("b"))
+
+    virtual_time.run(scenario())
+
+
+async def test_who_listens_late_is_told_at_once_and_who_ignores_never() -> None:
+    mailbox, told = Mailbox(), []
+    mailbox.put_nowait("a")
+    mailbox.listen(lambda: told.append("news"))
+    assert told == ["news"]
+    with pytest.raises(RuntimeError, match="two readers"):
+        mailbox.listen(lambda: None)
+    mailbox.ignore()
+    mailbox.close_nowait(END)
+    assert told == ["news"]
 
 
 async def test_a_waiting_reader_gets_what_is_put() -> None:

@@ -42,7 +42,7 @@ def test_a_request_that_was_shed_has_no_stages_that_it_did_not_reach(registry: C
     metrics = Metrics(registry)
     end = End(Outcome(FinishReason.SHED, ShedReason.OVERLOAD))
     metrics.request_ended(REQUEST, end, Marks(0.0, admitted=0.001, ended=0.002))
-    assert registry.get_sample_value("completion_stage_seconds_count", {"stage": "prefill"}) is None
+    assert registry.get_sample_value("completion_stage_seconds_count", {"stage": "prefill"}) == 0
     labels = {"outcome": "shed", "trigger": "automatic", "shed_reason": "overload"}
     assert registry.get_sample_value("completion_requests_total", labels) == 1
 
