@@ -51,11 +51,10 @@ class Histogram:
 
     def arrays(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         """Return the times recorded, in milliseconds and rising, and how often each was."""
-        items = [
-            (item.value_iterated_to, item.count_at_value_iterated_to) for item in self._hdr.get_recorded_iterator()
-        ]
-        values = np.array([value / 1000 for value, _count in items], dtype=np.float64)
-        return values, np.array([count for _value, count in items], dtype=np.int64)
+        counts = np.array(self._hdr.counts, dtype=np.int64)
+        places = np.flatnonzero(counts)
+        found = [self._hdr.get_highest_equivalent_value(self._hdr.get_value_from_index(int(at))) for at in places]
+        return np.array(found, dtype=np.float64) / 1000, counts[places]
 
     def encode(self) -> str:
         """Return it in HDR's own compressed form (base64, log format V2), which its tools in any language read."""

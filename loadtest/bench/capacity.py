@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtest.bench.contest import PAUSE_S
-from loadtest.open_loop import WHOLE, Editor, Outcome, Record, Target, TargetError, TraceClock, lead_in
-from loadtest.trace import Trace, TypedSession, Typing, make_trace
+from loadtest.driver import lead_in
+from loadtest.record import WHOLE, Outcome, Record, RunClock
+from loadtest.scenario import Scenario
+from loadtest.schedule import Schedule, TypedSession, make_schedule
+from loadtest.targets import Editor, Target, TargetError
 
 _TYPED_S_PER_S = 10.0
 """Typing prepared for each second: callers that never pause go through it faster than people do."""
@@ -30,7 +33,7 @@ class Capacity:
 
 
 async def measure_capacity(
-    target: Target, concurrencies: Sequence[int], seconds: float, seed: str, typing: Typing
+    target: Target, concurrencies: Sequence[int], seconds: float, scenario: Scenario
 ) -> Capacity:
     """Measure for `seconds` at each concurrency.
 
@@ -40,7 +43,8 @@ async def measure_capacity(
     """
     found: dict[int, float] = {}
     for concurrency in concurrencies:
-        trace = make_trace(concurrency, seconds * _TYPED_S_PER_S, f"{seed}/capacity/{concurrency}", typing)
+        seed = f"{scenario.seed}/capacity/{concurrency}"
+        trace = make_schedule(scenario.scaled(sessions=concurrency, duration_s=seconds * _TYPED_S_PER_S, seed=seed))
         found[concurrency] = await completions_per_s(target, trace, seconds)
         await asyncio.sleep(PAUSE_S)
     if not any(found.values()):
@@ -49,7 +53,7 @@ async def measure_capacity(
     return Capacity(found)
 
 
-async def completions_per_s(target: Target, trace: Trace, seconds: float) -> float:
+async def completions_per_s(target: Target, trace: Schedule, seconds: float) -> float:
     """Return the whole completions a second with a caller for each session, until one of them has no more to ask.
 
     Raises:
@@ -58,7 +62,7 @@ async def completions_per_s(target: Target, trace: Trace, seconds: float) -> flo
     """
     async with target.editors(trace) as editors:
         await lead_in(editors, trace)
-        clock = TraceClock()
+        clock = RunClock()
         records: list[Record] = []
         callers = [
             asyncio.create_task(_call(session, editor, clock, records))
@@ -79,7 +83,7 @@ async def completions_per_s(target: Target, trace: Trace, seconds: float) -> flo
     return sum(result.outcome in WHOLE for result in results) / elapsed_s
 
 
-async def _call(session: TypedSession, editor: Editor, clock: TraceClock, records: list[Record]) -> None:
+async def _call(session: TypedSession, editor: Editor, clock: RunClock, records: list[Record]) -> None:
     for request in session.requests:
         record = Record(request, clock)
         records.append(record)

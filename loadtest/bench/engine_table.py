@@ -22,9 +22,9 @@ from rich.table import Table
 
 from loadtest.bench.contest import PAUSE_S, Prompt
 from loadtest.bench.figures import Block, Summary, report_console, rounded
-from loadtest.processes import StartError, end_on_sigterm
 from loadtest.bench.prompts import TooFewTextsError, typed_texts
 from loadtest.bench.server import SERVES_ALL, CommandError, NotAnsweredError, Server, config_options
+from loadtest.processes import StartError, end_on_sigterm
 
 _CONCURRENCY = (1, 16)
 _NO_SPECULATION = ("engine.num_speculative_tokens=0",)

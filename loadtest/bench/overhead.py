@@ -36,12 +36,11 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from loadtest import prompt_replay
+from loadtest.bench import prompt_replay
 from loadtest.bench.bare_engine import BareEngine
 from loadtest.bench.contest import PAUSE_S, Contestant, Prompt, batches
 from loadtest.bench.figures import Block, report_console
 from loadtest.bench.overhead_report import Results, figures, print_tables
-from loadtest.processes import StartError, end_on_sigterm
 from loadtest.bench.prompts import TooFewTextsError, typed_texts
 from loadtest.bench.server import (
     SERVES_ALL,
@@ -53,6 +52,7 @@ from loadtest.bench.server import (
     render_prompts,
 )
 from loadtest.bench.vllm_serve import ServeError, VllmServe
+from loadtest.processes import StartError, end_on_sigterm
 
 _BLOCK_SIZES = {1: 8, 16: 64}
 """Prompts in a block, by how many are asked at once."""

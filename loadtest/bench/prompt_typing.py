@@ -5,14 +5,11 @@ bracket brings its closing one, which is typed over later, now and then a word i
 and then the user goes to another line, types a comment there and comes back.
 """
 
-import os
 import random
 import string
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _MISTYPED_SHARE = 0.02
@@ -20,8 +17,6 @@ _AWAY_SHARE = 0.008
 _NOTE = "  # see below"
 _CHARACTERS_A_KEY = 4
 """Cut out for each key to be typed, so that the stretch does not run out before the keys do."""
-_MIN_BYTES, _MAX_BYTES = 4_000, 120_000
-_SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "lib2to3"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +25,6 @@ class State:
 
     prefix: str
     suffix: str
-
-
-def library_files(count: int, seed: int) -> dict[str, str]:
-    """Return the texts of files of the running Python's standard library by their paths, without its tests."""
-    root = Path(sysconfig.get_path("stdlib"))
-    names = [name for name in sorted(_python_files(root)) if _MIN_BYTES < (root / name).stat().st_size < _MAX_BYTES]
-    random.Random(seed).shuffle(names)
-    return {name.as_posix(): (root / name).read_text(encoding="utf-8", errors="replace") for name in names[:count]}
-
-
-def _python_files(root: Path) -> Iterator[Path]:
-    for folder, inner, files in os.walk(root):
-        inner[:] = [name for name in inner if name not in _SKIPPED_FOLDERS]
-        yield from (Path(folder, name).relative_to(root) for name in files if name.endswith(".py"))
 
 
 def typed(text: str, num_keys: int, seed: int) -> list[State]:

@@ -41,11 +41,6 @@ from rich.progress import Progress
 from loadtest.bench.capacity import Capacity, measure_capacity
 from loadtest.bench.contest import PAUSE_S
 from loadtest.bench.figures import report_console, rounded
-from loadtest.http_target import HttpTarget
-from loadtest.metrics import MetricsError
-from loadtest.open_loop import Target, TargetError, drive
-from loadtest.processes import StartError, end_on_sigterm
-from loadtest.bench.prompts import TooFewTextsError
 from loadtest.bench.scheduler_cells import Cell, Renderer, make_cells
 from loadtest.bench.scheduler_report import (
     PLAIN,
@@ -60,9 +55,16 @@ from loadtest.bench.scheduler_report import (
     print_tables,
 )
 from loadtest.bench.server import SERVES_ALL, CommandError, Server, config_options, effective_config
-from loadtest.session_target import SessionTarget
-from loadtest.trace import Typing, make_trace
 from loadtest.bench.vllm_serve import VllmServe
+from loadtest.documents import DocumentsError
+from loadtest.driver import drive
+from loadtest.metrics import MetricsError
+from loadtest.processes import StartError, end_on_sigterm
+from loadtest.scenario import Scenario
+from loadtest.schedule import make_schedule
+from loadtest.targets import Asking, Target, TargetError, TargetSpec
+from loadtest.targets.grpc import GrpcTarget
+from loadtest.targets.http import HttpTarget
 
 PLAIN_OVERRIDES = (
     *SERVES_ALL,
@@ -97,7 +99,7 @@ class _Options(TypedDict):
 class Contest:
     """Everything that was measured."""
 
-    typing: Typing
+    scenario: Scenario
     capacity: Capacity | None
     completions_per_s: float
     """What loads are multiples of."""
@@ -157,7 +159,7 @@ def main(
         contest = asyncio.run(
             _measure(config, overrides, options, _QUICK_CAPACITY_S if quick else _CAPACITY_S, console)
         )
-    except (TooFewTextsError, StartError, CommandError, TargetError, MetricsError) as error:
+    except (DocumentsError, StartError, CommandError, TargetError, MetricsError) as error:
         raise click.ClickException(str(error)) from error
     _report(contest, options, console, as_json_only=as_json_only)
 
@@ -165,11 +167,12 @@ def main(
 async def _measure(
     config: Path, overrides: Sequence[str], options: _Options, capacity_s: float, console: Console
 ) -> Contest:
-    typing = Typing(prefix_chars=options["prefix_chars"], suffix_chars=options["suffix_chars"])
+    scenario = _scenario(options)
     async with AsyncExitStack() as stack:
         # The prompts of this one are also where the end tokens of all others are from.
         renderer = Renderer(config, overrides, options["max_tokens"])
-        trace = make_trace(_WARM_UP_SESSIONS, _WARM_UP_S, f"{options['seed']}/warm-up", typing)
+        first = scenario.scaled(sessions=_WARM_UP_SESSIONS, duration_s=_WARM_UP_S, seed=f"{options['seed']}/warm-up")
+        trace = make_schedule(first)
         warm_up = await asyncio.to_thread(renderer.render, [trace])
         targets = await _start(stack, config, overrides, options, warm_up.stop_token_ids, console)
         with console.status("warming up"):
@@ -180,13 +183,19 @@ async def _measure(
         if options["capacity"] is None:
             with console.status("measuring what the engine can serve"):
                 plain = next(target for target in targets if target.name == PLAIN)
-                measured = await measure_capacity(plain, _CONCURRENCIES, capacity_s, str(options["seed"]), typing)
+                measured = await measure_capacity(plain, _CONCURRENCIES, capacity_s, scenario)
         rate = options["capacity"] or (measured.completions_per_s if measured else 0.0)
         with console.status("making traces"):
-            traces = make_cells(options["rounds"], options["loads"], options["seconds"], options["seed"], typing, rate)
+            traces = make_cells(options["rounds"], options["loads"], options["seconds"], scenario, rate)
             cells = await asyncio.to_thread(renderer.render_cells, traces)
         results = await _contest(targets, cells, options, console)
-    return Contest(typing, measured, rate, cells, results)
+    return Contest(scenario, measured, rate, cells, results)
+
+
+def _scenario(options: _Options) -> Scenario:
+    """Return how people type here; how many and for how long is said for each trace."""
+    documents = {"prefix_chars": options["prefix_chars"], "suffix_chars": options["suffix_chars"]}
+    return Scenario.of({"name": "scheduler", "seed": options["seed"], "documents": documents})
 
 
 async def _start(
@@ -204,13 +213,25 @@ async def _start(
             server = await stack.enter_async_context(Server(config, (*overrides, *own), name, has_metrics=True))
         metrics_url = f"http://{server.ready['metrics_address']}/metrics"
         cancels = options["cancel_at_key"] and name == SCHEDULER
-        target = SessionTarget(name, server.ready["address"], metrics_url, max_tokens, cancels_at_key=cancels)
+        spec = TargetSpec(name, "grpc", (server.ready["address"],), metrics_url=metrics_url)
+        target = GrpcTarget(spec, Asking(max_tokens, cancels_at_key=cancels))
         targets.append(await stack.enter_async_context(target))
     with console.status(f"starting: {VLLM_SERVE}"):
         serve = await stack.enter_async_context(VllmServe(effective_config(config, overrides)))
-    http = HttpTarget(VLLM_SERVE, serve.url, serve.model, max_tokens, stop_token_ids)
+    host = serve.url.removeprefix("http://")
+    spec = TargetSpec(VLLM_SERVE, "openai+http", (host,), {"model": serve.model}, metrics_url=f"{serve.url}/metrics")
+    http = HttpTarget(spec, Asking(max_tokens), _vllm_body(stop_token_ids))
     targets.append(await stack.enter_async_context(http))
     return targets
+
+
+def _vllm_body(stop_token_ids: Sequence[int]) -> dict[str, Any]:
+    """Return what vLLM is told besides the prompt: how a completion ends, and to count as it goes."""
+    return {
+        "stop_token_ids": list(stop_token_ids),
+        "add_special_tokens": False,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
 
 
 async def _contest(targets: Sequence[Target], cells: Sequence[Cell], options: _Options, console: Console) -> Results:
@@ -247,8 +268,8 @@ def _details(contest: Contest, options: _Options) -> dict[str, Any]:
     return {
         "capacity_per_s": rounded(contest.completions_per_s),
         "capacity_per_s_by_concurrency": {str(callers): rounded(rate) for callers, rate in by_concurrency.items()},
-        "requests_per_s_of_a_session": rounded(contest.typing.requests_per_s),
-        "typing": contest.typing.model.parameters(),
+        "requests_per_s_of_a_session": rounded(contest.scenario.session_requests_per_s),
+        "typing": contest.scenario.typing.model.parameters(),
         "options": options,
         "traces": [
             {

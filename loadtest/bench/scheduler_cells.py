@@ -6,7 +6,8 @@ from pathlib import Path
 
 from loadtest.bench.prompts import Text
 from loadtest.bench.server import render_prompts
-from loadtest.trace import Trace, Typing, make_trace
+from loadtest.scenario import Scenario
+from loadtest.schedule import Schedule, make_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,23 +17,24 @@ class Cell:
     round: int
     load: float
     """As a multiple of what the engine can serve."""
-    trace: Trace
+    trace: Schedule
 
 
 def make_cells(
-    num_rounds: int, loads: Sequence[float], seconds: float, seed: int, typing: Typing, completions_per_s: float
+    num_rounds: int, loads: Sequence[float], seconds: float, scenario: Scenario, completions_per_s: float
 ) -> list[Cell]:
     """Make a trace of its own for each round and load, with as many sessions as come nearest to the load.
 
     Raises:
-        TooFewTextsError: there is not enough source text.
+        DocumentsError: there is not enough source text.
 
     """
     return [
-        Cell(number, load, make_trace(typing.num_sessions(load * completions_per_s), seconds, name, typing))
+        Cell(number, load, make_schedule(scenario.scaled(sessions=sessions, duration_s=seconds, seed=name)))
         for number in range(num_rounds)
         for load in loads
-        for name in (f"{seed}/{number}/{load:g}",)
+        for sessions in (scenario.num_sessions(load * completions_per_s),)
+        for name in (f"{scenario.seed}/{number}/{load:g}",)
     ]
 
 
@@ -40,7 +42,7 @@ def make_cells(
 class Rendered:
     """Traces with prompts."""
 
-    traces: list[Trace]
+    traces: list[Schedule]
     stop_token_ids: tuple[int, ...]
     """Tokens that end a completion besides the model's own end token."""
 
@@ -53,7 +55,7 @@ class Renderer:
     overrides: Sequence[str]
     max_tokens: int
 
-    def render(self, traces: Sequence[Trace]) -> Rendered:
+    def render(self, traces: Sequence[Schedule]) -> Rendered:
         """Return the traces with prompts, all from one process: each key of a document is made knowing the last.
 
         Raises:

@@ -18,8 +18,8 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from loadtest.bench.contest import Prompt, closed_loop
 from loadtest.bench.figures import Block, Sample
-from loadtest.processes import Child
 from loadtest.bench.prompts import Text
+from loadtest.processes import Child
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -117,8 +117,8 @@ def render_prompts(
     return prompts
 
 
-class Server:
-    """A running server and its editors, each with a connection of its own."""
+class ServerProcess:
+    """A running server."""
 
     def __init__(
         self,
@@ -138,15 +138,40 @@ class Server:
         self.name = name
         command = [*_COMMAND, "serve", "--json", *flags(config, (*_OVERRIDES, _METRICS[has_metrics], *overrides))]
         self._child = Child(name, command, env=env, is_piped=True)
-        self._run_id = uuid.uuid4().hex[:8]
-        self._num_asked = 0
-        self._channels: list[grpc.aio.Channel] = []
-        self._stubs: list[CompletionServiceAsyncStub] = []
         try:
             self.ready = self._child.read_json(_START_S)
         except BaseException:
             self._child.stop()
             raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._child.stop()
+
+
+class Server(ServerProcess):
+    """A running server and its editors, each with a connection of its own."""
+
+    def __init__(
+        self,
+        config: Path,
+        overrides: Sequence[str] = (),
+        name: str = "server",
+        env: Mapping[str, str] | None = None,
+        *,
+        has_metrics: bool = False,
+    ) -> None:
+        """See ServerProcess. Editors connect when they are needed."""
+        super().__init__(config, overrides, name, env, has_metrics=has_metrics)
+        self._run_id = uuid.uuid4().hex[:8]
+        self._num_asked = 0
+        self._channels: list[grpc.aio.Channel] = []
+        self._stubs: list[CompletionServiceAsyncStub] = []
 
     async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
@@ -165,7 +190,7 @@ class Server:
             for channel in self._channels:
                 await channel.close()
         finally:
-            self._child.stop()
+            self.stop()
 
     def _connect(self, count: int) -> None:
         # One connection for each editor, as in life; gRPC would share one between channels to the same address.
@@ -195,11 +220,12 @@ class Server:
         start = time.perf_counter()
         try:
             async for response in self._stubs[caller].Complete(request, timeout=_REQUEST_S):
+                text = response.delta.text or response.end.text
+                if ttft_ms is None and text.strip():
+                    ttft_ms = (time.perf_counter() - start) * 1000
                 if response.HasField("end"):
                     end = response.end
                     break
-                if ttft_ms is None and response.delta.text.strip():
-                    ttft_ms = (time.perf_counter() - start) * 1000
         except grpc.aio.AioRpcError as error:
             msg = f"a request failed: {error.details()} ({error.code().name})"
             raise NotAnsweredError(msg) from error

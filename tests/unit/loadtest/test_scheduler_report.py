@@ -6,7 +6,6 @@ import math
 import pytest
 from rich.console import Console
 
-from loadtest.open_loop import Outcome, Run
 from loadtest.bench.scheduler_report import (
     PLAIN,
     SCHEDULER,
@@ -20,6 +19,8 @@ from loadtest.bench.scheduler_report import (
     headline,
     print_tables,
 )
+from loadtest.driver import Run
+from loadtest.record import Outcome
 from tests.unit.loadtest.typed import result
 
 CRITERIA = Criteria(within_s=0.25, before_next_key_s=0.25)

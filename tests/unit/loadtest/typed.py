@@ -1,9 +1,12 @@
-"""Hand-made traces and results."""
+"""Hand-made schedules and results."""
 
 import math
 
-from loadtest.open_loop import Outcome, Result
-from loadtest.trace import OPENING_SEQUENCE, Trace, TypedRequest, TypedSession
+from loadtest.record import Outcome, Result
+from loadtest.schedule import OPENING_SEQUENCE, Schedule, Text, Trigger, TypedRequest, TypedSession
+
+PREFIX = "x = "
+GOES_ON = "hello\n"
 
 
 def request(intended_at_s: float = 0.0, next_key_at_s: float = 10.0, **fields: object) -> TypedRequest:
@@ -11,15 +14,16 @@ def request(intended_at_s: float = 0.0, next_key_at_s: float = 10.0, **fields: o
         "session": 0,
         "sequence": OPENING_SEQUENCE + 1,
         "is_pause": True,
-        "prefix": "x = ",
-        "suffix": "\n",
+        "trigger": Trigger.AUTOMATIC,
+        "text": Text(PREFIX + GOES_ON, "\n"),
+        "end": len(PREFIX),
         "token_ids": (1, 2),
     }
     return TypedRequest(intended_at_s=intended_at_s, next_key_at_s=next_key_at_s, **(values | fields))  # type: ignore[arg-type]
 
 
-def trace(*keys: tuple[float, float], num_sessions: int = 1, duration_s: float = 0.3) -> Trace:
-    """Return a trace whose sessions all ask at these times; the second of each is when the next key comes."""
+def schedule(*keys: tuple[float, float], num_sessions: int = 1, duration_s: float = 0.3) -> Schedule:
+    """Return a schedule whose sessions all ask at these times; the second of each is when the next key comes."""
     sessions = []
     for number in range(num_sessions):
         requests = tuple(
@@ -27,8 +31,8 @@ def trace(*keys: tuple[float, float], num_sessions: int = 1, duration_s: float =
             for place, (at, next_key) in enumerate(keys)
         )
         opening = request(0.0, math.inf, session=number, sequence=OPENING_SEQUENCE, is_pause=False)
-        sessions.append(TypedSession(number, f"file:///{number}.py", opening, requests))
-    return Trace("hand-made", duration_s, tuple(sessions))
+        sessions.append(TypedSession(number, 0, "", f"file:///{number}.py", "python", opening, requests))
+    return Schedule("hand-made", duration_s, tuple(sessions))
 
 
 def result(

@@ -1,0 +1,75 @@
+"""A gRPC server that does nothing: answers each request of a session with the messages that a real one would send.
+
+It is what a server in Python can't be quicker than.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import click
+import grpc
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
+
+_MAX_PENDING = 20_000
+
+
+class BareServicer(CompletionServiceServicer):
+    """Answers at once."""
+
+    def __init__(self, deltas_a_request: float) -> None:
+        """Send so many deltas before each end, on average."""
+        self._deltas_a_request = deltas_a_request
+        self._due = 0.0
+        self._delta = pb.Delta(text="result = load(")
+        self._end = pb.End(
+            finish_reason=pb.FINISH_REASON_STOP,
+            usage=pb.Usage(
+                prompt_tokens=600,
+                cached_prompt_tokens=560,
+                completion_tokens=21,
+                drafted_tokens=25,
+                accepted_draft_tokens=16,
+            ),
+            timings=pb.Timings(queue_ms=1.5, tokenise_ms=0.25, prefill_ms=48.5, decode_ms=41.5, total_ms=92.25),
+            text="names)\n    value = max(node)",
+        )
+
+    async def Session(self, _messages: Any, context: Any) -> None:  # noqa: ANN401, N802 - gRPC's name
+        """Answer each request, and read everything else."""
+        while (message := await context.read()) is not grpc.aio.EOF:
+            if not message.HasField("complete"):
+                continue
+            sequence = message.complete.sequence
+            self._due += self._deltas_a_request
+            while self._due >= 1:
+                self._due -= 1
+                await context.write(pb.SessionResponse(sequence=sequence, delta=self._delta))
+            await context.write(pb.SessionResponse(sequence=sequence, end=self._end))
+
+
+@click.command()
+@click.option("--deltas", type=click.FloatRange(0), default=1.0, show_default=True, help="Deltas before each end.")
+def main(deltas: float) -> None:
+    """Serve on a free port of the loopback interface until killed; the first line says which, as JSON."""
+    asyncio.run(_serve(deltas))
+
+
+async def _serve(deltas: float) -> None:
+    server = grpc.aio.server(
+        options=[
+            ("grpc.server.max_pending_requests", _MAX_PENDING),
+            ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
+        ]
+    )
+    add_CompletionServiceServicer_to_server(BareServicer(deltas), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    click.echo(json.dumps({"address": f"127.0.0.1:{port}"}))
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    main()

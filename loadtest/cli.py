@@ -1,0 +1,30 @@
+"""The command `loadtest`. It ends with 0 well, 1 a gate failed, 2 bad input, 3 a run that says nothing, 130 Ctrl-C."""
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.merge_command import merge
+from loadtest.report_commands import COMMANDS
+from loadtest.run_command import run
+from loadtest.scenario import packaged_scenarios
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="completion-server", prog_name="loadtest")
+def main() -> None:
+    """Put editors at work on a code completion server, and say what they felt."""
+
+
+@main.command()
+def scenarios() -> None:
+    """List the scenarios that have a name."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for scenario in packaged_scenarios():
+        size = f"{scenario.sessions:,} sessions, {scenario.duration_s:g} s"
+        table.add_row(scenario.name, size, " ".join(scenario.description.split()))
+    Console().print(table)
+
+
+for _command in (run, merge, *COMMANDS):
+    main.add_command(_command)

@@ -1,0 +1,140 @@
+"""Real files, and stretches of them to be typed again, key by key. Knows no time and no session."""
+
+import os
+import random
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.sections import DocumentSettings
+
+STDLIB = "stdlib"
+
+_MIN_BYTES, _MAX_BYTES = 4_000, 120_000
+_SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "lib2to3"})
+_NOT_TYPED = ("encodings/", "pydoc_data/")
+"""Tables that were generated."""
+_MAX_FOLDER_FILE_BYTES = 1_000_000
+_CHARACTERS_A_KEY = 3
+"""Room kept for each key when a place is drawn; whether it is enough is seen when it has been typed."""
+_TRIES = 8
+"""Places drawn in a file before another file is taken."""
+_GOES_ON_CHARS = 200
+"""What the user would have typed after the last key, so that an answer to that can be judged too."""
+
+
+class DocumentsError(ValueError):
+    """There is no text for what was asked; the message says what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file."""
+
+    path: str
+    """Relative to its folder, with slashes."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A piece of a document that is typed again."""
+
+    before: str
+    """Everything up to the last key's place, and what would be typed after it."""
+    ends: tuple[int, ...]
+    """How much of it stands there before the first key and after each."""
+    after: str
+
+
+def read_documents(settings: DocumentSettings, seed: str) -> tuple[Document, ...]:
+    """Return the files to type, in an order that a seed decides.
+
+    Raises:
+        DocumentsError: the folder holds no file that is long enough.
+
+    """
+    if settings.source == STDLIB:
+        files = library_files(sys.maxsize, random.Random(f"files/{seed}").getrandbits(32))
+        return tuple(Document(path, text) for path, text in files.items() if not path.startswith(_NOT_TYPED))
+    found = list(_folder_files(Path(settings.source), settings.pattern))
+    least = settings.prefix_chars + settings.suffix_chars + _GOES_ON_CHARS
+    usable = [document for document in found if len(document.text) > least]
+    if not usable:
+        msg = (
+            f"documents.source: {settings.source!r} has {len(found)} readable files that match {settings.pattern!r}, "
+            f"but none with more than {least} characters"
+        )
+        raise DocumentsError(msg)
+    random.Random(f"files/{seed}").shuffle(usable)
+    return tuple(usable)
+
+
+def library_files(count: int, seed: int) -> dict[str, str]:
+    """Return the texts of files of the running Python's standard library by their paths, without its tests."""
+    root = Path(sysconfig.get_path("stdlib"))
+    names = [name for name in sorted(_python_files(root)) if _MIN_BYTES < (root / name).stat().st_size < _MAX_BYTES]
+    random.Random(seed).shuffle(names)
+    return {name.as_posix(): (root / name).read_text(encoding="utf-8", errors="replace") for name in names[:count]}
+
+
+def find_stretch(
+    document: Document, num_keys: int, settings: DocumentSettings, chance: random.Random
+) -> Stretch | None:
+    """Draw a place for so many keys: it begins with a line. None where there seems to be none."""
+    text = document.text
+    room = num_keys * _CHARACTERS_A_KEY + _GOES_ON_CHARS
+    last = len(text) - settings.suffix_chars - room
+    if last <= settings.prefix_chars:
+        return None
+    for _ in range(_TRIES):
+        line_end = text.find("\n", chance.randrange(settings.prefix_chars, last))
+        if line_end < 0:
+            continue
+        begin = _after_key(text, line_end)
+        ends = _typed(text, begin, num_keys)
+        resume = text.find("\n", ends[-1] + _GOES_ON_CHARS)
+        if len(ends) == num_keys + 1 and 0 <= resume <= len(text) - settings.suffix_chars:
+            start = begin - settings.prefix_chars
+            after = text[resume : resume + settings.suffix_chars]
+            return Stretch(text[start:resume], tuple(end - start for end in ends), after)
+    return None
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in _SKIPPED_FOLDERS]
+        yield from (Path(folder, name).relative_to(root) for name in files if name.endswith(".py"))
+
+
+def _folder_files(root: Path, pattern: str) -> Iterator[Document]:
+    """Yield a folder's files in the order of their paths; hidden, huge and unreadable ones are left out."""
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root)
+        if any(part.startswith(".") for part in name.parts) or not name.match(pattern) or not path.is_file():
+            continue
+        if path.stat().st_size > _MAX_FOLDER_FILE_BYTES:
+            continue
+        try:
+            yield Document(name.as_posix(), path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            continue
+
+
+def _typed(text: str, begin: int, num_keys: int) -> list[int]:
+    """Return where typing a text has come to before the first key and after each, up to the text's end."""
+    ends = [begin]
+    while len(ends) <= num_keys and ends[-1] < len(text):
+        ends.append(_after_key(text, ends[-1]))
+    return ends
+
+
+def _after_key(text: str, at: int) -> int:
+    """Return where the key for the character at an offset leads: Enter brings the next line's indentation."""
+    end = at + 1
+    if text[at] == "\n":
+        while end < len(text) and text[end] in " \t":
+            end += 1
+    return end

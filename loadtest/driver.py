@@ -1,0 +1,214 @@
+"""Drives a target along a schedule, open loop: each request goes out at its time, whatever became of those before it.
+
+Latencies count from the intended time, so a generator that is late makes them worse, never better; how late it was is
+recorded too. What a target is, and what a user's next key means to it, is the target's own business.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from loadtest.editor import CompletionCache
+from loadtest.record import Outcome, Record, Result, RunClock
+from loadtest.schedule import Event, Schedule, TypedRequest, TypedSession
+from loadtest.targets import Editor, Target, TargetError
+
+DRAIN_S = 3.0
+"""How long after a schedule's end its last answers may take."""
+
+_LEAD_S = 0.05
+"""From the last preparation to the start."""
+_SENDS_AT_ONCE = 64
+_DROPS_AT_ONCE = 100
+"""So many, then the answers that came meanwhile are read."""
+_OPENINGS_AT_ONCE = 2
+"""Few, so that a server that sheds does not shed these."""
+_OPENING_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A target's way along a schedule."""
+
+    duration_s: float
+    results: tuple[Result, ...]
+    """In the order of the sessions and of their requests."""
+    generated_tokens: float
+    """By the engine, from the start until its stragglers were cancelled; nan where nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ears:
+    """Who is told what happens."""
+
+    due: Callable[[Record], None]
+    """A request's time has come."""
+    ended: Callable[[Record], None]
+    """Once for each record that was due."""
+
+
+async def drive(target: Target, schedule: Schedule, *, drain_s: float = DRAIN_S, has_lead_in: bool = True) -> Run:
+    """Send a schedule's requests at their times and return what became of them.
+
+    With the lead-in each session's opening is asked for first, a few at a time, and does not count: people have their
+    documents open for longer than any run, so one that begins with all of them unknown would mostly show that.
+
+    Raises:
+        TargetError: an opening was not answered.
+
+    """
+    records: list[Record] = []
+    async with target.editors(schedule) as editors:
+        if has_lead_in:
+            await lead_in(editors, schedule)
+        tokens_before = await target.generated_tokens()
+        driver = Driver(schedule, editors, RunClock(_LEAD_S), Ears(records.append, lambda _record: None))
+        await driver.drive(drain_s)
+        tokens = await target.generated_tokens() - tokens_before
+    records.sort(key=lambda record: (record.request.session, record.request.sequence))
+    return Run(schedule.duration_s, tuple(record.result() for record in records), tokens)
+
+
+class Driver:
+    """One task that sends the requests of all sessions in the order of their times."""
+
+    def __init__(
+        self, schedule: Schedule, editors: Sequence[Editor], clock: RunClock, ears: Ears, cache_entries: int = 0
+    ) -> None:
+        """Drive editors, which are those of the schedule's sessions in their order."""
+        self._schedule = schedule
+        self._clock = clock
+        self._ears = ears
+        self._desks = {
+            session.number: _Desk(session, editor, CompletionCache(cache_entries))
+            for session, editor in zip(schedule.sessions, editors, strict=True)
+        }
+        self._open: set[Record] = set()
+        self._is_idle = asyncio.Event()
+        self._is_stopped = asyncio.Event()
+
+    def stop_nowait(self) -> None:
+        """Send nothing more, and wait for no answer."""
+        self._is_stopped.set()
+
+    @property
+    def num_lost(self) -> int:
+        """Sessions that have no connection now."""
+        return sum(not desk.editor.is_connected for desk in self._desks.values())
+
+    async def drive(self, drain_s: float = DRAIN_S) -> float:
+        """Drive until the schedule's end and its last answers, or until it is stopped; return how long that was.
+
+        The time is that of the schedule: its length, or less where it was stopped before.
+        """
+        stopped = asyncio.create_task(self._is_stopped.wait())
+        driving = asyncio.create_task(self._drive(drain_s))
+        try:
+            await asyncio.wait({stopped, driving}, return_when=asyncio.FIRST_COMPLETED)
+            duration_s = max(0.0, min(self._schedule.duration_s, self._clock.now_s()))
+        finally:
+            for task in (stopped, driving):
+                task.cancel()
+            await asyncio.gather(stopped, driving, return_exceptions=True)
+            for record in tuple(self._open):
+                record.end(Outcome.UNANSWERED)
+        if not driving.cancelled():
+            driving.result()
+        return duration_s
+
+    async def _drive(self, drain_s: float) -> None:
+        async with asyncio.TaskGroup() as group:
+            happening = group.create_task(self._let_happen())
+            await self._send_all()
+            await self._clock.sleep_until(self._schedule.duration_s)
+            happening.cancel()
+        if self._open:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await self._is_idle.wait()
+
+    async def _send_all(self) -> None:
+        requests = [request for session in self._schedule.sessions for request in session.requests]
+        requests.sort(key=lambda request: request.intended_at_s)
+        for place, request in enumerate(requests):
+            if request.intended_at_s > self._clock.now_s():
+                await self._clock.sleep_until(request.intended_at_s)
+            elif place % _SENDS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            self._send(request)
+
+    def _send(self, request: TypedRequest) -> None:
+        desk = self._desks[request.session]
+        record = Record(request, self._clock, self._ended)
+        self._open.add(record)
+        self._is_idle.clear()
+        self._ears.due(record)
+        found = desk.cache.find(request)
+        if found:
+            record.end_from_cache(found)
+        else:
+            desk.editor.send_nowait(record)
+
+    def _ended(self, record: Record) -> None:
+        self._open.discard(record)
+        if not self._open:
+            self._is_idle.set()
+        if record.outcome is Outcome.ANSWERED:
+            self._desks[record.request.session].cache.add(record.request, record.text)
+        self._ears.ended(record)
+
+    async def _let_happen(self) -> None:
+        ends_s = self._schedule.duration_s
+        moments = [(event.at_s, event, 1) for event in self._schedule.events]
+        moments += [(event.until_s, event, 0) for event in self._schedule.events if event.at_s < event.until_s < ends_s]
+        for at_s, event, host_shift in sorted(moments, key=lambda moment: moment[0]):
+            await self._clock.sleep_until(at_s)
+            hit = self._hit_by(event)
+            while desks := list(islice(hit, _DROPS_AT_ONCE)):
+                for desk in desks:
+                    desk.editor.drop_nowait(None if event.kind == "reconnect" else host_shift)
+                await asyncio.sleep(0)
+
+    def _hit_by(self, event: Event) -> Iterator["_Desk"]:
+        return (desk for desk in self._desks.values() if event.region in {None, desk.session.region})
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """Where somebody types."""
+
+    session: TypedSession
+    editor: Editor
+    cache: CompletionCache
+
+
+async def lead_in(editors: Sequence[Editor], schedule: Schedule) -> None:
+    """Let the target see each session's document once.
+
+    Raises:
+        TargetError: one was not answered.
+
+    """
+    clock = RunClock()
+    jobs = iter([each for each in zip(schedule.sessions, editors, strict=True) if each[0].requests])
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_OPENINGS_AT_ONCE):
+                group.create_task(_open_in_turn(jobs, clock))
+    except* TargetError as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _open_in_turn(jobs: Iterable[tuple[TypedSession, Editor]], clock: RunClock) -> None:
+    for session, editor in jobs:
+        record = Record(session.opening, clock)
+        editor.send_nowait(record, max_tokens=1)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OPENING_S):
+                await record.wait_ended()
+        result = record.result()
+        if result.outcome in {Outcome.ERROR, Outcome.UNANSWERED}:
+            msg = f"a document could not be opened: {result.outcome.value} {result.error}".strip()
+            raise TargetError(msg)

@@ -1,0 +1,63 @@
+"""How a run goes, in one line of the terminal that is written again and again."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from loadtest.run import Progress
+
+
+class Live:
+    """The line. Where there is no terminal, each target's turn is a line that stays."""
+
+    def __init__(self, console: Console) -> None:
+        """Write nothing yet."""
+        self._console = console
+        columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[state]}"))
+        self._bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=1.0, state="starting workers")
+        self._said = -1
+
+    def show(self, progress: Progress) -> None:
+        """Write how it goes."""
+        step = progress.step
+        done = progress.elapsed_s if progress.is_running else progress.num_connected
+        total = step.scenario.duration_s if progress.is_running else max(1, progress.num_sessions)
+        self._bar.update(
+            self._task, description=_title(progress), completed=done, total=total, state=describe(progress)
+        )
+        if not self._console.is_terminal and self._said != step.number:
+            self._said = step.number
+            self._console.print(_title(progress), markup=False, highlight=False)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the line away."""
+        self._bar.stop()
+
+
+def describe(progress: Progress) -> str:
+    """Return the figures of the line."""
+    if not progress.is_running:
+        return f"connected {progress.num_connected:,} of {progress.num_sessions:,}"
+    seconds = max(progress.elapsed_s, 1e-3)
+    return (
+        f"{progress.elapsed_s:.0f} of {progress.step.scenario.duration_s:g} s  "
+        f"offered {progress.num_intended / seconds:,.0f}/s  seen {progress.num_seen / seconds:,.0f}/s  "
+        f"errors {progress.num_errors:,}"
+    )
+
+
+def _title(progress: Progress) -> str:
+    step = progress.step
+    turn = f" ({step.number + 1} of {step.num_steps})" if step.num_steps > 1 else ""
+    return f"{step.spec.name}{turn}"

@@ -1,0 +1,67 @@
+"""`loadtest merge`: one document of the documents that several machines made of one run."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import click
+
+from loadtest.outcome_options import Refused, deliver, output_options
+from loadtest.part import merge as merge_parts
+from loadtest.report.document import Document, DocumentError, TargetResult, read_document
+from loadtest.report.gate import Condition, GateError, parse_gates
+from loadtest.schedule import join_digests
+
+
+class _Options(TypedDict):
+    gates: tuple[str, ...]
+    out: Path | None
+    html: Path | None
+    as_json: bool
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@output_options
+def merge(files: tuple[Path, ...], **options: Unpack[_Options]) -> None:
+    """Add up FILES, the documents of all machines that had a share of one run.
+
+    \b
+    Example:
+      loadtest merge part-*.json --out report.json --html report.html
+    """
+    try:
+        gates = parse_gates(options["gates"])
+        document = merge_documents([read_document(file) for file in files], gates)
+    except (DocumentError, GateError, ValueError) as error:
+        raise Refused(str(error)) from error
+    sys.exit(deliver(document, options["out"], options["html"], as_json=options["as_json"]))
+
+
+def merge_documents(documents: Sequence[Document], gates: Sequence[Condition] = ()) -> Document:
+    """Return the sum of the documents of one run; its gates are these, or else those of the first.
+
+    Raises:
+        ValueError: they are of different runs, or a worker is in two of them.
+
+    """
+    first = documents[0]
+    for each in documents:
+        if each.scenario != first.scenario:
+            msg = f"documents of different scenarios: {each.scenario['name']} and {first.scenario['name']}"
+            raise ValueError(msg)
+    gates = gates or first.gates
+    targets = []
+    for target in first.targets:
+        part = merge_parts(each.target(target.name).part for each in documents)
+        targets.append(TargetResult.of(target.name, target.uri, target.kind, part, first.criteria, gates))
+    return replace(
+        first,
+        targets=tuple(targets),
+        gates=tuple(gates),
+        interrupted=any(each.interrupted for each in documents),
+        started_at=min(each.started_at for each in documents),
+        schedule_digest=join_digests(each.schedule_digest for each in documents),
+    )

@@ -1,0 +1,77 @@
+"""What the commands that make a run's document have in common: where it goes, and the exit code that it comes to."""
+
+import json
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import click
+from rich.console import Console
+
+from loadtest.report.document import Document
+from loadtest.report.page import render_page
+from loadtest.report.terminal import print_report
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+class Exit(IntEnum):
+    """How a command ends."""
+
+    WELL = 0
+    GATE_FAILED = 1
+    REFUSED = 2
+    """Bad input; nothing was sent."""
+    INVALID = 3
+    """The run says nothing of its target: the generator was late, or a worker is missing."""
+    INTERRUPTED = 130
+
+
+class Refused(click.ClickException):
+    """Bad input; the message says what is wrong."""
+
+    exit_code = Exit.REFUSED
+
+
+def output_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Give a command the options `gates`, `out`, `html` and `as_json`."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print the document instead of tables."),
+        click.option("--html", type=_FILE, help="Write a page with pictures."),
+        click.option("--out", type=_FILE, help="Write the document, for compare, merge and report."),
+        click.option(
+            "--gate",
+            "gates",
+            multiple=True,
+            metavar="FIGURE<NUMBER[,...]",
+            help="What each target must reach, such as pause_ttft_ms_p95<200. May be repeated.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def deliver(document: Document, out: Path | None, html: Path | None, *, as_json: bool) -> Exit:
+    """Write and print a document; return the exit code."""
+    if out is not None:
+        document.write(out)
+    if html is not None:
+        html.write_text(render_page(document), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(document.as_json(), allow_nan=False))
+    else:
+        print_report(document, Console())
+    return exit_code(document)
+
+
+def exit_code(document: Document) -> Exit:
+    """Return what a document comes to."""
+    if document.interrupted:
+        return Exit.INTERRUPTED
+    if not document.is_valid:
+        return Exit.INVALID
+    return Exit.WELL if document.is_passed else Exit.GATE_FAILED

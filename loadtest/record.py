@@ -1,0 +1,204 @@
+"""What is known of one request: what was asked, what came of it and when. Knows no target and no figures."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from loadtest.schedule import TypedRequest
+
+
+class Outcome(Enum):
+    """How a request ended."""
+
+    ANSWERED = "answered"
+    """Whole, with text that an editor can show."""
+    EMPTY = "empty"
+    """Whole, without."""
+    CACHED = "cached"
+    """The editor had the answer from an older one; nothing was sent."""
+    SUPERSEDED = "superseded"
+    """The server dropped it for a newer one of the same user."""
+    SHED = "shed"
+    DEADLINE = "deadline"
+    HUNG_UP = "hung_up"
+    """The client cancelled it because the user had typed on."""
+    ERROR = "error"
+    UNANSWERED = "unanswered"
+    """Not ended when the run was."""
+
+
+WHOLE = (Outcome.ANSWERED, Outcome.EMPTY)
+
+NOT_CONNECTED = "not connected"
+"""The error of a request that was due while its session had no connection; it was not sent."""
+
+
+class RunClock:
+    """Seconds since a run's start, on the clock of the event loop, which nobody sets."""
+
+    def __init__(self, lead_s: float = 0.0) -> None:
+        """Start the run `lead_s` from now."""
+        self._loop = asyncio.get_running_loop()
+        self._start = self._loop.time() + lead_s
+
+    @classmethod
+    def starting_at(cls, unix_time: float) -> "RunClock":
+        """Return one that starts at a time of day, which is looked at once, now."""
+        return cls(unix_time - time.time())
+
+    def now_s(self) -> float:
+        """Return the time in the run."""
+        return self._loop.time() - self._start
+
+    def loop_time(self, at_s: float) -> float:
+        """Return the event loop's time of a time in the run."""
+        return self._start + at_s
+
+    async def sleep_until(self, at_s: float) -> None:
+        """Wait for a time; return at once where it is past."""
+        delay_s = at_s - self.now_s()
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Where the time went, as the server says; milliseconds."""
+
+    queue_ms: float
+    tokenise_ms: float
+    prefill_ms: float
+    decode_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a request. Times are in seconds from the run's start."""
+
+    request: TypedRequest
+    sent_at_s: float
+    first_text_at_s: float | None
+    """When the first visible text came; None where none did."""
+    ended_at_s: float | None
+    outcome: Outcome
+    completion_tokens: int
+    """Tokens that the target says it generated for it, as far as was heard."""
+    error: str = ""
+
+    @property
+    def lag_s(self) -> float:
+        """How late the generator sent it."""
+        return self.sent_at_s - self.request.intended_at_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From the intended time to the first visible text, however it ended after that."""
+        return None if self.first_text_at_s is None else self.first_text_at_s - self.request.intended_at_s
+
+
+class Record:
+    """A request under way; whoever hears something of it says so here, and the time is taken."""
+
+    __slots__ = (
+        "_has_ended", "_last_text_at_s", "_on_end", "clock", "completion_tokens", "ended_at_s", "error",
+        "first_text_at_s", "gaps_s", "is_sent", "num_messages", "outcome", "request", "sent_at_s", "server",
+        "shed_reason", "text",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: TypedRequest, clock: RunClock, on_end: "Callable[[Record], None] | None" = None
+    ) -> None:
+        """Open it as it is sent; `on_end` is called once, when it ends."""
+        self.request = request
+        self.clock = clock
+        self.text = ""
+        self.gaps_s: list[float] = []
+        """Between texts that came one after another."""
+        self.is_sent = True
+        """Whether a target was asked."""
+        self.num_messages = 0
+        """Received for it, where the target counts them."""
+        self.completion_tokens = 0
+        self.error = ""
+        self.shed_reason = ""
+        self.server: Stages | None = None
+        self.sent_at_s = clock.now_s()
+        self.first_text_at_s: float | None = None
+        self._last_text_at_s: float | None = None
+        self.ended_at_s: float | None = None
+        self.outcome: Outcome | None = None
+        """None until somebody said how it ended."""
+        self._on_end = on_end
+        self._has_ended: asyncio.Event | None = None
+
+    @property
+    def has_text(self) -> bool:
+        """Whether visible text has come."""
+        return self.first_text_at_s is not None
+
+    def text_came(self, text: str) -> None:
+        """Take text; blanks are nothing that an editor can show."""
+        now_s = self.clock.now_s()
+        if self._last_text_at_s is not None:
+            self.gaps_s.append(now_s - self._last_text_at_s)
+        self._last_text_at_s = now_s
+        self.text += text
+        if self.first_text_at_s is None and text.strip():
+            self.first_text_at_s = now_s
+
+    def count_tokens(self, completion_tokens: int) -> None:
+        """Say how many tokens it has come to."""
+        self.completion_tokens = completion_tokens
+
+    def stages(self, stages: Stages) -> None:
+        """Say where the server says the time went."""
+        self.server = stages
+
+    def end(self, outcome: Outcome, error: str = "") -> None:
+        """Say how it ended; only the first word counts."""
+        if self.outcome is not None:
+            return
+        self.outcome, self.error = outcome, error
+        self.ended_at_s = self.clock.now_s()
+        if self._has_ended is not None:
+            self._has_ended.set()
+        if self._on_end is not None:
+            self._on_end(self)
+
+    def end_whole(self) -> None:
+        """Say that the target has nothing to add."""
+        self.end(Outcome.ANSWERED if self.has_text else Outcome.EMPTY)
+
+    def end_unsent(self, error: str) -> None:
+        """Say that it could not be sent."""
+        self.is_sent = False
+        self.end(Outcome.ERROR, error)
+
+    def end_from_cache(self, text: str) -> None:
+        """Say that the editor had the answer when it was wanted."""
+        self.is_sent = False
+        self.text = text
+        self.first_text_at_s = self.request.intended_at_s
+        self.end(Outcome.CACHED)
+
+    async def wait_ended(self) -> None:
+        """Wait for its end."""
+        if self.outcome is None:
+            if self._has_ended is None:
+                self._has_ended = asyncio.Event()
+            await self._has_ended.wait()
+
+    def result(self) -> Result:
+        """Return what is known of it now."""
+        return Result(
+            request=self.request,
+            sent_at_s=self.sent_at_s,
+            first_text_at_s=self.first_text_at_s,
+            ended_at_s=self.ended_at_s,
+            outcome=self.outcome or Outcome.UNANSWERED,
+            completion_tokens=self.completion_tokens,
+            error=self.error,
+        )

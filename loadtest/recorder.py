@@ -1,0 +1,199 @@
+"""From what became of requests to the counters and histograms of a part. It keeps no request.
+
+Figures of the typed requests leave two kinds out: a prefetch, which nobody waits for, counts as intended, sent and
+ended only; what an abuser asks counts under `abuser/` alone. `total` is the time of whole answers; that of the others
+is under their outcome.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from loadtest.editor import accepted_chars
+from loadtest.part import Part, Tally
+from loadtest.record import WHOLE, Outcome, Record
+from loadtest.scenario import CriteriaSettings
+from loadtest.schedule import Trigger, TypedSession
+
+ABUSER = "abuser-"
+"""What their names begin with."""
+
+_MAX_ERRORS = 20
+_OTHER_ERRORS = "other"
+_LONGEST_ERROR = 120
+_SHOWN = (*WHOLE, Outcome.CACHED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What a request was worth to its user."""
+
+    ttft_s: float | None
+    total_s: float
+    is_in_time: bool
+    is_seen: bool
+    is_good: bool
+
+
+class Recorder:
+    """Counts one worker's requests of one target."""
+
+    def __init__(
+        self, part: Part, sessions: Iterable[TypedSession], regions: Mapping[int, str], criteria: CriteriaSettings
+    ) -> None:
+        """Count into a part; `regions` are the names of the sessions' regions."""
+        self._part = part
+        self._criteria = criteria
+        sessions = tuple(sessions)
+        self._regions = {session.number: regions[session.region] for session in sessions}
+        self._abusers = frozenset(session.number for session in sessions if session.user.startswith(ABUSER))
+        self._errors: set[str] = set()
+        part.total.counters["sessions"] += len(sessions) - len(self._abusers)
+
+    def due(self, record: Record) -> None:
+        """Count a request whose time has come."""
+        if self._is_abuser(record):
+            self._part.total.counters["abuser/intended"] += 1
+            return
+        total, piece = self._tallies(record)
+        _count(total, piece, "intended")
+        if record.request.trigger is Trigger.PREFETCH:
+            total.counters["prefetches"] += 1
+        total.counters[f"region/{self._region(record)}/intended"] += 1
+
+    def ended(self, record: Record) -> None:
+        """Count a request that has ended."""
+        assert record.outcome is not None
+        outcome = record.outcome.value
+        if self._is_abuser(record):
+            self._part.total.counters[f"abuser/outcome/{outcome}"] += 1
+            return
+        total, piece = self._tallies(record)
+        _count(total, piece, f"outcome/{outcome}")
+        if record.is_sent:
+            _count(total, piece, "sent")
+            total.record("lag", record.sent_at_s - record.request.intended_at_s)
+        total.counters["tokens"] += record.completion_tokens
+        total.counters["messages"] += record.num_messages
+        if record.outcome is Outcome.ERROR:
+            self._count_error(record, total, piece)
+        if record.shed_reason:
+            total.counters[f"shed_reason/{record.shed_reason}"] += 1
+        if record.request.trigger is not Trigger.PREFETCH:
+            self._judge(record, total, piece)
+
+    def connections(self, reconnects_s: Iterable[float], num_lost: int) -> None:
+        """Count how long sessions were away that came back, and those that were away at the end."""
+        total = self._part.total
+        for seconds in reconnects_s:
+            total.counters["reconnects"] += 1
+            total.record("reconnect", seconds)
+        total.counters["sessions_lost"] += num_lost
+
+    def generated(self, num_tokens: float) -> None:
+        """Count what the engine generated meanwhile, for whomever; nan is not known."""
+        if num_tokens == num_tokens:  # noqa: PLR0124 - not nan
+            self._part.total.counters["generated_tokens"] += round(num_tokens)
+
+    def _judge(self, record: Record, total: Tally, piece: Tally) -> None:
+        verdict = self._verdict(record)
+        region = self._region(record)
+        if record.request.is_pause:
+            _count(total, piece, "pauses")
+            total.counters[f"region/{region}/pauses"] += 1
+        if verdict.ttft_s is not None:
+            self._record_text(record, verdict, total, piece)
+        self._record_times(record, verdict, total)
+        if verdict.is_good:
+            _count(total, piece, "good")
+        if verdict.is_seen:
+            _count(total, piece, "seen")
+            total.counters[f"region/{region}/seen"] += 1
+            total.counters["seen_tokens"] += record.completion_tokens
+            accepted = accepted_chars(record.text, record.request, self._criteria.accepts_min_chars)
+            _count(total, piece, "accepted_chars", accepted)
+
+    def _record_text(self, record: Record, verdict: _Verdict, total: Tally, piece: Tally) -> None:
+        assert record.outcome is not None
+        assert verdict.ttft_s is not None
+        region = self._region(record)
+        _time(total, piece, "ttft", verdict.ttft_s)
+        total.record(f"ttft/outcome/{record.outcome.value}", verdict.ttft_s)
+        total.record(f"ttft/region/{region}", verdict.ttft_s)
+        _count(total, piece, "shown")
+        total.counters["shown_chars"] += len(record.text)
+        if verdict.is_in_time:
+            _count(total, piece, "in_time")
+        if record.request.is_pause:
+            _time(total, piece, "ttft/pause", verdict.ttft_s)
+            if verdict.is_in_time:
+                _count(total, piece, "pauses_in_time")
+                total.counters[f"region/{region}/pauses_in_time"] += 1
+
+    def _record_times(self, record: Record, verdict: _Verdict, total: Tally) -> None:
+        assert record.outcome is not None
+        total.record(f"total/outcome/{record.outcome.value}", verdict.total_s)
+        if record.outcome in _SHOWN:
+            total.record("total", verdict.total_s)
+            if record.request.is_pause:
+                total.record("total/pause", verdict.total_s)
+        for gap_s in record.gaps_s:
+            total.record("gap", gap_s)
+        if record.server is None or record.outcome is not Outcome.ANSWERED or record.first_text_at_s is None:
+            return
+        server = record.server
+        total.record("stage/queue", server.queue_ms / 1000)
+        total.record("stage/tokenise", server.tokenise_ms / 1000)
+        total.record("stage/prefill", server.prefill_ms / 1000)
+        total.record("stage/decode", server.decode_ms / 1000)
+        engine_s = (server.queue_ms + server.prefill_ms) / 1000
+        total.record("stage/front_end", record.first_text_at_s - record.sent_at_s - engine_s)
+
+    def _verdict(self, record: Record) -> _Verdict:
+        criteria, request = self._criteria, record.request
+        text_at_s = record.first_text_at_s
+        assert record.ended_at_s is not None
+        total_s = (request.intended_at_s if record.outcome is Outcome.CACHED else record.ended_at_s) - (
+            request.intended_at_s
+        )
+        if text_at_s is None:
+            return _Verdict(None, total_s, is_in_time=False, is_seen=False, is_good=False)
+        ttft_s = text_at_s - request.intended_at_s
+        is_in_time = ttft_s <= criteria.within_ms / 1000
+        stands_s = request.next_key_at_s - text_at_s
+        is_soon = ttft_s <= criteria.slo_ttft_ms / 1000 and total_s <= criteria.slo_total_ms / 1000
+        return _Verdict(
+            ttft_s,
+            total_s,
+            is_in_time=is_in_time,
+            is_seen=is_in_time and stands_s >= criteria.before_next_key_ms / 1000,
+            is_good=is_soon and record.outcome in _SHOWN,
+        )
+
+    def _count_error(self, record: Record, total: Tally, piece: Tally) -> None:
+        _count(total, piece, "errors")
+        total.counters[f"region/{self._region(record)}/errors"] += 1
+        message = " ".join(record.error.split())[:_LONGEST_ERROR] or "no message"
+        if message not in self._errors and len(self._errors) >= _MAX_ERRORS - 1:
+            message = _OTHER_ERRORS
+        self._errors.add(message)
+        total.counters[f"error/{message}"] += 1
+
+    def _is_abuser(self, record: Record) -> bool:
+        return record.request.session in self._abusers
+
+    def _region(self, record: Record) -> str:
+        return self._regions[record.request.session]
+
+    def _tallies(self, record: Record) -> tuple[Tally, Tally]:
+        """Return those of the run and of the slice that the request was intended in."""
+        return self._part.total, self._part.slice_at(record.request.intended_at_s)
+
+
+def _count(total: Tally, piece: Tally, name: str, amount: int = 1) -> None:
+    total.counters[name] += amount
+    piece.counters[name] += amount
+
+
+def _time(total: Tally, piece: Tally, name: str, seconds: float) -> None:
+    total.record(name, seconds)
+    piece.record(name, seconds)

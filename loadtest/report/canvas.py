@@ -1,0 +1,152 @@
+"""The look of the pictures: a palette that colour-blind readers can tell apart, and SVG that fits into a page.
+
+Inside a page text and lines take the page's own colours, light or dark. Nothing global is changed: no pyplot.
+"""
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+PALETTE = ("#2b83ba", "#e08214", "#1b9e77", "#c2549a", "#8c6bd1", "#a6761d", "#5aa9c9", "#888888")
+"""After Okabe and Ito, "Color Universal Design" (2008), shifted so that each shows on white and on black."""
+STYLES = ("-", "--", "-.", ":")
+"""Lines differ in this too."""
+INK, PAPER, FAINT = "#1a1a1b", "#fefefd", "#9a9a9b"
+"""Text and axes, the ground, and the grid: a page puts its own in their place."""
+ALARM = "#d1495b"
+
+_WIDE, _TALL = 7.6, 2.9
+_FONT = 9
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "loadtest",
+    "text.parse_math": False,
+    "font.size": _FONT,
+    "font.family": "sans-serif",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": FAINT,
+    "grid.alpha": 0.35,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": _FONT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.6,
+}
+
+
+in_style = mpl.rc_context(_STYLE)
+"""Decorates whatever draws: matplotlib looks at its settings as each text is made, not only as a picture is begun."""
+
+
+@in_style
+def canvas(x_label: str, y_label: str, *, title: str = "", size: tuple[float, float] = (_WIDE, _TALL)) -> Axes:
+    """Return the axes of a new picture."""
+    axes = Figure(figsize=size, layout="constrained").add_subplot()
+    axes.set_facecolor("none")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    if title:
+        axes.set_title(title, loc="left", fontsize=_FONT + 2)
+    return axes
+
+
+def colour(place: int) -> str:
+    """Return the colour of the so manieth line."""
+    return PALETTE[place % len(PALETTE)]
+
+
+def style(place: int) -> Any:  # noqa: ANN401 - matplotlib takes a string and names no type for it
+    """Return the dashes of the so manieth line."""
+    return STYLES[place % len(STYLES)]
+
+
+def label_of(name: str) -> str:
+    """Return a name that matplotlib shows in a legend: it leaves out those that begin with an underscore."""
+    return f" {name}" if name.startswith("_") else name
+
+
+def log_ms(axes: Axes, which: str) -> None:
+    """Make an axis of milliseconds logarithmic, with plain numbers at it."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+@in_style
+def mark_events(axes: Axes, events: Sequence[tuple[float, str]]) -> None:
+    """Draw a line at each time when something was done, with its name beside it."""
+    for at_s, label in events:
+        axes.axvline(at_s, color=INK, linewidth=1, linestyle=":")
+        axes.annotate(
+            label, (at_s, 1), xycoords=("data", "axes fraction"), xytext=(3, -3), textcoords="offset points",
+            rotation=90, ha="left", va="top", fontsize=_FONT - 1,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 1},
+        )  # fmt: skip
+
+
+@in_style
+def legend_beside(axes: Axes) -> None:
+    """Put the legend to the right of the picture, in the order of the lines from the top."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.0, 1.02), borderaxespad=0.2)
+
+
+def svg_for_page(axes: Axes, name: str) -> str:
+    """Return a picture as an SVG element for a page: no ids shared with others, no addresses, the page's colours."""
+    text = _save_svg(axes, is_transparent=True)
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(?::\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+    text = re.sub(r'id="([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", text)
+    text = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', text)
+    text = re.sub(r"font-family: [^;\"]*", "font-family: inherit", text)
+    text = text.replace(INK, "currentColor").replace(PAPER, "var(--paper)").replace(FAINT, "var(--faint)")
+    return text.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)
+
+
+def svg_file(axes: Axes) -> str:
+    """Return a picture as an SVG file of its own, dark on white."""
+    return _save_svg(axes, is_transparent=False)
+
+
+@in_style
+def png(axes: Axes) -> bytes:
+    """Return a picture as a PNG file, for a look at it."""
+    written = io.BytesIO()
+    figure = _figure(axes)
+    FigureCanvasAgg(figure)
+    figure.savefig(written, format="png", dpi=110, facecolor="white")
+    return written.getvalue()
+
+
+@in_style
+def _save_svg(axes: Axes, *, is_transparent: bool) -> str:
+    written = io.StringIO()
+    _figure(axes).savefig(
+        written, format="svg", metadata={"Date": None}, facecolor="none" if is_transparent else "white"
+    )
+    return written.getvalue()
+
+
+def _figure(axes: Axes) -> Figure:
+    found = axes.get_figure(root=True)
+    assert found is not None
+    return found

@@ -1,0 +1,217 @@
+"""The JSON document of a run: written by `run` and `merge`, read by everything else. schema.json says what is in it."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from loadtest.part import Part
+from loadtest.report.figures import figures, reasons_invalid, with_nan, without_nan
+from loadtest.report.gate import Condition, GateError, Verdict, judge, parse_gate
+from loadtest.scenario import CriteriaSettings
+
+SCHEMA_VERSION = 1
+TOOL = "loadtest"
+SCHEMA = Path(__file__).with_name("schema.json")
+"""A JSON Schema (2020-12) of the document."""
+
+
+class DocumentError(ValueError):
+    """A file is not a document of a run; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetResult:
+    """One target's run."""
+
+    name: str
+    uri: str
+    kind: str
+    part: Part
+    figures: Mapping[str, float]
+    """nan where there is nothing to make one from."""
+    invalid_because: tuple[str, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    """On each of the document's gates."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Tell whether the run says something about the target."""
+        return not self.invalid_because
+
+    @classmethod
+    def of(
+        cls, name: str, uri: str, kind: str, part: Part, criteria: CriteriaSettings, gates: Sequence[Condition] = ()
+    ) -> Self:
+        """Make the figures of a part, hold them against gates and say whether they count."""
+        found = figures(part, criteria)
+        return cls(name, uri, kind, part, found, reasons_invalid(part), judge(gates, found))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        verdicts = [
+            {"gate": str(each.condition), "value": without_nan({"": each.value})[""], "is_met": each.is_met}
+            for each in self.verdicts
+        ]
+        return {
+            "name": self.name,
+            "uri": self.uri,
+            "kind": self.kind,
+            "is_valid": self.is_valid,
+            "invalid_because": list(self.invalid_because),
+            "gates": verdicts,
+            "figures": without_nan(self.figures),
+            "part": self.part.as_json(),
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any], gates: Sequence[Condition]) -> Self:
+        """Read what `as_json` made. Raises ValueError, KeyError or TypeError where it is something else."""
+        values = with_nan(found["figures"])
+        part, reasons = Part.from_json(found["part"]), tuple(found["invalid_because"])
+        return cls(found["name"], found["uri"], found["kind"], part, values, reasons, judge(gates, values))
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A run of one scenario against one or more targets."""
+
+    version: str
+    """Of the tool."""
+    scenario: Mapping[str, Any]
+    """All of it, as JSON."""
+    schedule_digest: str
+    started_at: str
+    """ISO 8601 with an offset."""
+    targets: tuple[TargetResult, ...]
+    interrupted: bool = False
+    num_workers: int = 1
+    gates: tuple[Condition, ...] = field(default=())
+
+    @property
+    def criteria(self) -> CriteriaSettings:
+        """The scenario's."""
+        return CriteriaSettings.model_validate(self.scenario.get("criteria", {}))
+
+    @property
+    def events(self) -> tuple[tuple[float, str], ...]:
+        """When something was done to the sessions, and what."""
+        return tuple((float(each["at_s"]), _event_label(each)) for each in self.scenario.get("events", ()))
+
+    @property
+    def is_valid(self) -> bool:
+        """Tell whether every target's run is."""
+        return all(each.is_valid for each in self.targets)
+
+    @property
+    def is_passed(self) -> bool:
+        """Tell whether every target meets every gate."""
+        return all(verdict.is_met for each in self.targets for verdict in each.verdicts)
+
+    def target(self, name: str) -> TargetResult:
+        """Return a target's run.
+
+        Raises:
+            DocumentError: there is none of the name.
+
+        """
+        for each in self.targets:
+            if each.name == name:
+                return each
+        msg = f"there is no target {name!r}, only {', '.join(each.name for each in self.targets)}"
+        raise DocumentError(msg)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "tool": TOOL,
+            "version": self.version,
+            "started_at": self.started_at,
+            "interrupted": self.interrupted,
+            "num_workers": self.num_workers,
+            "schedule_digest": self.schedule_digest,
+            "gates": [str(each) for each in self.gates],
+            "scenario": dict(self.scenario),
+            "targets": [each.as_json() for each in self.targets],
+        }
+
+    def write(self, path: Path) -> None:
+        """Write it to a file."""
+        path.write_text(json.dumps(self.as_json(), allow_nan=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Read what `as_json` made.
+
+        Raises:
+            DocumentError: it is something else, or of another version.
+
+        """
+        _check_version(found)
+        try:
+            gates = tuple(each for text in found["gates"] for each in parse_gate(text))
+            document = cls(
+                version=found["version"],
+                scenario=found["scenario"],
+                schedule_digest=found["schedule_digest"],
+                started_at=found["started_at"],
+                targets=tuple(TargetResult.from_json(each, gates) for each in found["targets"]),
+                interrupted=found["interrupted"],
+                num_workers=found["num_workers"],
+                gates=gates,
+            )
+            CriteriaSettings.model_validate(document.scenario.get("criteria", {}))
+        except KeyError as error:
+            msg = f"it lacks {error}"
+            raise DocumentError(msg) from error
+        except (GateError, ValidationError, ValueError, TypeError, AttributeError) as error:
+            msg = f"it is not a document of a run: {error}"
+            raise DocumentError(msg) from error
+        return document
+
+
+def read_document(path: Path) -> Document:
+    """Read a file that `Document.write` made.
+
+    Raises:
+        DocumentError: it can't be read or is something else; the message begins with the path.
+
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            msg = "it is not a JSON object"
+            raise DocumentError(msg)
+        return Document.from_json(found)
+    except (OSError, ValueError) as error:
+        msg = f"{path}: {error}"
+        raise DocumentError(msg) from error
+
+
+def named_alike(first: Document, second: Document) -> Iterable[tuple[TargetResult, TargetResult]]:
+    """Yield the targets that both documents have, by name; where each has but one, these two whatever their names."""
+    if len(first.targets) == len(second.targets) == 1:
+        yield first.targets[0], second.targets[0]
+        return
+    others = {each.name: each for each in second.targets}
+    for each in first.targets:
+        if each.name in others:
+            yield each, others[each.name]
+
+
+def _check_version(found: Mapping[str, Any]) -> None:
+    if found.get("tool") != TOOL:
+        msg = f"tool is {found.get('tool')!r}, not {TOOL!r}"
+        raise DocumentError(msg)
+    if found.get("schema_version") != SCHEMA_VERSION:
+        msg = f"schema_version is {found.get('schema_version')!r}; this reads {SCHEMA_VERSION}"
+        raise DocumentError(msg)
+
+
+def _event_label(event: Mapping[str, Any]) -> str:
+    kind = str(event["kind"]).replace("_", " ")
+    return f"{kind}: {event['region']}" if event.get("region") else kind

@@ -1,0 +1,206 @@
+"""The figures of a run: their names, which direction is good, what each means, and how it is computed.
+
+A figure is computed from sums, so one definition serves a whole run, a slice of it, and a bootstrap's samples.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from loadtest.part import Part
+from loadtest.report.sums import Array, Sums, ratio
+from loadtest.scenario import CriteriaSettings
+
+MAX_LAG_MS = 5.0
+"""A generator whose p99 lag is above this was not open loop, whatever its other figures say."""
+
+PERCENTS: Mapping[str, float] = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p999": 99.9}
+
+_INTENDED, _PREFETCHES = "intended", "prefetches"
+
+
+class Better(Enum):
+    """Which way is good."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    NEITHER = "neither"
+
+
+class Unit(Enum):
+    """What a figure is counted in."""
+
+    PER_S = "1/s"
+    MS = "ms"
+    SHARE = "share"
+    COUNT = "count"
+    USD = "USD"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure and its definition."""
+
+    name: str
+    unit: Unit
+    better: Better
+    meaning: str
+    compute: Callable[[Sums, CriteriaSettings], Array]
+    counters: tuple[str, ...] = ()
+    """What it is made from, with the histogram."""
+    histogram: str = ""
+
+
+def _rate(name: str, counter: str, better: Better, meaning: str) -> Figure:
+    def compute(sums: Sums, _criteria: CriteriaSettings) -> Array:
+        return ratio(sums.counter(counter), sums.duration_s)
+
+    return Figure(name, Unit.PER_S, better, meaning, compute, (counter,))
+
+
+def _share(name: str, counter: str, whole: str, better: Better, meaning: str, *, less: str = "") -> Figure:
+    """Return a counter's share of another, which may be less a third."""
+
+    def compute(sums: Sums, _criteria: CriteriaSettings) -> Array:
+        base = sums.counter(whole)
+        return ratio(sums.counter(counter), base - sums.counter(less) if less else base)
+
+    return Figure(name, Unit.SHARE, better, meaning, compute, tuple(filter(None, (counter, whole, less))))
+
+
+def _count(name: str, counter: str, better: Better, meaning: str) -> Figure:
+    return Figure(name, Unit.COUNT, better, meaning, lambda sums, _criteria: sums.counter(counter), (counter,))
+
+
+def _percentiles(name: str, histogram: str, meaning: str) -> Iterable[Figure]:
+    for suffix, percent in PERCENTS.items():
+
+        def compute(sums: Sums, _criteria: CriteriaSettings, percent: float = percent) -> Array:
+            return sums.percentile_ms(histogram, percent)
+
+        said = f"{meaning}, p{percent:g}"
+        yield Figure(f"{name}_ms_{suffix}", Unit.MS, Better.LOWER, said, compute, histogram=histogram)
+
+
+def _wasted(sums: Sums, _criteria: CriteriaSettings) -> Array:
+    return 1 - ratio(sums.counter("seen_tokens"), sums.counter("generated_tokens"))
+
+
+def _generated_per_s(sums: Sums, _criteria: CriteriaSettings) -> Array:
+    """Return nothing, not 0, where nobody says how much it was."""
+    tokens = sums.counter("generated_tokens")
+    return np.where(tokens > 0, ratio(tokens, sums.duration_s), np.nan)
+
+
+def _usd_per_completion(sums: Sums, criteria: CriteriaSettings) -> Array:
+    usd_per_s = criteria.gpu_hour_usd * criteria.num_gpus / 3600
+    return ratio(usd_per_s * sums.duration_s, sums.counter("seen")) if usd_per_s else sums.duration_s * math.nan
+
+
+def _define() -> Iterable[Figure]:
+    """Yield all figures, in the order in which they are listed everywhere."""
+    high, low, neither = Better.HIGHER, Better.LOWER, Better.NEITHER
+    yield _rate("offered_per_s", _INTENDED, neither, "requests intended, prefetches included")
+    yield _rate("sent_per_s", "sent", neither, "requests sent")
+    yield _rate(
+        "seen_per_s", "seen", high, "completions that a user saw: soon enough, and long enough before the next key"
+    )
+    yield _share(
+        "seen_share", "seen", _INTENDED, high, "of typed requests, those whose text was seen", less=_PREFETCHES
+    )
+    yield _rate("pauses_per_s", "pauses", neither, "requests at which the user paused")
+    yield _share("pause_in_time_share", "pauses_in_time", "pauses", high, "of pause requests, those with text in time")
+    yield _rate("good_per_s", "good", high, "answers within the SLO, first text and end")
+    yield _rate("accepted_chars_per_s", "accepted_chars", high, "characters seen that the user went on to type")
+    yield _share("accepted_share", "accepted_chars", "shown_chars", high, "of characters shown, those accepted")
+    yield _share(
+        "shown_share", "shown", _INTENDED, high, "of typed requests, those that had text at all", less=_PREFETCHES
+    )
+    for outcome, better, meaning in (
+        ("shed", low, "turned away empty"),
+        ("superseded", neither, "dropped by the server for a newer one"),
+        ("hung_up", neither, "hung up on by the editor"),
+        ("cached", neither, "answered from the editor's own cache"),
+    ):
+        yield _share(f"{outcome}_share", f"outcome/{outcome}", _INTENDED, better, f"of all requests, those {meaning}")
+    yield _share("error_rate", "errors", _INTENDED, low, "of all requests, those that failed")
+    yield _share(
+        "unanswered_share", "outcome/unanswered", _INTENDED, low, "of all requests, those not ended at the end"
+    )
+    yield from _percentiles("ttft", "ttft", "intended time to first text")
+    yield from _percentiles("pause_ttft", "ttft/pause", "intended time to first text, pause requests")
+    yield from _percentiles("total", "total", "intended time to the end, whole answers")
+    yield from _percentiles("pause_total", "total/pause", "intended time to the end, whole answers to pause requests")
+    yield from _percentiles("gap", "gap", "time between texts of one answer")
+    yield from _percentiles("lag", "lag", "how late the generator sent a request")
+    yield from _percentiles("front_end", "stage/front_end", "first text less the server's queue and prefill")
+    yield from _percentiles("reconnect", "reconnect", "connection lost to connected again")
+    counters = ("seen_tokens", "generated_tokens")
+    meaning = "of tokens that the engine generated, those of answers nobody saw"
+    yield Figure("wasted_token_share", Unit.SHARE, low, meaning, _wasted, counters)
+    meaning = "tokens that the engine generated"
+    yield Figure("generated_tokens_per_s", Unit.PER_S, neither, meaning, _generated_per_s, ("generated_tokens",))
+    meaning = "price of the GPUs for the run, per completion seen"
+    yield Figure("usd_per_completion", Unit.USD, low, meaning, _usd_per_completion, ("seen",))
+    yield _count("sessions", "sessions", neither, "editors")
+    yield _count("sessions_lost", "sessions_lost", low, "editors not connected at the end")
+    yield _count("reconnects", "reconnects", neither, "connections made again")
+
+
+FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in _define()}
+"""All figures by name."""
+
+
+def figures(part: Part, criteria: CriteriaSettings) -> dict[str, float]:
+    """Return the figures of a run by name; nan where there is nothing to make one from."""
+    sums = Sums.of_total(part)
+    return {name: float(figure.compute(sums, criteria)[0]) for name, figure in FIGURES.items()}
+
+
+def without_nan(found: Mapping[str, float]) -> dict[str, float | None]:
+    """Return figures for JSON, which has no nan: None instead, and no more digits than mean something."""
+    return {name: None if math.isnan(value) else float(f"{value:.6g}") for name, value in found.items()}
+
+
+def with_nan(found: Mapping[str, float | None]) -> dict[str, float]:
+    """Undo `without_nan`."""
+    return {name: math.nan if value is None else float(value) for name, value in found.items()}
+
+
+def reasons_invalid(part: Part) -> tuple[str, ...]:
+    """Return why a run says nothing about its target; nothing where it does."""
+    reasons = []
+    lag_ms = Sums.of_total(part).percentile_ms("lag", 99)[0]
+    if lag_ms > MAX_LAG_MS:
+        reasons.append(f"the generator was late: its p99 lag is {lag_ms:.1f} ms, more than {MAX_LAG_MS:g} ms")
+    missing = sorted(set(range(part.num_workers)) - part.workers)
+    if missing:
+        named = ", ".join(map(str, missing))
+        reasons.append(f"of {part.num_workers} workers, number {named} is missing")
+    if not part.total.counters[_INTENDED]:
+        reasons.append("no request was intended")
+    return tuple(reasons)
+
+
+def shown(name: str, value: float | None) -> str:
+    """Return a figure's value for people."""
+    if value is None or math.isnan(value):
+        return "-"
+    unit = FIGURES[name].unit
+    if unit is Unit.SHARE:
+        return f"{value:.1%}" if value == 0 or abs(value) >= 0.01 else f"{value:.3%}"  # noqa: PLR2004
+    if unit is Unit.USD:
+        return f"${value:.6f}"
+    if unit is Unit.COUNT:
+        return f"{value:,.0f}"
+    return shown_number(value)
+
+
+def shown_number(value: float) -> str:
+    """Return a time or a rate with three digits or so."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"  # noqa: PLR2004

@@ -1,0 +1,119 @@
+"""One HTML page for a run or a sweep: everything is in the file, nothing is asked of any network."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.axes import Axes
+
+from loadtest.report import pictures, tables
+from loadtest.report.canvas import svg_for_page
+from loadtest.report.document import Document, TargetResult
+from loadtest.report.tables import Table
+
+_TEMPLATE = "page.html.j2"
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture and what it shows."""
+
+    caption: str
+    axes: Axes | None
+    """None is left out."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading, pictures and tables under it."""
+
+    title: str
+    subtitle: str = ""
+    pictures: Sequence[Picture] = ()
+    tables: Sequence[Table] = ()
+
+
+def render_page(document: Document) -> str:
+    """Return the page of a run."""
+    scenario = document.scenario
+    facts = {
+        "scenario": str(scenario.get("name", "?")),
+        "started": document.started_at,
+        "sessions": str(scenario.get("sessions", "?")),
+        "duration": f"{max((each.part.duration_s for each in document.targets), default=0):g} s",
+        "schedule": document.schedule_digest[:16],
+        "version": document.version,
+    }
+    first = Section("", tables=[tables.summary(document), tables.gates(document)])
+    overlays = [_overlays(document)] if document.targets else []
+    sections = [first, *overlays, *(_section(each, document) for each in document.targets)]
+    if document.targets:
+        sections.append(Section("All figures", tables=[tables.all_figures(document.targets)]))
+    title = f"Load test: {scenario.get('name', '?')}"
+    return render(title, str(scenario.get("description", "")), facts, tables.troubles(document), sections)
+
+
+def render(
+    title: str, description: str, facts: Mapping[str, str], troubles: Sequence[str], sections: Sequence[Section]
+) -> str:
+    """Return a page of sections."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    numbers = count(1)
+
+    def svg(axes: Axes) -> Markup:
+        # Its text is escaped by matplotlib, which writes it as XML.
+        return Markup(svg_for_page(axes, f"picture-{next(numbers)}"))
+
+    return environment.get_template(_TEMPLATE).render(
+        title=title, description=description, facts=facts, troubles=troubles, sections=sections, svg=svg
+    )
+
+
+def _overlays(document: Document) -> Section:
+    parts = {each.name: each.part for each in document.targets}
+    budget_ms = document.criteria.slo_ttft_ms
+    found = [
+        Picture(
+            "How soon the first text came",
+            pictures.ttft_distribution(parts, budget_ms),
+            "Of pause requests, the share whose first text had come by then; a line ends where its requests had text.",
+        )
+    ]
+    if len(parts) > 1:
+        found = [
+            Picture("Completions seen", pictures.seen_by_target(parts, document.events)),
+            Picture("TTFT of pauses, p95", pictures.latency_by_target(parts, budget_ms, document.events)),
+            *found,
+        ]
+    return Section("All targets" if len(parts) > 1 else "", pictures=found)
+
+
+def _section(target: TargetResult, document: Document) -> Section:
+    part, events = target.part, document.events
+    found = [
+        Picture(
+            "Asked and seen",
+            pictures.seen_and_offered(part, events),
+            "Seen: the first text came soon enough, and long enough before the user's next key.",
+        ),
+        Picture("Latency over time", pictures.latency_over_time(part, document.criteria.slo_ttft_ms, events)),
+        Picture("What became of the requests", pictures.outcomes_over_time(part, events)),
+        Picture(
+            "TTFT by cause",
+            pictures.ttft_by_cause(part),
+            "Each stage's own percentile; they need not add up to that of the whole.",
+        ),
+        Picture("TTFT by region", pictures.regions(part)),
+    ]
+    listed = (tables.times(target), tables.outcomes(target), tables.regions(target), tables.errors(target))
+    return Section(target.name, f"{target.kind}  {target.uri}", found, listed)

@@ -1,0 +1,36 @@
+"""A run over time: its slices, as few and as long as a picture can show."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.part import Part
+from loadtest.report.sums import Array, Sums, slice_durations_s
+
+MAX_POINTS = 60
+"""More are noise on a picture this wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Neighbouring slices summed; every answer is an array with one number for each sum."""
+
+    at_s: Array
+    """The middle of each."""
+    sums: Sums
+
+    @classmethod
+    def of(cls, part: Part, max_points: int = MAX_POINTS) -> "Series":
+        """Sum a part's slices to at most so many."""
+        durations_s = slice_durations_s(part)
+        each = math.ceil(len(durations_s) / max_points)
+        num_points = math.ceil(len(durations_s) / each)
+        weights = np.zeros((num_points, len(durations_s)))
+        weights[np.arange(len(durations_s)) // each, np.arange(len(durations_s))] = 1
+        sums = Sums.of_slices(part, weights)
+        return cls(np.cumsum(sums.duration_s) - sums.duration_s / 2, sums)
+
+    def per_s(self, counter: str) -> Array:
+        """Return a counter's amount per second."""
+        return self.sums.counter(counter) / self.sums.duration_s

@@ -1,0 +1,82 @@
+"""Sums of tallies, weighted in one or in many ways at once: one way for a report, a thousand for a bootstrap."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from loadtest.part import Part, Tally
+
+Array = npt.NDArray[np.float64]
+
+
+class Sums:
+    """Tallies under R weightings. Every answer is an array of R numbers; nan where there is nothing to answer from."""
+
+    def __init__(self, tallies: Sequence[Tally], durations_s: Array, weights: Array) -> None:
+        """Take n tallies, how long each covers, and weights of shape (R, n)."""
+        self._tallies = tallies
+        self._weights = weights
+        self._cumulative: dict[str, tuple[Array, Array]] = {}
+        self.duration_s: Array = weights @ durations_s
+
+    @classmethod
+    def of_total(cls, part: Part) -> Self:
+        """Return the sum of the whole run, from its own total."""
+        return cls([part.total], np.array([part.duration_s]), np.ones((1, 1)))
+
+    @classmethod
+    def of_slices(cls, part: Part, weights: Array | None = None) -> Self:
+        """Return weighted sums of a part's slices; without weights the plain one."""
+        durations_s = slice_durations_s(part)
+        tallies = [part.slices[place] if place < len(part.slices) else Tally(2) for place in range(len(durations_s))]
+        return cls(tallies, durations_s, np.ones((1, len(tallies))) if weights is None else weights)
+
+    def counter(self, name: str) -> Array:
+        """Return a counter's sums; 0 where it was never counted."""
+        return self._weights @ np.array([tally.counters.get(name, 0) for tally in self._tallies], dtype=np.float64)
+
+    def num_recorded(self, histogram: str) -> Array:
+        """Return how many times a histogram holds."""
+        _values, cumulative = self._cumulate(histogram)
+        return cumulative[:, -1] if cumulative.shape[1] else np.zeros(len(cumulative))
+
+    def percentile_ms(self, histogram: str, percent: float) -> Array:
+        """Return a percentile in milliseconds, by HDR's own rule: the first value that so many do not exceed."""
+        values, cumulative = self._cumulate(histogram)
+        if not len(values):
+            return np.full(len(cumulative), np.nan)
+        totals = cumulative[:, -1]
+        wanted = np.maximum(1, np.floor(percent * totals / 100 + 0.5))
+        places = np.minimum((cumulative < wanted[:, None]).sum(axis=1), len(values) - 1)
+        return np.where(totals > 0, values[places], np.nan)
+
+    def _cumulate(self, name: str) -> tuple[Array, Array]:
+        """Return the values that were recorded, rising, and how many times are at most each; shape (R, values)."""
+        if name not in self._cumulative:
+            arrays = [tally.histograms[name].arrays() if name in tally.histograms else None for tally in self._tallies]
+            found = [each[0] for each in arrays if each is not None]
+            values = np.unique(np.concatenate(found)) if found else np.empty(0)
+            counts = np.zeros((len(self._tallies), len(values)))
+            for row, each in zip(counts, arrays, strict=True):
+                if each is not None:
+                    row[np.searchsorted(values, each[0])] = each[1]
+            self._cumulative[name] = values, np.cumsum(self._weights @ counts, axis=1)
+        return self._cumulative[name]
+
+
+def slice_durations_s(part: Part) -> Array:
+    """Return how long each slice of a run covers: all the same, but the last may be shorter."""
+    num_slices = max(1, int(np.ceil(part.duration_s / part.slice_s - 1e-9)))
+    if len(part.slices) > num_slices:  # blocks that end within a slice
+        return np.full(len(part.slices), part.duration_s / len(part.slices))
+    durations_s = np.full(num_slices, part.slice_s)
+    durations_s[-1] = part.duration_s - part.slice_s * (num_slices - 1)
+    return durations_s
+
+
+def ratio(some: Array, whole: Array) -> Array:
+    """Return a share; nan of nothing."""
+    found: Array = np.divide(some, whole, out=np.full(np.shape(whole), np.nan), where=whole != 0)
+    return found

@@ -1,0 +1,155 @@
+"""The tables that the terminal and the page both show: headings and rows of text, made from a document."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from loadtest.report.document import Document, TargetResult
+from loadtest.report.figures import PERCENTS, shown, shown_number
+from loadtest.report.pictures import outcomes_of, regions_of
+from loadtest.report.sums import Sums, ratio
+
+_MAX_ERRORS = 20
+_SUMMARY: Mapping[str, str] = {
+    "offered_per_s": "asked/s",
+    "seen_per_s": "seen/s",
+    "seen_share": "seen",
+    "pause_in_time_share": "pauses in time",
+    "good_per_s": "in SLO/s",
+    "accepted_chars_per_s": "accepted chars/s",
+    "shed_share": "shed",
+    "superseded_share": "superseded",
+    "hung_up_share": "hung up",
+    "error_rate": "errors",
+    "wasted_token_share": "wasted tokens",
+    "usd_per_completion": "USD/completion",
+    "sessions": "sessions",
+    "sessions_lost": "lost",
+}
+_TIMES: Mapping[str, str] = {
+    "pause_ttft": "TTFT, pauses",
+    "ttft": "TTFT, all",
+    "pause_total": "to the end, pauses",
+    "total": "to the end, all",
+    "gap": "between texts",
+    "front_end": "front end",
+    "reconnect": "reconnecting",
+    "lag": "generator's lag",
+}
+_ALWAYS = 2
+"""The rows of a summary that stay when empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A title, headings, and rows as wide as these. The first `num_words` columns are words, the others numbers."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_words: int = 1
+
+
+def summary(document: Document) -> Table:
+    """Return one column for each target; a figure that no target has is left out."""
+    rows = []
+    for place, (name, label) in enumerate(_SUMMARY.items()):
+        cells = [shown(name, each.figures.get(name)) for each in document.targets]
+        if document.targets and (place < _ALWAYS or any(cell != "-" for cell in cells)):
+            rows.append((label, *cells))
+    return Table("What editors felt", ("", *(each.name for each in document.targets)), tuple(rows))
+
+
+def times(target: TargetResult) -> Table:
+    """Return a target's percentiles, one row for each kind of time that there is."""
+    rows = []
+    for name, label in _TIMES.items():
+        cells = [shown(f"{name}_ms_{suffix}", target.figures.get(f"{name}_ms_{suffix}")) for suffix in PERCENTS]
+        if cells[0] != "-":
+            rows.append((label, *cells))
+    return Table("Times, ms from the intended time", ("", *_percent_headings()), tuple(rows))
+
+
+def outcomes(target: TargetResult) -> Table:
+    """Return how a target's requests ended, with the times of each ending."""
+    sums = Sums.of_total(target.part)
+    intended = sums.counter("intended")
+    rows = []
+    for name in outcomes_of(target.part):
+        count = sums.counter(f"outcome/{name}")
+        cells = [
+            shown_number(float(sums.percentile_ms(f"{what}/outcome/{name}", percent)[0]))
+            for what in ("ttft", "total")
+            for percent in (50, 95, 99)
+        ]
+        share = shown("seen_share", float(ratio(count, intended)[0]))
+        rows.append((name.replace("_", " "), f"{count[0]:,.0f}", share, *cells))
+    headings = ("ended", "requests", "share", "TTFT p50", "p95", "p99", "end p50", "p95", "p99")
+    return Table("How requests ended, times in ms", headings, tuple(rows))
+
+
+def regions(target: TargetResult) -> Table:
+    """Return a target's regions."""
+    sums = Sums.of_total(target.part)
+    rows = []
+    for name in regions_of(target.part):
+        count = {
+            what: sums.counter(f"region/{name}/{what}") for what in ("intended", "seen", "pauses", "pauses_in_time")
+        }
+        shares = (
+            float(ratio(count["pauses_in_time"], count["pauses"])[0]),
+            float(ratio(sums.counter(f"region/{name}/errors"), count["intended"])[0]),
+        )
+        cells = [shown_number(float(sums.percentile_ms(f"ttft/region/{name}", percent)[0])) for percent in (50, 95, 99)]
+        per_s = [float(ratio(count[what], sums.duration_s)[0]) for what in ("intended", "seen")]
+        rows.append(
+            (
+                name,
+                *map(shown_number, per_s),
+                shown("pause_in_time_share", shares[0]),
+                shown("error_rate", shares[1]),
+                *cells,
+            )
+        )
+    headings = ("region", "asked/s", "seen/s", "pauses in time", "errors", "TTFT p50, ms", "p95", "p99")
+    return Table("Regions", headings, tuple(rows))
+
+
+def errors(target: TargetResult) -> Table:
+    """Return what went wrong, the most frequent first, and why requests were shed."""
+    counters = target.part.total.counters
+    rows = [
+        (f"{label}{name.removeprefix(prefix)}", f"{count:,.0f}")
+        for prefix, label in (("error/", ""), ("shed_reason/", "shed: "))
+        for name, count in sorted(counters.items(), key=lambda item: -item[1])
+        if name.startswith(prefix) and count
+    ]
+    return Table("Errors and reasons", ("what", "requests"), tuple(rows[:_MAX_ERRORS]))
+
+
+def gates(document: Document) -> Table:
+    """Return each gate at each target."""
+    rows = tuple(
+        ("passed" if verdict.is_met else "FAILED", each.name, str(verdict.condition), verdict.said)
+        for each in document.targets
+        for verdict in each.verdicts
+    )
+    return Table("Gates", ("", "target", "gate", "found"), rows, num_words=3)
+
+
+def troubles(document: Document) -> tuple[str, ...]:
+    """Return what a reader must know before any figure."""
+    found = [f"{each.name}: INVALID, {reason}" for each in document.targets for reason in each.invalid_because]
+    if document.interrupted:
+        found.append("the run was interrupted; the figures are of what there is")
+    return tuple(found)
+
+
+def all_figures(targets: Sequence[TargetResult]) -> Table:
+    """Return every figure that a target has, one column for each target."""
+    names = [name for name in targets[0].figures if any(shown(name, each.figures.get(name)) != "-" for each in targets)]
+    rows = tuple((name, *(shown(name, each.figures.get(name)) for each in targets)) for name in names)
+    return Table("All figures", ("figure", *(each.name for each in targets)), rows)
+
+
+def _percent_headings() -> tuple[str, ...]:
+    return tuple(f"p{percent:g}" for percent in PERCENTS.values())

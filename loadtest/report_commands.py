@@ -1,0 +1,125 @@
+"""The commands that read documents of runs, and, as COMMANDS, all that `cli.py` registers besides its own."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from loadtest.outcome_options import Refused, deliver, output_options
+from loadtest.report.compare import CONFIDENCE, Comparison, Interval, compare_documents
+from loadtest.report.document import Document, DocumentError, TargetResult, named_alike, read_document
+from loadtest.report.gate import GateError, judge, parse_gates
+from loadtest.report.terminal import print_comparison
+from loadtest.search_commands import capacity, sweep
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("file", type=_FILE)
+@output_options
+def report(file: Path, gates: tuple[str, ...], out: Path | None, html: Path | None, *, as_json: bool) -> None:
+    """Show a run again: FILE is what it wrote. As tables, as a page, or against other gates.
+
+    \b
+    Example:
+      loadtest report run.json --html run.html --gate 'error_rate<0.001'
+    """
+    try:
+        document, conditions = read_document(file), parse_gates(gates)
+    except (DocumentError, GateError) as error:
+        raise Refused(str(error)) from error
+    if conditions:
+        targets = tuple(replace(each, verdicts=judge(conditions, each.figures)) for each in document.targets)
+        document = replace(document, targets=targets, gates=conditions)
+    sys.exit(deliver(document, out, html, as_json=as_json))
+
+
+@click.command()
+@click.argument("first", metavar="A", type=_FILE)
+@click.argument("second", metavar="B", type=_FILE)
+@click.option("--target", metavar="NAME", help="This one only.  [default: each that both have]")
+@click.option("--against", metavar="NAME", help="The target in B, where it has another name than in A.")
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0.5, 0.9999),
+    default=CONFIDENCE,
+    show_default=True,
+    help="How often an interval holds the truth.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each pair of targets.")
+def compare(
+    first: Path, second: Path, target: str | None, against: str | None, confidence: float, *, as_json: bool
+) -> None:
+    """Say what differs from A to B beyond noise. Both are documents that runs wrote; they may be the same.
+
+    \b
+    Examples:
+      loadtest compare before.json after.json
+      loadtest compare run.json run.json --target ours --against vllm
+    """
+    try:
+        documents = read_document(first), read_document(second)
+        pairs = _pairs(*documents, target, against)
+    except DocumentError as error:
+        raise Refused(str(error)) from error
+    console = Console()
+    for found in compare_documents(*documents, pairs, confidence):
+        if as_json:
+            click.echo(json.dumps(comparison_json(found, confidence), allow_nan=False))
+        else:
+            print_comparison(found, console, confidence)
+
+
+def comparison_json(found: Comparison, confidence: float) -> dict[str, Any]:
+    """Return a comparison for JSON."""
+    return {
+        "first": found.first,
+        "second": found.second,
+        "is_paired": found.is_paired,
+        "num_slices": found.num_slices,
+        "confidence": confidence,
+        "warnings": list(found.warnings),
+        "figures": {
+            each.figure: {
+                "first": _number(each.first),
+                "second": _number(each.second),
+                "change": each.change.value,
+                "difference": _ends(each.difference),
+                "ratio": _ends(each.ratio),
+            }
+            for each in found.differences
+        },
+    }
+
+
+def _pairs(
+    first: Document, second: Document, target: str | None, against: str | None
+) -> list[tuple[TargetResult, TargetResult]]:
+    """Return the targets to compare. Raises DocumentError where there are none."""
+    if target is not None:
+        return [(first.target(target), second.target(against or target))]
+    if against is not None:
+        return [(each, second.target(against)) for each in first.targets]
+    pairs = list(named_alike(first, second))
+    if not pairs:
+        names = [", ".join(each.name for each in document.targets) for document in (first, second)]
+        msg = f"no target is in both: A has {names[0]}, B has {names[1]}; name two with --target and --against"
+        raise DocumentError(msg)
+    return pairs
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(f"{value:.6g}")
+
+
+def _ends(interval: Interval) -> list[float] | None:
+    return None if math.isnan(interval.low) else [float(f"{end:.6g}") for end in (interval.low, interval.high)]
+
+
+COMMANDS = (report, compare, capacity, sweep)

@@ -1,0 +1,172 @@
+"""A run: a scenario against one or more targets, by several worker processes. Returns what each target's came to."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from loadtest.blocks import Step, join, plan
+from loadtest.checks import check
+from loadtest.crew import Crew, RunError
+from loadtest.driver import DRAIN_S
+from loadtest.interruption import Interruption
+from loadtest.part import Part, merge
+from loadtest.scenario import Scenario
+from loadtest.schedule import join_digests
+from loadtest.targets import TargetSpec
+from loadtest.worker import Done, Go, Prepare, Ready, Stop
+
+_LEAD_S = 0.5
+"""From the last worker's being ready to the start."""
+_PREPARE_S = 900.0
+_AFTER_S = 60.0
+"""How long workers may take to end after a run's last answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Which share of a run this machine has, where it is one of several with as many workers each."""
+
+    index: int = 0
+    count: int = 1
+    start_at: float | None = None
+    """Unix time; the same for all. Not given, a run starts when it is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a run goes."""
+
+    step: Step
+    is_running: bool
+    """Not: it makes ready."""
+    elapsed_s: float
+    num_sessions: int
+    num_connected: int
+    num_intended: int
+    num_seen: int
+    num_errors: int
+
+
+@dataclass(slots=True)
+class RunResult:
+    """What a run came to."""
+
+    parts: dict[str, Part] = field(default_factory=dict)
+    """By target; a target whose turn never came has none."""
+    interrupted: bool = False
+    num_workers: int = 1
+    """On all machines."""
+    started_at: str = ""
+    schedule_digest: str = ""
+    """Of this machine's share."""
+
+
+def default_workers() -> int:
+    """Return how many workers leave a core to whoever is measured."""
+    return max(1, (os.cpu_count() or 1) - 1)
+
+
+def run_scenario(
+    scenario: Scenario,
+    specs: Sequence[TargetSpec],
+    *,
+    workers: int,
+    blocks: int = 1,
+    progress: Callable[[Progress], None] | None = None,
+    machine: Machine | None = None,
+    interruption: Interruption | None = None,
+) -> RunResult:
+    """Run a scenario against targets, in turn or in interleaved blocks, and return what was seen.
+
+    In the main thread a first Ctrl-C ends it in order, with what was seen so far; elsewhere `interruption` does.
+
+    Raises:
+        CheckError: something is missing; nothing was sent.
+        BlocksError: the scenario can't be cut into blocks.
+        RunError: a target can't be connected to, or all workers died.
+
+    """
+    machine = machine or Machine()
+    check(scenario, specs, workers)
+    steps = list(plan(scenario, specs, blocks))
+    num_workers = workers * machine.count
+    result = RunResult(num_workers=num_workers, started_at=datetime.now(UTC).isoformat(timespec="seconds"))
+    with interruption or Interruption() as asked:
+        with Crew.start(machine.index * workers, workers, num_workers) as crew:
+            digests: list[str] = []
+            for step in steps:
+                turn = _Turn(crew, step, machine, asked, progress)
+                part = turn.take()
+                digests += turn.digests
+                if part is not None:
+                    result.parts[step.spec.name] = join(result.parts.get(step.spec.name), part)
+                if asked.is_asked:
+                    break
+        result.interrupted = asked.is_asked
+    result.schedule_digest = join_digests(digests)
+    return result
+
+
+class _Turn:
+    """One step of a run."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        step: Step,
+        machine: Machine,
+        asked: Interruption,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.digests: list[str] = []
+        self._crew = crew
+        self._step = step
+        self._machine = machine
+        self._asked = asked
+        self._progress = progress
+        self._start_at: float | None = None
+        self._is_stopping = False
+
+    def take(self) -> Part | None:
+        """Return what was seen; None where it was interrupted before it began."""
+        self._crew.tell(Prepare(self._step.scenario, self._step.spec))
+        answers = self._crew.answers(_PREPARE_S, self._pulse)
+        self.digests = [each.digest for each in answers.values() if isinstance(each, Ready)]
+        if self._is_stopping:
+            return None
+        self._start_at = self._machine.start_at or time.time() + _LEAD_S
+        if (late_s := time.time() - self._start_at) > 0:
+            msg = f"ready {late_s:.1f} s after the time at which all machines start; begin with one further ahead"
+            raise RunError(msg)
+        self._crew.tell(Go(self._start_at))
+        wait_s = self._start_at - time.time() + self._step.scenario.duration_s + DRAIN_S + _AFTER_S
+        return _sum(self._crew.answers(wait_s, self._pulse).values())
+
+    def _pulse(self) -> None:
+        if self._asked.is_asked and not self._is_stopping:
+            self._is_stopping = True
+            self._crew.tell(Stop())
+        if self._progress is not None:
+            self._progress(self._state())
+
+    def _state(self) -> Progress:
+        tells = self._crew.tells()
+        counts = {name: sum(tell.counts[name] for tell in tells) for name in ("intended", "seen", "errors")}
+        elapsed_s = time.time() - self._start_at if self._start_at else 0.0
+        return Progress(
+            step=self._step,
+            is_running=elapsed_s > 0,
+            elapsed_s=min(max(0.0, elapsed_s), self._step.scenario.duration_s),
+            num_sessions=sum(tell.num_sessions for tell in tells),
+            num_connected=sum(tell.num_connected for tell in tells),
+            num_intended=counts["intended"],
+            num_seen=counts["seen"],
+            num_errors=counts["errors"],
+        )
+
+
+def _sum(answers: Iterable[Ready | Done]) -> Part | None:
+    parts = [Part.from_json(each.part) for each in answers if isinstance(each, Done) and each.part is not None]
+    return merge(parts) if parts else None

@@ -1,0 +1,144 @@
+"""`loadtest run`."""
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import click
+from rich.console import Console
+
+from loadtest.blocks import BlocksError
+from loadtest.checks import CheckError
+from loadtest.crew import RunError
+from loadtest.live import Live
+from loadtest.outcome_options import Exit, Refused, deliver, output_options
+from loadtest.report.document import Document, TargetResult
+from loadtest.report.gate import Condition, GateError, parse_gates
+from loadtest.run import Machine, RunResult, default_workers, run_scenario
+from loadtest.scenario import Scenario, ScenarioError
+from loadtest.targets import TargetError, TargetSpec, parse_target
+
+_BLOCKS = 8
+
+
+class _Options(TypedDict):
+    overrides: tuple[str, ...]
+    sessions: int | None
+    duration: float | None
+    gates: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+class _Crew(TypedDict):
+    workers: int | None
+    worker_index: int
+    num_workers: int
+    start_at: float | None
+
+
+class _Output(TypedDict):
+    out: Path | None
+    html: Path | None
+    as_json: bool
+
+
+class _All(_Options, _Crew, _Output):
+    is_interleaved: bool
+    blocks: int | None
+
+
+@click.command()
+@click.argument("scenario")
+@click.option(
+    "--target", "targets", multiple=True, required=True, metavar="[NAME=]KIND://HOST:PORT", help="Whom to ask."
+)
+@click.option(
+    "--interleave/--in-turn",
+    "is_interleaved",
+    help="Whether targets take turns in blocks of the run, or each has a whole run.  [default: in-turn]",
+)
+@click.option("--blocks", type=click.IntRange(1), help=f"How many blocks with --interleave.  [default: {_BLOCKS}]")
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key of the scenario.")
+@click.option("--sessions", type=int, help="Instead of the scenario's number.")
+@click.option("--duration", type=float, metavar="SECONDS", help="Instead of the scenario's.")
+@click.option("--workers", type=click.IntRange(1), help="Processes on this machine.  [default: its cores less one]")
+@click.option(
+    "--worker-index", type=click.IntRange(0), default=0, help="Which of several machines this one is, from 0."
+)
+@click.option(
+    "--num-workers", type=click.IntRange(1), default=1, help="How many machines there are; each has --workers."
+)
+@click.option("--start-at", type=float, metavar="UNIX_TIME", help="When all machines start.")
+@output_options
+def run(scenario: str, **options: Unpack[_All]) -> None:
+    """Run SCENARIO, a packaged one by its name or a file, against one or more targets.
+
+    KIND is grpc (a Session stream for each editor), grpc+complete (a call for each request), openai+http, llama+http or
+    tabby+http. With several hosts, HOST:PORT,HOST:PORT, each serves a region. Options follow as in ?model=NAME.
+
+    Ends with status 0 where all went well, 1 where a gate failed, 2 where the input is bad and nothing was sent, 3
+    where the run says nothing of its target, and 130 after Ctrl-C, with a report of what was seen.
+
+    \b
+    Examples:
+      loadtest run steady --target grpc://127.0.0.1:50051 --gate 'pause_ttft_ms_p95<200,error_rate<0.001'
+      loadtest run steady --interleave --target 'grpc://127.0.0.1:50051' \\
+          --target 'vllm=openai+http://127.0.0.1:8000?model=m&fim=<PRE>{prefix}<SUF>{suffix}<MID>'
+    """
+    try:
+        loaded = _load(scenario, options)
+        gates = parse_gates(options["gates"])
+        specs = [parse_target(each) for each in options["targets"]]
+        machine = _machine(options)
+        workers = options["workers"] or default_workers()
+        blocks = (options["blocks"] or _BLOCKS) if options["is_interleaved"] else 1
+        with Live(Console(stderr=True)) as live:
+            found = run_scenario(loaded, specs, workers=workers, blocks=blocks, progress=live.show, machine=machine)
+    except (ScenarioError, GateError, TargetError, CheckError, BlocksError, RunError) as error:
+        raise Refused(str(error)) from error
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)
+    document = make_document(loaded, specs, gates, found)
+    sys.exit(deliver(document, options["out"], options["html"], as_json=options["as_json"]))
+
+
+def make_document(
+    scenario: Scenario, specs: Sequence[TargetSpec], gates: Sequence[Condition], found: RunResult
+) -> Document:
+    """Return the document of a run. A target whose turn never came is not in it."""
+    targets = [
+        TargetResult.of(spec.name, spec.uri, spec.kind, found.parts[spec.name], scenario.criteria, gates)
+        for spec in specs
+        if spec.name in found.parts
+    ]
+    return Document(
+        version=version("completion-server"),
+        scenario=scenario.model_dump(mode="json"),
+        schedule_digest=found.schedule_digest,
+        started_at=found.started_at,
+        targets=tuple(targets),
+        interrupted=found.interrupted,
+        num_workers=found.num_workers,
+        gates=tuple(gates),
+    )
+
+
+def _load(name_or_path: str, options: _All) -> Scenario:
+    found = Scenario.load(name_or_path, options["overrides"])
+    return found.scaled(sessions=options["sessions"], duration_s=options["duration"])
+
+
+def _machine(options: _All) -> Machine:
+    index, count, start_at = options["worker_index"], options["num_workers"], options["start_at"]
+    if index >= count:
+        msg = f"--worker-index must be below --num-workers = {count}, got {index}"
+        raise Refused(msg)
+    if count > 1 and start_at is None:
+        msg = "with several machines they must start together: say when with --start-at, as Unix time"
+        raise Refused(msg)
+    if start_at is not None and (len(options["targets"]) > 1 or options["is_interleaved"]):
+        msg = "--start-at is the time of one run: with it there can be one --target only, and no --interleave"
+        raise Refused(msg)
+    return Machine(index, count, start_at)

@@ -1,0 +1,192 @@
+"""A scenario: everything that decides the traffic of a run and how it is judged, in one file. Knows no target.
+
+`Scenario.load` is the one reader. All of it is frozen; what is left out has the defaults below.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from loadtest.scenario_file import ScenarioError, explain, packaged_names, put, read_tree
+from loadtest.sections import (
+    AbuserSettings,
+    AtLeastOne,
+    CriteriaSettings,
+    DocumentSettings,
+    EditorSettings,
+    EventSettings,
+    Positive,
+    RecordedSettings,
+    RegionSettings,
+    Settings,
+    ShapeSettings,
+    SlowReaderSettings,
+    TypingSettings,
+)
+
+__all__ = [
+    "MAX_SLICES",
+    "AbuserSettings",
+    "CriteriaSettings",
+    "DocumentSettings",
+    "EditorSettings",
+    "EventSettings",
+    "RecordedSettings",
+    "RegionSettings",
+    "Scenario",
+    "ScenarioError",
+    "ShapeSettings",
+    "SlowReaderSettings",
+    "TypingSettings",
+    "packaged_scenarios",
+]
+
+MAX_SLICES = 600
+"""More make pictures that nobody can read, and reports that grow with the run."""
+
+_SHARES_SUM_TOLERANCE = 0.01
+
+
+class Scenario(Settings):
+    """A scenario."""
+
+    name: Annotated[str, Field(min_length=1)]
+    description: Annotated[str, StringConstraints(strip_whitespace=True)] = ""
+    seed: int | str = 0
+    duration_s: Annotated[float, Field(gt=0, le=7 * 24 * 3600)] = 60.0
+    sessions: AtLeastOne = 100
+    """Editors that are open; with a shape, those that type at its height."""
+    slice_s: Positive = 1.0
+    """Of the report's pictures."""
+    typing: TypingSettings = TypingSettings()
+    documents: DocumentSettings = DocumentSettings()
+    editor: EditorSettings = EditorSettings()
+    shape: ShapeSettings = ShapeSettings()
+    events: tuple[EventSettings, ...] = ()
+    regions: Annotated[tuple[RegionSettings, ...], Field(min_length=1)] = (RegionSettings(name="local", share=1.0),)
+    abusers: AbuserSettings = AbuserSettings()
+    slow_readers: SlowReaderSettings = SlowReaderSettings()
+    recorded: RecordedSettings | None = None
+    criteria: CriteriaSettings = CriteriaSettings()
+
+    @classmethod
+    def load(cls, name_or_path: str | Path, overrides: Sequence[str] = ()) -> Self:
+        """Read a packaged scenario by its name or any by its path, with `section.key=value` put over it.
+
+        Raises:
+            ScenarioError: it can't be used.
+
+        """
+        name, tree = read_tree(str(name_or_path))
+        for override in overrides:
+            put(tree, override)
+        scenario = cls.of({"name": name} | tree)
+        scenario.check_files()
+        return scenario
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Self:
+        """Make one of what a file says. Files that it names are not looked at.
+
+        Raises:
+            ScenarioError: it can't be used.
+
+        """
+        try:
+            return cls.model_validate(tree)
+        except ValidationError as error:
+            raise ScenarioError(explain(error, cls)) from error
+
+    def scaled(
+        self, *, sessions: int | None = None, duration_s: float | None = None, seed: int | str | None = None
+    ) -> Self:
+        """Return it with other numbers.
+
+        Raises:
+            ScenarioError: they can't be used.
+
+        """
+        changes = {"sessions": sessions, "duration_s": duration_s, "seed": seed}
+        return self.of(self.model_dump() | {key: value for key, value in changes.items() if value is not None})
+
+    def check_files(self) -> None:
+        """Say what is missing before anything runs.
+
+        Raises:
+            ScenarioError: a file or folder that it names is not there.
+
+        """
+        if self.recorded is not None and not Path(self.recorded.file).is_file():
+            msg = (
+                f"recorded.file: no such file, got {self.recorded.file!r}; name a CSV with the columns TIMESTAMP, "
+                "ContextTokens and GeneratedTokens, as in https://github.com/Azure/AzurePublicDataset"
+            )
+            raise ScenarioError(msg)
+        if self.documents.source != "stdlib" and not Path(self.documents.source).is_dir():
+            msg = f"documents.source: must be 'stdlib' or a folder, got {self.documents.source!r}"
+            raise ScenarioError(msg)
+
+    @property
+    def session_requests_per_s(self) -> float:
+        """Typed requests a second of one session, in the long run, while all type: idle ones are averaged in."""
+        return (1 - self.typing.idle_share) * self.typing.model.requests_per_s(self.typing.debounce_ms / 1000)
+
+    def num_sessions(self, requests_per_s: float) -> int:
+        """Return how many sessions come nearest to a rate, at least one."""
+        return max(1, round(requests_per_s / self.session_requests_per_s))
+
+    def region_number(self, name: str) -> int:
+        """Return the place of a region."""
+        return [region.name for region in self.regions].index(name)
+
+    def digest(self) -> str:
+        """Return what tells it from another: a hash of all of it."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        faults = [*self._run_faults(), *self._region_faults(), *self._event_faults()]
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+    def _run_faults(self) -> list[str]:
+        faults = []
+        if self.duration_s / self.slice_s > MAX_SLICES:
+            least_s = self.duration_s / MAX_SLICES
+            faults.append(
+                f"slice_s: a run of {self.duration_s:g} s has at most {MAX_SLICES} slices, "
+                f"so it must be at least {least_s:g}, got {self.slice_s:g}"
+            )
+        if self.shape.kind in {"ramp", "spike"} and self.shape.at_s >= self.duration_s:
+            faults.append(f"shape.at_s: must be before the end at {self.duration_s:g} s, got {self.shape.at_s:g}")
+        return faults
+
+    def _region_faults(self) -> list[str]:
+        faults = []
+        shares = sum(region.share for region in self.regions)
+        if abs(shares - 1) > _SHARES_SUM_TOLERANCE:
+            faults.append(f"regions: their shares must come to 1, got {shares:g}")
+        names = [region.name for region in self.regions]
+        faults += [f"regions: {name} is there twice" for name in sorted(set(names)) if names.count(name) > 1]
+        return faults
+
+    def _event_faults(self) -> list[str]:
+        faults = []
+        names = [region.name for region in self.regions]
+        for place, event in enumerate(self.events):
+            if event.at_s >= self.duration_s:
+                faults.append(
+                    f"events.{place}.at_s: must be before the end at {self.duration_s:g} s, got {event.at_s:g}"
+                )
+            if event.region and event.region not in names:
+                faults.append(f"events.{place}.region: must be one of {', '.join(names)}, got {event.region!r}")
+        return faults
+
+
+def packaged_scenarios() -> list[Scenario]:
+    """Return the scenarios that have a name. Files that one needs may still have to be named."""
+    return [Scenario.of({"name": name} | read_tree(name)[1]) for name in packaged_names()]

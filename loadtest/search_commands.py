@@ -1,0 +1,274 @@
+"""The commands that run a scenario many times: `capacity` and `sweep`."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import click
+from rich.console import Console
+
+from loadtest import search
+from loadtest.blocks import BlocksError
+from loadtest.checks import CheckError
+from loadtest.crew import RunError
+from loadtest.live import Live
+from loadtest.outcome_options import Exit, Refused
+from loadtest.process_meter import ProcessMeter, ProcessMeterError
+from loadtest.report.figures import figures, reasons_invalid, shown, without_nan
+from loadtest.report.gate import Condition, GateError, is_passed, judge, parse_gates
+from loadtest.report.sweep import Point, Sweep, render_sweep, table
+from loadtest.report.terminal import print_table
+from loadtest.run import RunResult, default_workers, run_scenario
+from loadtest.scenario import Scenario, ScenarioError
+from loadtest.search import Capacity, SearchError, SearchSettings, Trial
+from loadtest.targets import TargetError, TargetSpec, parse_target
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_REFUSALS = (
+    ScenarioError, GateError, TargetError, SearchError, ProcessMeterError, CheckError, BlocksError, RunError
+)  # fmt: skip
+
+
+def _run_options(command: Callable[P, R]) -> Callable[P, R]:
+    for option in (
+        click.option("--workers", type=click.IntRange(1), help="Processes.  [default: the cores less one]"),
+        click.option("--duration", type=float, metavar="SECONDS", help="Of each run, instead of the scenario's."),
+        click.option(
+            "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key of the scenario."
+        ),
+        click.option("--target", "targets", multiple=True, required=True, metavar="[NAME=]KIND://HOST:PORT"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("scenario")
+@_run_options
+@click.option("--gate", "gates", multiple=True, required=True, metavar="FIGURE<NUMBER[,...]", help="What must hold.")
+@click.option("--from", "from_sessions", type=int, default=100, show_default=True, help="Where to begin.")
+@click.option("--to", "to_sessions", type=int, default=20_000, show_default=True, help="Where to end.")
+@click.option("--tolerance", type=float, default=0.05, show_default=True, help="How exact, as a share.")
+@click.option("--repeats", type=int, default=3, show_default=True, help="Runs of each count; most of them decide.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each target.")
+def capacity(
+    scenario: str,
+    targets: tuple[str, ...],
+    overrides: tuple[str, ...],
+    duration: float | None,
+    workers: int | None,
+    gates: tuple[str, ...],
+    from_sessions: int,
+    to_sessions: int,
+    tolerance: float,
+    repeats: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Find how many sessions pass a gate.
+
+    Ends with status 0 where it was found, 1 where not even one session passes, 2 where the input is bad, 3 where this
+    machine gave out before the target, and 130 after Ctrl-C.
+
+    \b
+    Example:
+      loadtest capacity steady --target grpc://127.0.0.1:50051 --gate 'pause_ttft_ms_p95<200' --from 100 --to 20000
+    """
+    try:
+        loaded = Scenario.load(scenario, overrides).scaled(duration_s=duration)
+        conditions, specs = parse_gates(gates), [parse_target(each) for each in targets]
+        settings = SearchSettings(from_sessions, to_sessions, tolerance, repeats)
+        found: dict[str, Capacity] = {}
+        with Live(Console(stderr=True)) as live:
+            for spec in specs:
+                runner = Runner(loaded, conditions, workers or default_workers(), live)
+                found[spec.name] = search.find_capacity(settings, runner.of(spec), _say_trial(spec.name, conditions))
+                if found[spec.name].is_interrupted:
+                    break
+    except _REFUSALS as error:
+        raise Refused(str(error)) from error
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)
+    for name, each in found.items():
+        click.echo(json.dumps(capacity_json(name, each), allow_nan=False) if as_json else describe(name, each))
+    sys.exit(_capacity_exit(list(found.values())))
+
+
+@click.command()
+@click.argument("scenario")
+@_run_options
+@click.option("--sessions", "counts", metavar="N,N,...", help="Numbers of sessions.")
+@click.option("--loads", metavar="X,X,...", help="Multiples of the scenario's number of sessions, instead.")
+@click.option(
+    "--pid", "pids", multiple=True, metavar="[TARGET=]PID", help="A server's process, to watch CPU and memory."
+)
+@click.option("--out", type=_FILE, help="Write the figures as JSON.")
+@click.option("--html", type=_FILE, help="Write a page with the curves.")
+def sweep(
+    scenario: str,
+    targets: tuple[str, ...],
+    overrides: tuple[str, ...],
+    duration: float | None,
+    workers: int | None,
+    counts: str | None,
+    loads: str | None,
+    pids: tuple[str, ...],
+    out: Path | None,
+    html: Path | None,
+) -> None:
+    """Run several loads and draw the curves; at each load all targets take turns.
+
+    \b
+    Example:
+      loadtest sweep steady --target grpc://127.0.0.1:50051 --pid 4711 --sessions 100,1000,5000,10000 --html curve.html
+    """
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        loaded = Scenario.load(scenario, overrides).scaled(duration_s=duration)
+        specs = {spec.name: spec for spec in map(parse_target, targets)}
+        meters = parse_pids(pids, list(specs))
+        sizes = parse_counts(counts, loads, loaded.sessions)
+        with Live(Console(stderr=True)) as live:
+            runner = Runner(loaded, (), workers or default_workers(), live)
+            points, is_interrupted = search.sweep(
+                sizes, list(specs), lambda name, sessions: runner.run(specs[name], sessions), meters, _say_point
+            )
+    except _REFUSALS as error:
+        raise Refused(str(error)) from error
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)
+    found = Sweep(version("completion-server"), loaded.model_dump(mode="json"), started_at, points, is_interrupted)
+    if out is not None:
+        out.write_text(json.dumps(found.as_json(), allow_nan=False) + "\n", encoding="utf-8")
+    if html is not None:
+        html.write_text(render_sweep(found), encoding="utf-8")
+    print_table(table(found), Console())
+    sys.exit(_sweep_exit(found))
+
+
+class Runner:
+    """Runs a scenario at a number of sessions and holds what it came to against a gate."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        conditions: Sequence[Condition],
+        workers: int,
+        live: Live | None = None,
+        run: Callable[..., RunResult] | None = None,
+    ) -> None:
+        """Take what all runs have in common; `run` is instead of run_scenario."""
+        self._scenario = scenario
+        self._conditions = conditions
+        self._workers = workers
+        self._progress = None if live is None else live.show
+        self._run = run or run_scenario
+
+    def of(self, spec: TargetSpec) -> search.RunOnce:
+        """Return what runs one target; each repeat has traffic of its own."""
+        return lambda sessions, repeat: self.run(spec, sessions, repeat)
+
+    def run(self, spec: TargetSpec, sessions: int, repeat: int = 0) -> Trial:
+        """Run a target once."""
+        seed = f"{self._scenario.seed}/{repeat}" if repeat else None
+        scenario = self._scenario.scaled(sessions=sessions, seed=seed)
+        found = self._run(scenario, [spec], workers=min(self._workers, sessions), progress=self._progress)
+        part = found.parts.get(spec.name)
+        if found.interrupted or part is None:
+            return Trial(sessions, is_passed=False, is_interrupted=True)
+        values, reasons = figures(part, scenario.criteria), reasons_invalid(part)
+        return Trial(sessions, is_passed(self._conditions, values) and not reasons, values, reasons)
+
+
+def parse_counts(counts: str | None, loads: str | None, sessions: int) -> list[int]:
+    """Return numbers of sessions, rising, from one of two lists.
+
+    Raises:
+        SearchError: there is none or both, or something in it is no number above 0.
+
+    """
+    if (counts is None) == (loads is None):
+        msg = "say either --sessions or --loads"
+        raise SearchError(msg)
+    option, text = ("--sessions", counts) if counts is not None else ("--loads", loads)
+    try:
+        found = {int(each) if loads is None else round(float(each) * sessions) for each in (text or "").split(",")}
+    except (ValueError, OverflowError) as error:
+        msg = f"{option}: numbers with commas between them, got {text!r}"
+        raise SearchError(msg) from error
+    if min(found) < 1:
+        msg = f"{option}: every run needs at least one session, got {text!r}"
+        raise SearchError(msg)
+    return sorted(found)
+
+
+def parse_pids(texts: Sequence[str], targets: Sequence[str]) -> dict[str, ProcessMeter]:
+    """Return meters by target.
+
+    Raises:
+        SearchError: one is no number, or of no target; without a name there must be a single one.
+        ProcessMeterError: there is no such process.
+
+    """
+    found = {}
+    for text in texts:
+        name, _, pid = text.rpartition("=")
+        if not name and len(targets) == 1:
+            name = targets[0]
+        if name not in targets or not pid.isdecimal():
+            msg = f"--pid: [TARGET=]PID with a target of {', '.join(targets)}, got {text!r}"
+            raise SearchError(msg)
+        found[name] = ProcessMeter(int(pid))
+    return found
+
+
+def describe(name: str, found: Capacity) -> str:
+    """Return a search's answer in a sentence."""
+    if found.is_interrupted:
+        return f"{name}: interrupted; so far {found.sessions:,} sessions pass"
+    if found.fails_at is None:
+        return f"{name}: {found.sessions:,} sessions pass, the most that were asked for"
+    why = "where this machine could not keep up: the target may do more" if found.is_generator_bound else "which fail"
+    return f"{name}: {found.sessions:,} sessions pass, up to {found.fails_at:,}, {why}"
+
+
+def capacity_json(name: str, found: Capacity) -> dict[str, object]:
+    """Return a search's answer for JSON."""
+    trials = [asdict(each) | {"figures": without_nan(each.figures)} for each in found.trials]
+    return {"target": name} | asdict(found) | {"trials": trials}
+
+
+def _capacity_exit(found: Sequence[Capacity]) -> Exit:
+    if any(each.is_interrupted for each in found):
+        return Exit.INTERRUPTED
+    if any(each.is_generator_bound for each in found):
+        return Exit.INVALID
+    return Exit.WELL if all(each.sessions for each in found) else Exit.GATE_FAILED
+
+
+def _sweep_exit(found: Sweep) -> Exit:
+    if found.interrupted:
+        return Exit.INTERRUPTED
+    return Exit.INVALID if any(each.invalid_because for each in found.points) else Exit.WELL
+
+
+def _say_trial(name: str, conditions: Sequence[Condition]) -> Callable[[Trial], None]:
+    def say(trial: Trial) -> None:
+        verdicts = ", ".join(f"{each.condition.figure} {each.said}" for each in judge(conditions, trial.figures))
+        word = "invalid" if trial.invalid_because else "passes" if trial.is_passed else "fails"
+        click.echo(f"{name}: {trial.sessions:,} sessions: {word} ({verdicts})", err=True)
+
+    return say
+
+
+def _say_point(point: Point) -> None:
+    seen = shown("seen_per_s", point.figures.get("seen_per_s"))
+    click.echo(f"{point.target}: {point.sessions:,} sessions: {seen} seen/s", err=True)

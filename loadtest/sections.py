@@ -1,0 +1,188 @@
+"""The tables of a scenario file, each with its defaults and limits."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from loadtest.typist import LogNormal, TypingModel
+
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+_TYPIST = TypingModel()
+
+
+class Settings(BaseModel):
+    """A table of the file: frozen, and every key known."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TypingSettings(Settings):
+    """How people type; see TypingModel."""
+
+    key_gap_median_s: Positive = _TYPIST.key_gap.median_s
+    key_gap_sigma: Positive = _TYPIST.key_gap.sigma
+    keys_per_burst: Annotated[float, Field(ge=1)] = _TYPIST.keys_per_burst
+    word_pause_median_s: Positive = _TYPIST.word_pause.median_s
+    word_pause_sigma: Positive = _TYPIST.word_pause.sigma
+    micro_pause_median_s: Positive = _TYPIST.micro_pause.median_s
+    micro_pause_sigma: Positive = _TYPIST.micro_pause.sigma
+    micro_pause_share: Share = _TYPIST.micro_pause_share
+    away_median_s: Positive = _TYPIST.away.median_s
+    away_sigma: Positive = _TYPIST.away.sigma
+    away_share: ShareBelowOne = _TYPIST.away_share
+    idle_share: ShareBelowOne = 0.0
+    """Sessions that are open and never type."""
+    debounce_ms: NotNegative = 50.0
+    """An editor asks when no key came for this long."""
+    pause_ms: Positive = 500.0
+    """A user who types no key for this long waits for an answer."""
+
+    @property
+    def model(self) -> TypingModel:
+        """The typist."""
+        return TypingModel(
+            key_gap=LogNormal(self.key_gap_median_s, self.key_gap_sigma),
+            keys_per_burst=self.keys_per_burst,
+            word_pause=LogNormal(self.word_pause_median_s, self.word_pause_sigma),
+            micro_pause=LogNormal(self.micro_pause_median_s, self.micro_pause_sigma),
+            micro_pause_share=self.micro_pause_share,
+            away=LogNormal(self.away_median_s, self.away_sigma),
+            away_share=self.away_share,
+        )
+
+
+class DocumentSettings(Settings):
+    """What is typed."""
+
+    source: Annotated[str, Field(min_length=1)] = "stdlib"
+    """The running Python's own library, or a folder."""
+    pattern: Annotated[str, Field(min_length=1)] = "*.py"
+    """Of the names of a folder's files."""
+    language: str = "python"
+    prefix_chars: Count = 1500
+    """Text before the cursor when a session begins; what is typed is added."""
+    suffix_chars: Count = 400
+
+
+class EditorSettings(Settings):
+    """What editors do besides sending what is typed."""
+
+    cancels_at_key: bool = True
+    """Whether a request is cancelled at the next key, and not only by the next request, a debounce later."""
+    prefetch_share: Share = 0.0
+    """Of the keys, at which an editor also asks at once, ahead of the debounce."""
+    explicit_share: Share = 0.0
+    """Of the pauses, in which the user asks for a completion by a shortcut."""
+    cache_entries: Count = 8
+    """Recent completions that an editor keeps; what is typed along them is answered without a request."""
+    mode: Literal["single_line", "multi_line"] = "multi_line"
+    max_tokens: AtLeastOne = 24
+    lead_in: bool = False
+    """Whether each document is shown to the target once before the run."""
+    deadline_ms: NotNegative = 0.0
+    """Given with each request; 0 is none."""
+    backoff_min_ms: Positive = 100.0
+    backoff_max_ms: Positive = 5000.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.backoff_max_ms < self.backoff_min_ms:
+            least, most = self.backoff_min_ms, self.backoff_max_ms
+            msg = f"backoff_max_ms: must be at least backoff_min_ms = {least:g}, got {most:g}"
+            raise ValueError(msg)
+        return self
+
+
+class ShapeSettings(Settings):
+    """How many type at a time, as a share of the sessions."""
+
+    kind: Literal["steady", "ramp", "spike", "day"] = "steady"
+    from_share: ShareAboveZero = 0.05
+    """Where a ramp begins; a day never falls below it."""
+    to_share: ShareAboveZero = 1.0
+    """Where a ramp ends; the height of a day's peak."""
+    at_s: NotNegative = 0.0
+    """When a ramp or a spike begins."""
+    for_s: NotNegative = 0.0
+    """How long it takes; 0 is to the end."""
+    factor: Annotated[float, Field(ge=1)] = 10.0
+    """How many times as many type in a spike, which is all of them."""
+    period_s: NotNegative = 0.0
+    """How long a day is; 0 is the run."""
+
+
+class EventSettings(Settings):
+    """Something that happens to the streams."""
+
+    kind: Literal["reconnect", "region_loss"]
+    at_s: NotNegative
+    region: str = ""
+    """Whose streams; of all where nothing is said, which only `reconnect` may."""
+    for_s: NotNegative = 0.0
+    """How long a region is lost; 0 is to the end."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind == "region_loss" and not self.region:
+            msg = "region: must be named where a region is lost"
+            raise ValueError(msg)
+        return self
+
+
+class RegionSettings(Settings):
+    """A part of the sessions; host i of a target serves region i."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+    share: ShareAboveZero
+
+
+class AbuserSettings(Settings):
+    """Users beside the sessions who ask at a fixed rate, whatever they are told."""
+
+    count: Count = 0
+    requests_per_s: Annotated[float, Field(gt=0, le=100_000)] = 1000.0
+    """Of each."""
+
+
+class SlowReaderSettings(Settings):
+    """Sessions that take long between two reads of their stream."""
+
+    share: Share = 0.0
+    pause_ms: Positive = 200.0
+
+
+class RecordedSettings(Settings):
+    """Arrivals and lengths from a file instead of typing."""
+
+    file: str
+    """CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens, as in the Azure LLM inference traces."""
+    scale: Positive = 1.0
+    """How many times the recorded rate."""
+    rows: Count = 0
+    """Only so many from the beginning; 0 is all."""
+    max_prefix_chars: Count = 0
+    """A longer prefix is cut to this; 0 cuts none."""
+    max_tokens: AtLeastOne = 128
+    """No request asks for more."""
+
+
+class CriteriaSettings(Settings):
+    """What counts as good."""
+
+    within_ms: Positive = 250.0
+    """A completion is seen if its first text comes within this of the intended time ..."""
+    before_next_key_ms: NotNegative = 200.0
+    """... and stands for this long before the user's next key."""
+    slo_ttft_ms: Positive = 200.0
+    slo_total_ms: Positive = 1000.0
+    accepts_min_chars: AtLeastOne = 3
+    """A user accepts what agrees with what is typed next for at least so many characters."""
+    gpu_hour_usd: NotNegative = 0.0
+    num_gpus: AtLeastOne = 1

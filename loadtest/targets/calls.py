@@ -1,0 +1,66 @@
+"""What editors have in common that make a call for each request, and give it up at the user's next key."""
+
+import asyncio
+from abc import ABC, abstractmethod
+
+from loadtest.record import Outcome, Record
+from loadtest.schedule import TypedRequest
+from loadtest.targets import Asking
+
+DROPPED = "the connection was dropped"
+
+
+class CallEditor(ABC):
+    """One editor; its requests are tasks of their own."""
+
+    is_connected = True
+    """It connects as it asks."""
+
+    def __init__(self, asking: Asking) -> None:
+        """Ask nothing yet."""
+        self.asking = asking
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    async def ask(self, record: Record, max_tokens: int) -> None:
+        """Make the call and say in the record what comes; it may be cancelled at any time."""
+
+    @abstractmethod
+    def hang_up(self, host_shift: int | None) -> None:
+        """Leave the connection, for one to another host if that is said."""
+
+    def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
+        """See Editor."""
+        limit = max_tokens or record.request.max_tokens or self.asking.max_tokens
+        task = asyncio.create_task(self._ask_until_stale(record, limit))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def drop_nowait(self, host_shift: int | None = None) -> None:
+        """See Editor."""
+        self.close_nowait()
+        self.hang_up(host_shift)
+
+    def close_nowait(self) -> list[asyncio.Task[None]]:
+        """Give up what is open; return what takes until it has ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _ask_until_stale(self, record: Record, max_tokens: int) -> None:
+        at_s, outcome = self._stale_at(record.request)
+        try:
+            async with asyncio.timeout_at(None if at_s == float("inf") else record.clock.loop_time(at_s)):
+                await self.ask(record, max_tokens)
+        except TimeoutError:
+            record.end(outcome)
+        except asyncio.CancelledError:
+            record.end(Outcome.ERROR, DROPPED)
+            raise
+
+    def _stale_at(self, request: TypedRequest) -> tuple[float, Outcome]:
+        """Return when the answer is wanted no more, and what that comes to."""
+        key_at_s = request.next_key_at_s if self.asking.cancels_at_key else float("inf")
+        deadline_s = request.intended_at_s + (self.asking.deadline_s or float("inf"))
+        return (deadline_s, Outcome.DEADLINE) if deadline_s < key_at_s else (key_at_s, Outcome.HUNG_UP)

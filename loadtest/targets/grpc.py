@@ -1,0 +1,99 @@
+"""A completion server that is asked over gRPC, by `Session` streams or by `Complete` calls."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+from loadtest.metrics import GENERATED_TOKENS, read_counter
+from loadtest.schedule import Schedule, TypedSession
+from loadtest.targets import Asking, Editor, TargetError, TargetSpec
+from loadtest.targets.complete import CompleteEditor
+from loadtest.targets.lines import CONNECT_S, Line, Lines
+from loadtest.targets.session import SessionEditor, StreamLog
+from loadtest.targets.wire import Voice
+
+# A gRPC server's core turns streams away at random when more than 1,000 wait to be taken.
+_STREAMS_PER_S = 1000.0
+_STREAMS_AT_ONCE = 50
+_SETTLE_S = 0.1
+
+
+class GrpcTarget:
+    """A server that is asked over gRPC. Its connections are kept from run to run."""
+
+    def __init__(self, spec: TargetSpec, asking: Asking) -> None:
+        """Ask the servers of `spec`, each session as the hosts of its region serve it."""
+        self.name = spec.name
+        self.num_connected = 0
+        self._log = StreamLog()
+        self.reconnects_s = self._log.reconnects_s
+        self._spec = spec
+        self._asking = asking
+        self._lines = Lines(spec)
+
+    @asynccontextmanager
+    async def editors(self, schedule: Schedule) -> AsyncIterator[Sequence[Editor]]:
+        """Connect each session, as a user that nobody was before unless the schedule names one."""
+        await self._lines.connect({self._lines.place(each.number, each.region) for each in schedule.sessions})
+        found: list[SessionEditor | CompleteEditor] = []
+        try:
+            await self._open(schedule, found)
+            yield found
+        finally:
+            closing = [task for editor in found for task in editor.close_nowait()]
+            await asyncio.gather(*closing, return_exceptions=True)
+
+    async def generated_tokens(self) -> float:
+        """Return the engine's counter; nan where no place is known that shows it."""
+        if not self._spec.metrics_url:
+            return float("nan")
+        return await asyncio.to_thread(read_counter, self._spec.metrics_url, GENERATED_TOKENS)
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up."""
+        self._lines.close()
+
+    async def _open(self, schedule: Schedule, found: list[SessionEditor | CompleteEditor]) -> None:
+        """Add an editor for each session, no faster than servers take streams, and see that they stay."""
+        run_id = uuid.uuid4().hex[:8]
+        self.num_connected = 0
+        for sessions in _batches(schedule.sessions):
+            found += [self._editor(session, run_id, schedule.seed) for session in sessions]
+            self.num_connected = len(found)
+            await asyncio.sleep(len(sessions) / _STREAMS_PER_S)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await self._settle(found)
+        except TimeoutError:
+            msg = f"{self.name}: streams end as soon as they are opened: {self._log.why}"
+            raise TargetError(msg) from None
+        self.reconnects_s.clear()
+
+    async def _settle(self, found: Sequence[Editor]) -> None:
+        """Wait until no stream is lost for a while."""
+        num_lost = -1
+        while num_lost != self._log.num_lost or not all(editor.is_connected for editor in found):
+            num_lost = self._log.num_lost
+            await asyncio.sleep(_SETTLE_S)
+
+    def _editor(self, session: TypedSession, run_id: str, seed: str) -> SessionEditor | CompleteEditor:
+        line = Line(self._lines, session.number, session.region)
+        name = f"{run_id}-{session.number}"
+        voice = Voice(session, name, session.user or name, self._asking)
+        if self._spec.kind == "grpc+complete":
+            return CompleteEditor(line, voice, self._asking)
+        return SessionEditor(line, voice, self._asking, self._log, f"{seed}/{session.number}/back-off")
+
+
+def _batches(sessions: Sequence[TypedSession]) -> Iterator[Sequence[TypedSession]]:
+    for start in range(0, len(sessions), _STREAMS_AT_ONCE):
+        yield sessions[start : start + _STREAMS_AT_ONCE]

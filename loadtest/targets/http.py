@@ -1,0 +1,122 @@
+"""A server that is asked over HTTP: a POST for each request, given up by closing the connection at the next key."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from loadtest.metrics import GENERATED_TOKENS, read_counter
+from loadtest.record import Outcome, Record
+from loadtest.schedule import Schedule, TypedSession
+from loadtest.targets import Asking, Editor, TargetSpec
+from loadtest.targets.calls import CallEditor
+from loadtest.targets.dialects import Dialect, dialect_of
+
+_LONGEST_LINE = 1 << 20
+
+
+class HttpTarget:
+    """A server that speaks one of the dialects."""
+
+    def __init__(self, spec: TargetSpec, asking: Asking, body: Mapping[str, Any] | None = None) -> None:
+        """Ask the servers of `spec`; `body` is added to what is posted.
+
+        Raises:
+            TargetError: one of its options has no sense.
+
+        """
+        self.name = spec.name
+        self.num_connected = 0
+        self.reconnects_s: list[float] = []
+        """Stays empty: these editors connect as they ask."""
+        self._spec = spec
+        self._asking = asking
+        self._body = dict(body or {})
+        self._dialect = dialect_of(spec)
+        self._http: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def editors(self, schedule: Schedule) -> AsyncIterator[Sequence[Editor]]:
+        """Return an editor for each session; connections are made as they are needed, and kept alive."""
+        assert self._http is not None, "the target was not entered"
+        found = [
+            _HttpEditor(self._http, self._spec.hosts, session, self._dialect, self._asking, self._body)
+            for session in schedule.sessions
+        ]
+        self.num_connected = len(found)
+        try:
+            yield found
+        finally:
+            closing = [task for editor in found for task in editor.close_nowait()]
+            await asyncio.gather(*closing, return_exceptions=True)
+
+    async def generated_tokens(self) -> float:
+        """Return the engine's counter; nan where no place is known that shows it."""
+        if not self._spec.metrics_url:
+            return float("nan")
+        return await asyncio.to_thread(read_counter, self._spec.metrics_url, GENERATED_TOKENS)
+
+    async def __aenter__(self) -> Self:
+        """Return itself, able to connect."""
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(limit=0)
+        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=_LONGEST_LINE)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up."""
+        if self._http is not None:
+            await self._http.close()
+
+
+class _HttpEditor(CallEditor):
+    """One editor."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        hosts: Sequence[str],
+        session: TypedSession,
+        dialect: Dialect,
+        asking: Asking,
+        body: dict[str, Any],
+    ) -> None:
+        super().__init__(asking)
+        self._http = http
+        self._hosts = hosts
+        self._session = session
+        self._dialect = dialect
+        self._body = body
+        self._shift = 0
+
+    async def ask(self, record: Record, max_tokens: int) -> None:
+        """See CallEditor."""
+        body = self._dialect.body(record.request, self._session.language_id, max_tokens) | self._body
+        host = self._hosts[(self._session.region + self._shift) % len(self._hosts)]
+        try:
+            await self._post(f"http://{host}{self._dialect.path}", json.dumps(body).encode(), record)
+        except aiohttp.ClientError as error:
+            record.end(Outcome.ERROR, f"{type(error).__name__}: {error}")
+        except (ValueError, KeyError, TypeError) as error:
+            record.end(Outcome.ERROR, f"an answer that can't be read: {type(error).__name__}: {error}")
+
+    def hang_up(self, host_shift: int | None) -> None:
+        """See CallEditor. Connections that no request uses are kept: which session had them is not known."""
+        if host_shift is not None:
+            self._shift = host_shift
+
+    async def _post(self, url: str, body: bytes, record: Record) -> None:
+        headers = {"Content-Type": "application/json"}
+        async with self._http.post(url, data=body, headers=headers) as answer:
+            if not answer.ok:
+                record.end(Outcome.ERROR, await answer.text())
+                return
+            async for line in answer.content:
+                self._dialect.take(line, record)
+        record.end_whole()

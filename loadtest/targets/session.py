@@ -1,0 +1,199 @@
+"""An editor with a `Session` stream for its whole life. It opens a stream that fails again, after a while."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from loadtest.editor import Backoff, is_typed_along
+from loadtest.record import NOT_CONNECTED, Outcome, Record
+from loadtest.targets import Asking, TargetError
+from loadtest.targets.lines import Line
+from loadtest.targets.wire import Voice, take_end
+
+if TYPE_CHECKING:
+    from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
+
+    Call = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
+
+_NEVER_S = float("inf")
+
+
+@dataclass(slots=True)
+class StreamLog:
+    """What became of a target's streams."""
+
+    reconnects_s: list[float] = field(default_factory=list)
+    """How long each was away that came back."""
+    num_lost: int = 0
+    """How often one was lost."""
+    why: str = ""
+    """The last of the reasons."""
+
+
+class SessionEditor:
+    """One stream. What is under way for the session is the server's to end."""
+
+    def __init__(self, line: Line, voice: Voice, asking: Asking, log: StreamLog, seed: str) -> None:
+        """Open it on a line that is connected; what becomes of it is added to `log`."""
+        self._line = line
+        self._voice = voice
+        self._asking = asking
+        self._log = log
+        self._backoff = Backoff(asking.backoff_min_s, asking.backoff_max_s, seed)
+        self._records: dict[int, Record] = {}
+        self._outgoing: deque[pb.SessionRequest] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        self._call: Call | None = None
+        self._lost_at_s: float | None = None
+        self._is_closing = False
+        self._open(line.channel())
+        self._living = asyncio.create_task(self._live())
+
+    @property
+    def is_connected(self) -> bool:
+        """See Editor."""
+        return self._call is not None
+
+    def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
+        """See Editor."""
+        if self._call is None:
+            record.end_unsent(NOT_CONNECTED)
+            return
+        request = record.request
+        self._records[request.sequence] = record
+        self._post(pb.SessionRequest(complete=self._voice.message(record, max_tokens)))
+        loop = asyncio.get_running_loop()
+        if self._asking.cancels_at_key and request.next_key_at_s != _NEVER_S:
+            loop.call_at(record.clock.loop_time(request.next_key_at_s), self._key_pressed, record)
+        if self._asking.deadline_s:
+            deadline_s = request.intended_at_s + self._asking.deadline_s
+            loop.call_at(record.clock.loop_time(deadline_s), self._deadline_passed, record)
+
+    def drop_nowait(self, host_shift: int | None = None) -> None:
+        """See Editor."""
+        call = self._call
+        self._lose("the connection was dropped")
+        self._line.hang_up(host_shift)
+        if call is not None:
+            call.cancel()
+
+    def close_nowait(self) -> list[asyncio.Task[None]]:
+        """End the stream; return what takes until it has ended."""
+        self._is_closing = True
+        tasks = [task for task in (self._living, self._writing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if self._call is not None:
+            self._call.cancel()
+        return tasks
+
+    def _key_pressed(self, record: Record) -> None:
+        """Cancel a request that a key made stale; one whose text the user goes on to type is not."""
+        if self._is_open(record) and not is_typed_along(record.text, record.request):
+            self._cancel(record)
+
+    def _deadline_passed(self, record: Record) -> None:
+        if self._is_open(record):
+            self._cancel(record)
+            del self._records[record.request.sequence]
+            record.end(Outcome.DEADLINE)
+
+    def _is_open(self, record: Record) -> bool:
+        return self._records.get(record.request.sequence) is record
+
+    def _cancel(self, record: Record) -> None:
+        self._post(pb.SessionRequest(cancel=pb.Cancel(sequence=record.request.sequence)))
+
+    def _post(self, message: pb.SessionRequest) -> None:
+        """Write when the stream can take it: the schedule does not wait for a server that does not read."""
+        self._outgoing.append(message)
+        if self._call is not None and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(_write_all(self._call, self._outgoing))
+
+    async def _live(self) -> None:
+        while True:
+            why = await self._read_until_lost()
+            self._lose(why)
+            self._line.hang_up()
+            while self._call is None:
+                await asyncio.sleep(self._backoff.next_s())
+                await self._come_back()
+
+    async def _come_back(self) -> None:
+        try:
+            channel = await self._line.ready()
+        except TargetError:
+            self._line.hang_up()
+            return
+        if channel is not self._line.channel():
+            return  # sent to another host meanwhile
+        self._open(channel)
+        if self._lost_at_s is not None:
+            self._log.reconnects_s.append(asyncio.get_running_loop().time() - self._lost_at_s)
+            self._lost_at_s = None
+
+    def _open(self, channel: grpc.aio.Channel) -> None:
+        stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
+        self._outgoing = deque()
+        self._writing = None
+        self._call = stub.Session(metadata=self._voice.metadata)
+
+    async def _read_until_lost(self) -> str:
+        """Take answers until there are no more; return why."""
+        call = self._call
+        if call is None:
+            return "the connection was dropped"
+        pause_s = self._voice.session.reads_every_s
+        try:
+            while isinstance(response := await call.read(), pb.SessionResponse):
+                self._backoff.reset()
+                self._take(response)
+                if pause_s:
+                    await asyncio.sleep(pause_s)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        except asyncio.CancelledError:
+            # gRPC says it also where the call was cancelled, and not this task.
+            if self._is_closing or not call.cancelled():
+                raise
+            return "the connection was dropped"
+        return "the stream ended"
+
+    def _take(self, response: pb.SessionResponse) -> None:
+        record = self._records.get(response.sequence)
+        if record is None:
+            return
+        record.num_messages += 1
+        if response.HasField("delta"):
+            record.text_came(response.delta.text)
+        elif response.HasField("end"):
+            del self._records[response.sequence]
+            take_end(record, response.end)
+
+    def _lose(self, why: str) -> None:
+        """Fail what is open, once for each stream."""
+        if self._call is None:
+            return
+        self._call = None
+        self._log.num_lost += 1
+        self._log.why = why
+        self._lost_at_s = asyncio.get_running_loop().time()
+        records, self._records = self._records, {}
+        for record in records.values():
+            record.end(Outcome.ERROR, why)
+
+
+async def _write_all(call: "Call", outgoing: deque[pb.SessionRequest]) -> None:
+    try:
+        while outgoing:
+            await call.write(outgoing.popleft())
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return  # who reads hears why
+    except asyncio.CancelledError:
+        if not call.cancelled():
+            raise

@@ -1,0 +1,71 @@
+"""Requests and answers between the load tester's terms and those of package completion.v1. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from completion.v1 import completion_pb2 as pb
+from loadtest.record import Outcome, Record, Stages
+from loadtest.schedule import Trigger, TypedSession
+from loadtest.targets import Asking
+
+_OUTCOMES = {
+    pb.FINISH_REASON_SUPERSEDED: Outcome.SUPERSEDED,
+    pb.FINISH_REASON_SHED: Outcome.SHED,
+    pb.FINISH_REASON_DEADLINE: Outcome.DEADLINE,
+    pb.FINISH_REASON_CANCELLED: Outcome.HUNG_UP,
+}
+_WHOLE = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
+_TRIGGERS = {
+    Trigger.AUTOMATIC: pb.TRIGGER_AUTOMATIC,
+    Trigger.EXPLICIT: pb.TRIGGER_EXPLICIT,
+    Trigger.PREFETCH: pb.TRIGGER_PREFETCH,
+}
+_MODES = {"single_line": pb.MODE_SINGLE_LINE, "multi_line": pb.MODE_MULTI_LINE}
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """How one session asks."""
+
+    session: TypedSession
+    name: str
+    """The session's name."""
+    user: str
+    asking: Asking
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str]]:
+        """Who asks."""
+        return (("x-user-id", self.user),)
+
+    def message(self, record: Record, max_tokens: int | None) -> pb.CompleteRequest:
+        """Return a request as the wire has it."""
+        request = record.request
+        return pb.CompleteRequest(
+            session_id=self.name,
+            sequence=request.sequence,
+            document_uri=self.session.document_uri,
+            language_id=self.session.language_id,
+            prefix=request.prefix,
+            suffix=request.suffix,
+            trigger=_TRIGGERS[request.trigger],
+            mode=_MODES[self.asking.mode],
+            max_tokens=max_tokens or request.max_tokens or self.asking.max_tokens,
+            temperature=0.0,
+        )
+
+
+def take_end(record: Record, end: pb.End) -> None:
+    """Close a record as an End says, which may bring the last text along."""
+    if end.text:
+        record.text_came(end.text)
+    record.count_tokens(end.usage.completion_tokens)
+    if end.HasField("timings"):
+        times = end.timings
+        record.stages(Stages(times.queue_ms, times.tokenise_ms, times.prefill_ms, times.decode_ms, times.total_ms))
+    if end.finish_reason == pb.FINISH_REASON_SHED:
+        record.shed_reason = pb.ShedReason.Name(end.shed_reason).removeprefix("SHED_REASON_").lower()
+    if end.finish_reason in _WHOLE:
+        record.end_whole()
+    else:
+        record.end(_OUTCOMES.get(end.finish_reason, Outcome.ERROR), end.error.message)

@@ -1,0 +1,254 @@
+"""A process that drives its share of the sessions, told by a pipe what to do. Knows nothing of the other workers.
+
+For each run it is told to prepare (it makes its schedule and connects), says that it is ready, is told when to go, says
+how it goes and at the end what it came to. It may be told to stop at any time, and stops at once.
+"""
+
+import asyncio
+import gc
+import signal
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from loadtest.documents import DocumentsError
+from loadtest.driver import DRAIN_S, Driver, Ears, lead_in
+from loadtest.metrics import MetricsError
+from loadtest.part import Part
+from loadtest.record import RunClock
+from loadtest.recorded import RecordedError
+from loadtest.recorder import Recorder
+from loadtest.scenario import Scenario
+from loadtest.schedule import Schedule, make_schedule
+from loadtest.targets import Asking, Editor, Target, TargetError, TargetSpec
+from loadtest.targets.grpc import GrpcTarget
+from loadtest.targets.http import HttpTarget
+
+_TELLS_EVERY_S = 0.5
+_COLLECT_AFTER = 50_000
+"""Objects; answered requests leave no cycles behind."""
+_EXPECTED = (TargetError, MetricsError, DocumentsError, RecordedError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make ready for a run."""
+
+    scenario: Scenario
+    spec: TargetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Run."""
+
+    start_at: float
+    """Unix time; the same for all workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Break off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """End the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """It could go now."""
+
+    digest: str
+    """Of its schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """How it goes."""
+
+    num_sessions: int
+    num_connected: int
+    counts: dict[str, int]
+    """The part's counters so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a run came to, as a part's JSON; None where it was stopped before it began."""
+
+    part: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It can't do what it was told; the message says why."""
+
+    message: str
+
+
+def work(pipe: Connection, worker: int, num_workers: int) -> None:
+    """Be a worker until told to quit, or until nobody is left to tell."""
+    # The terminal's Ctrl-C reaches all; what it means is said by who started the worker.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    asyncio.run(_Worker(pipe, worker, num_workers).serve())
+
+
+def asking_of(scenario: Scenario) -> Asking:
+    """Return how a scenario's editors ask."""
+    editor = scenario.editor
+    return Asking(
+        max_tokens=editor.max_tokens,
+        mode=editor.mode,
+        cancels_at_key=editor.cancels_at_key,
+        deadline_s=editor.deadline_ms / 1000,
+        backoff_min_s=editor.backoff_min_ms / 1000,
+        backoff_max_s=editor.backoff_max_ms / 1000,
+    )
+
+
+def make_target(spec: TargetSpec, asking: Asking) -> GrpcTarget | HttpTarget:
+    """Return a target, to be entered.
+
+    Raises:
+        TargetError: one of its options has no sense.
+
+    """
+    return GrpcTarget(spec, asking) if spec.kind.startswith("grpc") else HttpTarget(spec, asking)
+
+
+def _settle_memory() -> None:
+    """Keep the collector from going through all that was prepared, and from coming often: both make requests late."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, 20, 100)
+
+
+class _Worker:
+    """What it is told comes between the steps of what it does."""
+
+    def __init__(self, pipe: Connection, worker: int, num_workers: int) -> None:
+        self._pipe = pipe
+        self._worker = worker
+        self._num_workers = num_workers
+        self._has_quit = asyncio.Event()
+        self._start_at: asyncio.Future[float] = asyncio.Future()
+        self._job: asyncio.Task[None] | None = None
+        self._driver: Driver | None = None
+        self._schedule: tuple[str, Schedule] | None = None
+
+    async def serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._pipe.fileno(), self._hear)
+        try:
+            await self._has_quit.wait()
+        finally:
+            loop.remove_reader(self._pipe.fileno())
+            if self._job is not None:
+                self._job.cancel()
+                await asyncio.gather(self._job, return_exceptions=True)
+
+    def _hear(self) -> None:
+        try:
+            message = self._pipe.recv()
+        except (EOFError, OSError):
+            message = Quit()
+        match message:
+            case Prepare(scenario, spec):
+                self._start_at = asyncio.get_running_loop().create_future()
+                self._job = asyncio.create_task(self._run(scenario, spec))
+                self._job.add_done_callback(self._job_ended)
+            case Go(start_at):
+                self._start_at.set_result(start_at)
+            case Stop():
+                self._stop()
+            case Quit():
+                self._stop()
+                self._has_quit.set()
+
+    def _stop(self) -> None:
+        if self._driver is not None:
+            self._driver.stop_nowait()
+        elif self._job is not None:
+            self._job.cancel()
+
+    def _job_ended(self, job: "asyncio.Task[None]") -> None:
+        """Say what the job could not say itself."""
+        if job.cancelled():
+            self._say(Done(None))
+            return
+        error = job.exception()
+        if isinstance(error, _EXPECTED):
+            self._say(Failed(str(error)))
+        elif error is not None:
+            self._say(Failed("".join(traceback.format_exception(error))))
+
+    def _say(self, message: Ready | Tell | Done | Failed) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError:
+            self._has_quit.set()
+
+    async def _run(self, scenario: Scenario, spec: TargetSpec) -> None:
+        schedule = await self._make_schedule(scenario)
+        part = Part(spec.name, scenario.duration_s, scenario.slice_s, num_workers=self._num_workers)
+        part.workers = frozenset({self._worker})
+        regions = {place: region.name for place, region in enumerate(scenario.regions)}
+        recorder = Recorder(part, schedule.sessions, regions, scenario.criteria)
+        async with make_target(spec, asking_of(scenario)) as target:
+            telling = asyncio.create_task(self._tell(schedule, target, part))
+            try:
+                async with target.editors(schedule) as editors:
+                    if scenario.editor.lead_in:
+                        await lead_in(editors, schedule)
+                    self._say(Ready(schedule.digest()))
+                    _settle_memory()
+                    await self._drive(scenario, schedule, target, editors, recorder, part)
+            finally:
+                telling.cancel()
+        self._say(Done(part.as_json()))
+
+    async def _drive(
+        self,
+        scenario: Scenario,
+        schedule: Schedule,
+        target: Target,
+        editors: Sequence[Editor],
+        recorder: Recorder,
+        part: Part,
+    ) -> None:
+        start_at = await self._start_at
+        # One worker counts for all: the engine is the same.
+        tokens = await self._count(target)
+        ears = Ears(due=recorder.due, ended=recorder.ended)
+        clock = RunClock.starting_at(start_at)
+        self._driver = Driver(schedule, editors, clock, ears, scenario.editor.cache_entries)
+        try:
+            part.duration_s = await self._driver.drive(DRAIN_S)
+            recorder.connections(target.reconnects_s, self._driver.num_lost)
+        finally:
+            self._driver = None
+        recorder.generated(await self._count(target) - tokens)
+
+    async def _count(self, target: Target) -> float:
+        return await target.generated_tokens() if self._worker == 0 else float("nan")
+
+    async def _make_schedule(self, scenario: Scenario) -> Schedule:
+        """Return the worker's share; the last is kept, for the next target."""
+        digest = scenario.digest()
+        if self._schedule is None or self._schedule[0] != digest:
+            made = await asyncio.to_thread(make_schedule, scenario, self._worker, self._num_workers)
+            self._schedule = (digest, made)
+        return self._schedule[1]
+
+    async def _tell(self, schedule: Schedule, target: Target, part: Part) -> None:
+        while True:
+            counters = part.total.counters
+            counts = {name: counters[name] for name in ("intended", "seen", "errors")}
+            self._say(Tell(len(schedule.sessions), target.num_connected, counts))
+            await asyncio.sleep(_TELLS_EVERY_S)

@@ -1,0 +1,145 @@
+"""The commands: what they refuse before any load is sent, what they end with, and the documents of several machines."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from loadtest import checks
+from loadtest.cli import main
+from loadtest.report.document import read_document
+from loadtest.report.gate import parse_gates
+from loadtest.run import Machine, run_scenario
+from loadtest.run_command import make_document
+from loadtest.scenario import Scenario
+from loadtest.schedule import make_schedule
+from loadtest.targets import parse_target
+from tests.loadtest.golden import GoldenServer, golden_server
+
+SHORT = ("steady", "--duration", "0.5", "--sessions", "20", "--workers", "1")
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def golden() -> Iterator[GoldenServer]:
+    with golden_server(least_ms=5.0, most_ms=20.0) as server:
+        yield server
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["run", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("stedy",), "did you mean 'steady'"),
+        (("steady", "--sessions", "0"), "sessions: .* got 0"),
+        (("steady", "--set", "typing.debounce=3"), "debounce_ms"),
+        (("steady", "--gate", "pause_p95<200"), "there is no figure 'pause_p95'"),
+        (("steady", "--target", "grcp://a:1"), "unknown scheme 'grcp'"),
+        (("steady",), "nothing answers at 127.0.0.1:1"),
+        (("steady", "--target", "x=grpc://127.0.0.1:1", "--target", "x=grpc://127.0.0.1:1"), "two targets .* 'x'"),
+        (("steady", "--worker-index", "2", "--num-workers", "2"), "must be below --num-workers = 2, got 2"),
+        (("steady", "--num-workers", "2"), "say when with --start-at"),
+        (("steady", "--start-at", "1", "--interleave"), "there can be one --target only"),
+    ],
+)
+def test_bad_input_is_refused_before_any_load_is_sent(arguments: tuple[str, ...], said: str) -> None:
+    result = run(*arguments, "--target", "grpc://127.0.0.1:1")
+    assert result.exit_code == 2
+    assert re.search(said, result.output), result.output
+
+
+def test_a_scenario_with_events_can_t_be_cut_into_blocks(golden: GoldenServer) -> None:
+    result = run("reconnect", "--interleave", "--target", f"grpc://{golden.host}")
+    assert result.exit_code == 2
+    assert "scenario reconnect has events, so it can't be cut into blocks" in result.output
+
+
+def test_metrics_that_can_t_be_read_are_said(golden: GoldenServer) -> None:
+    result = run(*SHORT, "--target", f"grpc://{golden.host}?metrics=127.0.0.1:1")
+    assert result.exit_code == 2
+    assert "metrics: http://127.0.0.1:1/metrics can't be read" in result.output
+
+
+def test_too_few_files_say_which_ulimit(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[tuple[int, int]] = []
+    monkeypatch.setattr(checks.resource, "getrlimit", lambda _which: (1024, 4096))
+    monkeypatch.setattr(checks.resource, "setrlimit", lambda _which, limits: allowed.append(limits))
+    checks.allow_files(1000, 1)
+    assert not allowed
+    checks.allow_files(3000, 1)
+    assert allowed == [(3000, 4096)], "the soft limit is raised"
+    with pytest.raises(checks.CheckError, match="`ulimit -n 5000`"):
+        checks.allow_files(5000, 1)
+
+
+@pytest.mark.parametrize(("gate", "code"), [("error_rate<0.5", 0), ("error_rate>0.5", 1)])
+def test_gates_decide_the_exit_code(golden: GoldenServer, tmp_path: Path, gate: str, code: int) -> None:
+    out, html = tmp_path / "run.json", tmp_path / "run.html"
+    target = f"ours=grpc+complete://{golden.host}"
+    result = run(*SHORT, "--target", target, "--gate", gate, "--out", str(out), "--html", str(html))
+    document = read_document(out)
+    assert result.exit_code == (code if document.is_valid else 3), result.output
+    assert document.targets[0].part.total.counters["intended"] > 0
+    assert html.read_text().startswith("<!doctype html>")
+
+
+def test_the_shares_of_several_machines_are_one_run(golden: GoldenServer, tmp_path: Path) -> None:
+    scenario = Scenario.load("steady").scaled(sessions=20, duration_s=0.5)
+    specs = [parse_target(f"ours=grpc://{golden.host}")]
+    paths = [tmp_path / f"part-{number}.json" for number in range(2)]
+    for number, path in enumerate(paths):
+        found = run_scenario(scenario, specs, workers=1, machine=Machine(number, 2))
+        document = make_document(scenario, specs, parse_gates(["error_rate<0.5"]), found)
+        assert any("missing" in each for each in document.targets[0].invalid_because)
+        document.write(path)
+    merged = CliRunner().invoke(main, ["merge", *map(str, paths), "--json"])
+    whole: dict[str, Any] = json.loads(merged.output)
+    (target,) = whole["targets"]
+    assert target["part"]["workers"] == [0, 1]
+    assert target["figures"]["sessions"] == 20
+    assert whole["schedule_digest"] == make_schedule(scenario).digest()
+    assert not any("missing" in each for each in target["invalid_because"])
+    twice = CliRunner().invoke(main, ["merge", str(paths[0]), str(paths[0])])
+    assert twice.exit_code == 2
+    assert "worker 0 is in two parts" in twice.output
+
+
+def test_a_machine_that_is_ready_too_late_says_so(golden: GoldenServer) -> None:
+    result = run(*SHORT, "--target", f"grpc://{golden.host}", "--start-at", "1000")
+    assert result.exit_code == 2
+    assert "s after the time at which all machines start" in result.output
+
+
+def test_ctrl_c_ends_with_a_valid_report(golden: GoldenServer, tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    command = (sys.executable, "-m", "loadtest", "run", *SHORT, "--duration", "300", "--out", str(out))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    before = len(golden.books().received)
+    with subprocess.Popen(
+        [*command, "--target", f"ours=grpc://{golden.host}"], env=env, start_new_session=True
+    ) as child:
+        deadline = time.monotonic() + WAIT_S
+        while len(golden.books().received) == before:
+            assert child.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does: all of them get it
+        assert child.wait(WAIT_S) == 130
+    document = read_document(out)
+    assert document.interrupted
+    (target,) = document.targets
+    assert 0 < target.part.duration_s < 300
+    assert target.part.total.counters["intended"] > 0
+    assert target.part.workers == {0}

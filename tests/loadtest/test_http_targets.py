@@ -1,0 +1,144 @@
+"""The dialects over HTTP, against servers that speak them as the real ones do."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from loadtest.driver import drive
+from loadtest.schedule import Schedule
+from loadtest.targets import Asking, parse_target
+from loadtest.targets.http import HttpTarget
+from tests.unit.loadtest.typed import PREFIX, schedule
+
+HELD_S = 60.0
+
+
+@dataclass
+class Server:
+    """Answers the first request of a session, and holds the second after its first text."""
+
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    num_hung_up: int = 0
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/completions", self.complete)
+        app.router.add_post("/infill", self.infill)
+        return app
+
+    async def complete(self, http: web.Request) -> web.StreamResponse:
+        body = await http.json()
+        self.bodies.append(body)
+        if "segments" in body:
+            if self.holds:
+                await self.hold()
+            return web.json_response({"id": "cmpl", "choices": [{"index": 0, "text": "hello"}]})
+        events = [{"choices": [{"index": 0, "text": text}]} for text in ("hel", "lo")]
+        return await self.stream(
+            http, [*events, {"choices": [], "usage": {"completion_tokens": 2}}], b"data: [DONE]\n\n"
+        )
+
+    async def infill(self, http: web.Request) -> web.StreamResponse:
+        self.bodies.append(await http.json())
+        events = [{"content": text, "stop": False, "tokens_predicted": 1} for text in ("hel", "lo")]
+        return await self.stream(http, [*events, {"content": "", "stop": True, "tokens_predicted": 2}], b"")
+
+    @property
+    def holds(self) -> bool:
+        return len(self.bodies) == 2
+
+    async def stream(self, http: web.Request, events: list[dict[str, Any]], last: bytes) -> web.StreamResponse:
+        holds = self.holds
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(http)
+        for event in events:
+            await answer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            if holds:
+                await self.hold()
+        await answer.write(last)
+        return answer
+
+    async def hold(self) -> None:
+        try:
+            await asyncio.sleep(HELD_S)
+        except asyncio.CancelledError:
+            self.num_hung_up += 1
+            raise
+
+
+@asynccontextmanager
+async def target(uri: str) -> AsyncIterator[tuple[Server, HttpTarget]]:
+    """Serve and ask; the HOST of the URI is the server's."""
+    server = Server()
+    async with TestServer(server.app()) as running:
+        spec = parse_target(uri.replace("HOST", f"127.0.0.1:{running.port}"))
+        async with HttpTarget(spec, Asking(24)) as found:
+            yield server, found
+
+
+def text_only(made: Schedule) -> Schedule:
+    """Return it without token ids."""
+    return made.with_token_ids(iter([()] * (made.num_requests + len(made.sessions))))
+
+
+PROMPTS: dict[str, dict[str, Any]] = {
+    "openai+http://HOST?model=m&fim=<P>{prefix}<S>{suffix}<M>": {
+        "model": "m",
+        "prompt": f"<P>{PREFIX}<S>\n<M>",
+        "max_tokens": 24,
+        "stream": True,
+    },
+    "openai+http://HOST": {"prompt": PREFIX, "suffix": "\n"},
+    "llama+http://HOST": {"input_prefix": PREFIX, "input_suffix": "\n", "n_predict": 24, "stream": True},
+    'tabby+http://HOST?body={"seed":3}': {
+        "language": "python",
+        "segments": {"prefix": PREFIX, "suffix": "\n"},
+        "seed": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("uri", PROMPTS)
+async def test_a_dialect_is_asked_answers_and_is_hung_up_on_at_the_next_key(uri: str) -> None:
+    made = text_only(schedule((0.0, 9.0), (0.2, 0.4), (0.5, 9.0), duration_s=0.6))
+    async with target(uri) as (server, found):
+        run = await drive(found, made, has_lead_in=False)
+        async with asyncio.timeout(10):
+            while not server.num_hung_up:
+                await asyncio.sleep(0.01)
+    assert [result.outcome.value for result in run.results] == ["answered", "hung_up", "answered"]
+    assert server.bodies[0].items() >= PROMPTS[uri].items()
+    assert run.results[0].completion_tokens == (0 if uri.startswith("tabby") else 2)
+    assert server.num_hung_up == 1
+
+
+@pytest.mark.parametrize("uri", ["openai+http://HOST", "llama+http://HOST", "tabby+http://HOST"])
+async def test_an_answer_in_another_form_is_an_error(uri: str) -> None:
+    async def complete(_http: web.Request) -> web.Response:
+        return web.Response(body=b'data: {"strange": 1}\n\n')
+
+    app = web.Application()
+    for path in ("/v1/completions", "/infill"):
+        app.router.add_post(path, complete)
+    async with TestServer(app) as running:
+        spec = parse_target(uri.replace("HOST", f"127.0.0.1:{running.port}"))
+        async with HttpTarget(spec, Asking()) as found:
+            run = await drive(found, schedule((0.0, 9.0)), has_lead_in=False)
+    assert [result.outcome.value for result in run.results] == ["error"]
+    assert "can't be read" in run.results[0].error
+
+
+async def test_a_request_says_how_many_tokens_it_wants() -> None:
+    made = schedule((0.0, 9.0))
+    (session,) = made.sessions
+    requests = (replace(session.requests[0], max_tokens=5),)
+    async with target("llama+http://HOST") as (server, found):
+        await drive(found, replace(made, sessions=(replace(session, requests=requests),)), has_lead_in=False)
+    assert server.bodies[0]["n_predict"] == 5

@@ -1,0 +1,87 @@
+"""Who gets which stretch of a run, and how stretches become a whole; what a signal does meanwhile."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from loadtest.blocks import BlocksError, join, plan
+from loadtest.interruption import Interruption
+from loadtest.part import Part
+from loadtest.scenario import Scenario
+from loadtest.targets import parse_target
+
+SPECS = [parse_target(f"{name}=grpc://127.0.0.1:1") for name in ("a", "b", "c")]
+
+
+def of(**fields: Any) -> Scenario:
+    return Scenario.of({"name": "made", "duration_s": 12, "slice_s": 2, **fields})
+
+
+def test_in_turn_each_target_has_the_whole_run() -> None:
+    steps = list(plan(of(), SPECS, 1))
+    assert [(step.number, step.num_steps, step.spec.name) for step in steps] == [(0, 3, "a"), (1, 3, "b"), (2, 3, "c")]
+    assert all(step.scenario == of() for step in steps)
+
+
+def test_interleaved_targets_begin_in_turn_and_meet_the_same_traffic() -> None:
+    steps = list(plan(of(), SPECS, 3))
+    assert [step.spec.name for step in steps] == [*"abc", *"bca", *"cab"]
+    assert {step.scenario.duration_s for step in steps} == {4.0}
+    seeds = [step.scenario.seed for step in steps]
+    assert len(set(seeds)) == 3
+    assert seeds == [seed for seed in dict.fromkeys(seeds) for _ in SPECS]
+    assert seeds == [step.scenario.seed for step in plan(of(), SPECS, 3)], "the same each time"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"events": [{"kind": "reconnect", "at_s": 1}]}, "has events"),
+        ({"shape": {"kind": "ramp"}}, "has the shape ramp"),
+        ({"duration_s": 5}, "is too short for 3 blocks"),
+        ({"recorded": {"file": "some.csv"}}, "is recorded"),
+    ],
+)
+def test_what_only_a_whole_run_shows_is_not_cut(fields: dict[str, Any], why: str) -> None:
+    assert len(list(plan(of(**fields), SPECS, 1))) == 3
+    with pytest.raises(BlocksError, match=f"scenario made {why}"):
+        list(plan(of(**fields), SPECS, 3))
+
+
+def block(intended: int, workers: frozenset[int] = frozenset({0, 1})) -> Part:
+    part = Part("a", 4.0, 2.0, workers=workers, num_workers=2)
+    part.total.counters.update({"sessions": 5, "intended": 2 * intended, "sessions_lost": 1})
+    for at_s in (0.5, 2.5):
+        part.slice_at(at_s).counters["intended"] += intended
+        part.total.record("ttft", 0.1)
+    return part
+
+
+def test_blocks_are_put_one_behind_the_other() -> None:
+    whole = None
+    for part in (block(1), block(10), block(100, frozenset({0}))):
+        whole = join(whole, part)
+    assert whole is not None
+    assert whole.duration_s == 12.0
+    assert [piece.counters["intended"] for piece in whole.slices] == [1, 1, 10, 10, 100, 100]
+    assert whole.total.counters == {"intended": 222, "sessions": 5, "sessions_lost": 3}
+    assert len(whole.total.histograms["ttft"]) == 6
+    assert whole.workers == {0}, "a worker that missed a block is missing"
+
+
+def test_a_block_that_was_broken_off_is_the_last() -> None:
+    first, second = block(1), block(10)
+    first.duration_s = 3.1
+    assert [piece.counters["intended"] for piece in join(first, second).slices] == [1, 1, 10, 10]
+
+
+def test_the_first_signal_is_noted_and_the_second_is_not_held_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interruption() as interruption:
+        assert not interruption.is_asked
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.is_asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,91 @@
+"""The pure part of an editor."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.editor import Backoff, CompletionCache, accepted_chars, common_chars, is_typed_along
+from loadtest.schedule import Text, TypedRequest
+from tests.unit.loadtest.typed import request
+
+
+def at(before: str, end: int) -> TypedRequest:
+    return request(text=Text(before, ""), end=end)
+
+
+@pytest.mark.parametrize(
+    ("completion", "common", "accepted"),
+    [("hello", 5, 5), ("hello!", 5, 5), ("he", 2, 0), ("help", 3, 3), ("", 0, 0), ("x", 0, 0), ("hellx", 4, 4)],
+)
+def test_a_user_takes_what_agrees_with_what_is_typed_next(completion: str, common: int, accepted: int) -> None:
+    typed = at("x = hello", 4)
+    assert common_chars(completion, typed) == common
+    assert accepted_chars(completion, typed, 3) == accepted
+
+
+@given(st.text("ab", max_size=6), st.text("ab", max_size=6), st.text("ab", max_size=6))
+def test_common_chars_are_those_of_the_longest_common_beginning(before: str, truth: str, completion: str) -> None:
+    expected = max(length for length in range(7) if completion[:length] == truth[:length] and length <= len(truth))
+    assert common_chars(completion, at(before + truth, len(before))) == min(expected, len(completion))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_along"),
+    [("h", True), ("hello", True), ("hello and more", True), ("hx", False), ("x", False), ("", False)],
+)
+def test_an_answer_that_the_user_types_still_fits(text: str, is_along: bool) -> None:
+    assert is_typed_along(text, at("x = hello", 4)) is is_along
+
+
+def test_at_the_end_of_what_is_known_nothing_fits() -> None:
+    assert not is_typed_along("more", at("x = hello", 9))
+
+
+def test_a_cache_answers_who_types_along() -> None:
+    cache = CompletionCache(4)
+    cache.add(at("x = hello", 4), "hello(")
+    assert cache.find(at("x = hello", 4)) == "hello("
+    assert cache.find(at("x = hello", 6)) == "llo("
+    assert cache.find(at("x = hello", 9)) == "("
+    assert not cache.find(at("x = hello", 3)), "it has been typed since"
+    assert not cache.find(at("x = hexlo", 7)), "another text"
+
+
+@pytest.mark.parametrize(("end", "completion"), [(6, "he"), (6, "he \n"), (6, "hx"), (8, "he")])
+def test_a_cache_has_nothing_for_who_types_something_else_or_has_typed_it_all(end: int, completion: str) -> None:
+    cache = CompletionCache(4)
+    cache.add(at("x = hello", 4), completion)
+    assert not cache.find(at("x = hello", end))
+
+
+def test_a_cache_is_small_and_prefers_the_newest() -> None:
+    cache = CompletionCache(2)
+    for completion in ("hello 1", "hello 2", "hello 3"):
+        cache.add(at("x = hello", 4), completion)
+    assert cache.find(at("x = hello", 6)) == "llo 3"
+    for _ in range(2):
+        cache.add(at("x = hello", 8), "nothing")
+    assert not cache.find(at("x = hello", 6))
+    none = CompletionCache(0)
+    none.add(at("x = hello", 4), "hello")
+    assert not none.find(at("x = hello", 4))
+
+
+def waits(backoff: Backoff, count: int) -> Sequence[float]:
+    return [backoff.next_s() for _ in range(count)]
+
+
+@given(st.text(), st.integers(1, 20))
+def test_waits_stay_below_a_bound_that_doubles(seed: str, count: int) -> None:
+    backoff = Backoff(0.1, 5.0, seed)
+    found = waits(backoff, count)
+    assert all(0 <= wait <= min(5.0, 0.1 * 2**place) for place, wait in enumerate(found))
+    assert found == waits(Backoff(0.1, 5.0, seed), count), "the same seed, the same waits"
+    backoff.reset()
+    assert backoff.next_s() <= 0.1
+
+
+def test_editors_do_not_wait_for_the_same_time() -> None:
+    assert len({Backoff(0.1, 5.0, str(number)).next_s() for number in range(100)}) == 100

@@ -1,0 +1,197 @@
+"""Figures of hand-made parts."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtest.part import Part
+from loadtest.report.figures import (
+    FIGURES,
+    Better,
+    figures,
+    reasons_invalid,
+    shown,
+    with_nan,
+    without_nan,
+)
+from loadtest.report.sums import Sums
+from tests.unit.loadtest.parts import CRITERIA, make_part, record
+
+
+def part(**counters: int) -> Part:
+    found = Part("ours", 10.0, 1.0, workers=frozenset({0}))
+    found.total.counters.update({name.replace("__", "/"): count for name, count in counters.items()})
+    return found
+
+
+def test_rates_and_shares() -> None:
+    found = figures(
+        part(
+            intended=120,
+            prefetches=20,
+            sent=110,
+            seen=50,
+            pauses=40,
+            pauses_in_time=30,
+            good=60,
+            shown=80,
+            accepted_chars=200,
+            shown_chars=1000,
+            seen_tokens=300,
+            generated_tokens=400,
+            errors=6,
+            sessions=7,
+            outcome__shed=12,
+            outcome__superseded=24,
+            outcome__hung_up=18,
+            outcome__cached=3,
+            outcome__unanswered=9,
+        ),
+        CRITERIA,
+    )
+    assert found == found | {
+        "offered_per_s": 12.0,
+        "sent_per_s": 11.0,
+        "seen_per_s": 5.0,
+        "seen_share": 0.5,
+        "pauses_per_s": 4.0,
+        "pause_in_time_share": 0.75,
+        "good_per_s": 6.0,
+        "accepted_chars_per_s": 20.0,
+        "accepted_share": 0.2,
+        "shown_share": 0.8,
+        "shed_share": 0.1,
+        "superseded_share": 0.2,
+        "hung_up_share": 0.15,
+        "cached_share": 0.025,
+        "unanswered_share": 0.075,
+        "error_rate": 0.05,
+        "wasted_token_share": 0.25,
+        "generated_tokens_per_s": 40.0,
+        "sessions": 7.0,
+        "sessions_lost": 0.0,
+        "reconnects": 0.0,
+    }
+    assert math.isnan(found["usd_per_completion"])
+    assert math.isnan(found["ttft_ms_p95"])
+    unknown = figures(part(intended=1, seen_tokens=5), CRITERIA)
+    assert math.isnan(unknown["generated_tokens_per_s"])
+    assert math.isnan(unknown["wasted_token_share"])
+
+
+def test_the_cost_of_a_completion_is_that_of_those_seen() -> None:
+    priced = CRITERIA.model_copy(update={"gpu_hour_usd": 3.6, "num_gpus": 2})
+    assert figures(part(seen=100), priced)["usd_per_completion"] == pytest.approx(0.002 * 10 / 100)
+    assert math.isnan(figures(part(seen=0), priced)["usd_per_completion"])
+
+
+def test_percentiles_are_of_the_right_histogram() -> None:
+    found = part(intended=1)
+    names = {"ttft": "ttft", "pause_ttft": "ttft/pause", "total": "total", "pause_total": "total/pause", "gap": "gap"}
+    names |= {"lag": "lag", "front_end": "stage/front_end", "reconnect": "reconnect"}
+    for place, histogram in enumerate(names.values()):
+        for count in range(1000):
+            found.total.record(histogram, (place + 1) * count / 1e6)
+    values = figures(found, CRITERIA)
+    for place, name in enumerate(names):
+        expected = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+        for suffix, share in expected.items():
+            assert values[f"{name}_ms_{suffix}"] == pytest.approx((place + 1) * share, rel=0.003)
+
+
+def test_percentiles_agree_with_the_histogram_itself() -> None:
+    made = make_part(5)
+    sums = Sums.of_total(made)
+    for name, histogram in made.total.histograms.items():
+        for percent in (0.1, 50, 95, 99.9, 100):
+            assert sums.percentile_ms(name, percent)[0] == histogram.percentile_ms(percent)
+
+
+def test_weights_count_slices_as_often_as_they_say() -> None:
+    made = make_part(5, num_slices=3, per_slice=7)
+    weights = np.array([[1.0, 1, 1], [2, 0, 1], [0, 0, 0]])
+    sums = Sums.of_slices(made, weights)
+    assert sums.duration_s.tolist() == [3, 3, 0]
+    assert sums.counter("intended").tolist() == [21, 21, 0]
+    assert sums.num_recorded("ttft").tolist() == [21, 21, 0]
+    first, second, third = (each.counters["seen"] for each in made.slices)
+    assert sums.counter("seen").tolist() == [first + second + third, 2 * first + third, 0]
+    assert np.isnan(sums.percentile_ms("ttft", 50)).tolist() == [False, False, True]
+    assert np.isnan(sums.percentile_ms("nothing", 50)).all()
+
+
+def test_slices_nobody_wrote_to_still_take_their_time() -> None:
+    found = Part("ours", 4.5, 1.0)
+    record(found, 0.5, 0.1)
+    assert Sums.of_slices(found).duration_s[0] == pytest.approx(4.5)
+    assert Sums.of_slices(found, np.eye(5)).duration_s.tolist() == [1, 1, 1, 1, 0.5]
+
+
+def test_slices_that_end_early_are_all_counted() -> None:
+    found = Part("ours", 2.0, 1.0)
+    for at_s in (0.5, 1.5, 2.5, 3.5):  # two blocks of 1.0 s and a bit
+        record(found, at_s, 0.1)
+    sums = Sums.of_slices(found)
+    assert sums.counter("intended")[0] == 4
+    assert sums.duration_s[0] == pytest.approx(2.0)
+
+
+def test_every_figure_is_found_and_explained() -> None:
+    assert set(figures(part(), CRITERIA)) == set(FIGURES)
+    assert all(each.meaning and (each.counters or each.histogram) for each in FIGURES.values())
+    assert {name for name, each in FIGURES.items() if each.better is Better.HIGHER} == {
+        "seen_per_s", "seen_share", "pause_in_time_share", "good_per_s", "accepted_chars_per_s", "accepted_share",
+        "shown_share",
+    }  # fmt: skip
+
+
+def test_a_run_is_invalid_when_the_generator_was_late() -> None:
+    late = make_part(1, num_slices=2)
+    assert reasons_invalid(late) == ()
+    for _ in range(len(late.total.histograms["lag"]) // 20):
+        late.total.record("lag", 0.0073)
+    assert reasons_invalid(late) == ("the generator was late: its p99 lag is 7.3 ms, more than 5 ms",)
+
+
+def test_a_run_is_invalid_when_a_worker_is_missing_or_nothing_was_asked() -> None:
+    found = make_part(1, num_slices=2)
+    found.workers, found.num_workers = frozenset({0, 2}), 4
+    assert reasons_invalid(found) == ("of 4 workers, number 1, 3 is missing",)
+    assert reasons_invalid(part()) == ("no request was intended",)
+
+
+def test_nan_becomes_none_and_back() -> None:
+    assert without_nan({"a": math.nan, "b": 0.123456789}) == {"a": None, "b": 0.123457}
+    back = with_nan({"a": None, "b": 2})
+    assert math.isnan(back["a"])
+    assert back["b"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("seen_share", 0.256, "25.6%"),
+        ("error_rate", 0.00042, "0.042%"),
+        ("error_rate", 0.0, "0.0%"),
+        ("ttft_ms_p95", 1234.5, "1,234"),
+        ("ttft_ms_p95", 4.56, "4.6"),
+        ("ttft_ms_p95", 0.456, "0.46"),
+        ("ttft_ms_p95", math.nan, "-"),
+        ("ttft_ms_p95", None, "-"),
+        ("sessions", 10_000.0, "10,000"),
+        ("usd_per_completion", 0.0003, "$0.000300"),
+    ],
+)
+def test_values_for_people(name: str, value: float | None, text: str) -> None:
+    assert shown(name, value) == text
+
+
+def test_the_documentation_has_every_figure() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "loadtest.md").read_text(encoding="utf-8")
+    for name, figure in FIGURES.items():
+        base = re.sub(r"_p\d+$", "_p50", name) if figure.histogram else name
+        assert f"| `{base}`" in text, name
+        assert figure.meaning.rsplit(", p", 1)[0] in text if figure.histogram else figure.meaning in text

@@ -1,0 +1,226 @@
+"""The page: one file that asks nothing of any network, with every picture, whatever the names in it."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from loadtest.part import Part
+from loadtest.report.canvas import svg_for_page
+from loadtest.report.curve import curve_picture, curve_svg
+from loadtest.report.document import Document
+from loadtest.report.page import render_page
+from loadtest.report.pictures import ttft_distribution
+from loadtest.report.series import Series
+from loadtest.report.sweep import Point, Sweep, Usage, render_sweep, slope
+from loadtest.report.sweep import table as sweep_table
+from tests.unit.loadtest.parts import make_document, make_part, record
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+HOSTILE = '<script>alert(1)</script> & "quoted" $x^2$ {{ 7 * 7 }} --> _under'
+
+
+class Page(HTMLParser):
+    """Reads a page and keeps what a browser would act on."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.ids: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def document() -> Document:
+    events = [{"kind": "region_loss", "at_s": 4, "region": "us", "for_s": 2}, {"kind": "reconnect", "at_s": 9}]
+    return make_document(
+        make_part(1, num_slices=10, per_slice=10, regions=("us", "eu")),
+        make_part(2, num_slices=10, per_slice=10, target="theirs", has_stages=False),
+        gates=("error_rate<1,usd_per_completion<1",),
+        events=events,
+        description="Editors that type.",
+    )
+
+
+@pytest.fixture(scope="module")
+def text(document: Document) -> str:
+    return render_page(document)
+
+
+def test_it_has_every_picture(text: str) -> None:
+    captions = re.findall(r"<figcaption><b>([^<]*)</b>", text)
+    of_each = ["Asked and seen", "Latency over time", "What became of the requests"]
+    overlays = ["Completions seen", "TTFT of pauses, p95", "How soon the first text came"]
+    assert captions == [*overlays, *of_each, "TTFT by cause", "TTFT by region", *of_each]
+    page = Page(text)
+    assert page.tags.count("svg") == len(captions)
+    for word in (
+        "p95",
+        "superseded",
+        "prefill",
+        "front end and network",
+        "region loss: us",
+        "reconnect",
+        "budget 200 ms",
+    ):
+        assert word in page.text
+
+
+def test_it_shows_figures_and_gates(text: str) -> None:
+    page = Page(text)
+    for word in ("pause_ttft_ms_p95", "has no value in this run", "FAILED", "passed", "Editors that type.", "1.2.3"):
+        assert word in page.text
+    assert "INVALID" not in page.text
+
+
+def test_it_asks_nothing_of_any_network(text: str) -> None:
+    page = Page(text)
+    assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
+    assert not [value for _name, value in page.attributes if re.search(r"https?:|//|javascript:", value)
+                and not value.startswith("grpc:")]  # fmt: skip
+    assert "@import" not in text
+    assert set(re.findall(r"url\((.)", text)) == {"#"}
+    assert not re.search(r"https?://", text)
+
+
+def test_ids_are_unique_and_what_they_point_to_is_there(text: str) -> None:
+    page = Page(text)
+    assert len(set(page.ids)) == len(page.ids)
+    wanted = set(re.findall(r"url\(#([^)]+)\)", text)) | set(re.findall(r'href="#([^"]+)"', text))
+    assert wanted <= set(page.ids)
+    assert wanted
+
+
+def test_pictures_take_the_colours_of_the_page(text: str) -> None:
+    svg = text[text.index("<svg") : text.index("</svg>")]
+    assert "currentColor" in svg
+    assert "var(--faint)" in svg
+    assert not re.search(r"#f{6}|#0{6}|white|black", svg)
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_names_are_text_and_nothing_else() -> None:
+    part = make_part(1, num_slices=8, per_slice=5, target=HOSTILE, regions=(HOSTILE, "b"))
+    part.total.counters[f"error/{HOSTILE}"] = 3
+    document = make_document(part, make_part(2, num_slices=8, per_slice=5, target="_other"), name=HOSTILE)
+    text = render_page(document)
+    page = Page(text)
+    assert "script" not in page.tags
+    assert "<script>" not in text
+    assert HOSTILE in page.text
+    assert text.count("_other") > 4
+
+
+def test_what_spoils_a_run_is_said_first() -> None:
+    part = make_part(1, num_slices=8, per_slice=5)
+    part.num_workers = 3
+    text = render_page(make_document(part))
+    assert "ours: INVALID, of 3 workers, number 1, 2 is missing" in Page(text).text
+    assert text.index("INVALID") < text.index("What editors felt")
+
+
+def test_a_run_without_anything_has_a_page() -> None:
+    empty = Part("ours", 5.0, 1.0, workers=frozenset({0}))
+    page = Page(render_page(make_document(empty)))
+    assert "no request was intended" in page.text
+    assert "Times, ms" not in page.text
+    nobody = Page(render_page(make_document()))
+    assert "What editors felt" not in nobody.text
+
+
+def test_the_same_document_gives_the_same_page(document: Document, text: str) -> None:
+    assert render_page(document) == text
+
+
+def test_many_slices_become_few_points() -> None:
+    part = Part("ours", 250.0, 1.0)
+    for second in range(250):
+        record(part, second + 0.5, 0.1)
+    series = Series.of(part)
+    assert len(series.at_s) == 50
+    assert series.per_s("intended") == pytest.approx([1.0] * 50)
+    assert series.at_s[0] == pytest.approx(2.5)
+
+
+def test_requests_without_text_keep_a_distribution_below_one() -> None:
+    part = Part("ours", 10.0, 1.0)
+    for _ in range(3):
+        record(part, 0.5, 0.1)
+    part.total.counters["pauses"] = 4
+    (line,) = (each for each in ttft_distribution({"ours": part}, 0).lines if each.get_label() == "ours")
+    assert max(line.get_ydata()) == 0.75
+
+
+def test_a_curve_is_an_svg_file_of_its_own() -> None:
+    found = curve_svg({"this server": [(1, 2.0), (2, 3.0)], "_<b>": [(1, 1.0)]}, "load", "seen/s", "Title & more")
+    assert found.startswith("<?xml")
+    for word in ("this server", "load", "seen/s", "Title &amp; more", "_&lt;b&gt;"):
+        assert word in found
+    inside = svg_for_page(curve_picture({"a": [(1, 2.0)]}, "x", "y"), "one")
+    assert inside.startswith('<svg role="img" aria-label="one"')
+    assert "http" not in inside
+
+
+def points() -> tuple[Point, ...]:
+    return tuple(
+        Point(target, sessions, {"seen_per_s": sessions / 10, "pause_ttft_ms_p95": 50.0}, usage=usage)
+        for sessions in (200, 100)
+        for target, usage in (("ours", Usage(sessions / 500, 2**20 + sessions * 2048)), ("theirs", None))
+    )
+
+
+def test_a_sweep_has_a_page_and_a_table() -> None:
+    sweep = Sweep("1.2.3", {"name": HOSTILE, "criteria": {"slo_ttft_ms": 200}}, "2026-01-02T03:04:05+00:00", points())
+    text = render_sweep(sweep)
+    page = Page(text)
+    assert page.tags.count("svg") == 4
+    assert "ours: 2.0 KiB per session" in page.text
+    assert "ours: 2.0 cores per 1,000 sessions" in page.text
+    assert "<script>" not in text
+    rows = [row[:2] for row in sweep_table(sweep).rows]
+    assert rows == [("ours", "100"), ("theirs", "100"), ("ours", "200"), ("theirs", "200")]
+
+
+def test_a_sweep_says_what_spoils_it() -> None:
+    point = Point("ours", 100, {}, ("the generator was late",))
+    page = Page(render_sweep(Sweep("1", {"name": "s"}, "now", (point,), interrupted=True)))
+    assert "ours at 100 sessions: INVALID, the generator was late" in page.text
+    assert "the sweep was interrupted" in page.text
+
+
+def test_a_sweep_as_json_has_no_nan() -> None:
+    found = Sweep("1", {"name": "s"}, "now", (Point("ours", 1, {"seen_per_s": float("nan")}),)).as_json()
+    assert found["points"] == [
+        {
+            "target": "ours", "sessions": 1, "is_valid": True, "invalid_because": [], "cpu_cores": None,
+            "peak_rss_bytes": None, "figures": {"seen_per_s": None},
+        }
+    ]  # fmt: skip
+
+
+def test_growth_is_that_of_the_line_that_fits_best() -> None:
+    assert slope([(1, 3.0), (2, 5.0), (3, 7.0)]) == pytest.approx(2.0)
+    assert slope([(1, 3.0), (1, 4.0)]) != slope([(1, 3.0), (1, 4.0)])  # nan

@@ -1,0 +1,138 @@
+"""Parts: they add up in any order, survive being written, and their percentiles are as exact as they say."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtest.part import MAX_SECONDS, Histogram, Part, Tally, merge
+from tests.unit.loadtest.parts import make_part, record
+
+SECONDS = st.lists(st.floats(1e-6, 60.0), min_size=1, max_size=80)
+
+
+def histogram(seconds: list[float], digits: int = 3) -> Histogram:
+    found = Histogram(digits)
+    for each in seconds:
+        found.record(each)
+    return found
+
+
+@pytest.mark.parametrize(("digits", "relative", "absolute_ms"), [(3, 0.001, 0.002), (2, 0.01, 0.13)])
+@given(seconds=SECONDS, percent=st.sampled_from([50.0, 90.0, 95.0, 99.0, 99.9]))
+@settings(deadline=None, max_examples=60)
+def test_a_percentile_is_as_exact_as_its_digits_say(
+    digits: int, relative: float, absolute_ms: float, seconds: list[float], percent: float
+) -> None:
+    found = histogram(seconds, digits).percentile_ms(percent)
+    exact = np.array(sorted(seconds)) * 1000
+    # HDR's rank is rounded to the nearest; numpy's may be the neighbour of it.
+    rank = max(1, int(percent * len(seconds) / 100 + 0.5))
+    assert found == pytest.approx(exact[rank - 1], rel=relative, abs=absolute_ms)
+    low, high = (np.percentile(exact, percent, method=method) for method in ("lower", "higher"))
+    spacing = max(abs(exact[max(0, rank - 2)] - low), abs(exact[min(len(exact), rank + 1) - 1] - high), 0)
+    assert low * (1 - relative) - absolute_ms - spacing <= found <= high * (1 + relative) + absolute_ms + spacing
+
+
+@given(seconds=SECONDS)
+@settings(deadline=None, max_examples=30)
+def test_arrays_are_what_the_histogram_holds(seconds: list[float]) -> None:
+    found = histogram(seconds)
+    values, counts = found.arrays()
+    assert counts.sum() == len(found) == len(seconds)
+    assert (np.diff(values) > 0).all()
+    assert values[-1] == found.percentile_ms(100)
+    assert np.repeat(values, counts) == pytest.approx(np.array(sorted(seconds)) * 1000, rel=0.001, abs=0.002)
+
+
+def test_a_histogram_survives_being_written() -> None:
+    found = histogram([0.001, 0.2, 0.2, 3.0])
+    again = Histogram.decode(found.encode())
+    assert [each.tolist() for each in again.arrays()] == [each.tolist() for each in found.arrays()]
+    empty = Histogram.decode(Histogram(2).encode())
+    assert len(empty) == 0
+    assert empty.arrays()[0].tolist() == []
+    assert math.isnan(empty.percentile_ms(50))
+    assert math.isnan(empty.mean_ms())
+
+
+def test_times_beyond_the_ends_count_as_the_ends() -> None:
+    found = histogram([-1.0, 10 * MAX_SECONDS])
+    assert len(found) == 2
+    assert found.percentile_ms(1) == pytest.approx(0, abs=0.002)
+    assert found.percentile_ms(100) == pytest.approx(MAX_SECONDS * 1000, rel=0.001)
+
+
+@pytest.mark.parametrize("text", ["", "no histogram", "SElTVA=="])
+def test_what_is_no_histogram_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not an HDR histogram"):
+        Histogram.decode(text)
+
+
+def parts(num: int = 3) -> list[Part]:
+    found = []
+    for worker in range(num):
+        part = make_part(worker, num_slices=3 + worker, per_slice=5)
+        part.workers, part.num_workers, part.target = frozenset({worker}), num, "ours"
+        found.append(part)
+    return found
+
+
+def test_merging_is_associative_and_knows_no_order() -> None:
+    first, second, third = parts()
+    found = [
+        merge([first, second, third]),
+        merge([merge([first, second]), third]),
+        merge([first, merge([second, third])]),
+        merge([third, first, second]),
+    ]
+    assert len({json.dumps(each.as_json()) for each in found}) == 1
+    assert found[0].workers == {0, 1, 2}
+    assert found[0].duration_s == 5.0
+    assert found[0].total.counters["intended"] == sum(each.total.counters["intended"] for each in parts())
+
+
+def test_slices_add_up_to_the_total() -> None:
+    whole = merge(parts())
+    tally = Tally(2)
+    for each in whole.slices:
+        tally.add(each)
+    for name in ("intended", "seen", "outcome/answered", "pauses"):
+        assert tally.counters[name] == whole.total.counters[name]
+    assert len(tally.histograms["ttft"]) == len(whole.total.histograms["ttft"])
+
+
+def test_merging_leaves_its_parts_as_they_were() -> None:
+    made = parts()
+    before = [json.dumps(each.as_json()) for each in made]
+    merge(made)
+    assert [json.dumps(each.as_json()) for each in made] == before
+
+
+def test_parts_of_different_runs_do_not_merge() -> None:
+    first, second, _third = parts()
+    with pytest.raises(ValueError, match="there are no parts"):
+        merge([])
+    with pytest.raises(ValueError, match="worker 0 is in two parts of ours"):
+        merge([first, first])
+    second.slice_s = 2.0
+    with pytest.raises(ValueError, match="parts of different runs"):
+        merge([first, second])
+
+
+def test_a_part_survives_being_written() -> None:
+    part = make_part(3, num_slices=4)
+    again = Part.from_json(json.loads(json.dumps(part.as_json())))
+    assert again.as_json() == part.as_json()
+    record(again, 1.5, 0.1)  # it can go on
+    assert again.total.counters["intended"] == part.total.counters["intended"] + 1
+
+
+def test_a_time_falls_into_its_slice() -> None:
+    part = Part("ours", 10.0, 2.0)
+    part.slice_at(5.9).counters["intended"] += 1
+    part.slice_at(-1).counters["intended"] += 1
+    assert [each.counters["intended"] for each in part.slices] == [1, 0, 1]

@@ -1,0 +1,236 @@
+"""The commands that read runs and make many: their options, output and exit codes, with runs that cost nothing."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from loadtest import search_commands
+from loadtest.cli import main
+from loadtest.part import Part
+from loadtest.report.document import Document
+from loadtest.run import RunResult
+from loadtest.scenario import Scenario
+from loadtest.search import Capacity, Trial
+from loadtest.search_commands import describe
+from loadtest.targets import TargetSpec
+from tests.unit.loadtest.parts import make_document, make_part
+
+TARGET = "ours=grpc://127.0.0.1:1"
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def written(name: str, document: Document) -> Path:
+        document.write(tmp_path / name)
+        return tmp_path / name
+
+    return written
+
+
+def test_a_report_is_shown_again(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write("run.json", make_document(make_part(1)))
+    found = invoke("report", path, "--html", tmp_path / "run.html", "--gate", "error_rate<0.5")
+    assert found.exit_code == 0, found.output
+    assert "What editors felt" in found.output
+    assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
+    assert invoke("report", path, "--gate", "error_rate>0.5").exit_code == 1
+    again = json.loads(invoke("report", path, "--json", "--gate", "error_rate<0.5").stdout)
+    assert again["gates"] == ["error_rate<0.5"]
+
+
+def test_a_report_of_a_run_that_says_nothing_ends_with_3(write: Callable[..., Path]) -> None:
+    part = make_part(1)
+    part.num_workers = 2
+    assert invoke("report", write("run.json", make_document(part))).exit_code == 3
+
+
+@pytest.mark.parametrize("gate", ["speed<1", "error_rate"])
+def test_a_bad_gate_is_refused(write: Callable[..., Path], gate: str) -> None:
+    found = invoke("report", write("run.json", make_document(make_part(1))), "--gate", gate)
+    assert found.exit_code == 2
+    assert "Error: " in found.output
+
+
+def test_a_file_that_is_no_document_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("{}")
+    for arguments in (("report", path), ("compare", path, path)):
+        found = invoke(*arguments)
+        assert found.exit_code == 2
+        assert "tool is None" in found.output
+
+
+def test_compare_says_what_differs(write: Callable[..., Path]) -> None:
+    paths = [write(f"{ms}.json", make_document(make_part(1, ttft_ms=ms))) for ms in (100.0, 150.0)]
+    found = invoke("compare", *paths)
+    assert found.exit_code == 0
+    assert "worse" in found.output
+    answer = json.loads(invoke("compare", *paths, "--json").output)
+    assert answer["is_paired"] is True
+    figure = answer["figures"]["ttft_ms_p50"]
+    assert figure["change"] == "worse"
+    assert figure["ratio"][0] < 1.5 < figure["ratio"][1] or figure["ratio"] == pytest.approx([1.5, 1.5], rel=0.02)
+    assert answer["figures"]["total_ms_p50"]["difference"] is None
+
+
+def test_compare_takes_targets_by_name(write: Callable[..., Path]) -> None:
+    path = write("run.json", make_document(make_part(1), make_part(2, target="theirs")))
+    assert len(invoke("compare", path, path, "--json").output.splitlines()) == 2
+    answer = json.loads(invoke("compare", path, path, "--target", "ours", "--against", "theirs", "--json").output)
+    assert (answer["first"], answer["second"]) == ("ours", "theirs")
+    found = invoke("compare", path, path, "--target", "other")
+    assert found.exit_code == 2
+    assert "there is no target 'other', only ours, theirs" in found.output
+
+
+def test_compare_refuses_runs_with_no_target_in_common(write: Callable[..., Path]) -> None:
+    first = write("a.json", make_document(make_part(1), make_part(2, target="b")))
+    second = write("b.json", make_document(make_part(1, target="c"), make_part(2, target="d")))
+    found = invoke("compare", first, second)
+    assert found.exit_code == 2
+    assert "no target is in both: A has ours, b, B has c, d" in found.output
+
+
+class Runs:
+    """Stands for run_scenario: a server that is quick for so many sessions and slow above."""
+
+    def __init__(self, capacity: int = 300, *, late_above: int = 10**9, interrupted_at: int = 0) -> None:
+        self.capacity, self.late_above, self.interrupted_at = capacity, late_above, interrupted_at
+        self.asked: list[tuple[str, int, Any, int]] = []
+
+    def __call__(self, scenario: Scenario, specs: Sequence[TargetSpec], *, workers: int, progress: object) -> RunResult:
+        (spec,) = specs
+        self.asked.append((spec.name, scenario.sessions, scenario.seed, workers))
+        if scenario.sessions == self.interrupted_at:
+            return RunResult(interrupted=True)
+        ttft_ms = 100.0 if scenario.sessions <= self.capacity else 400.0
+        part: Part = make_part(1, target=spec.name, num_slices=2, per_slice=10, ttft_ms=ttft_ms)
+        if scenario.sessions > self.late_above:
+            part.num_workers = 2
+        return RunResult({spec.name: part})
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, runs: Runs, *arguments: object) -> Result:
+    monkeypatch.setattr(search_commands, "run_scenario", runs)
+    return invoke(*arguments)
+
+
+CAPACITY = ("capacity", "steady", "--target", TARGET, "--gate", "ttft_ms_p50<200", "--workers", 2)
+
+
+def test_capacity_finds_where_the_gate_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs()
+    found = run_with(monkeypatch, runs, *CAPACITY, "--from", 100, "--to", 1000, "--json")
+    assert found.exit_code == 0, found.output
+    answer = json.loads(found.stdout)
+    assert answer["target"] == "ours"
+    assert answer["sessions"] <= 300 < answer["fails_at"]
+    assert answer["fails_at"] - answer["sessions"] <= 0.05 * 300
+    assert answer["trials"][0]["figures"]["usd_per_completion"] is None
+    assert "ours: 100 sessions: passes (ttft_ms_p50" in found.stderr
+    seeds = [seed for _name, sessions, seed, _workers in runs.asked if sessions == 100]
+    assert len(set(seeds)) == len(seeds) == 2, "each repeat has traffic of its own"
+    assert {workers for *_rest, workers in runs.asked} == {2}
+
+
+@pytest.mark.parametrize(
+    ("runs", "code", "said"),
+    [
+        (Runs(0), 1, "ours: 0 sessions pass, up to 1, which fail"),
+        (Runs(10**9), 0, "ours: 400 sessions pass, the most that were asked for"),
+        (Runs(10**9, late_above=150), 3, "where this machine could not keep up"),
+        (Runs(interrupted_at=200), 130, "ours: interrupted; so far 100 sessions pass"),
+    ],
+)
+def test_capacity_ends_as_it_went(monkeypatch: pytest.MonkeyPatch, runs: Runs, code: int, said: str) -> None:
+    found = run_with(monkeypatch, runs, *CAPACITY, "--from", 100, "--to", 400)
+    assert found.exit_code == code, found.output
+    assert said in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--repeats", 2), "repeats must be odd"),
+        (("--from", 0), "from must be at least 1"),
+        (("--gate", "speed<1"), "there is no figure 'speed'"),
+        (("--target", "ftp://x"), "ftp"),
+        (("--set", "editor.speed=1"), "speed"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...], message: str
+) -> None:
+    runs = Runs()
+    found = run_with(monkeypatch, runs, *CAPACITY, *arguments)
+    assert found.exit_code == 2
+    assert message in found.output
+    assert runs.asked == []
+
+
+SWEEP = ("sweep", "steady", "--target", TARGET, "--target", "theirs=grpc://127.0.0.1:2")
+
+
+def test_sweep_draws_a_curve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    runs, out, html = Runs(), tmp_path / "curve.json", tmp_path / "curve.html"
+    pid = f"ours={os.getpid()}"
+    found = run_with(monkeypatch, runs, *SWEEP, "--sessions", "200,100", "--pid", pid, "--out", out, "--html", html)
+    assert found.exit_code == 0, found.output
+    ran = [(name, sessions) for name, sessions, *_rest in runs.asked]
+    assert ran == [("ours", 100), ("theirs", 100), ("theirs", 200), ("ours", 200)]
+    points = json.loads(out.read_text())["points"]
+    assert [(each["target"], each["sessions"]) for each in points] == ran
+    assert all((each["peak_rss_bytes"] is not None) is (each["target"] == "ours") for each in points)
+    assert html.read_text().count("<svg") == 4
+    assert "Figures against sessions" in found.stdout
+
+
+def test_sweep_takes_multiples_of_the_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs()
+    run_with(monkeypatch, runs, *SWEEP, "--loads", "0.5,2", "--set", "sessions=40")
+    assert sorted({sessions for _name, sessions, *_rest in runs.asked}) == [20, 80]
+
+
+@pytest.mark.parametrize(
+    ("runs", "code"), [(Runs(late_above=150), 3), (Runs(interrupted_at=200), 130)], ids=["invalid", "interrupted"]
+)
+def test_sweep_ends_as_it_went(monkeypatch: pytest.MonkeyPatch, runs: Runs, code: int) -> None:
+    assert run_with(monkeypatch, runs, *SWEEP, "--sessions", "100,200").exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "say either --sessions or --loads"),
+        (("--sessions", "1", "--loads", "1"), "say either --sessions or --loads"),
+        (("--sessions", "10,few"), "--sessions: numbers with commas between them, got '10,few'"),
+        (("--sessions", "0,10"), "--sessions: every run needs at least one session"),
+        (("--loads", "nan"), "--loads: numbers with commas"),
+        (("--loads", "inf"), "--loads: numbers with commas"),
+        (("--sessions", "1", "--pid", "4194305"), "--pid: [TARGET=]PID with a target of ours, theirs"),
+        (("--sessions", "1", "--pid", "ours=x"), "--pid: [TARGET=]PID"),
+        (("--sessions", "1", "--pid", "ours=4194305"), "there is no process 4194305"),
+    ],
+)
+def test_a_bad_sweep_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    runs = Runs()
+    found = run_with(monkeypatch, runs, *SWEEP, *arguments)
+    assert found.exit_code == 2, found.output
+    assert message in found.output
+    assert runs.asked == []
+
+
+def test_a_capacity_in_a_sentence() -> None:
+    found = Capacity(1200, 1260, is_generator_bound=False, trials=(Trial(1200, is_passed=True),))
+    assert describe("ours", found) == "ours: 1,200 sessions pass, up to 1,260, which fail"

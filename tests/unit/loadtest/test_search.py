@@ -1,0 +1,170 @@
+"""The search for a capacity, and the order of a sweep, on virtual servers."""
+
+import os
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtest.process_meter import ProcessMeter, ProcessMeterError
+from loadtest.search import Bisection, Capacity, SearchError, SearchSettings, Trial, find_capacity, sweep, sweep_order
+
+
+def search(
+    capacity: int, *, start: int = 100, end: int = 20_000, tolerance: float = 0.05, repeats: int = 3
+) -> Capacity:
+    """Search on a server that passes up to its capacity."""
+    settings = SearchSettings(start, end, tolerance, repeats)
+    return find_capacity(settings, lambda sessions, _repeat: Trial(sessions, sessions <= capacity))
+
+
+@given(st.integers(1, 19_999), st.integers(1, 5_000), st.sampled_from([0.01, 0.05, 0.3]), st.sampled_from([1, 3, 5]))
+@settings(deadline=None)
+def test_a_capacity_is_found_within_the_tolerance(capacity: int, start: int, tolerance: float, repeats: int) -> None:
+    found = search(capacity, start=start, tolerance=tolerance, repeats=repeats)
+    assert found.fails_at is not None
+    assert found.sessions <= capacity < found.fails_at <= 20_000
+    assert found.fails_at - found.sessions <= max(1, tolerance * found.sessions)
+    assert set(Counter(each.sessions for each in found.trials).values()) == {repeats // 2 + 1}
+
+
+def test_growth_then_halving() -> None:
+    found = search(1000, tolerance=0.2, repeats=1)
+    assert [each.sessions for each in found.trials] == [100, 200, 400, 800, 1600, 1200, 1000]
+    assert (found.sessions, found.fails_at) == (1000, 1200)
+
+
+def test_nothing_above_the_end_is_run() -> None:
+    found = search(10**9, start=100, end=500)
+    assert (found.sessions, found.fails_at) == (500, None)
+    assert max(each.sessions for each in found.trials) == 500
+    assert search(10**9, start=500, end=500).sessions == 500
+
+
+def test_a_server_that_serves_nobody_has_no_capacity() -> None:
+    found = search(0, start=64)
+    assert (found.sessions, found.fails_at) == (0, 1)
+
+
+def test_noise_moves_the_answer_little() -> None:
+    """Each run's own capacity is drawn around 1,000; most of five runs decide."""
+    chance = random.Random(4)
+
+    def run_once(sessions: int, _repeat: int) -> Trial:
+        return Trial(sessions, sessions <= chance.gauss(1000, 60))
+
+    answers = [find_capacity(SearchSettings(100, 20_000, 0.05, 5), run_once).sessions for _ in range(40)]
+    assert all(800 < each < 1150 for each in answers)
+    assert sum(900 <= each <= 1080 for each in answers) >= 34
+
+
+def test_one_unlucky_run_moves_no_bound() -> None:
+    def run_once(sessions: int, repeat: int) -> Trial:
+        return Trial(sessions, sessions <= 1000 and not (repeat == 1 and sessions == 400))
+
+    found = find_capacity(SearchSettings(100, 20_000, 0.05, 3), run_once)
+    assert 950 <= found.sessions <= 1000
+    assert [each.is_passed for each in found.trials if each.sessions == 400] == [True, False, True]
+
+
+@pytest.mark.parametrize(("is_late", "is_bound"), [(True, True), (False, False)])
+def test_a_generator_that_gives_out_is_named(is_late: bool, is_bound: bool) -> None:
+    def run_once(sessions: int, _repeat: int) -> Trial:
+        reasons = ("the generator was late",) if is_late and sessions > 300 else ()
+        return Trial(sessions, sessions <= 300, invalid_because=reasons)
+
+    assert find_capacity(SearchSettings(100, 1000, 0.05, 3), run_once).is_generator_bound is is_bound
+
+
+def test_an_interrupted_run_ends_the_search_and_does_not_count() -> None:
+    def run_once(sessions: int, _repeat: int) -> Trial:
+        return Trial(sessions, is_passed=sessions < 400, is_interrupted=sessions == 400)
+
+    said: list[Trial] = []
+    found = find_capacity(SearchSettings(100, 1000, 0.05, 1), run_once, said.append)
+    assert found.is_interrupted
+    assert found.sessions == 200
+    assert [each.sessions for each in said] == [100, 200]
+
+
+def test_repeats_are_numbered() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def run_once(sessions: int, repeat: int) -> Trial:
+        asked.append((sessions, repeat))
+        return Trial(sessions, is_passed=True)
+
+    find_capacity(SearchSettings(10, 20, 0.05, 3), run_once)
+    assert asked == [(10, 0), (10, 1), (20, 0), (20, 1)]
+
+
+def test_a_run_of_another_count_is_refused() -> None:
+    with pytest.raises(ValueError, match="a run of 7 sessions, expected 10"):
+        Bisection(SearchSettings(10, 20)).record(Trial(7, is_passed=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((0, 10), "from must be at least 1, got 0"),
+        ((11, 10), "to must be at least from, 11, got 10"),
+        ((1, 10, 0.0), "tolerance must be above 0 and below 1, got 0"),
+        ((1, 10, 1.0), "tolerance must be above 0 and below 1, got 1"),
+        ((1, 10, 0.1, 2), "repeats must be odd and at least 1, got 2"),
+        ((1, 10, 0.1, -1), "repeats must be odd and at least 1, got -1"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(values: tuple[int, ...], message: str) -> None:
+    with pytest.raises(SearchError) as raised:
+        SearchSettings(*values)
+    assert str(raised.value) == message
+
+
+def test_targets_take_turns_at_being_first() -> None:
+    assert sweep_order([1, 5], ["a", "b"]) == [(1, "a"), (1, "b"), (5, "b"), (5, "a")]
+    assert sweep_order([1, 5], []) == []
+
+
+def test_a_sweep_runs_everything_once() -> None:
+    ran: list[tuple[str, int]] = []
+
+    def run_target(target: str, sessions: int) -> Trial:
+        ran.append((target, sessions))
+        return Trial(sessions, is_passed=True, figures={"seen_per_s": sessions / 2}, invalid_because=("late",))
+
+    points, is_interrupted = sweep([10, 20], ["a", "b"], run_target)
+    assert not is_interrupted
+    assert sorted(ran) == [("a", 10), ("a", 20), ("b", 10), ("b", 20)]
+    assert [(each.target, each.sessions) for each in points] == ran
+    assert [each.figures["seen_per_s"] for each in points] == [5, 5, 10, 10]
+    assert points[0].invalid_because == ("late",)
+    assert points[0].usage is None
+
+
+def test_an_interrupted_sweep_keeps_what_it_has() -> None:
+    points, is_interrupted = sweep(
+        [10, 20, 30], ["a"], lambda _target, sessions: Trial(sessions, is_passed=True, is_interrupted=sessions == 20)
+    )
+    assert is_interrupted
+    assert [each.sessions for each in points] == [10]
+
+
+def test_a_sweep_watches_the_process_of_a_target() -> None:
+    def run_target(_target: str, sessions: int) -> Trial:
+        sum(range(2_000_000))
+        return Trial(sessions, is_passed=True)
+
+    points, _ = sweep([10], ["a", "b"], run_target, {"a": ProcessMeter(os.getpid())})
+    by_target = {each.target: each.usage for each in points}
+    assert by_target["b"] is None
+    usage = by_target["a"]
+    assert usage is not None
+    assert usage.cpu_cores > 0
+    assert usage.peak_rss_bytes > 10_000_000
+
+
+def test_a_process_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ProcessMeterError, match="there is no process 4194305"):
+        ProcessMeter(4_194_305)  # beyond the highest that Linux gives out
