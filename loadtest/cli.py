@@ -4,10 +4,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.merge_command import merge
-from loadtest.report_commands import COMMANDS
-from loadtest.run_command import run
-from loadtest.scenario import packaged_scenarios
+from loadtest.commands.merge import merge
+from loadtest.commands.reports import COMMANDS
+from loadtest.commands.run import run
+from loadtest.traffic.scenario import packaged_scenarios
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

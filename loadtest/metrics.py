@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from prometheus_client.parser import text_string_to_metric_families
 
 GENERATED_TOKENS = ("vllm:generation_tokens_total", "completion_engine_generated_tokens_total")
-"""What an engine has generated: vLLM's own counter, or where there is none this project's server's. It leaves out what a
-step in flight still computes for a request that was just aborted."""
+"""What an engine has generated: vLLM's own counter, or where there is none that of this project's server. It leaves out
+what a step in flight still computes for a request that was just aborted."""
 
 _TIMEOUT_S = 10.0
 

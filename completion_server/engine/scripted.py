@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator
 from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output
 from completion_server.engine.scripted_generation import Generation
 from completion_server.engine.scripted_model import (
+    BLOCK_TOKENS,
     INSTANT,
     LARGE_MODEL_ON_A_GPU,
     SERVICE_TIMES,
@@ -236,7 +237,10 @@ class ScriptedEngine:
                 if self._num_used_blocks + generation.num_blocks > self._num_kv_blocks:
                     return
                 job = generation.job
-                generation.num_cached = self._cache.num_cached(job.prompt_token_ids, job.cache_salt)
+                num_blocks = self._cache.num_cached(generation.blocks, job.cache_salt)
+                # The last token is computed in any case.
+                num_blocks = min(num_blocks, (len(job.prompt_token_ids) - 1) // BLOCK_TOKENS)
+                generation.num_cached = num_blocks * BLOCK_TOKENS
                 generation.num_prompt_left -= generation.num_cached
                 generation.is_running = True
                 generation.prompt_due_at = asyncio.get_running_loop().time() + self._times.prefill_apart_s
@@ -308,5 +312,5 @@ class ScriptedEngine:
         generation.num_prompt_left -= generation.num_prompt_now
         if generation.num_prompt_left:
             return 0
-        self._cache.insert(generation.job.prompt_token_ids, generation.job.cache_salt)
+        self._cache.insert(generation.blocks, generation.job.cache_salt)
         return 1

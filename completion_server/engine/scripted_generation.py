@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 
 from completion_server.engine.interface import EngineDeadError, Job, Output
-from completion_server.engine.scripted_model import BLOCK_TOKENS, Token
+from completion_server.engine.scripted_model import BLOCK_TOKENS, Token, blocks_of
 
 
 class Generation:
@@ -16,6 +16,8 @@ class Generation:
         self.job = job
         self.max_tokens = max_tokens
         self.num_blocks = -(-(len(job.prompt_token_ids) + max_tokens) // BLOCK_TOKENS)
+        self.blocks = blocks_of(job.prompt_token_ids)
+        """The prompt's whole blocks."""
         self.num_cached = 0
         self.num_prompt_left = len(job.prompt_token_ids)
         self.num_prompt_now = 0

@@ -108,16 +108,15 @@ class PrefixCache:
         self._ids: OrderedDict[tuple[int | str, bytes], int] = OrderedDict()
         self._new_ids = itertools.count()
 
-    def num_cached(self, token_ids: list[int], salt: str) -> int:
-        """Return how many tokens at the prompt's beginning are cached; the last token never is."""
-        keys = self._walk(_blocks(token_ids), salt)
+    def num_cached(self, blocks: list[bytes], salt: str) -> int:
+        """Return how many blocks at a prompt's beginning are cached."""
+        keys = self._walk(blocks, salt)
         for key in keys:
             self._ids.move_to_end(key)
-        return min(len(keys), (len(token_ids) - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+        return len(keys)
 
-    def insert(self, token_ids: list[int], salt: str) -> None:
+    def insert(self, blocks: list[bytes], salt: str) -> None:
         """Add a computed prompt's whole blocks."""
-        blocks = _blocks(token_ids)
         keys = self._walk(blocks, salt)
         parent: int | str = self._ids[keys[-1]] if keys else salt
         for block in blocks[len(keys) :]:
@@ -143,7 +142,7 @@ class PrefixCache:
         return keys
 
 
-def _blocks(token_ids: list[int]) -> list[bytes]:
+def blocks_of(token_ids: list[int]) -> list[bytes]:
     """Return the whole blocks of a prompt."""
     packed = array("I", token_ids).tobytes()
     size = len(packed) // len(token_ids) * BLOCK_TOKENS if token_ids else 1

@@ -387,6 +387,8 @@ class Book:
     def _reclaim(self, now: float) -> list[Action]:
         """Take slots from those beyond their time for those who wait, less those that are coming free already."""
         actions: list[Action] = []
+        if not self._overdue:
+            return actions
         num_aborting = self._num_occupied - (self.num_live - self.num_queued)
         for request_id in list(self._overdue)[: max(0, self.num_queued - num_aborting)]:
             entry = self._entries[request_id]

@@ -11,12 +11,12 @@ import click
 import grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
 
+_SERVICE = pb.DESCRIPTOR.services_by_name["CompletionService"].full_name
 _MAX_PENDING = 20_000
 
 
-class BareServicer(CompletionServiceServicer):
+class Bare:
     """Answers at once."""
 
     def __init__(self, deltas_a_request: float) -> None:
@@ -37,7 +37,7 @@ class BareServicer(CompletionServiceServicer):
             text="names)\n    value = max(node)",
         )
 
-    async def Session(self, _messages: Any, context: Any) -> None:  # noqa: ANN401, N802 - gRPC's name
+    async def session(self, _messages: Any, context: Any) -> None:  # noqa: ANN401 - gRPC has no types for them
         """Answer each request, and read everything else."""
         while (message := await context.read()) is not grpc.aio.EOF:
             if not message.HasField("complete"):
@@ -64,7 +64,10 @@ async def _serve(deltas: float) -> None:
             ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
         ]
     )
-    add_CompletionServiceServicer_to_server(BareServicer(deltas), server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        Bare(deltas).session, pb.SessionRequest.FromString, pb.SessionResponse.SerializeToString
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {"Session": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     click.echo(json.dumps({"address": f"127.0.0.1:{port}"}))

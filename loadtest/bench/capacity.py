@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtest.bench.contest import PAUSE_S
-from loadtest.driver import lead_in
-from loadtest.record import WHOLE, Outcome, Record, RunClock
-from loadtest.scenario import Scenario
-from loadtest.schedule import Schedule, TypedSession, make_schedule
+from loadtest.driving.driver import lead_in
+from loadtest.driving.record import WHOLE, Outcome, Record, RunClock
 from loadtest.targets import Editor, Target, TargetError
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import Schedule, TypedSession, make_schedule
 
 _TYPED_S_PER_S = 10.0
 """Typing prepared for each second: callers that never pause go through it faster than people do."""

@@ -24,8 +24,8 @@ from tokenizers import Tokenizer
 from loadtest.bench.figures import percentile, report_console
 from loadtest.bench.prompt_cache import BlockCache, Tally
 from loadtest.bench.prompt_typing import State, typed
-from loadtest.documents import library_files
 from loadtest.processes import Child, StartError, end_on_sigterm
+from loadtest.traffic.documents import library_files
 
 BLOCK_SIZES = (16, 32, 128)
 _START_S = 120.0

@@ -56,15 +56,15 @@ from loadtest.bench.scheduler_report import (
 )
 from loadtest.bench.server import SERVES_ALL, CommandError, Server, config_options, effective_config
 from loadtest.bench.vllm_serve import VllmServe
-from loadtest.documents import DocumentsError
-from loadtest.driver import drive
+from loadtest.driving.driver import drive
 from loadtest.metrics import MetricsError
 from loadtest.processes import StartError, end_on_sigterm
-from loadtest.scenario import Scenario
-from loadtest.schedule import make_schedule
 from loadtest.targets import Asking, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
+from loadtest.traffic.documents import DocumentsError
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import make_schedule
 
 PLAIN_OVERRIDES = (
     *SERVES_ALL,

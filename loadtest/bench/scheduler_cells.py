@@ -6,8 +6,8 @@ from pathlib import Path
 
 from loadtest.bench.prompts import Text
 from loadtest.bench.server import render_prompts
-from loadtest.scenario import Scenario
-from loadtest.schedule import Schedule, make_schedule
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import Schedule, make_schedule
 
 
 @dataclass(frozen=True, slots=True)

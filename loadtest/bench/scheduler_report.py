@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.bench.figures import percentile, rounded
-from loadtest.driver import Run
-from loadtest.record import Outcome, Result
+from loadtest.driving.driver import Run
+from loadtest.driving.record import Outcome, Result
 
 SCHEDULER, PLAIN, VLLM_SERVE = "scheduler", "plain", "vllm serve"
 """The targets."""

@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import click
-import psutil  # type: ignore[import-untyped]
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from loadtest.bench.figures import report_console, rounded
 from loadtest.bench.server import CommandError, ServerProcess, config_options
-from loadtest.live import Live
+from loadtest.driving.checks import CheckError
+from loadtest.driving.live import Live
+from loadtest.driving.run import Progress, run_scenario
 from loadtest.part import Part
 from loadtest.processes import Child, StartError, end_on_sigterm
 from loadtest.report.figures import figures, reasons_invalid
-from loadtest.checks import CheckError
-from loadtest.run import Progress, run_scenario
-from loadtest.scenario import Scenario, ScenarioError
-from loadtest.sections import EventSettings
 from loadtest.targets import TargetError, parse_target
+from loadtest.traffic.scenario import Scenario, ScenarioError
+from loadtest.traffic.sections import EventSettings
 
 OVERRIDES = (
     "engine.kind=scripted",
@@ -152,7 +152,7 @@ class Measured:
 @click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
 @click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
 def main(config: Path, overrides: tuple[str, ...], as_json_only: bool, **options: Unpack[_Options]) -> None:
-    """Measure the front end. The last line is a JSON object: of the largest number of sessions, and under "runs" of all.
+    """Measure the front end. The last line is a JSON object: the largest number of sessions, and under "runs" all.
 
     \b
     Example:

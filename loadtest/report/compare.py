@@ -20,7 +20,7 @@ from loadtest.part import Part
 from loadtest.report.document import Document, TargetResult
 from loadtest.report.figures import FIGURES, Better, Figure
 from loadtest.report.sums import Array, Sums, ratio, slice_durations_s
-from loadtest.scenario import CriteriaSettings
+from loadtest.traffic.scenario import CriteriaSettings
 
 MIN_SLICES = 8
 """With fewer there is no telling noise."""

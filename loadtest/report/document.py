@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from loadtest.part import Part
 from loadtest.report.figures import figures, reasons_invalid, with_nan, without_nan
 from loadtest.report.gate import Condition, GateError, Verdict, judge, parse_gate
-from loadtest.scenario import CriteriaSettings
+from loadtest.traffic.scenario import CriteriaSettings
 
 SCHEMA_VERSION = 1
 TOOL = "loadtest"

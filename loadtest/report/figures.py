@@ -12,7 +12,7 @@ import numpy as np
 
 from loadtest.part import Part
 from loadtest.report.sums import Array, Sums, ratio
-from loadtest.scenario import CriteriaSettings
+from loadtest.traffic.scenario import CriteriaSettings
 
 MAX_LAG_MS = 5.0
 """A generator whose p99 lag is above this was not open loop, whatever its other figures say."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import parse_qsl
 
-from loadtest.record import Record
-from loadtest.schedule import Schedule
+from loadtest.driving.record import Record
+from loadtest.traffic.schedule import Schedule
 
 _COMMON_OPTIONS = ("metrics",)
 KINDS: Mapping[str, tuple[str, ...]] = {

@@ -3,9 +3,9 @@
 import asyncio
 from abc import ABC, abstractmethod
 
-from loadtest.record import Outcome, Record
-from loadtest.schedule import TypedRequest
+from loadtest.driving.record import Outcome, Record
 from loadtest.targets import Asking
+from loadtest.traffic.schedule import TypedRequest
 
 DROPPED = "the connection was dropped"
 

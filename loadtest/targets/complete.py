@@ -3,7 +3,7 @@
 import grpc
 
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.record import Outcome, Record
+from loadtest.driving.record import Outcome, Record
 from loadtest.targets import Asking
 from loadtest.targets.calls import CallEditor
 from loadtest.targets.lines import Line

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from loadtest.record import Outcome, Record
-from loadtest.schedule import TypedRequest
+from loadtest.driving.record import Outcome, Record
 from loadtest.targets import TargetError, TargetSpec
+from loadtest.traffic.schedule import TypedRequest
 
 _DATA = b"data:"
 _DONE = b"[DONE]"

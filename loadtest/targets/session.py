@@ -9,8 +9,8 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.editor import Backoff, is_typed_along
-from loadtest.record import NOT_CONNECTED, Outcome, Record
+from loadtest.driving.editor import Backoff, is_typed_along
+from loadtest.driving.record import NOT_CONNECTED, Outcome, Record
 from loadtest.targets import Asking, TargetError
 from loadtest.targets.lines import Line
 from loadtest.targets.wire import Voice, take_end

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.record import Outcome, Record, Stages
-from loadtest.schedule import Trigger, TypedSession
+from loadtest.driving.record import Outcome, Record, Stages
 from loadtest.targets import Asking
+from loadtest.traffic.schedule import Trigger, TypedSession
 
 _OUTCOMES = {
     pb.FINISH_REASON_SUPERSEDED: Outcome.SUPERSEDED,

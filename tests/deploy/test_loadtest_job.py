@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 
 from loadtest.cli import main
-from loadtest.scenario import Scenario
 from loadtest.targets import parse_target
+from loadtest.traffic.scenario import Scenario
 
 MANIFEST = Path(__file__).resolve().parents[2] / "deploy" / "loadtest" / "job.yaml"
 

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from loadtest import checks
 from loadtest.cli import main
+from loadtest.commands.run import make_document
+from loadtest.driving import checks
+from loadtest.driving.run import Machine, run_scenario
 from loadtest.report.document import read_document
 from loadtest.report.gate import parse_gates
-from loadtest.run import Machine, run_scenario
-from loadtest.run_command import make_document
-from loadtest.scenario import Scenario
-from loadtest.schedule import make_schedule
 from loadtest.targets import parse_target
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import make_schedule
 from tests.loadtest.golden import GoldenServer, golden_server
 
 SHORT = ("steady", "--duration", "0.5", "--sessions", "20", "--workers", "1")

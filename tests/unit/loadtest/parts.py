@@ -7,7 +7,7 @@ import numpy as np
 from loadtest.part import Part
 from loadtest.report.document import Document, TargetResult
 from loadtest.report.gate import parse_gates
-from loadtest.scenario import CriteriaSettings
+from loadtest.traffic.scenario import CriteriaSettings
 
 CRITERIA = CriteriaSettings()
 

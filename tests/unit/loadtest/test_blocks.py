@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from loadtest.blocks import BlocksError, join, plan
-from loadtest.interruption import Interruption
+from loadtest.driving.blocks import BlocksError, join, plan
+from loadtest.driving.interruption import Interruption
 from loadtest.part import Part
-from loadtest.scenario import Scenario
 from loadtest.targets import parse_target
+from loadtest.traffic.scenario import Scenario
 
 SPECS = [parse_target(f"{name}=grpc://127.0.0.1:1") for name in ("a", "b", "c")]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.documents import Document, DocumentsError, find_stretch, library_files, read_documents
-from loadtest.scenario import DocumentSettings
+from loadtest.traffic.documents import Document, DocumentsError, find_stretch, library_files, read_documents
+from loadtest.traffic.scenario import DocumentSettings
 
 SMALL = DocumentSettings(prefix_chars=50, suffix_chars=20)
 LINES = st.lists(st.text(st.sampled_from("ab (:\t"), max_size=30).map(lambda line: "    " + line), min_size=40)

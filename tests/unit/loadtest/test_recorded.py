@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.recorded import Arrival, RecordedError, read_arrivals
+from loadtest.traffic.recorded import Arrival, RecordedError, read_arrivals
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ROWS = "2023-11-16 18:17:05.0000000,100,8\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:13.9799600,3,27\n"

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from loadtest import search_commands
 from loadtest.cli import main
+from loadtest.commands import searches as search_commands
+from loadtest.commands.searches import describe
+from loadtest.driving.run import RunResult
 from loadtest.part import Part
 from loadtest.report.document import Document
-from loadtest.run import RunResult
-from loadtest.scenario import Scenario
 from loadtest.search import Capacity, Trial
-from loadtest.search_commands import describe
 from loadtest.targets import TargetSpec
+from loadtest.traffic.scenario import Scenario
 from tests.unit.loadtest.parts import make_document, make_part
 
 TARGET = "ours=grpc://127.0.0.1:1"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.scenario import Scenario, ScenarioError, packaged_scenarios
-from loadtest.typist import TypingModel
+from loadtest.traffic.scenario import Scenario, ScenarioError, packaged_scenarios
+from loadtest.traffic.typist import TypingModel
 
 PACKAGED = {
     *("abuse", "day", "editors-10k", "ramp", "reconnect", "recorded", "region-loss", "slow-readers", "spike", "steady"),

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.documents import DocumentsError, library_files
-from loadtest.scenario import Scenario
-from loadtest.schedule import (
+from loadtest.traffic.documents import DocumentsError, library_files
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import (
     OPENING_SEQUENCE,
     Event,
     Schedule,

@@ -5,6 +5,7 @@ import math
 
 import pytest
 from rich.console import Console
+from tests.unit.loadtest.typed import result
 
 from loadtest.bench.scheduler_report import (
     PLAIN,
@@ -19,9 +20,8 @@ from loadtest.bench.scheduler_report import (
     headline,
     print_tables,
 )
-from loadtest.driver import Run
-from loadtest.record import Outcome
-from tests.unit.loadtest.typed import result
+from loadtest.driving.driver import Run
+from loadtest.driving.record import Outcome
 
 CRITERIA = Criteria(within_s=0.25, before_next_key_s=0.25)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.typist import LogNormal, TypingModel
+from loadtest.traffic.typist import LogNormal, TypingModel
 
 MODELS = st.builds(
     TypingModel,

@@ -2,8 +2,8 @@
 
 import math
 
-from loadtest.record import Outcome, Result
-from loadtest.schedule import OPENING_SEQUENCE, Schedule, Text, Trigger, TypedRequest, TypedSession
+from loadtest.driving.record import Outcome, Result
+from loadtest.traffic.schedule import OPENING_SEQUENCE, Schedule, Text, Trigger, TypedRequest, TypedSession
 
 PREFIX = "x = "
 GOES_ON = "hello\n"

@@ -8,7 +8,7 @@ import pytest
 from loadtest.bench.prompt_cache import BlockCache, Tally
 from loadtest.bench.prompt_replay import PlainLayout, measure
 from loadtest.bench.prompt_typing import State, typed
-from loadtest.documents import library_files
+from loadtest.traffic.documents import library_files
 from tests.unit.prompt.prompts import CODE
 from tests.unit.prompt.vocabularies import embedded
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from loadtest.part import Part
-from loadtest.scenario import Scenario
 from loadtest.targets import TargetSpec
+from loadtest.traffic.scenario import Scenario
 
 
 class BlocksError(Exception):

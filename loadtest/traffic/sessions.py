@@ -5,11 +5,11 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from loadtest.documents import Document, DocumentsError, Stretch, find_stretch
-from loadtest.recorded import Arrival
-from loadtest.scenario import RecordedSettings, Scenario
-from loadtest.shapes import RANK, READER, REGION, share_at, spread
-from loadtest.typed import NEVER_S, OPENING_SEQUENCE, Text, Trigger, TypedRequest, TypedSession
+from loadtest.traffic.documents import Document, DocumentsError, Stretch, find_stretch
+from loadtest.traffic.recorded import Arrival
+from loadtest.traffic.scenario import RecordedSettings, Scenario
+from loadtest.traffic.shapes import RANK, READER, REGION, share_at, spread
+from loadtest.traffic.typed import NEVER_S, OPENING_SEQUENCE, Text, Trigger, TypedRequest, TypedSession
 
 CHARACTERS_A_TOKEN = 4
 """Of code, about; recorded lengths are in tokens."""

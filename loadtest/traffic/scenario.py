@@ -10,8 +10,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from loadtest.scenario_file import ScenarioError, explain, packaged_names, put, read_tree
-from loadtest.sections import (
+from loadtest.traffic.scenario_file import ScenarioError, explain, packaged_names, put, read_tree
+from loadtest.traffic.sections import (
     AbuserSettings,
     AtLeastOne,
     CriteriaSettings,

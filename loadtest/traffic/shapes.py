@@ -6,7 +6,7 @@ sessions' numbers, so that every worker's part of them is a picture of the whole
 
 import math
 
-from loadtest.sections import ShapeSettings
+from loadtest.traffic.sections import ShapeSettings
 
 # Weyl's sequences: multiples of a number that no fraction comes near fill the unit interval evenly, whatever their
 # count; those of square roots that have nothing to do with each other fill a cube.

@@ -13,20 +13,20 @@ import click
 from rich.console import Console
 
 from loadtest import search
-from loadtest.blocks import BlocksError
-from loadtest.checks import CheckError
-from loadtest.crew import RunError
-from loadtest.live import Live
-from loadtest.outcome_options import Exit, Refused
+from loadtest.commands.outcome import Exit, Refused
+from loadtest.driving.blocks import BlocksError
+from loadtest.driving.checks import CheckError
+from loadtest.driving.crew import RunError
+from loadtest.driving.live import Live
+from loadtest.driving.run import RunResult, default_workers, run_scenario
 from loadtest.process_meter import ProcessMeter, ProcessMeterError
 from loadtest.report.figures import figures, reasons_invalid, shown, without_nan
 from loadtest.report.gate import Condition, GateError, is_passed, judge, parse_gates
 from loadtest.report.sweep import Point, Sweep, render_sweep, table
 from loadtest.report.terminal import print_table
-from loadtest.run import RunResult, default_workers, run_scenario
-from loadtest.scenario import Scenario, ScenarioError
 from loadtest.search import Capacity, SearchError, SearchSettings, Trial
 from loadtest.targets import TargetError, TargetSpec, parse_target
+from loadtest.traffic.scenario import Scenario, ScenarioError
 
 P = ParamSpec("P")
 R = TypeVar("R")

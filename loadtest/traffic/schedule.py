@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadtest.documents import read_documents
-from loadtest.recorded import read_arrivals
-from loadtest.scenario import EventSettings, Scenario
-from loadtest.sessions import SessionMaker
-from loadtest.typed import OPENING_SEQUENCE, Text, Trigger, TypedRequest, TypedSession
+from loadtest.traffic.documents import read_documents
+from loadtest.traffic.recorded import read_arrivals
+from loadtest.traffic.scenario import EventSettings, Scenario
+from loadtest.traffic.sessions import SessionMaker
+from loadtest.traffic.typed import OPENING_SEQUENCE, Text, Trigger, TypedRequest, TypedSession
 
 __all__ = [
     "OPENING_SEQUENCE",

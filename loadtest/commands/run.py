@@ -9,16 +9,16 @@ from typing import TypedDict, Unpack
 import click
 from rich.console import Console
 
-from loadtest.blocks import BlocksError
-from loadtest.checks import CheckError
-from loadtest.crew import RunError
-from loadtest.live import Live
-from loadtest.outcome_options import Exit, Refused, deliver, output_options
+from loadtest.commands.outcome import Exit, Refused, deliver, output_options
+from loadtest.driving.blocks import BlocksError
+from loadtest.driving.checks import CheckError
+from loadtest.driving.crew import RunError
+from loadtest.driving.live import Live
+from loadtest.driving.run import Machine, RunResult, default_workers, run_scenario
 from loadtest.report.document import Document, TargetResult
 from loadtest.report.gate import Condition, GateError, parse_gates
-from loadtest.run import Machine, RunResult, default_workers, run_scenario
-from loadtest.scenario import Scenario, ScenarioError
 from loadtest.targets import TargetError, TargetSpec, parse_target
+from loadtest.traffic.scenario import Scenario, ScenarioError
 
 _BLOCKS = 8
 

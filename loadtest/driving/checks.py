@@ -5,10 +5,10 @@ import socket
 from collections.abc import Sequence
 from itertools import pairwise
 
+from loadtest.driving.worker import asking_of, make_target
 from loadtest.metrics import GENERATED_TOKENS, MetricsError, read_counter
-from loadtest.scenario import Scenario
 from loadtest.targets import TargetError, TargetSpec
-from loadtest.worker import asking_of, make_target
+from loadtest.traffic.scenario import Scenario
 
 _CONNECT_S = 5.0
 _OWN_FILES = 256

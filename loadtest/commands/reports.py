@@ -10,12 +10,12 @@ from typing import Any
 import click
 from rich.console import Console
 
-from loadtest.outcome_options import Refused, deliver, output_options
+from loadtest.commands.outcome import Refused, deliver, output_options
+from loadtest.commands.searches import capacity, sweep
 from loadtest.report.compare import CONFIDENCE, Comparison, Interval, compare_documents
 from loadtest.report.document import Document, DocumentError, TargetResult, named_alike, read_document
 from loadtest.report.gate import GateError, judge, parse_gates
 from loadtest.report.terminal import print_comparison
-from loadtest.search_commands import capacity, sweep
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from loadtest.run import Progress
+from loadtest.driving.run import Progress
 
 
 class Live:

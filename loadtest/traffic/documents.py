@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.sections import DocumentSettings
+from loadtest.traffic.sections import DocumentSettings
 
 STDLIB = "stdlib"
 

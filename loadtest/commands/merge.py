@@ -8,11 +8,11 @@ from typing import TypedDict, Unpack
 
 import click
 
-from loadtest.outcome_options import Refused, deliver, output_options
+from loadtest.commands.outcome import Refused, deliver, output_options
 from loadtest.part import merge as merge_parts
 from loadtest.report.document import Document, DocumentError, TargetResult, read_document
 from loadtest.report.gate import Condition, GateError, parse_gates
-from loadtest.schedule import join_digests
+from loadtest.traffic.schedule import join_digests
 
 
 class _Options(TypedDict):

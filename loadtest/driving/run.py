@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from loadtest.blocks import Step, join, plan
-from loadtest.checks import check
-from loadtest.crew import Crew, RunError
-from loadtest.driver import DRAIN_S
-from loadtest.interruption import Interruption
+from loadtest.driving.blocks import Step, join, plan
+from loadtest.driving.checks import check
+from loadtest.driving.crew import Crew, RunError
+from loadtest.driving.driver import DRAIN_S
+from loadtest.driving.interruption import Interruption
+from loadtest.driving.worker import Done, Go, Prepare, Ready, Stop
 from loadtest.part import Part, merge
-from loadtest.scenario import Scenario
-from loadtest.schedule import join_digests
 from loadtest.targets import TargetSpec
-from loadtest.worker import Done, Go, Prepare, Ready, Stop
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import join_digests
 
 _LEAD_S = 0.5
 """From the last worker's being ready to the start."""

@@ -12,8 +12,8 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any, Self
 
-from loadtest.interruption import held_back
-from loadtest.worker import Done, Failed, Go, Prepare, Quit, Ready, Stop, Tell, work
+from loadtest.driving.interruption import held_back
+from loadtest.driving.worker import Done, Failed, Go, Prepare, Quit, Ready, Stop, Tell, work
 
 _POLL_S = 0.2
 _QUIT_S = 5.0

@@ -8,11 +8,11 @@ is under their outcome.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from loadtest.editor import accepted_chars
+from loadtest.driving.editor import accepted_chars
+from loadtest.driving.record import WHOLE, Outcome, Record
 from loadtest.part import Part, Tally
-from loadtest.record import WHOLE, Outcome, Record
-from loadtest.scenario import CriteriaSettings
-from loadtest.schedule import Trigger, TypedSession
+from loadtest.traffic.scenario import CriteriaSettings
+from loadtest.traffic.schedule import Trigger, TypedSession
 
 ABUSER = "abuser-"
 """What their names begin with."""

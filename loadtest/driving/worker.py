@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from loadtest.documents import DocumentsError
-from loadtest.driver import DRAIN_S, Driver, Ears, lead_in
+from loadtest.driving.driver import DRAIN_S, Driver, Ears, lead_in
+from loadtest.driving.record import RunClock
+from loadtest.driving.recorder import Recorder
 from loadtest.metrics import MetricsError
 from loadtest.part import Part
-from loadtest.record import RunClock
-from loadtest.recorded import RecordedError
-from loadtest.recorder import Recorder
-from loadtest.scenario import Scenario
-from loadtest.schedule import Schedule, make_schedule
 from loadtest.targets import Asking, Editor, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
+from loadtest.traffic.documents import DocumentsError
+from loadtest.traffic.recorded import RecordedError
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import Schedule, make_schedule
 
 _TELLS_EVERY_S = 0.5
 _COLLECT_AFTER = 50_000

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from loadtest.editor import CompletionCache
-from loadtest.record import Outcome, Record, Result, RunClock
-from loadtest.schedule import Event, Schedule, TypedRequest, TypedSession
+from loadtest.driving.editor import CompletionCache
+from loadtest.driving.record import Outcome, Record, Result, RunClock
 from loadtest.targets import Editor, Target, TargetError
+from loadtest.traffic.schedule import Event, Schedule, TypedRequest, TypedSession
 
 DRAIN_S = 3.0
 """How long after a schedule's end its last answers may take."""

@@ -1,0 +1,1 @@
+"""What a person can ask for: one module for each group of commands."""
