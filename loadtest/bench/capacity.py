@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from loadtest.bench.contest import PAUSE_S
 from loadtest.driving.driver import lead_in
-from loadtest.driving.record import WHOLE, Outcome, Record, RunClock
 from loadtest.targets import Editor, Target, TargetError
+from loadtest.targets.record import WHOLE, Outcome, Record, RunClock
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import Schedule, TypedSession, make_schedule
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from loadtest.bench.figures import percentile, rounded
 from loadtest.driving.driver import Run
-from loadtest.driving.record import Outcome, Result
+from loadtest.targets.record import Outcome, Result
 
 SCHEDULER, PLAIN, VLLM_SERVE = "scheduler", "plain", "vllm serve"
 """The targets."""

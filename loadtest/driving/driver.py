@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from loadtest.driving.editor import CompletionCache
-from loadtest.driving.record import Outcome, Record, Result, RunClock
 from loadtest.targets import Editor, Target, TargetError
+from loadtest.targets.editor import CompletionCache
+from loadtest.targets.record import Outcome, Record, Result, RunClock
 from loadtest.traffic.schedule import Event, Schedule, TypedRequest, TypedSession
 
 DRAIN_S = 3.0

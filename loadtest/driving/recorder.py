@@ -8,9 +8,9 @@ is under their outcome.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from loadtest.driving.editor import accepted_chars
-from loadtest.driving.record import WHOLE, Outcome, Record
 from loadtest.part import Part, Tally
+from loadtest.targets.editor import accepted_chars
+from loadtest.targets.record import WHOLE, Outcome, Record
 from loadtest.traffic.scenario import CriteriaSettings
 from loadtest.traffic.schedule import Trigger, TypedSession
 

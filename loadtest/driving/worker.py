@@ -14,13 +14,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from loadtest.driving.driver import DRAIN_S, Driver, Ears, lead_in
-from loadtest.driving.record import RunClock
 from loadtest.driving.recorder import Recorder
 from loadtest.metrics import MetricsError
 from loadtest.part import Part
 from loadtest.targets import Asking, Editor, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
+from loadtest.targets.record import RunClock
 from loadtest.traffic.documents import DocumentsError
 from loadtest.traffic.recorded import RecordedError
 from loadtest.traffic.scenario import Scenario

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import parse_qsl
 
-from loadtest.driving.record import Record
+from loadtest.targets.record import Record
 from loadtest.traffic.schedule import Schedule
 
 _COMMON_OPTIONS = ("metrics",)

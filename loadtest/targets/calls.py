@@ -3,8 +3,8 @@
 import asyncio
 from abc import ABC, abstractmethod
 
-from loadtest.driving.record import Outcome, Record
 from loadtest.targets import Asking
+from loadtest.targets.record import Outcome, Record
 from loadtest.traffic.schedule import TypedRequest
 
 DROPPED = "the connection was dropped"

@@ -3,10 +3,10 @@
 import grpc
 
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.driving.record import Outcome, Record
 from loadtest.targets import Asking
 from loadtest.targets.calls import CallEditor
 from loadtest.targets.lines import Line
+from loadtest.targets.record import Outcome, Record
 from loadtest.targets.wire import Voice, take_end
 
 

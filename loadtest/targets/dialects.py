@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from loadtest.driving.record import Outcome, Record
 from loadtest.targets import TargetError, TargetSpec
+from loadtest.targets.record import Outcome, Record
 from loadtest.traffic.schedule import TypedRequest
 
 _DATA = b"data:"

@@ -9,10 +9,10 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.driving.editor import Backoff, is_typed_along
-from loadtest.driving.record import NOT_CONNECTED, Outcome, Record
 from loadtest.targets import Asking, TargetError
+from loadtest.targets.editor import Backoff, is_typed_along
 from loadtest.targets.lines import Line
+from loadtest.targets.record import NOT_CONNECTED, Outcome, Record
 from loadtest.targets.wire import Voice, take_end
 
 if TYPE_CHECKING:

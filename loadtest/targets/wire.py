@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.driving.record import Outcome, Record, Stages
 from loadtest.targets import Asking
+from loadtest.targets.record import Outcome, Record, Stages
 from loadtest.traffic.schedule import Trigger, TypedSession
 
 _OUTCOMES = {

@@ -6,19 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.loadtest.typed import request, schedule
 
 from loadtest.driving.driver import Driver, Ears
 from loadtest.driving.interruption import Interruption
-from loadtest.driving.record import RunClock
 from loadtest.driving.recorder import Recorder
 from loadtest.driving.run import Progress, run_scenario
 from loadtest.part import Part
 from loadtest.targets import Asking, parse_target
 from loadtest.targets.grpc import GrpcTarget
+from loadtest.targets.record import RunClock
 from loadtest.traffic.scenario import CriteriaSettings, Scenario
 from loadtest.traffic.schedule import Schedule
 from tests.loadtest.golden import Books, golden_server, numbers_of
+from tests.unit.loadtest.typed import request, schedule
 
 PERCENTS = (50, 90, 95, 99)
 FREEZE_S = 2.0

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from tests.unit.loadtest.typed import PREFIX, schedule
 
 from loadtest.driving.driver import drive
 from loadtest.targets import Asking, parse_target
 from loadtest.targets.http import HttpTarget
 from loadtest.traffic.schedule import Schedule
+from tests.unit.loadtest.typed import PREFIX, schedule
 
 HELD_S = 60.0
 

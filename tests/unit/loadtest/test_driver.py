@@ -13,19 +13,19 @@ import grpc
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from tests.unit.loadtest.typed import GOES_ON, schedule
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
 from loadtest.bench.capacity import completions_per_s, measure_capacity
 from loadtest.driving.driver import Driver, Ears, drive
-from loadtest.driving.record import Outcome, Record, Result, RunClock
 from loadtest.metrics import MetricsError, sum_counter
 from loadtest.targets import Asking, TargetError, TargetSpec, lines
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
+from loadtest.targets.record import Outcome, Record, Result, RunClock
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import OPENING_SEQUENCE, Event, Schedule, Trigger
+from tests.unit.loadtest.typed import GOES_ON, schedule
 
 METRICS = """
 # TYPE vllm:generation_tokens_total counter

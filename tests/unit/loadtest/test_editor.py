@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.loadtest.typed import request
 
-from loadtest.driving.editor import Backoff, CompletionCache, accepted_chars, common_chars, is_typed_along
+from loadtest.targets.editor import Backoff, CompletionCache, accepted_chars, common_chars, is_typed_along
 from loadtest.traffic.schedule import Text, TypedRequest
+from tests.unit.loadtest.typed import request
 
 
 def at(before: str, end: int) -> TypedRequest:

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.loadtest.typed import GOES_ON, request, schedule
 
-from loadtest.driving.record import Outcome, Record, RunClock, Stages
 from loadtest.driving.recorder import Recorder
 from loadtest.part import Part
+from loadtest.targets.record import Outcome, Record, RunClock, Stages
 from loadtest.traffic.scenario import CriteriaSettings
 from loadtest.traffic.schedule import Trigger, TypedSession
+from tests.unit.loadtest.typed import GOES_ON, request, schedule
 
 NUM_ERRORS = 20
 

@@ -5,7 +5,6 @@ import math
 
 import pytest
 from rich.console import Console
-from tests.unit.loadtest.typed import result
 
 from loadtest.bench.scheduler_report import (
     PLAIN,
@@ -21,7 +20,8 @@ from loadtest.bench.scheduler_report import (
     print_tables,
 )
 from loadtest.driving.driver import Run
-from loadtest.driving.record import Outcome
+from loadtest.targets.record import Outcome
+from tests.unit.loadtest.typed import result
 
 CRITERIA = Criteria(within_s=0.25, before_next_key_s=0.25)
 

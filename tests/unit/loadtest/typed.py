@@ -2,7 +2,7 @@
 
 import math
 
-from loadtest.driving.record import Outcome, Result
+from loadtest.targets.record import Outcome, Result
 from loadtest.traffic.schedule import OPENING_SEQUENCE, Schedule, Text, Trigger, TypedRequest, TypedSession
 
 PREFIX = "x = "
