@@ -18,6 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from completion_server import __version__
 from completion_server.admission.fair_use import FairUse
 from completion_server.admission.gate import Gate, Readiness
+from completion_server.admission.strain import Strain
 from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import ConfigError, UnavailableError
@@ -131,6 +132,7 @@ class App:
         self._engine = SupervisedEngine(make_engine, config.engine, self._clock, self._engine_changed)
         self._metrics = Metrics(registry)
         self._runner = make_runner(config, self._clock, self._metrics.work_stopped)
+        self._strain = Strain(config.shed.lag_ms / 1000, self._clock, self._metrics.loop_lagged)
         self._drain_requested = asyncio.Event()
         self._grace_s = config.server.grace_s
         self._tasks: set[asyncio.Task[None]] = set()
@@ -190,6 +192,7 @@ class App:
             # In this order: the engine says that it is ready only when the runner takes requests.
             runner = group.create_task(self._runner.run())
             watch = group.create_task(self._engine.run())
+            strain = group.create_task(self._strain.run())
             await asyncio.sleep(0)
             on_ready()
             await self._drain_requested.wait()
@@ -202,8 +205,8 @@ class App:
             self._runner.end_all_nowait(self._cut_short())
             servicer.close_sessions()
             await public.stop(_CLOSE_S)
-            watch.cancel()
-            runner.cancel()
+            for task in (watch, strain, runner):
+                task.cancel()
 
     def _cut_short(self) -> Outcome:
         """Return what becomes of requests that did not finish in time."""
@@ -224,6 +227,7 @@ class App:
             budget_s=self._config.shed.budget_ms / 1000,
             retry_after_ms=self._config.admission.retry_after_ms,
             delta_pause_s=self._config.server.delta_pause_ms / 1000,
+            strain=self._strain,
         )
 
     def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> Listener | None:

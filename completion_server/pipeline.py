@@ -7,11 +7,12 @@ import math
 
 from completion_server.admission.fair_use import FairUse
 from completion_server.admission.gate import Gate
+from completion_server.admission.strain import Strain
 from completion_server.completion import Completion, Prompts, Rooms
 from completion_server.core.clock import Clock
 from completion_server.core.events import Observer
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
-from completion_server.core.request import Request
+from completion_server.core.request import Request, Trigger
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.scheduling.claim import Claim
 from completion_server.scheduling.runner import Runner
@@ -35,6 +36,7 @@ class Pipeline:
         budget_s: float,
         retry_after_ms: int = 1000,
         delta_pause_s: float = 0.0,
+        strain: Strain | None = None,
     ) -> None:
         """Join the rooms. A first token later than `budget_s` after receipt is worth nothing."""
         self.gate = gate
@@ -46,6 +48,8 @@ class Pipeline:
         self._rooms = Rooms(runner, prompts, engine, clock, observer, retry_after_ms, delta_pause_s)
         self._settings = scheduling
         self._budget_s = budget_s
+        self._strain = strain or Strain(0.0, clock)
+        self._retry_after_ms = retry_after_ms
 
     def open(self, request: Request) -> Completion:
         """Take a request in and return its answer, perhaps already ended.
@@ -60,6 +64,8 @@ class Pipeline:
         wait_s = self._fair_use.wait_s(_owner(request), now)
         if wait_s:
             completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, math.ceil(wait_s * 1000)))
+        elif request.trigger is not Trigger.EXPLICIT and self._strain.is_behind(now):
+            self.runner.refuse_nowait(completion, Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self._retry_after_ms))
         else:
             self.runner.submit_nowait(completion, takes_over=self._settings.typing_through)
         return completion

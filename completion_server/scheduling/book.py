@@ -207,6 +207,16 @@ class Book:
         self._watch(entry)
         return actions + self._fill(now)
 
+    def refuse(self, claim: Claim, outcome: Outcome, now: float) -> list[Action]:
+        """End a new request at once, and the lane's older one with it: its user has typed on."""
+        entry = _Entry(claim, queued_at=now)
+        holder = self._entries.get(self._lanes.get(entry.lane, ""))
+        if holder is None:
+            return [End(claim.id, outcome)]
+        if self._is_stale(entry, holder, now):
+            return [End(claim.id, SUPERSEDED)]
+        return [*self._end(holder, SUPERSEDED, now), End(claim.id, outcome)]
+
     def end(self, request_id: str, outcome: Outcome, now: float) -> list[Action]:
         """End a live request from outside. One that is not live any more has had its End: nothing to do."""
         entry = self._entries.get(request_id)

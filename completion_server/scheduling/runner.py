@@ -101,6 +101,12 @@ class Runner:
         self._idle.clear()
         self._carry_out(self._book.submit(claim, self._clock.now(), heir_of=heir_of))
 
+    def refuse_nowait(self, work: Work, outcome: Outcome) -> None:
+        """End a request that there is no room for, and the older one that it makes stale."""
+        self._works[work.claim.id] = work
+        self._idle.clear()
+        self._carry_out(self._book.refuse(work.claim, outcome, self._clock.now()))
+
     def cancel_nowait(self, request_id: str, outcome: Outcome = CANCELLED) -> None:
         """End a request; nothing happens where it has ended."""
         self._carry_out(self._book.end(request_id, outcome, self._clock.now()))

@@ -46,10 +46,13 @@ class ShedSettings:
     when: Literal["never", "late", "predicted"] = "late"
     """When a request is given up: never, when it can't make its budget any more, or also on arrival if by prediction
     it won't."""
+    lag_ms: float = 50.0
+    """When handling what came in takes the process longer than this, so that everybody gets late, automatic requests
+    and prefetches are shed as they come; 0 never does."""
     as_status: bool = False
     """Whether a shed `Complete` call fails with RESOURCE_EXHAUSTED, as load balancers expect, instead of ending with an
     empty completion."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_at_least(self, budget_ms=1)
+        require_at_least(self, budget_ms=1, lag_ms=0)

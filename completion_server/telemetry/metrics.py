@@ -81,6 +81,12 @@ class Metrics:
             buckets=BUCKETS_S,
             registry=registry,
         )
+        self._lag = Histogram(
+            "completion_loop_lag_seconds",
+            "By how much the event loop comes late to what is due: what everything in this process waits.",
+            buckets=BUCKETS_S,
+            registry=registry,
+        )
         # Looking a series up by its labels costs more than counting, and it is done twenty times for a request.
         self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
@@ -150,6 +156,10 @@ class Metrics:
     def work_stopped(self, seconds: float) -> None:
         """Work that was aborted went on for so long."""
         self._stopping.observe(seconds)
+
+    def loop_lagged(self, seconds: float) -> None:
+        """The event loop came this late to what was due."""
+        self._lag.observe(seconds)
 
     def feedback_reported(self, feedback: Feedback) -> None:
         """See Observer."""

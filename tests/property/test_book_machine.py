@@ -24,6 +24,7 @@ from completion_server.scheduling.claim import Claim
 from completion_server.scheduling.order import ORDERS
 
 STOPPED = Outcome(FinishReason.STOP)
+REFUSED = Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED)
 SECONDS = st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.3, 1.0, 3.0])
 
 
@@ -145,6 +146,18 @@ class BookMachine(RuleBasedStateMachine):
             assert request_id in self.working, "who could have had a free slot was refused"
         elif holder is not None:
             assert request_id not in self.ends, "who takes another's place was refused"
+        return request_id
+
+    @rule(target=ids, user=st.integers(0, 2), session=st.integers(0, 1), sequence=st.integers(0, 5))
+    def refuse(self, user: int, session: int, sequence: int) -> str:
+        request_id = f"r{len(self.claims)}"
+        claim = Claim(request_id, f"u{user}", f"s{session}", sequence, Trigger.AUTOMATIC, arrived_at=self.now)
+        holder = next((each for each in self.live() if self.lane(each) == self.lane(claim)), None)
+        is_stale = holder is not None and self.is_stale(claim, holder)
+        self.claims[request_id] = claim
+        self.carry_out(self.book.refuse(claim, REFUSED, self.now))
+        assert self.ends[request_id] == (SUPERSEDED if is_stale else REFUSED)
+        assert holder is None or (holder.id in self.ends) is not is_stale
         return request_id
 
     @rule(request_id=ids)

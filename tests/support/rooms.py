@@ -11,6 +11,7 @@ from typing import Any
 
 from completion_server.admission.fair_use import FairUse
 from completion_server.admission.gate import AdmissionSettings, Gate
+from completion_server.admission.strain import Strain
 from completion_server.completion import Completion
 from completion_server.core.clock import Clock
 from completion_server.core.errors import Code
@@ -117,6 +118,7 @@ async def house(
     scheduling: SchedulingSettings | None = None,
     fair_use: FairUse | None = None,
     book: Book | None = None,
+    strain: Strain | None = None,
 ) -> AsyncIterator[House]:
     """Run a pipeline, by default with four slots and without haste, and check that nothing is left in it."""
     gate, watcher, prompts = Gate(AdmissionSettings()), Watcher(), prompts or Prompts()
@@ -136,6 +138,7 @@ async def house(
         observer=watcher,
         scheduling=scheduling or SchedulingSettings(),
         budget_s=10,
+        strain=strain,
     )
     opened = House(pipeline, watcher, prompts, engine.current)
     yield opened

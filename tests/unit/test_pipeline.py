@@ -3,8 +3,10 @@
 import asyncio
 import itertools
 import threading
+from dataclasses import dataclass
 
 from completion_server.admission.fair_use import FairUse
+from completion_server.admission.strain import Strain
 from completion_server.core.clock import Deadline, MonotonicClock
 from completion_server.core.outcome import Delta, End, FinishReason, ShedReason
 from completion_server.core.request import Caller, Trigger
@@ -14,6 +16,14 @@ from completion_server.scheduling.settings import SchedulingSettings
 from tests.support.rooms import House, house, in_virtual_time, read
 
 CLOCK = MonotonicClock()
+
+
+@dataclass(frozen=True)
+class StoppedClock:
+    at: float
+
+    def now(self) -> float:
+        return self.at
 
 
 def quick_engine() -> Engine:
@@ -85,6 +95,24 @@ def test_who_waits_as_long_as_it_was_told_is_served() -> None:
         assert (await read(opened.open("r3", "x"))).reason is FinishReason.LENGTH
 
     in_virtual_time(scenario, slow_engine, fair_use=FairUse(20, 1))
+
+
+def test_where_the_process_is_behind_only_who_asked_for_it_is_served() -> None:
+    strain = Strain(0.05, StoppedClock(-1.0))  # looked at the clock a second before it all began
+
+    async def scenario(opened: House) -> None:
+        explicit = opened.open("explicit", "x", trigger=Trigger.EXPLICIT)
+        other = Caller("another", "s")
+        refused = await read(opened.open("refused", "x", caller=other))
+        assert (refused.text, refused.reason) == ("", FinishReason.SHED)
+        assert refused.end.outcome.shed_reason is ShedReason.OVERLOAD
+        await read(opened.open("newer", "xy", trigger=Trigger.AUTOMATIC))
+        assert (await read(explicit)).reason is FinishReason.SUPERSEDED  # its user has typed on
+        strain._clock = opened.pipeline.clock
+        strain.look()
+        assert (await read(opened.open("later", "x", caller=other))).reason is FinishReason.LENGTH
+
+    in_virtual_time(scenario, slow_engine, strain=strain)
 
 
 def test_an_unnamed_user_is_its_session_and_tenants_are_apart() -> None:

@@ -1,0 +1,29 @@
+"""The strain of an event loop, on a clock that is set."""
+
+from completion_server.admission.strain import Strain
+
+
+class SetClock:
+    def __init__(self) -> None:
+        self.at = 5.0
+
+    def now(self) -> float:
+        return self.at
+
+
+def test_a_long_turn_is_strain_until_the_next_one_begins() -> None:
+    clock, lags = SetClock(), []
+    strain = Strain(0.05, clock, lags.append)
+    assert [strain.is_behind(5.0 + seconds) for seconds in (0.0, 0.05, 0.0599, 0.0601, 9.0)] == [
+        False, False, False, True, True,
+    ]  # fmt: skip
+    clock.at = 5.2
+    strain.look()
+    assert not strain.is_behind(5.2)
+    clock.at = 5.205
+    strain.look()
+    assert [round(lag, 6) for lag in lags] == [0.19, 0.0]
+
+
+def test_without_a_limit_nothing_is_strain() -> None:
+    assert not Strain(0.0, SetClock()).is_behind(1e9)
