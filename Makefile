@@ -9,7 +9,8 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check proto docs lock lock-cuda models bench-overhead bench-engine bench-prompt bench-scheduler clean
+.PHONY: help serve test check proto docs lock lock-cuda models clean \
+	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -54,8 +55,17 @@ bench-engine: $(VENV)/installed ## Speculation, INT8 and the prefix cache, each 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
 	@$(BIN)/python -m loadtest.bench.prompt_replay
 
+# Speculation does not pay with the embedded pair on two cores (make bench-engine), so nobody would run it there.
+BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
+
 bench-scheduler: $(VENV)/installed ## How editors fare as people type, at half to four times what the engine can serve.
-	@$(BIN)/python -m loadtest.bench.scheduler
+	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER)
+
+bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end, beside a bare gRPC server.
+	@$(BIN)/python -m loadtest.bench.sessions
+
+bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/images/peers.svg.
+	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
 	rm -rf .venv .venv-cuda build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -59,6 +59,7 @@ from loadtest.bench.vllm_serve import VllmServe
 from loadtest.driving.driver import drive
 from loadtest.metrics import MetricsError
 from loadtest.processes import StartError, end_on_sigterm
+from loadtest.report.curve import curve_svg
 from loadtest.targets import Asking, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
@@ -139,10 +140,18 @@ class Contest:
     "--cancel-at-key/--no-cancel-at-key", default=True, help="Whether the scheduler's editors cancel at the key."
 )
 @click.option("--lead-in/--no-lead-in", "has_lead_in", default=True, help="Whether documents are known beforehand.")
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw seen/s against load into this SVG file."
+)
 @click.option("--quick", is_flag=True, help="One short round, to see that all of it works.")
 @click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
 def main(
-    config: Path, overrides: tuple[str, ...], quick: bool, as_json_only: bool, **options: Unpack[_Options]
+    config: Path,
+    overrides: tuple[str, ...],
+    picture: Path | None,
+    quick: bool,
+    as_json_only: bool,
+    **options: Unpack[_Options],
 ) -> None:
     """Measure how editors fare at several loads. The last line is a JSON object.
 
@@ -161,6 +170,8 @@ def main(
         )
     except (DocumentsError, StartError, CommandError, TargetError, MetricsError) as error:
         raise click.ClickException(str(error)) from error
+    if picture is not None:
+        _draw(contest, options, picture)
     _report(contest, options, console, as_json_only=as_json_only)
 
 
@@ -261,6 +272,24 @@ def _report(contest: Contest, options: _Options, console: Console, *, as_json_on
         report.print(f"The engine can serve {contest.completions_per_s:.1f} completions/s.")
         print_tables(found, headlines, report)
     click.echo(json.dumps(headlines | _details(contest, options) | {"loads": as_json(found)}))
+
+
+def _draw(contest: Contest, options: _Options, picture: Path) -> None:
+    found = figures(contest.results, Criteria(options["within_ms"] / 1000, options["before_next_key_ms"] / 1000))
+    names = {
+        SCHEDULER: "this server",
+        VLLM_SERVE: "vllm serve, editors hang up at each key",
+        PLAIN: "its scheduler off",
+    }
+    series = {
+        label: [(load, by_target[name].seen_per_s) for load, by_target in sorted(found.items())]
+        for name, label in names.items()
+    }
+    x_label = (
+        f"requests/s, in multiples of the {contest.completions_per_s:.0f} whole completions/s that the engine serves"
+    )
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.write_text(curve_svg(series, x_label, "completions seen per second", "People who type"), encoding="utf-8")
 
 
 def _details(contest: Contest, options: _Options) -> dict[str, Any]:

@@ -8,7 +8,7 @@ The real front end, with the scheduler and metrics on, in front of the scripted 
   waited for a slot and for the engine's first token.
 - CPU is the server process's own, while requests come, the scripted engine's included.
 - Memory is what the process holds at the end, less what it held when ready, for each session.
-- The bare server gets the same traffic before and after, and answers with as many messages for each request.
+- The bare server then gets the same traffic, and answers with as many messages for each request.
 """
 
 import json
@@ -34,7 +34,6 @@ from loadtest.processes import Child, StartError, end_on_sigterm
 from loadtest.report.figures import figures, reasons_invalid
 from loadtest.targets import TargetError, parse_target
 from loadtest.traffic.scenario import Scenario, ScenarioError
-from loadtest.traffic.sections import EventSettings
 
 OVERRIDES = (
     "engine.kind=scripted",
@@ -51,6 +50,7 @@ _MIB = 1024 * 1024
 
 class _Options(TypedDict):
     sessions: tuple[int, ...]
+    rates: tuple[float, ...]
     seconds: float
     workers: int
     connections: int
@@ -112,7 +112,7 @@ class Measured:
         sessions = self.scenario.sessions
         return {
             "sessions": sessions,
-            "requests_per_s": found["sent_per_s"],
+            "requests_per_s": found["offered_per_s"],
             "errors": self.part.total.counters["errors"],
             "front_end_ttft_p50_ms": found["front_end_ms_p50"],
             "front_end_ttft_p99_ms": found["front_end_ms_p99"],
@@ -139,6 +139,15 @@ class Measured:
 @click.option(
     "--sessions", type=click.IntRange(1), multiple=True, default=(10_000,), show_default=True, help="May be repeated."
 )
+@click.option(
+    "--requests-per-s",
+    "rates",
+    type=click.FloatRange(1),
+    multiple=True,
+    default=(1500.0, 750.0),
+    show_default=True,
+    help="Asked by all editors together: how long they are away between spells of typing follows. May be repeated.",
+)
 @click.option("--seconds", type=click.FloatRange(5), default=60.0, show_default=True, help="Of traffic.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes of the generator.")
 @click.option(
@@ -152,17 +161,21 @@ class Measured:
 @click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
 @click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
 def main(config: Path, overrides: tuple[str, ...], as_json_only: bool, **options: Unpack[_Options]) -> None:
-    """Measure the front end. The last line is a JSON object: the largest number of sessions, and under "runs" all.
+    """Measure the front end. The last line is a JSON object: the first run, and under "runs" all of them.
 
     \b
     Example:
-        python -m loadtest.bench.sessions --seconds 300
-        python -m loadtest.bench.sessions --sessions 100 --sessions 1000 --sessions 5000 --sessions 10000
+        python -m loadtest.bench.sessions --seconds 300 --requests-per-s 750
+        python -m loadtest.bench.sessions --sessions 12000 --storm
     """
     end_on_sigterm()
     console = Console(stderr=True)
     try:
-        runs = [_measure(config, overrides, sessions, options, console) for sessions in options["sessions"]]
+        runs = [
+            _measure(config, overrides, _scenario(sessions, rate, options), options, console)
+            for sessions in options["sessions"]
+            for rate in options["rates"]
+        ]
     except (ScenarioError, StartError, CommandError, TargetError, CheckError) as error:
         raise click.ClickException(str(error)) from error
     found = [{name: rounded(value) for name, value in run.figures().items()} for run in runs]
@@ -171,24 +184,29 @@ def main(config: Path, overrides: tuple[str, ...], as_json_only: bool, **options
             console.print(f"{run.scenario.sessions:,} sessions: not valid: {reason}", style="red")
     if not as_json_only:
         _print(found)
-    largest = max(found, key=lambda each: each["sessions"] or 0)
-    click.echo(json.dumps(largest | {"scenario": runs[0].scenario.name, "seconds": options["seconds"], "runs": found}))
+    click.echo(json.dumps(found[0] | {"scenario": runs[0].scenario.name, "seconds": options["seconds"], "runs": found}))
 
 
-def _scenario(sessions: int, options: _Options) -> Scenario:
-    scenario = Scenario.load("editors-10k").scaled(
-        sessions=sessions, duration_s=options["seconds"], seed=options["seed"]
-    )
-    if not options["storm"]:
-        return scenario
-    storm = EventSettings(kind="reconnect", at_s=options["seconds"] / 2)
-    return scenario.model_copy(update={"events": (storm,)})
+def _scenario(sessions: int, requests_per_s: float, options: _Options) -> Scenario:
+    """Return the packaged scenario with editors that are away for as long as makes the rate."""
+    scenario = Scenario.load("editors-10k")
+    while_typing = scenario.session_requests_per_s / (1 - scenario.typing.away_share)
+    away_share = 1 - requests_per_s / sessions / while_typing
+    if away_share < 0:
+        msg = f"requests-per-s: {sessions} editors ask at most {sessions * while_typing:.0f}, got {requests_per_s:g}"
+        raise ScenarioError(msg)
+    tree = scenario.model_dump() | {"sessions": sessions, "duration_s": options["seconds"], "seed": options["seed"]}
+    tree["typing"]["away_share"] = away_share
+    if options["storm"]:
+        tree["events"] = ({"kind": "reconnect", "at_s": options["seconds"] / 2},)
+    return Scenario.of(tree)
 
 
-def _measure(config: Path, overrides: Sequence[str], sessions: int, options: _Options, console: Console) -> Measured:
-    scenario = _scenario(sessions, options)
-    quick = scenario.scaled(duration_s=min(_MOST_BARE_S, options["seconds"] * _BARE_SHARE))
-    quick = quick.model_copy(update={"events": ()})
+def _measure(
+    config: Path, overrides: Sequence[str], scenario: Scenario, options: _Options, console: Console
+) -> Measured:
+    calm = scenario.model_copy(update={"events": ()})
+    quick = calm.scaled(duration_s=min(_MOST_BARE_S, options["seconds"] * _BARE_SHARE))
     with ExitStack() as stack:
         server = ServerProcess(config, (*OVERRIDES, *overrides), has_metrics=True)
         stack.callback(server.stop)
