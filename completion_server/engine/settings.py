@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 from completion_server.core.checks import require_at_least, require_positive
 
+_MAX_NICE = 19
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -37,6 +39,9 @@ class EngineSettings:
     enforce_eager: bool | None = None
     """Whether to skip compilation and CUDA graphs; None skips them on a CPU only, where they cost more start-up
     time than a small model gives back."""
+    nice: int | None = None
+    """How much less the engine's processes count than the server where they want the same cores, 0 to 19; None is 5
+    where it computes on a CPU, since it is never idle there and the server would wait for its turn, and 0 elsewhere."""
     cpu_kv_cache_gib: int = 1
     """Memory for the KV cache where the engine runs on a CPU."""
     trust_remote_code: bool = False
@@ -61,6 +66,9 @@ class EngineSettings:
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
         require_at_least(self, scripted_acceptance=0, num_speculative_tokens=0, max_num_seqs=1, tensor_parallel_size=1)
+        if self.nice is not None and not 0 <= self.nice <= _MAX_NICE:
+            msg = f"nice: must be from 0 to {_MAX_NICE}, got {self.nice}"
+            raise ValueError(msg)
         require_positive(self, "start_timeout_s", "hang_timeout_s")
         if not 0 < self.restart_backoff_min_s <= self.restart_backoff_max_s:
             msg = "restart_backoff_min_s: must be above 0 and at most restart_backoff_max_s"

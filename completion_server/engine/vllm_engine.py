@@ -25,6 +25,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.vllm_process import yield_to_server
 
 T = TypeVar("T")
 
@@ -36,6 +37,8 @@ _OWN_KEYS = (
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
 """vLLM's finish reasons in the interface's words; with any other ("abort", "error") it gave a generation up."""
+
+_NICE_ON_A_CPU = 5
 
 _STOP_GRACE_S = 10.0
 """How long a core may take to end by itself; one that hangs is killed after it."""
@@ -207,6 +210,8 @@ class VllmEngine:
         )
 
     def _load(self) -> AsyncLLM:
+        nice = self._settings.nice
+        yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
         args = AsyncEngineArgs(**engine_args(self._settings))
         return AsyncLLM.from_engine_args(args, stat_loggers=[self._make_stats])
 

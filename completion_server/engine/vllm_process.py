@@ -12,7 +12,15 @@ from multiprocessing import parent_process
 ENABLE_ENV = "COMPLETION_SERVER_ENGINE_CHILD"
 """Set by the server for the processes it starts: the plugin does nothing in anybody else's vLLM."""
 
+NICE_ENV = "COMPLETION_SERVER_ENGINE_NICE"
+"""How much less than the server's own these processes count where they all want the same cores."""
+
 _PARENT_POLL_S = 1.0
+
+
+def yield_to_server(nice: int) -> None:
+    """Have the engine's processes, when they start, let others go first: 0 to 19, as in nice(1)."""
+    os.environ[NICE_ENV] = str(nice)
 
 
 def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
@@ -42,6 +50,7 @@ def register() -> None:
     if ENABLE_ENV not in os.environ or parent_process() is None:
         return
     os.setpgid(0, 0)
+    os.nice(int(os.environ.get(NICE_ENV, "0")))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="parent-watch").start()
 
 

@@ -74,7 +74,7 @@ class Runner:
         """The request that each task works for now: another's than it began for, where that took it over."""
         self._aborted_at: dict[str, float] = {}
         self._group: asyncio.TaskGroup | None = None
-        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._armed_for = float("inf")
         self._idle = asyncio.Event()
         self._idle.set()
@@ -142,26 +142,28 @@ class Runner:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                while True:
-                    await self._sleep_until_tick()
-                    self._carry_out(self._book.tick(self._clock.now()))
+                self._arm()
+                await asyncio.get_running_loop().create_future()
         finally:
             self._group = None
-
-    async def _sleep_until_tick(self) -> None:
-        at = self._book.next_tick
-        self._armed_for = float("inf") if at is None else at
-        self._wake.clear()
-        try:
-            async with asyncio.timeout(None if at is None else max(0.0, at - self._clock.now())):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+            if self._timer is not None:
+                self._timer.cancel()
 
     def _arm(self) -> None:
+        """Have `_tick` called in time. Where it comes early, because what it was for has ended, it costs little."""
         at = self._book.next_tick
-        if at is not None and at < self._armed_for:
-            self._wake.set()
+        if at is None or at >= self._armed_for:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_for = at
+        delay_s = max(0.0, at - self._clock.now())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._armed_for = None, float("inf")
+        if self._group is not None:
+            self._carry_out(self._book.tick(self._clock.now()))
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:

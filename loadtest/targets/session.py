@@ -133,9 +133,6 @@ class SessionEditor:
         if channel is not self._line.channel():
             return  # sent to another host meanwhile
         self._open(channel)
-        if self._lost_at_s is not None:
-            self._log.reconnects_s.append(asyncio.get_running_loop().time() - self._lost_at_s)
-            self._lost_at_s = None
 
     def _open(self, channel: grpc.aio.Channel) -> None:
         stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
@@ -150,6 +147,8 @@ class SessionEditor:
             return "the connection was dropped"
         pause_s = self._voice.session.reads_every_s
         try:
+            await call.initial_metadata()
+            self._note_back(call)
             while isinstance(response := await call.read(), pb.SessionResponse):
                 self._backoff.reset()
                 self._take(response)
@@ -163,6 +162,12 @@ class SessionEditor:
                 raise
             return "the connection was dropped"
         return "the stream ended"
+
+    def _note_back(self, call: "Call") -> None:
+        """The server has taken the stream up, or sent its first answer."""
+        if self._lost_at_s is not None and not call.done():
+            self._log.reconnects_s.append(asyncio.get_running_loop().time() - self._lost_at_s)
+            self._lost_at_s = None
 
     def _take(self, response: pb.SessionResponse) -> None:
         record = self._records.get(response.sequence)

@@ -65,6 +65,7 @@ class Golden(CompletionServiceServicer):
 
     async def Session(self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any) -> None:
         self.books.streams += 1
+        await context.send_initial_metadata(())
         stream = Stream(self, context)
         try:
             async for message in request_iterator:

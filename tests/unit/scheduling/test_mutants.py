@@ -101,7 +101,7 @@ RUNNER = (
     ),
     ("who parted is done", "if outcome is None and aborted_at is None:", "if False:"),
     ("work that was aborted counts as parted", "if outcome is None and aborted_at is None:", "if outcome is None:"),
-    ("nobody wakes for an earlier tick", "            self._wake.set()\n", "            pass\n"),
+    ("nobody wakes for an earlier tick", "if at is None or at >= self._armed_for:", "if at is None or self._timer:"),
 )
 TYPING_THROUGH = (
     ("what was typed is not compared", "if not newer.prefix.startswith(older.prefix):", "if False:"),

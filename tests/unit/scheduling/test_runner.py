@@ -299,6 +299,8 @@ def test_a_deadline_ends_what_runs_and_what_waits() -> None:
         waits = job("waits", seconds=100, deadline=Deadline(1.0))
         runner.submit_nowait(runs)
         runner.submit_nowait(waits)
+        await asyncio.sleep(1.0)
+        assert waits.reasons == ["deadline"]
         await runner.wait_idle()
         assert LoopClock().now() == 2.0
         assert (runs.reasons, waits.reasons) == (["deadline"], ["deadline"])
