@@ -1,5 +1,6 @@
 """That the tests beside this one can fail: each obvious mistake in the scheduler is noticed by at least one of them."""
 
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -12,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 HERE = Path(__file__).parent
 ROOM = "completion_server.scheduling"
@@ -144,6 +147,13 @@ def cases(module: ModuleType) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of the first test that fails where a module has this source, "" if all pass."""
+    try:
+        return _first_failure(module, source, monkeypatch)
+    finally:
+        gc.collect(1)  # what a mistake left lying about is not to be found during another test
+
+
+def _first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> str:
     with monkeypatch.context() as patch:
         for name in (f"{ROOM}.{module}", "checks"):
             patch.setitem(sys.modules, name, sys.modules.get(name, ModuleType(name)))
