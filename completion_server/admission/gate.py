@@ -20,8 +20,8 @@ class Readiness(Enum):
 class AdmissionSettings:
     """The `[admission]` section."""
 
-    max_sessions: int = 12_000
-    """Session streams that may be open at once."""
+    max_sessions: int = 16_000
+    """Session streams that may be open at once; leave room for editors that come back before their old stream has ended."""
     retry_after_ms: int = 1000
     """When a refused caller should ask again."""
     user_requests_per_s: float = 20.0

@@ -150,8 +150,15 @@ def sweep(
         out.write_text(json.dumps(found.as_json(), allow_nan=False) + "\n", encoding="utf-8")
     if html is not None:
         html.write_text(render_sweep(found), encoding="utf-8")
-    print_table(table(found), Console())
+    console = Console()
+    print_table(table(found), console if console.is_terminal else Console(width=_WIDTH))
+    for trouble in found.troubles():
+        console.print(trouble, style="red", markup=False, highlight=False)
     sys.exit(_sweep_exit(found))
+
+
+_WIDTH = 120
+"""Of tables where no terminal limits them."""
 
 
 class Runner:

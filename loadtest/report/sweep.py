@@ -79,6 +79,14 @@ class Sweep:
             "points": [each.as_json() for each in self.points],
         }
 
+    def troubles(self) -> list[str]:
+        """Return why runs say nothing of their target."""
+        return [
+            f"{each.target} at {each.sessions:,} sessions: INVALID, {reason}"
+            for each in self.points
+            for reason in each.invalid_because
+        ]
+
     def series(self, value: Callable[[Point], float]) -> dict[str, list[tuple[float, float]]]:
         """Return (sessions, value) of each target, by sessions; nan is left out."""
         found: dict[str, list[tuple[float, float]]] = {}
@@ -102,8 +110,10 @@ def table(sweep: Sweep) -> Table:
         usage = point.usage
         cells = [shown(name, point.figures.get(name)) for name in _COLUMNS]
         used = ["-", "-"] if usage is None else [f"{usage.cpu_cores:.2f}", shown_number(usage.peak_rss_bytes / _MIB)]
-        rows.append((point.target, f"{point.sessions:,}", *cells, *used, "; ".join(point.invalid_because) or "valid"))
-    headings = ("target", "sessions", *_COLUMNS.values(), "CPU cores", "memory, MiB", "run")
+        rows.append(
+            (point.target, f"{point.sessions:,}", *cells, *used, "invalid" if point.invalid_because else "valid")
+        )
+    headings = ("target", "sessions", *_COLUMNS.values(), "cores", "MiB", "run")
     return Table("Figures against sessions", headings, tuple(rows))
 
 
@@ -120,11 +130,7 @@ def render_sweep(sweep: Sweep) -> str:
         _picture("CPU", cpu, "cores", note=_growth(cpu, 1000, "cores per 1,000 sessions")),
         _picture("Memory", memory, "MiB", note=_growth(memory, 1024, "KiB per session")),
     ]
-    troubles = [
-        f"{each.target} at {each.sessions:,} sessions: INVALID, {reason}"
-        for each in sweep.points
-        for reason in each.invalid_because
-    ]
+    troubles = sweep.troubles()
     if sweep.interrupted:
         troubles.append("the sweep was interrupted; the figures are of what there is")
     name = sweep.scenario.get("name", "?")
