@@ -21,7 +21,7 @@ class AdmissionSettings:
     """The `[admission]` section."""
 
     max_sessions: int = 16_000
-    """Session streams that may be open at once; leave room for editors that come back before their old stream has ended."""
+    """Session streams that may be open at once, those included whose editors have just come back on another."""
     retry_after_ms: int = 1000
     """When a refused caller should ask again."""
     user_requests_per_s: float = 20.0
