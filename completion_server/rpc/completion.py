@@ -80,11 +80,13 @@ class CompletionServicer:
             self._pipeline.observer.request_refused(error.code)
             await abort(context, error)
         with permit:
-            await context.send_initial_metadata(())  # so that an editor that came back knows it
             stream = SessionStream(self._pipeline, self._limits, self._stall_timeout_s, context, user, tenant)
             self._sessions.add(stream)
             try:
+                await context.send_initial_metadata(())  # so that an editor that came back knows it
                 failure = await stream.run()
+            except CLIENT_GONE:
+                return
             finally:
                 self._sessions.discard(stream)
         if failure is not None:

@@ -90,6 +90,9 @@ class SessionStream:
             async with asyncio.TaskGroup() as group:
                 self._writing = group.create_task(self._write_all())
                 self._reading = group.create_task(self._read_all())
+                self._reading.add_done_callback(self._have_read)  # also where it never began
+                if self._is_closing:
+                    self._reading.cancel()
         except BaseExceptionGroup as failures:
             if failures.subgroup(TimeoutError):
                 reset(self._stall_timeout_s)
@@ -114,12 +117,12 @@ class SessionStream:
     # What comes in
 
     async def _read_all(self) -> None:
-        try:
-            while (message := await self._context.read()) is not grpc.aio.EOF:
-                await self._take(message)
-        finally:
-            self._is_read = True
-            self._wake()
+        while (message := await self._context.read()) is not grpc.aio.EOF:
+            await self._take(message)
+
+    def _have_read(self, _reading: "asyncio.Task[None]") -> None:
+        self._is_read = True
+        self._wake()
 
     async def _take(self, message: pb.SessionRequest | Malformed) -> None:
         if isinstance(message, Malformed):

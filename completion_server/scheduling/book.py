@@ -211,10 +211,11 @@ class Book:
         """End a new request at once, and the lane's older one with it: its user has typed on."""
         entry = _Entry(claim, queued_at=now)
         holder = self._entries.get(self._lanes.get(entry.lane, ""))
+        if holder is not None and self._is_stale(entry, holder, now):
+            return [End(claim.id, SUPERSEDED)]
+        self._sequences.note((entry.lane, claim.session), claim.sequence, now)
         if holder is None:
             return [End(claim.id, outcome)]
-        if self._is_stale(entry, holder, now):
-            return [End(claim.id, SUPERSEDED)]
         return [*self._end(holder, SUPERSEDED, now), End(claim.id, outcome)]
 
     def end(self, request_id: str, outcome: Outcome, now: float) -> list[Action]:

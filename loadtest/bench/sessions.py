@@ -27,6 +27,7 @@ from rich.table import Table
 from loadtest.bench.figures import report_console, rounded
 from loadtest.bench.server import CommandError, ServerProcess, config_options
 from loadtest.driving.checks import CheckError
+from loadtest.driving.crew import RunError
 from loadtest.driving.live import Live
 from loadtest.driving.run import Progress, run_scenario
 from loadtest.part import Part
@@ -176,7 +177,7 @@ def main(config: Path, overrides: tuple[str, ...], as_json_only: bool, **options
             for sessions in options["sessions"]
             for rate in options["rates"]
         ]
-    except (ScenarioError, StartError, CommandError, TargetError, CheckError) as error:
+    except (ScenarioError, StartError, CommandError, TargetError, CheckError, RunError) as error:
         raise click.ClickException(str(error)) from error
     found = [{name: rounded(value) for name, value in run.figures().items()} for run in runs]
     for run in runs:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import click
 from rich.console import Console
@@ -16,7 +16,19 @@ from loadtest.report.terminal import print_report
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+class _NewFile(click.Path):
+    """A file that can be written when the run is over: its folder is looked for before."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """Return the path. Fails where there is no such folder."""
+        path = Path(str(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            self.fail(f"there is no folder {path.parent}", param, ctx)
+        return path
+
+
+NEW_FILE = _NewFile(dir_okay=False, writable=True, path_type=Path)
 
 
 class Exit(IntEnum):
@@ -41,8 +53,8 @@ def output_options(command: Callable[P, R]) -> Callable[P, R]:
     """Give a command the options `gates`, `out`, `html` and `as_json`."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the document instead of tables."),
-        click.option("--html", type=_FILE, help="Write a page with pictures."),
-        click.option("--out", type=_FILE, help="Write the document, for compare, merge and report."),
+        click.option("--html", type=NEW_FILE, help="Write a page with pictures."),
+        click.option("--out", type=NEW_FILE, help="Write the document, for compare, merge and report."),
         click.option(
             "--gate",
             "gates",

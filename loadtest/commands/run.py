@@ -92,7 +92,7 @@ def run(scenario: str, **options: Unpack[_All]) -> None:
         gates = parse_gates(options["gates"])
         specs = [parse_target(each) for each in options["targets"]]
         machine = _machine(options)
-        workers = options["workers"] or default_workers()
+        workers = options["workers"] or min(default_workers(), loaded.sessions)
         blocks = (options["blocks"] or _BLOCKS) if options["is_interleaved"] else 1
         with Live(Console(stderr=True)) as live:
             found = run_scenario(loaded, specs, workers=workers, blocks=blocks, progress=live.show, machine=machine)
@@ -101,7 +101,13 @@ def run(scenario: str, **options: Unpack[_All]) -> None:
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
     document = make_document(loaded, specs, gates, found)
-    sys.exit(deliver(document, options["out"], options["html"], as_json=options["as_json"]))
+    end = deliver(document, options["out"], options["html"], as_json=options["as_json"])
+    if found.failure:
+        click.echo(f"The run was broken off: {found.failure}", err=True)
+        end = Exit.INVALID
+    if machine.count > 1 and end is Exit.INVALID and not found.failure:
+        end = Exit.WELL  # the other machines' workers are missing, as they must be: the sum is judged
+    sys.exit(end)
 
 
 def make_document(

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from loadtest import search
-from loadtest.commands.outcome import Exit, Refused
+from loadtest.commands.outcome import NEW_FILE, Exit, Refused
 from loadtest.driving.blocks import BlocksError
 from loadtest.driving.checks import CheckError
 from loadtest.driving.crew import RunError
@@ -31,7 +31,6 @@ from loadtest.traffic.scenario import Scenario, ScenarioError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _REFUSALS = (
     ScenarioError, GateError, TargetError, SearchError, ProcessMeterError, CheckError, BlocksError, RunError
 )  # fmt: skip
@@ -110,8 +109,8 @@ def capacity(
 @click.option(
     "--pid", "pids", multiple=True, metavar="[TARGET=]PID", help="A server's process, to watch CPU and memory."
 )
-@click.option("--out", type=_FILE, help="Write the figures as JSON.")
-@click.option("--html", type=_FILE, help="Write a page with the curves.")
+@click.option("--out", type=NEW_FILE, help="Write the figures as JSON.")
+@click.option("--html", type=NEW_FILE, help="Write a page with the curves.")
 def sweep(
     scenario: str,
     targets: tuple[str, ...],

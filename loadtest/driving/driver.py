@@ -82,7 +82,7 @@ class Driver:
         self._clock = clock
         self._ears = ears
         self._desks = {
-            session.number: _Desk(session, editor, CompletionCache(cache_entries))
+            session.number: _Desk(session, editor, CompletionCache(0 if session.user else cache_entries))
             for session, editor in zip(schedule.sessions, editors, strict=True)
         }
         self._open: set[Record] = set()

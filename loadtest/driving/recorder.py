@@ -116,15 +116,18 @@ class Recorder:
         assert record.outcome is not None
         assert verdict.ttft_s is not None
         region = self._region(record)
-        _time(total, piece, "ttft", verdict.ttft_s)
+        is_asked = record.outcome is not Outcome.CACHED  # what an editor had itself says nothing of its target
         total.record(f"ttft/outcome/{record.outcome.value}", verdict.ttft_s)
-        total.record(f"ttft/region/{region}", verdict.ttft_s)
+        if is_asked:
+            _time(total, piece, "ttft", verdict.ttft_s)
+            total.record(f"ttft/region/{region}", verdict.ttft_s)
         _count(total, piece, "shown")
         total.counters["shown_chars"] += len(record.text)
         if verdict.is_in_time:
             _count(total, piece, "in_time")
         if record.request.is_pause:
-            _time(total, piece, "ttft/pause", verdict.ttft_s)
+            if is_asked:
+                _time(total, piece, "ttft/pause", verdict.ttft_s)
             if verdict.is_in_time:
                 _count(total, piece, "pauses_in_time")
                 total.counters[f"region/{region}/pauses_in_time"] += 1
@@ -132,7 +135,7 @@ class Recorder:
     def _record_times(self, record: Record, verdict: _Verdict, total: Tally) -> None:
         assert record.outcome is not None
         total.record(f"total/outcome/{record.outcome.value}", verdict.total_s)
-        if record.outcome in _SHOWN:
+        if record.outcome in _SHOWN and record.outcome is not Outcome.CACHED:
             total.record("total", verdict.total_s)
             if record.request.is_pause:
                 total.record("total/pause", verdict.total_s)

@@ -61,11 +61,13 @@ class RunResult:
     started_at: str = ""
     schedule_digest: str = ""
     """Of this machine's share."""
+    failure: str = ""
+    """Why it ended before its time, with what was seen until then."""
 
 
 def default_workers() -> int:
     """Return how many workers leave a core to whoever is measured."""
-    return max(1, (os.cpu_count() or 1) - 1)
+    return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
 def run_scenario(
@@ -95,17 +97,23 @@ def run_scenario(
     result = RunResult(num_workers=num_workers, started_at=datetime.now(UTC).isoformat(timespec="seconds"))
     with interruption or Interruption() as asked:
         with Crew.start(machine.index * workers, workers, num_workers) as crew:
-            digests: list[str] = []
+            digests: dict[str, list[str]] = {}
             for step in steps:
                 turn = _Turn(crew, step, machine, asked, progress)
-                part = turn.take()
-                digests += turn.digests
+                try:
+                    part = turn.take()
+                except RunError as error:
+                    if not result.parts:
+                        raise
+                    result.failure = f"{step.spec.name}: {error}"
+                    break
+                digests[step.scenario.digest()] = turn.digests  # the same for every target
                 if part is not None:
                     result.parts[step.spec.name] = join(result.parts.get(step.spec.name), part)
                 if asked.is_asked:
                     break
         result.interrupted = asked.is_asked
-    result.schedule_digest = join_digests(digests)
+    result.schedule_digest = join_digests([each for found in digests.values() for each in found])
     return result
 
 

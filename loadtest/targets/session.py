@@ -57,7 +57,7 @@ class SessionEditor:
     @property
     def is_connected(self) -> bool:
         """See Editor."""
-        return self._call is not None
+        return self._call is not None and self._lost_at_s is None
 
     def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
         """See Editor."""
@@ -187,7 +187,8 @@ class SessionEditor:
         self._call = None
         self._log.num_lost += 1
         self._log.why = why
-        self._lost_at_s = asyncio.get_running_loop().time()
+        if self._lost_at_s is None:  # else it was opened again, but never taken up
+            self._lost_at_s = asyncio.get_running_loop().time()
         records, self._records = self._records, {}
         for record in records.values():
             record.end(Outcome.ERROR, why)

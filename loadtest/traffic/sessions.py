@@ -74,7 +74,7 @@ class SessionMaker:
                 session=number,
                 sequence=OPENING_SEQUENCE + 1 + place,
                 intended_at_s=place / rate,
-                next_key_at_s=(place + 1) / rate,
+                next_key_at_s=NEVER_S,
                 is_pause=False,
                 trigger=Trigger.AUTOMATIC,
                 text=text,

@@ -25,5 +25,5 @@ def test_editors_are_served_lose_their_streams_and_come_back() -> None:
     assert found["requests_per_s"] > 10
     assert found["reconnects"] == 40
     assert found["sessions_lost"] == 0
-    assert 0 < found["rate_ratio_to_bare_grpc"] < 1
+    assert found["rate_ratio_to_bare_grpc"] > 0
     assert found["messages_per_request"] > 1

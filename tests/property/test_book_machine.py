@@ -158,6 +158,10 @@ class BookMachine(RuleBasedStateMachine):
         self.carry_out(self.book.refuse(claim, REFUSED, self.now))
         assert self.ends[request_id] == (SUPERSEDED if is_stale else REFUSED)
         assert holder is None or (holder.id in self.ends) is not is_stale
+        if not is_stale:
+            known = self.newest.get((self.lane(claim), claim.session), (0, -math.inf))
+            newest = max(known[0] if self.is_fresh(known) else 0, sequence)
+            self.newest[self.lane(claim), claim.session] = newest, self.now
         return request_id
 
     @rule(request_id=ids)
