@@ -52,6 +52,7 @@ def run(*arguments: str) -> Result:
         (("steady", "--worker-index", "2", "--num-workers", "2"), "must be below --num-workers = 2, got 2"),
         (("steady", "--num-workers", "2"), "say when with --start-at"),
         (("steady", "--start-at", "1", "--interleave"), "there can be one --target only"),
+        (("steady", "--out", "/nowhere/run.json"), "there is no folder /nowhere"),
     ],
 )
 def test_bad_input_is_refused_before_any_load_is_sent(arguments: tuple[str, ...], said: str) -> None:
@@ -64,6 +65,13 @@ def test_a_scenario_with_events_can_t_be_cut_into_blocks(golden: GoldenServer) -
     result = run("reconnect", "--interleave", "--target", f"grpc://{golden.host}")
     assert result.exit_code == 2
     assert "scenario reconnect has events, so it can't be cut into blocks" in result.output
+
+
+def test_the_digest_is_of_the_traffic_and_not_of_the_targets(golden: GoldenServer) -> None:
+    scenario = Scenario.load("steady").scaled(sessions=4, duration_s=1.0)
+    specs = [parse_target(f"{name}=grpc://{golden.host}") for name in "ab"]
+    digests = {run_scenario(scenario, some, workers=1).schedule_digest for some in (specs, specs[:1])}
+    assert len(digests) == 1
 
 
 def test_metrics_that_can_t_be_read_are_said(golden: GoldenServer) -> None:
