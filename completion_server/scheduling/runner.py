@@ -190,7 +190,12 @@ class Runner:
 
     def _start(self, request_id: str) -> None:
         assert self._group is not None
-        task = self._group.create_task(self._work(self._works[request_id]), name=f"completion-{request_id}")
+        work = self._work(self._works[request_id])
+        try:
+            task = self._group.create_task(work, name=f"completion-{request_id}")
+        except RuntimeError:
+            work.close()  # the runner ends: nothing begins any more
+            raise
         self._tasks[request_id] = task
         self._owners[task] = request_id
         # By callback, because a task that is cancelled before its first step never enters its own `finally`.

@@ -46,7 +46,7 @@ class ShedSettings:
     when: Literal["never", "late", "predicted"] = "late"
     """When a request is given up: never, when it can't make its budget any more, or also on arrival if by prediction
     it won't."""
-    lag_ms: float = 50.0
+    lag_ms: float = 100.0
     """When handling what came in takes the process longer than this, so that everybody gets late, automatic requests
     and prefetches are shed as they come; 0 never does."""
     as_status: bool = False

@@ -68,7 +68,16 @@ heartbeat_s = 1.0
 """)
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *COMMAND, "serve", "--json", "--config", str(config), stdout=subprocess.PIPE, stderr=log, cwd=ROOT
+            *COMMAND,
+            "serve",
+            "--json",
+            "--config",
+            str(config),
+            "--set",
+            "shed.lag_ms=0",
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=ROOT,
         )
     assert process.stdout is not None
     line = await asyncio.wait_for(process.stdout.readline(), 90)

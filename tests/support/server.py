@@ -23,7 +23,7 @@ FREE_PORTS = (
     "server.admin_listen=127.0.0.1:0",
     "server.metrics_listen=127.0.0.1:0",
 )
-UNHURRIED = ("shed.when=never", "scheduling.step_tolerance=0")
+UNHURRIED = ("shed.lag_ms=0", "shed.when=never", "scheduling.step_tolerance=0")
 """Nothing that depends on how fast this machine is."""
 START_TIMEOUT_S = 90.0
 

@@ -103,7 +103,9 @@ def _check_order(session: TypedSession, duration_s: float) -> None:
     assert all(request.session == session.number for request in requests)
     for request, following in pairwise(requests):
         assert request.intended_at_s <= following.intended_at_s
-        if request.trigger is Trigger.PREFETCH and request.end == following.end:
+        if session.user:
+            assert request.next_key_at_s == math.inf, "an abuser heeds nothing"
+        elif request.trigger is Trigger.PREFETCH and request.end == following.end:
             assert request.next_key_at_s == following.next_key_at_s
         else:
             assert request.next_key_at_s <= following.intended_at_s
