@@ -1,7 +1,7 @@
 import pytest
 
-from draft_model.budget import Budget
-from draft_model.optim import learning_rate_scale
+from draft_model.training.budget import Budget
+from draft_model.training.optim import learning_rate_scale
 from draft_model.presets import TrainSettings
 
 

@@ -1,25 +1,26 @@
 """Progress on a terminal as a bar, in a log file as a line now and then."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from draft_model.train import Progress, Watcher
+from draft_model.training.trainer import Progress, Watcher
 
 LINE_EVERY_S = 20.0
 SMOOTHING = 0.95
 
 
 def describe(progress: Progress, loss: float, middle_loss: float) -> str:
-    """One line: step, losses, tokens, pace and what is left."""
+    """One line: step, losses, tokens, pace, utilisation and what is left."""
     minutes, seconds = divmod(int(progress.left_s), 60)
     return (
         f"step {progress.step} loss {loss:.3f} middle {middle_loss:.3f} "
-        f"{progress.num_tokens / 1e6:.2f}M tokens {progress.tokens_per_s:,.0f} tok/s left {minutes}:{seconds:02d}"
+        f"{progress.num_tokens / 1e6:.2f}M tokens {progress.tokens_per_s:,.0f} tok/s MFU {progress.utilisation:.0%} "
+        f"left {minutes}:{seconds:02d}"
     )
 
 
@@ -47,6 +48,10 @@ class BarWatcher:
         self._task = bar.add_task(name, total=1.0, text="")
         self._smooth = _Smooth()
 
+    def begin(self, step: int) -> None:
+        """Say where a resumed run stands."""
+        self._bar.update(self._task, text=f"from step {step}")
+
     def step(self, progress: Progress) -> None:
         """Show the state after a step."""
         self._bar.update(self._task, completed=progress.share, text=describe(progress, *self._smooth.add(progress)))
@@ -62,14 +67,36 @@ class LineWatcher:
         self._smooth = _Smooth()
         self._printed_at_s = float("-inf")
 
+    def begin(self, step: int) -> None:
+        """Say where a resumed run stands."""
+        self._print(f"{self._name} from step {step}")
+
     def step(self, progress: Progress) -> None:
         """Print the state after a step, if it is time."""
         losses = self._smooth.add(progress)
         if self._clock() - self._printed_at_s >= LINE_EVERY_S or progress.share >= 1.0:
             self._printed_at_s = self._clock()
-            self._console.print(
-                f"{self._name} {progress.share:.1%} {describe(progress, *losses)}", highlight=False, soft_wrap=True
-            )
+            self._print(f"{self._name} {progress.share:.1%} {describe(progress, *losses)}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+class Watchers:
+    """Tells several."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = tuple(watchers)
+
+    def begin(self, step: int) -> None:
+        """Tell all."""
+        for watcher in self._watchers:
+            watcher.begin(step)
+
+    def step(self, progress: Progress) -> None:
+        """Tell all."""
+        for watcher in self._watchers:
+            watcher.step(progress)
 
 
 @contextmanager

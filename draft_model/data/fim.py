@@ -1,40 +1,28 @@
-"""The fill-in-the-middle split and its layout: what the model is shown is what the server will ask.
+"""The fill-in-the-middle split: where the cursor stands, what is completed, and what of the rest is shown.
 
-The layout of a prompt, and of a training sample up to the last two parts:
-
-    <|fim_prefix|> before <|fim_suffix|> after <|fim_middle|> typed | completion <|endoftext|>
-
-`before` is whole lines, `typed` is the cursor's line left of the cursor, `after` starts right of the cursor. The cursor
-cuts words anywhere, so each of the four texts is tokenised on its own: the server sees `typed` before `completion`
-exists.
+`before` is whole lines, `typed` ends at the cursor, `completion` starts there, `after` follows it. The cursor cuts words
+anywhere, so each of the four texts is tokenised on its own: the server sees `typed` before `completion` exists.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
-EMPTY_AFTER_SHARE = 0.2
-CUT_AFTER_SHARE = 0.3
-BLOCK_SHARE = 0.3
-INSIDE_LINE_SHARE = 0.4
+from draft_model.data.layouts import LayoutEncoder
+
+EMPTY_AFTER_SHARE = 0.15
+CUT_AFTER_SHARE = 0.25
+BLOCK_SHARE = 0.2
+INSIDE_LINE_SHARE = 0.25
+"""The rest, more than half, ends with the line: what the server is asked most."""
 CLOSERS_LEFT_SHARE = 0.7
+WORD_SHARE = 0.35
+LINE_START_SHARE = 0.25
+RECENT_LINES = 6
 MAX_BLOCK_LINES = 10
 MAX_COMPLETION_CHARS = 480
+MAX_TRIES = 200
 CLOSERS = ")]}'\":,"
-
-
-class TextEncoder(Protocol):
-    """What the layout needs of a tokenizer."""
-
-    end: int
-    prefix: int
-    suffix: int
-    middle: int
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of one text, tokenised on its own."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -47,28 +35,21 @@ class Split:
     after: str
 
 
-def encode_prompt(encoder: TextEncoder, before: str, typed: str, after: str) -> list[int]:
-    """Token ids of the prompt that asks for what stands between `typed` and `after`."""
-    return [
-        encoder.prefix, *encoder.encode(before), encoder.suffix, *encoder.encode(after),
-        encoder.middle, *encoder.encode(typed),
-    ]  # fmt: skip
-
-
-def encode_split(encoder: TextEncoder, split: Split) -> tuple[list[int], int]:
+def encode_split(encoder: LayoutEncoder, split: Split) -> tuple[list[int], int]:
     """Token ids of a training sample and the index of the completion's first token in them."""
-    prompt = encode_prompt(encoder, split.before, split.typed, split.after)
+    prompt = encoder.encode_prompt(split.before, split.typed, split.after)
     return [*prompt, *encoder.encode(split.completion), encoder.end], len(prompt)
 
 
-def split_at_random(text: str, rng: Random) -> Split:
-    """Cut `text` at a cursor drawn uniformly over the characters of its lines with content, and choose where to stop.
+def split_at_random(text: str, rng: Random, *, is_typed_line_only: bool = True) -> Split:
+    """Cut `text` at a cursor drawn by `draw_cursor`, and choose where to stop.
 
     The completion runs to the end of the line, to the end of the block, or stops inside the line before what an editor
     would already have inserted. What follows is kept whole, cut at a line end, or empty as in a file that is being
-    appended to. Raises ValueError when the text is blank.
+    appended to. Where finished lines may stand behind the middle marker, up to `RECENT_LINES` do in half of the splits.
+    Raises ValueError when the text is blank.
     """
-    cursor = _draw_cursor(text, rng)
+    cursor = draw_cursor(text, rng)
     line_start = text.rfind("\n", 0, cursor) + 1
     line_end = _line_end(text, cursor)
     draw = rng.random()
@@ -80,20 +61,38 @@ def split_at_random(text: str, rng: Random) -> Split:
         stop = line_end
     stop = min(max(stop, cursor), len(text), cursor + MAX_COMPLETION_CHARS)
     after = _draw_after(text, stop, rng)
-    return Split(text[:line_start], text[line_start:cursor], text[cursor:stop], after)
+    marker = line_start if is_typed_line_only else _lines_up(text, line_start, max(0, rng.randint(-RECENT_LINES, RECENT_LINES)))
+    return Split(text[:marker], text[marker:cursor], text[cursor:stop], after)
 
 
-def _draw_cursor(text: str, rng: Random) -> int:
-    """An offset on a line with content, at or right of where the content starts, or at the start of the line."""
+def draw_cursor(text: str, rng: Random) -> int:
+    """An offset on a line with content: inside a word, where the line or its content starts, or on any character."""
     if not text.strip():
         raise ValueError("a blank text has no place to complete")
-    while True:
+    draw = rng.random()
+    for _ in range(MAX_TRIES):
         cursor = rng.randrange(len(text))
         line_start = text.rfind("\n", 0, cursor) + 1
         line = text[line_start : _line_end(text, cursor)]
-        content = len(line) - len(line.lstrip())
-        if line.strip() and (cursor - line_start >= content or rng.random() < 1 / (content + 1)):
-            return cursor
+        content = line_start + len(line) - len(line.lstrip())
+        if not line.strip():
+            continue
+        if draw < LINE_START_SHARE:
+            return line_start if draw < LINE_START_SHARE / 2 else content
+        if cursor < content or (draw < LINE_START_SHARE + WORD_SHARE and not _is_inside_word(text, cursor)):
+            continue
+        return cursor
+    return len(text) - len(text.lstrip())
+
+
+def _is_inside_word(text: str, cursor: int) -> bool:
+    return cursor > 0 and all(char.isalnum() or char == "_" for char in text[cursor - 1 : cursor + 1])
+
+
+def _lines_up(text: str, line_start: int, num_lines: int) -> int:
+    for _ in range(num_lines):
+        line_start = text.rfind("\n", 0, max(0, line_start - 1)) + 1
+    return line_start
 
 
 def block_end(text: str, line_start: int, max_lines: int) -> int:

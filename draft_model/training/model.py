@@ -1,19 +1,16 @@
 """The network: transformers' own Llama, so that what is trained is what is exported and served."""
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draft_model.presets import Shape
 
 INIT_STD = 0.02
 ROPE_THETA = 10_000.0
-END_TOKEN_ID = 0
 
 
-def make_config(shape: Shape) -> LlamaConfig:
-    """The Hugging Face configuration of a shape; token 0 is begin, end and padding."""
+def make_config(shape: Shape, end_token_id: int = 0) -> LlamaConfig:
+    """The Hugging Face configuration of a shape; the end token is the begin token too."""
     return LlamaConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -27,8 +24,8 @@ def make_config(shape: Shape) -> LlamaConfig:
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
         initializer_range=INIT_STD,
-        bos_token_id=END_TOKEN_ID,
-        eos_token_id=END_TOKEN_ID,
+        bos_token_id=end_token_id,
+        eos_token_id=end_token_id,
         pad_token_id=None,
         use_cache=True,
     )
@@ -47,11 +44,3 @@ def make_model(shape: Shape, seed: int) -> LlamaForCausalLM:
 def num_parameters(model: LlamaForCausalLM) -> int:
     """Number of distinct parameters, the tied embedding counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def token_losses(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
-    """Cross-entropy in nats of every next token: ids (rows, tokens) -> losses (rows, tokens - 1)."""
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    logits = model.lm_head(hidden[:, :-1])
-    flat = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
-    return flat.view(ids.shape[0], -1)

@@ -11,15 +11,12 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from draft_model.data.layouts import EMBEDDED, Layout, LayoutEncoder, ask_server
 from draft_model.errors import PipelineError
 from draft_model.presets import CONTEXT_TOKENS, VOCAB_SIZE
 
 END = "<|endoftext|>"
-FIM_PREFIX = "<|fim_prefix|>"
-FIM_SUFFIX = "<|fim_suffix|>"
-FIM_MIDDLE = "<|fim_middle|>"
-FILE_SEP = "<|file_sep|>"
-SPECIAL_TOKENS = (END, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE, FILE_SEP)
+SPECIAL_TOKENS = (END, *EMBEDDED.markers)
 
 PATTERN = (
     r"[^\r\n\p{L}\p{N}]?\p{L}+"  # a word with the space, dot or underscore before it
@@ -50,40 +47,50 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTr
         bos_token=END,
         eos_token=END,
         pad_token=END,
-        additional_special_tokens=[FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE, FILE_SEP],
+        additional_special_tokens=list(EMBEDDED.markers),
         model_max_length=CONTEXT_TOKENS,
         clean_up_tokenization_spaces=False,
     )
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Load a tokenizer from a model folder; PipelineError when it is missing or lacks a marker."""
+    """Load a tokenizer from a folder; PipelineError when there is none, or it has no end token."""
     if not (folder / "tokenizer.json").is_file():
         raise PipelineError(f"no tokenizer.json in {folder}")
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(folder))
-    missing = [token for token in SPECIAL_TOKENS if token not in tokenizer.get_vocab()]
-    if missing:
-        raise PipelineError(f"the tokenizer in {folder} has no {', '.join(missing)}")
+    if tokenizer.eos_token is None:
+        raise PipelineError(f"the tokenizer in {folder} has no end token")
     loaded: PreTrainedTokenizerFast = tokenizer
     return loaded
 
 
-class Encoder:
-    """Text to token ids: each call tokenises its text on its own and adds no marker."""
+def make_encoder(tokenizer: PreTrainedTokenizerFast, layout: Layout = EMBEDDED) -> LayoutEncoder:
+    """The tokenizer in a layout; its own end token ends a completion."""
+    end: Any = tokenizer.eos_token
+    return LayoutEncoder(tokenizer.backend_tokenizer, layout, str(end))  # type: ignore[arg-type]
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        backend: Any = tokenizer.backend_tokenizer
-        self._backend = backend
-        self.end, self.prefix, self.suffix, self.middle, self.file_sep = (
-            int(backend.token_to_id(token)) for token in SPECIAL_TOKENS
+
+def load_encoder(folder: Path) -> LayoutEncoder:
+    """The encoder of a model folder: our own layout where the tokenizer is ours, else the one the server would use."""
+    tokenizer = load_tokenizer(folder)
+    vocabulary = tokenizer.get_vocab()
+    is_ours = all(token in vocabulary for token in SPECIAL_TOKENS) and "<|repo_name|>" not in vocabulary
+    return make_encoder(tokenizer, EMBEDDED if is_ours else ask_server(folder))
+
+
+def differing_tokens(ours: PreTrainedTokenizerFast, theirs: PreTrainedTokenizerFast) -> list[str]:
+    """The tokens whose ids are not the same in both vocabularies, those of the lowest ids first."""
+    left, right = ours.get_vocab(), theirs.get_vocab()
+    differing = {token for token in left.keys() | right.keys() if left.get(token) != right.get(token)}
+    return sorted(differing, key=lambda token: (min(left.get(token, 1 << 60), right.get(token, 1 << 60)), token))
+
+
+def check_same_vocabulary(draft: Path, target: Path) -> None:
+    """PipelineError when a draft can't go with a target, because their tokens differ; it says which."""
+    differing = differing_tokens(load_tokenizer(draft), load_tokenizer(target))
+    if differing:
+        shown = ", ".join(repr(token) for token in differing[:8])
+        raise PipelineError(
+            f"{draft} and {target} have other vocabularies: {len(differing):,} tokens differ: {shown}"
+            f"{' ...' if len(differing) > 8 else ''}; a draft takes its target's tokenizer"  # noqa: PLR2004
         )
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of token ids, special tokens left out."""
-        text: str = self._backend.decode(ids, skip_special_tokens=True)
-        return text

@@ -17,19 +17,23 @@ _GENERATED = re.compile(r"(auto(matically)?[- ]?generated|do not edit|generated 
 _HEAD_CHARS = 1500
 
 
-def clean_source(text: str) -> str | None:
-    """The text without licence header and long docstrings, or None when it is not worth learning from.
+def tidy(text: str) -> str:
+    """The text without form feeds, tabs and blanks at line ends, with one newline at its end."""
+    return "\n".join(line.rstrip() for line in text.expandtabs(8).replace("\f", "").splitlines()) + "\n"
 
-    None for what does not parse, generated files (by their own words) and tables (mostly digits or very long lines).
-    """
-    text = "\n".join(line.rstrip() for line in text.expandtabs(8).replace("\f", "").splitlines()) + "\n"
-    if _GENERATED.search(text[:_HEAD_CHARS]) or is_table(text):
-        return None
+
+def is_generated(text: str) -> bool:
+    """Whether the file says of itself that a program wrote it."""
+    return _GENERATED.search(text[:_HEAD_CHARS]) is not None
+
+
+def clean_python(text: str) -> str | None:
+    """A tidy Python file without licence header and long docstrings, or None when it does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return re.sub(r"\n{4,}", "\n\n\n", strip_legal_header(shorten_docstrings(text, tree))).lstrip("\n")
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from draft_model.fim import encode_prompt
-from draft_model.tokenizer import Encoder
+from draft_model.data.layouts import LayoutEncoder
 
 MAX_NEW_TOKENS = 24
 
@@ -64,9 +63,9 @@ PROBES: tuple[Probe, ...] = (
 )
 
 
-def complete(model: LlamaForCausalLM, encoder: Encoder, before: str, typed: str, after: str) -> str:
+def complete(model: LlamaForCausalLM, encoder: LayoutEncoder, before: str, typed: str, after: str) -> str:
     """The greedy completion at a cursor, at most `MAX_NEW_TOKENS` tokens."""
-    prompt = torch.tensor([encode_prompt(encoder, before, typed, after)])
+    prompt = torch.tensor([encoder.encode_prompt(before, typed, after)])
     generator: Any = model
     with torch.inference_mode():
         output = generator.generate(
@@ -80,10 +79,27 @@ def complete(model: LlamaForCausalLM, encoder: Encoder, before: str, typed: str,
     return encoder.decode(output[0, prompt.shape[1] :].tolist())
 
 
-def run_probes(model: LlamaForCausalLM, encoder: Encoder, probes: tuple[Probe, ...] = PROBES) -> list[ProbeResult]:
+def run_probes(model: LlamaForCausalLM, encoder: LayoutEncoder, probes: tuple[Probe, ...] = PROBES) -> list[ProbeResult]:
     """What the model writes at every probe."""
     results = []
     for probe in probes:
         completion = complete(model, encoder, probe.before, probe.typed, probe.after)
         results.append(ProbeResult(probe, completion, completion.startswith(probe.expected)))
     return results
+
+
+def probe_table(results: list[ProbeResult]) -> str:
+    """The probes as a Markdown table: the line with the cursor as `│`, what came out, and whether it was right."""
+    rows = ["| the line, │ is the cursor | came out | as expected |", "| --- | --- | --- |"]
+    for result in results:
+        line = f"{result.probe.typed.strip()}│{result.probe.after.partition(chr(10))[0]}"
+        rows.append(f"| {_code(line)} | {_code(result.completion)} | {'yes' if result.is_right else 'no'} |")
+    return "\n".join(rows)
+
+
+def _code(text: str) -> str:
+    shown = text.replace("\n", "⏎").replace("|", "\\|")
+    if not shown:
+        return "(nothing)"
+    fence = "``" if "`" in shown else "`"
+    return f"{fence}{shown}{fence}"
