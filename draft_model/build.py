@@ -106,5 +106,3 @@ def measure_pair(target: Path, draft: Path, texts: Sequence[str], num_cursors: i
     splits = held_out_splits(texts, num_cursors)
     pair = Pair(load_model(target), load_model(draft), load_encoder(target))
     return offline_figures(measure_greedy(pair, splits, PAIR_TOKENS), len(splits), {})
-
-

@@ -44,7 +44,9 @@ class Engine:
 
         params = [
             SamplingParams(
-                max_tokens=max_tokens, temperature=temperature, seed=seed + number if temperature else None,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed + number if temperature else None,
                 ignore_eos=ignore_end,
             )  # fmt: skip
             for number in range(len(prompts))

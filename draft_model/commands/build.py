@@ -25,7 +25,9 @@ from draft_model.training.budget import Budget
 @click.option("--data-tokens", type=Number(), default=120e6, show_default=True, help="Training data to make.")
 @click.option("--target-minutes", type=click.FloatRange(min=0), default=None, help="Training budget of the target.")
 @click.option("--draft-minutes", type=click.FloatRange(min=0), default=None, help="Training budget of the draft.")
-@click.option("--mix", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="The target's share in the draft's loss.")
+@click.option(
+    "--mix", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="The target's share in the draft's loss."
+)
 @click.option("--target-out", type=FOLDER, default=Path("target_model/embedded"), show_default=True)
 @click.option("--draft-out", type=FOLDER, default=Path("draft_model/embedded"), show_default=True)
 @click.option("--seed", type=int, default=None, help="Another seed than the presets'.")

@@ -42,7 +42,9 @@ Paths = tuple[Path, ...]
 @click.option("--max-bytes", type=click.IntRange(min=1), default=Rules().max_bytes, show_default=True)
 @click.option("--held-out-percent", type=click.FloatRange(0, 50), default=HELD_OUT_PERCENT, show_default=True)
 @click.option("--hold-out", multiple=True, metavar="REPOSITORY", help="Hold this repository out in any case.")
-@click.option("--parts", type=click.IntRange(min=1), default=4, show_default=True, help="Files to spread each side over.")
+@click.option(
+    "--parts", type=click.IntRange(min=1), default=4, show_default=True, help="Files to spread each side over."
+)
 @plain_errors
 def corpus(
     *, out: Path, folder: Paths, repositories: Paths, jsonl: Paths, parquet: Paths, archive: Paths,

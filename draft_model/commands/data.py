@@ -29,7 +29,9 @@ def row_lengths(text: str) -> tuple[int, ...]:
 @click.option("--out", type=FOLDER, default=WORK / "data", show_default=True)
 @click.option("--tokens", type=Number(), required=True, help="So many, such as 50e9, rounded up to whole shards.")
 @click.option("--row-tokens", default="1024,256,512,256", show_default=True, help="Lengths of rows, in turn.")
-@click.option("--block-tokens", type=click.IntRange(min=1), default=2_048, show_default=True, help="Computed at a time.")
+@click.option(
+    "--block-tokens", type=click.IntRange(min=1), default=2_048, show_default=True, help="Computed at a time."
+)
 @click.option("--blocks-per-shard", type=click.IntRange(min=1), default=1_024, show_default=True)
 @click.option("--fim-share", type=click.FloatRange(0, 1), default=FIM_SHARE, show_default=True)
 @click.option("--generated", type=FILE, default=None, help="What `draft-model generate` wrote.")

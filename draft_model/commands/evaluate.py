@@ -7,8 +7,16 @@ from pathlib import Path
 import click
 from rich.progress import Progress
 
-from draft_model.commands.common import CONSOLE, FOLDER, corpus_option, counting, json_option, model_option
-from draft_model.commands.common import plain_errors, show
+from draft_model.commands.common import (
+    CONSOLE,
+    FOLDER,
+    corpus_option,
+    counting,
+    json_option,
+    model_option,
+    plain_errors,
+    show,
+)
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
@@ -53,7 +61,7 @@ def evaluate(
     pair = Pair(load_model(target), load_model(draft), encoder)
     with Progress(console=CONSOLE, transient=True) as progress:
         tally = measure_greedy(pair, splits, max_tokens, counting(progress, "offline"))
-    some = splits[:: WARM_SHARE]
+    some = splits[::WARM_SHARE]
     sampled = {temperature: measure_sampled(pair, some, max_tokens, temperature) for temperature in TEMPERATURES}
     offline = offline_figures(tally, len(splits), sampled)
     prompts = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
@@ -86,7 +94,7 @@ def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
 @model_option
 @json_option
 @plain_errors
-def probes(model: Path, as_json: bool) -> None:  # noqa: FBT001
+def probes(model: Path, as_json: bool) -> None:
     """Complete twenty plainly predictable places, greedily, in the server's prompt layout.
 
     \b

@@ -25,19 +25,27 @@ def chosen_budget(preset: Preset, minutes: float | None, steps: int | None, toke
         raise click.UsageError("give --minutes, --steps or --tokens, one of them")
     if tokens is not None:
         return Budget(steps=-(-tokens // preset.train.batch_tokens))
-    return Budget(steps=steps) if steps is not None else Budget(minutes=preset.train.minutes if minutes is None else minutes)
+    return (
+        Budget(steps=steps)
+        if steps is not None
+        else Budget(minutes=preset.train.minutes if minutes is None else minutes)
+    )
 
 
 @click.command()
 @preset_option
-@click.option("--data", "data_folder", type=FOLDER, default=WORK / "data", show_default=True, help="From `draft-model data`.")
+@click.option(
+    "--data", "data_folder", type=FOLDER, default=WORK / "data", show_default=True, help="From `draft-model data`."
+)
 @click.option("--out", type=FOLDER, required=True, help="Folder of the run: checkpoint, records, the model.")
 @click.option("--minutes", type=click.FloatRange(min=0), default=None, help="Training budget, active minutes.")
 @click.option("--steps", type=click.IntRange(min=0), default=None, help="Training budget in steps: repeatable exactly.")
 @click.option("--tokens", type=Number(), default=None, help="Training budget in tokens, such as 50e9: repeatable too.")
 @click.option("--batch-tokens", type=Number(), default=None, help="Tokens a step.  [default: the preset's]")
 @click.option("--teacher", type=FOLDER, default=None, help="Learn this target's distribution too.")
-@click.option("--mix", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Share of the teacher in the loss.")
+@click.option(
+    "--mix", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Share of the teacher in the loss."
+)
 @click.option(
     "--checkpoint-minutes", type=click.FloatRange(min=0), default=CHECKPOINT_EVERY_S / 60, show_default=True,
 )  # fmt: skip
@@ -82,11 +90,20 @@ def train(
     "--utilisation", type=click.FloatRange(0.01, 1), default=DEFAULT_UTILISATION, show_default=True,
     help="Share of the peak: the MFU that `train` shows on your machines.",
 )  # fmt: skip
-@click.option("--dollars-per-gpu-hour", type=click.FloatRange(min=0), default=None, help="[default: a rough market price]")
+@click.option(
+    "--dollars-per-gpu-hour", type=click.FloatRange(min=0), default=None, help="[default: a rough market price]"
+)
 @json_option
 @plain_errors
 def plan(
-    *, preset: str, gpus: int, gpu: str, tokens: int, utilisation: float, dollars_per_gpu_hour: float | None, as_json: bool
+    *,
+    preset: str,
+    gpus: int,
+    gpu: str,
+    tokens: int,
+    utilisation: float,
+    dollars_per_gpu_hour: float | None,
+    as_json: bool,
 ) -> None:
     """Days, GPU hours, cost and memory of a training run.
 

@@ -47,9 +47,7 @@ def is_permissive(licence: str) -> bool:
         return True
     if "(" in licence:
         return all(_is_known(name) for name in re.split(r"\bAND\b|\bOR\b", licence.replace("(", "").replace(")", "")))
-    return any(
-        all(_is_known(name) for name in re.split(r"\bAND\b", choice)) for choice in re.split(r"\bOR\b", licence)
-    )
+    return any(all(_is_known(name) for name in re.split(r"\bAND\b", choice)) for choice in re.split(r"\bOR\b", licence))
 
 
 def _is_known(name: str) -> bool:

@@ -139,8 +139,6 @@ class Corpus:
         return [document.text for document in self.documents(side, part)]
 
 
-
-
 def write_manifest(folder: Path, manifest: Manifest, card: str) -> None:
     """Put manifest and card beside the parts."""
     (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")

@@ -35,7 +35,9 @@ class BlockSource:
         paths = [shard_paths(folder, number) for number in range(settings.num_shards)]
         missing = sum(not all(path.is_file() for path in pair) for pair in paths)
         if missing:
-            raise PipelineError(f"{folder} lacks {missing} of {len(paths)} shards; run the same `draft-model data` again")
+            raise PipelineError(
+                f"{folder} lacks {missing} of {len(paths)} shards; run the same `draft-model data` again"
+            )
         self._ids = [np.load(ids, mmap_mode="r") for ids, _ in paths]
         self._is_middle = [np.load(middle, mmap_mode="r") for _, middle in paths]
         self._blocks_a_shard = settings.blocks_a_shard

@@ -61,7 +61,11 @@ def split_at_random(text: str, rng: Random, *, is_typed_line_only: bool = True) 
         stop = line_end
     stop = min(max(stop, cursor), len(text), cursor + MAX_COMPLETION_CHARS)
     after = _draw_after(text, stop, rng)
-    marker = line_start if is_typed_line_only else _lines_up(text, line_start, max(0, rng.randint(-RECENT_LINES, RECENT_LINES)))
+    marker = (
+        line_start
+        if is_typed_line_only
+        else _lines_up(text, line_start, max(0, rng.randint(-RECENT_LINES, RECENT_LINES)))
+    )
     return Split(text[:marker], text[marker:cursor], text[cursor:stop], after)
 
 

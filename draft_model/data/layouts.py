@@ -39,7 +39,13 @@ class Layout:
 
 
 EMBEDDED = Layout(
-    "embedded", PREFIX_FIRST, "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", is_typed_line_only=True
+    "embedded",
+    PREFIX_FIRST,
+    "<|fim_prefix|>",
+    "<|fim_suffix|>",
+    "<|fim_middle|>",
+    "<|file_sep|>",
+    is_typed_line_only=True,
 )
 
 

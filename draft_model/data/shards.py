@@ -111,7 +111,9 @@ def build_data(
         file_digest(generated) if generated else "", encoder.vocab_size,
     )  # fmt: skip
     _open_folder(out, tokenizer, manifest)
-    missing = [number for number in range(settings.num_shards) if not all(p.is_file() for p in shard_paths(out, number))]
+    missing = [
+        number for number in range(settings.num_shards) if not all(p.is_file() for p in shard_paths(out, number))
+    ]
     done = settings.num_shards - len(missing)
     write = partial(_write_shard, corpus.folder, out, manifest, generated)
     on_shard(done, settings.num_shards)

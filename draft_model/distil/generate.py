@@ -46,5 +46,3 @@ def generate_splits(
         )  # fmt: skip
     written = (encoder.decode(ids) for ids in outputs)
     return [replace(cursor, completion=text) for cursor, text in zip(cursors, written, strict=True) if text]
-
-

@@ -52,9 +52,7 @@ def held_out_splits(
     """The same fill-in-the-middle splits for every model."""
     corpus, rng = CorpusText(texts), Random(seed)
     windows = (corpus.window(rng.random(), SPLIT_CHARS) for _ in range(num_splits))
-    return [
-        split_at_random(window, rng, is_typed_line_only=is_typed_line_only) for window in windows if window.strip()
-    ]
+    return [split_at_random(window, rng, is_typed_line_only=is_typed_line_only) for window in windows if window.strip()]
 
 
 @torch.inference_mode()

@@ -61,16 +61,21 @@ class Pair:
 
 
 @torch.inference_mode()
-def complete(
-    pair: Pair, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0
-) -> list[int]:
+def complete(pair: Pair, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0) -> list[int]:
     """What the target writes behind a prompt, its end token included if it comes."""
     ids = torch.tensor([list(prompt)])
-    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    sampling: dict[str, Any] = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    )
     generator: Any = pair.target
     end = pair.encoder.end
     output: Tensor = generator.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, eos_token_id=end, pad_token_id=end, **sampling
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_tokens,
+        eos_token_id=end,
+        pad_token_id=end,
+        **sampling,
     )
     written: list[int] = output[0, len(prompt) :].tolist()
     return written
@@ -99,7 +104,10 @@ def acceptance_at(pair: Pair, prompt: Sequence[int], written: Sequence[int], tem
 
 
 def measure_greedy(
-    pair: Pair, splits: Sequence[Split], max_tokens: int, on_split: Callable[[int, int], None] = lambda done, total: None
+    pair: Pair,
+    splits: Sequence[Split],
+    max_tokens: int,
+    on_split: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tally:
     """Acceptance over the target's greedy completions at the cursors of `splits`."""
     tally = Tally()

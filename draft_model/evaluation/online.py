@@ -28,9 +28,7 @@ def serve(
 ) -> list[Served]:  # fmt: skip
     """Complete all prompts at every temperature, one sequence at a time unless told otherwise, on one engine."""
     served = []
-    with open_engine(
-        target, draft, num_speculative_tokens=num_speculative_tokens, max_num_seqs=max_num_seqs
-    ) as engine:
+    with open_engine(target, draft, num_speculative_tokens=num_speculative_tokens, max_num_seqs=max_num_seqs) as engine:
         engine.complete(prompts[:1], max_tokens=max_tokens)
         for temperature in temperatures:
             served.append(_pass(engine, prompts, num_speculative_tokens, max_tokens, temperature, draft is not None))
@@ -39,7 +37,7 @@ def serve(
 
 def _pass(
     engine: Engine, prompts: Sequence[Sequence[int]], num_speculative_tokens: int, max_tokens: int,
-    temperature: float, has_draft: bool,  # noqa: FBT001
+    temperature: float, has_draft: bool,
 ) -> Served:  # fmt: skip
     before = engine.speculation(num_speculative_tokens)
     texts = engine.complete(prompts, max_tokens=max_tokens, temperature=temperature)

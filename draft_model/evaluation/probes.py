@@ -79,7 +79,9 @@ def complete(model: LlamaForCausalLM, encoder: LayoutEncoder, before: str, typed
     return encoder.decode(output[0, prompt.shape[1] :].tolist())
 
 
-def run_probes(model: LlamaForCausalLM, encoder: LayoutEncoder, probes: tuple[Probe, ...] = PROBES) -> list[ProbeResult]:
+def run_probes(
+    model: LlamaForCausalLM, encoder: LayoutEncoder, probes: tuple[Probe, ...] = PROBES
+) -> list[ProbeResult]:
     """What the model writes at every probe."""
     results = []
     for probe in probes:

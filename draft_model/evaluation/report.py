@@ -60,7 +60,10 @@ def offline_figures(tally: Tally, num_completions: int, at_temperature: Mapping[
 
 
 def engine_figures(
-    counted: Mapping[float, Acceptance], identical_share: float, speeds: tuple[float, float], steps_s: tuple[float, float]
+    counted: Mapping[float, Acceptance],
+    identical_share: float,
+    speeds: tuple[float, float],
+    steps_s: tuple[float, float],
 ) -> EngineFigures:
     """`speeds`: tokens a second with and without the draft; `steps_s`: the target's and the draft's step."""
     greedy = counted[0.0]

@@ -181,7 +181,7 @@ class Trainer:
         (loss / num_blocks).backward()  # type: ignore[no-untyped-call]
         plain = plain.detach()
         middle = plain[inside].sum() / inside.sum().clamp(min=1)
-        return float(plain.mean()), float(middle), float(divergence)
+        return float(plain.mean()), float(middle), float(divergence.detach())
 
     def _check(self, loss: float, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from draft_model.errors import PipelineError
 from draft_model.data.layouts import EMBEDDED, LayoutEncoder
 from draft_model.data.tokenizer import (
     SPECIAL_TOKENS,
@@ -15,6 +14,7 @@ from draft_model.data.tokenizer import (
     make_encoder,
     train_tokenizer,
 )
+from draft_model.errors import PipelineError
 
 
 @given(st.text(max_size=200))
@@ -46,7 +46,9 @@ def test_words_digits_punctuation_and_line_ends(
     assert [text[start:end] for _, (start, end) in split] == pieces
 
 
-def test_transformers_loads_what_is_saved(tokenizer: PreTrainedTokenizerFast, encoder: LayoutEncoder, tmp_path: Path) -> None:
+def test_transformers_loads_what_is_saved(
+    tokenizer: PreTrainedTokenizerFast, encoder: LayoutEncoder, tmp_path: Path
+) -> None:
     tokenizer.save_pretrained(str(tmp_path))
     loaded = AutoTokenizer.from_pretrained(str(tmp_path))
     assert loaded.is_fast

@@ -189,9 +189,10 @@ def test_a_model_diverges_from_itself_by_nothing_and_the_mix_is_a_mix(
 ) -> None:
     model, other = make_model(preset.shape, 1), make_model(preset.shape, 2)
     block = BlockSource(data, 3).block(0)
-    ours, theirs = next_token_logits(model, block.ids), next_token_logits(other, block.ids)
+    with torch.no_grad():
+        ours, theirs = next_token_logits(model, block.ids), next_token_logits(other, block.ids)
     assert float(divergences(ours, ours).abs().max()) < 1e-5
-    assert float(divergences(ours, theirs).min()) >= 0.0
+    assert float(divergences(ours, theirs).min()) > -1e-6
     # Cross-entropy against the teacher's distribution less its entropy.
     share = theirs.softmax(-1)
     by_hand = (share * (theirs.log_softmax(-1) - ours.log_softmax(-1))).sum(-1)
@@ -224,7 +225,7 @@ def test_a_run_leaves_a_model_its_figures_and_a_picture(data: Path, preset: Pres
     assert (tmp_path / "run" / PICTURE).read_bytes().startswith(b"\x89PNG")
     steps = read_metrics(tmp_path / "run")
     assert [step["step"] for step in steps] == list(range(1, 7))
-    assert all(0.0 < step["utilisation"] for step in steps)
+    assert all(step["utilisation"] > 0.0 for step in steps)
     outcome = load_outcome(tmp_path / "run")
     assert outcome is not None
     assert outcome.num_tokens == result.num_tokens == 6 * 256
@@ -238,7 +239,9 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_anything_is_written(
 ) -> None:
     embedded = ROOT / "target_model" / "embedded"
     with pytest.raises(PipelineError, match="tokens differ"):
-        train(preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, distillation=Distillation(embedded, 0.5))
+        train(
+            preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, distillation=Distillation(embedded, 0.5)
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -276,15 +279,17 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(data: Path, tmp_path: Path) 
 
 
 def test_two_processes_train_the_same_as_one_and_take_each_others_checkpoints(data: Path, tmp_path: Path) -> None:
-    subprocess.run(command(data, tmp_path / "one", "--steps", "8"), cwd=ROOT, check=True, capture_output=True)
-    for steps in ("4", "8"):
-        done = subprocess.run(
-            command(data, tmp_path / "two", "--steps", steps, processes=2), cwd=ROOT, check=False, capture_output=True
-        )
+    def run(name: str, steps: int, processes: int) -> list[float]:
+        arguments = command(data, tmp_path / name, "--steps", str(steps), processes=processes)
+        done = subprocess.run(arguments, cwd=ROOT, check=False, capture_output=True, timeout=100)
         assert done.returncode == 0, done.stderr[-3000:]
-    one, two = ([step["loss"] for step in read_metrics(tmp_path / run)] for run in ("one", "two"))
-    assert len(two) == 8
+        return [step["loss"] for step in read_metrics(tmp_path / name)]
+
+    one, two = run("a", 8, 1), run("b", 8, 2)
+    assert len(one) == 8
     assert two == pytest.approx(one, abs=0.02)
+    # Each goes on with the other's number of processes.
+    assert run("a", 12, 2) == pytest.approx(run("b", 12, 1), abs=0.02)
 
 
 def test_operations_are_counted_by_hand() -> None:
