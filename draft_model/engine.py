@@ -5,6 +5,7 @@ Imported only where it is used: vLLM takes seconds to import and changes the pro
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Engine:
                 temperature=temperature,
                 seed=seed + number if temperature else None,
                 ignore_eos=ignore_end,
-            )  # fmt: skip
+            )
             for number in range(len(prompts))
         ]
         begun = time.perf_counter()
@@ -81,8 +82,10 @@ def open_engine(
     """Start vLLM on a target, with a draft when one is given; stop it at the end."""
     for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
         os.environ.setdefault(name, value)
-    from vllm import LLM
-    from vllm.platforms import current_platform
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Importing it uses deprecated parts of torch.
+        from vllm import LLM
+        from vllm.platforms import current_platform
 
     arguments: dict[str, Any] = {
         "model": str(target), "max_num_seqs": max_num_seqs, "enforce_eager": current_platform.is_cpu(),

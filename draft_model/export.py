@@ -31,7 +31,7 @@ def export_model(
 
 
 def rewrite_card(model: Path, card: str, out: Path) -> None:
-    """Copy a model folder to `out` with another card, in place of what was there; PipelineError when the disk refuses."""
+    """Copy a model folder to `out` with another card, whole or not at all; PipelineError when the disk refuses."""
     with folder_atomically(out) as folder:
         shutil.copytree(model, folder, dirs_exist_ok=True)
         (folder / "README.md").write_text(card, encoding="utf-8")

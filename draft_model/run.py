@@ -106,6 +106,7 @@ def _load_teacher(distillation: Distillation, data: Path, world: World) -> Teach
 
 def _finish(preset: Preset, data: Path, out: Path, result: TrainResult) -> None:
     outcome = RunOutcome(preset.name, result.num_steps, result.num_tokens, result.active_s)
-    card = f"# {preset.name}\n\n{result.num_tokens:,} tokens in {result.num_steps:,} steps, data {file_digest(data / 'data.json')}.\n"
+    made = f"{result.num_tokens:,} tokens in {result.num_steps:,} steps, data {file_digest(data / 'data.json')}."
+    card = f"# {preset.name}\n\n{made}\n"
     export_model(result.weights, preset.shape, load_tokenizer(data / TOKENIZER), card, out / MODEL)
     write_atomically(out / RUN, (json.dumps(asdict(outcome), indent=1) + "\n").encode())

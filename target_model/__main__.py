@@ -62,11 +62,15 @@ def quantize(model: Path, out: Path, scheme: str, as_json: bool) -> None:
 
 
 @main.command()
-@click.option("--model", "models", multiple=True, required=True, metavar="[NAME=]DIR", help="One or more, side by side.")
+@click.option(
+    "--model", "models", multiple=True, required=True, metavar="[NAME=]DIR", help="One or more, side by side."
+)
 @click.option("--humaneval", type=FILE, default=None, help="HumanEval.jsonl.gz, for pass@1.")
 @click.option("--single-line", type=FILE, default=None, help="HumanEval-SingleLineInfilling.jsonl.gz.")
 @click.option("--held-out", type=FILE, default=None, help="Held-out code, Parquet or JSON lines with a column text.")
-@click.option("--max-tasks", type=click.IntRange(min=1), default=None, help="Of each set, spread evenly.  [default: all]")
+@click.option(
+    "--max-tasks", type=click.IntRange(min=1), default=None, help="Of each set, spread evenly.  [default: all]"
+)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Also write the figures there as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(

@@ -121,9 +121,9 @@ def render(found: Sequence[TargetFigures]) -> str:
         ("tokens/s together", lambda one: f"{one.speed.tokens_per_s_together:.0f}"),
         ("held-out loss, nats a token", lambda one: _number(one.loss)),
         ("held-out bits per byte", lambda one: _number(one.bits_per_byte)),
-        ("HumanEval pass@1", lambda one: _share(one.functions and one.functions.passed)),
-        ("single line, exact", lambda one: _share(one.lines and one.lines.exact)),
-        ("single line, pass@1", lambda one: _share(one.lines and one.lines.passed)),
+        ("HumanEval pass@1", lambda one: _share(one.functions.passed if one.functions else None)),
+        ("single line, exact", lambda one: _share(one.lines.exact if one.lines else None)),
+        ("single line, pass@1", lambda one: _share(one.lines.passed if one.lines else None)),
     ]
     head = f"| figure | {' | '.join(one.name for one in found)} |"
     lines = [f"| {name} | {' | '.join(tell(one) for one in found)} |" for name, tell in rows]

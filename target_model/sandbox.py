@@ -1,7 +1,8 @@
 """Runs a program that nobody has read: in a process of its own, with limits on time, memory and files, and no network.
 
-The process gets a new, empty working directory, an empty environment, and where the kernel allows it a network namespace
-without any device. This holds off what a small model writes by accident, not an attacker: run it in a container too.
+The process gets a new, empty working directory, an empty environment, and where the kernel allows it a network
+namespace without any device. This holds off what a small model writes by accident, not an attacker: run it in a
+container too.
 """
 
 import ctypes
@@ -47,7 +48,7 @@ def run_program(program: str, limits: Limits | None = None) -> Verdict:
         process = subprocess.Popen(
             [sys.executable, "-I", "-c", _NO_NETWORK + program],
             cwd=folder, env={"PATH": os.defpath}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=partial(_confine, limits),  # noqa: PLW1509
+            stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=partial(_confine, limits),
         )  # fmt: skip
         try:
             status = process.wait(limits.wall_s)
@@ -60,7 +61,9 @@ def run_program(program: str, limits: Limits | None = None) -> Verdict:
     return Verdict.PASSED if status == 0 else Verdict.FAILED
 
 
-def run_programs(programs: Iterable[str], limits: Limits | None = None, num_workers: int | None = None) -> list[Verdict]:
+def run_programs(
+    programs: Iterable[str], limits: Limits | None = None, num_workers: int | None = None
+) -> list[Verdict]:
     """Run many, some at a time, in order."""
     with ThreadPoolExecutor(num_workers or os.cpu_count() or 1) as pool:
         return list(pool.map(lambda program: run_program(program, limits), programs))
@@ -69,13 +72,14 @@ def run_programs(programs: Iterable[str], limits: Limits | None = None, num_work
 def _confine(limits: Limits) -> None:
     """In the new process, before it becomes the program."""
     for what, most in (
-        (resource.RLIMIT_CPU, limits.cpu_s),
         (resource.RLIMIT_AS, limits.memory_bytes),
         (resource.RLIMIT_FSIZE, limits.file_bytes),
         (resource.RLIMIT_NOFILE, limits.num_files),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (most, most))
+    # At the first limit the signal tells why; at the second the kernel kills.
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
     # Its failure is not told: without the right to make namespaces the refusing socket module is what is left.
     ctypes.CDLL(None).unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
 

@@ -5,6 +5,7 @@ Imported only where it is used: vLLM takes seconds to import.
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,16 +82,19 @@ class ServedModel:
 
 
 def _nats(row: Sequence[int], told: Sequence[Any]) -> float:
-    return -sum(options[token].logprob for token, options in zip(row[1:], told[1:], strict=True))
+    nats: float = -sum(options[token].logprob for token, options in zip(row[1:], told[1:], strict=True))
+    return nats
 
 
 @contextmanager
 def serving(model: Path) -> Iterator[ServedModel]:
-    """Start vLLM on a model folder; stop it at the end. The prefix cache is off, so that no run profits from another."""
+    """Start vLLM on a model folder; stop it at the end. No prefix cache: no run profits from another."""
     for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
         os.environ.setdefault(name, value)
-    from vllm import LLM
-    from vllm.platforms import current_platform
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Importing it uses deprecated parts of torch.
+        from vllm import LLM
+        from vllm.platforms import current_platform
 
     llm = LLM(
         model=str(model), max_num_seqs=MAX_SEQS, enforce_eager=current_platform.is_cpu(), enable_prefix_caching=False,

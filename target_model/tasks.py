@@ -1,7 +1,7 @@
 """HumanEval and its single-line infilling set, as tasks: read from the files that their authors publish.
 
-HumanEval: Chen et al., "Evaluating Large Language Models Trained on Code" (2021). Single-line infilling: Bavarian et al.,
-"Efficient Training of Language Models to Fill in the Middle" (2022): one line of a solution is missing.
+HumanEval: Chen et al., "Evaluating Large Language Models Trained on Code" (2021). Single-line infilling: Bavarian et
+al., "Efficient Training of Language Models to Fill in the Middle" (2022): one line of a solution is missing.
 """
 
 import gzip

@@ -27,7 +27,7 @@ model_option = click.option("--model", type=FOLDER, required=True, help="Model f
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-class Number(click.ParamType):
+class Number(click.ParamType[int]):
     """A count that may be written as 50e9."""
 
     name = "number"

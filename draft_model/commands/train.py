@@ -15,7 +15,8 @@ from draft_model.training.plan import DEFAULT_UTILISATION, describe_plan, make_p
 from draft_model.training.trainer import CHECKPOINT_EVERY_S
 from draft_model.training.world import joined_world
 
-preset_option = click.option("--preset", type=click.Choice(sorted(PRESETS)), required=True)
+KNOWN = ", ".join(sorted(PRESETS))
+preset_option = click.option("--preset", required=True, help=f"One of {KNOWN}.")
 
 
 def chosen_budget(preset: Preset, minutes: float | None, steps: int | None, tokens: int | None) -> Budget:
@@ -82,7 +83,7 @@ def train(
 
 
 @click.command()
-@click.option("--preset", type=click.Choice(sorted(PRESETS)), default="draft-1b", show_default=True)
+@click.option("--preset", default="draft-1b", show_default=True, help=f"One of {KNOWN}.")
 @click.option("--gpus", type=click.IntRange(min=1), required=True)
 @click.option("--gpu", type=click.Choice(sorted(PEAK_FLOPS)), required=True)
 @click.option("--tokens", type=Number(), required=True)

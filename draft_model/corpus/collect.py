@@ -55,7 +55,8 @@ def _check(manifest: Manifest) -> None:
             total = sum(source.num_files for source in manifest.sources)
             left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.num_refused.items())
             raise PipelineError(
-                f"the {side.value.replace('_', '-')} side of the corpus would be empty: {total} usable files, left out: "
+                f"the {side.value.replace('_', '-')} side of the corpus would be empty: {total} usable files, "
+                f"left out: "
                 f"{left_out or 'none'}; --hold-out NAME holds a repository out"
             )
 
@@ -66,7 +67,8 @@ def render_card(manifest: Manifest) -> str:
         "# Corpus",
         "",
         *(
-            f"{side.value.replace('_', '-')}: {manifest.num_files(side):,} files, {manifest.num_bytes(side) / 1e6:.1f} MB  "
+            f"{side.value.replace('_', '-')}: {manifest.num_files(side):,} files, "
+            f"{manifest.num_bytes(side) / 1e6:.1f} MB  "
             for side in Side
         ),
         f"digest: {manifest.digest}",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from zlib import crc32
 
-from datasketch import MinHash, MinHashLSH
+from datasketch import MinHash, MinHashLSH  # type: ignore[import-untyped]
 
 SIMILARITY = 0.7
 """Jaccard similarity of the sets of shingles from which on two files are near copies."""

@@ -45,7 +45,7 @@ def read_folder(root: Path, suffixes: tuple[str, ...], licence: str | None = Non
 
 
 def read_repositories(root: Path, suffixes: tuple[str, ...]) -> Iterator[Document]:
-    """Every folder in `root` as a repository of its own, under the licence that its licence file has, if it is known."""
+    """Every folder in `root` as a repository of its own, under the licence that its licence file has."""
     if not root.is_dir():
         raise PipelineError(f"{root} is not a folder")
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):

@@ -1,7 +1,7 @@
 """The fill-in-the-middle split: where the cursor stands, what is completed, and what of the rest is shown.
 
-`before` is whole lines, `typed` ends at the cursor, `completion` starts there, `after` follows it. The cursor cuts words
-anywhere, so each of the four texts is tokenised on its own: the server sees `typed` before `completion` exists.
+`before` is whole lines, `typed` ends at the cursor, `completion` starts there, `after` follows it. The cursor cuts
+words anywhere, so each of the four texts is tokenised on its own: the server sees `typed` before `completion` exists.
 """
 
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ PREFIX_FIRST, SUFFIX_FIRST, PREFIX_ONLY = "prefix_first", "suffix_first", "prefi
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One family's prompt format, named as the server names its parts; markers are single special tokens, "" is none."""
+    """One family's prompt format, its parts named as by the server; markers are single tokens, "" is none."""
 
     name: str
     order: str
@@ -70,14 +70,15 @@ class LayoutEncoder:
 
     def __init__(self, backend: Tokenizer, layout: Layout, end: str) -> None:
         """Find the markers' ids; PipelineError names those that the tokenizer lacks."""
-        missing = [marker for marker in (*layout.markers, end) if backend.token_to_id(marker) is None]
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        missing = [marker for marker in (*layout.markers, end) if marker not in vocabulary]
         if missing:
             raise PipelineError(f"the tokenizer lacks {', '.join(missing)} of the layout {layout.name}")
         self.layout = layout
-        self.end = int(backend.token_to_id(end))
+        self.end = vocabulary[end]
         self.begin = _begin_ids(backend)
         self._backend = backend
-        self._ids: dict[str, int] = {marker: backend.token_to_id(marker) for marker in layout.markers}
+        self._ids = {marker: vocabulary[marker] for marker in layout.markers}
         self._reserved = (*layout.markers, end)
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
 

@@ -1,4 +1,4 @@
-"""Training data on disk: shards of blocks of rows, each shard a pure function of corpus, tokenizer, settings and number.
+"""Training data on disk: shards of blocks of rows, each a pure function of corpus, tokenizer, settings and number.
 
     data.json  tokenizer/  ids-00000.npy  middle-00000.npy  ids-00001.npy ...
 

@@ -67,7 +67,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def make_encoder(tokenizer: PreTrainedTokenizerFast, layout: Layout = EMBEDDED) -> LayoutEncoder:
     """The tokenizer in a layout; its own end token ends a completion."""
     end: Any = tokenizer.eos_token
-    return LayoutEncoder(tokenizer.backend_tokenizer, layout, str(end))  # type: ignore[arg-type]
+    return LayoutEncoder(tokenizer.backend_tokenizer, layout, str(end))
 
 
 def load_encoder(folder: Path) -> LayoutEncoder:

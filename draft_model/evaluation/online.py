@@ -27,12 +27,12 @@ def serve(
     max_tokens: int, temperatures: Sequence[float] = (0.0,), max_num_seqs: int = 1,
 ) -> list[Served]:  # fmt: skip
     """Complete all prompts at every temperature, one sequence at a time unless told otherwise, on one engine."""
-    served = []
     with open_engine(target, draft, num_speculative_tokens=num_speculative_tokens, max_num_seqs=max_num_seqs) as engine:
         engine.complete(prompts[:1], max_tokens=max_tokens)
-        for temperature in temperatures:
-            served.append(_pass(engine, prompts, num_speculative_tokens, max_tokens, temperature, draft is not None))
-    return served
+        has_draft = draft is not None
+        return [
+            _pass(engine, prompts, num_speculative_tokens, max_tokens, degree, has_draft) for degree in temperatures
+        ]
 
 
 def _pass(

@@ -1,7 +1,7 @@
 """How much arithmetic a token takes, and how much a device could do: utilisation is one over the other.
 
-Counted as in "PaLM" (Chowdhery et al., 2022), appendix B: six operations a parameter and token for forward and backward,
-and the attention scores on top, halved because they are causal. Recomputation would not count.
+Counted as in "PaLM" (Chowdhery et al., 2022), appendix B: six operations a parameter and token for forward and
+backward, and the attention scores on top, halved because they are causal. Recomputation would not count.
 """
 
 import time

@@ -1,7 +1,7 @@
 """The loss: cross-entropy against the text, mixed with the divergence from a teacher's distribution.
 
-Distillation is the forward Kullback-Leibler divergence KL(teacher || draft) at every token, as in "DistillSpec" (Zhou et
-al., 2023): a draft is accepted as far as its distribution covers the target's.
+Distillation is the forward Kullback-Leibler divergence KL(teacher || draft) at every token, as in "DistillSpec" (Zhou
+et al., 2023): a draft is accepted as far as its distribution covers the target's.
 """
 
 import torch
@@ -39,7 +39,8 @@ class Teacher:
 
     def __init__(self, model: LlamaForCausalLM, mix: float) -> None:
         self.mix = mix
-        self._model = model.eval().requires_grad_(False)
+        model.requires_grad_(False)
+        self._model = model
 
     @torch.no_grad()
     def logits(self, ids: Tensor) -> Tensor:

@@ -62,5 +62,6 @@ def describe_plan(plan: Plan, utilisation: float) -> str:
         f"{plan.num_parameters / 1e9:.2f}B parameters, {plan.flops:.2e} operations\n"
         f"{plan.tokens_per_s:,.0f} tokens/s at {utilisation:.0%} of the peak\n"
         f"{plan.days:.1f} days, {plan.gpu_hours:,.0f} GPU hours, about ${plan.dollars:,.0f}\n"
-        f"{plan.state_gib_per_gpu:.1f} of {plan.gib_per_gpu} GiB a GPU for weights and optimiser, the rest for activations"
+        f"{plan.state_gib_per_gpu:.1f} of {plan.gib_per_gpu} GiB a GPU for weights and optimiser, "
+        "the rest for activations"
     )

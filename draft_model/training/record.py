@@ -68,7 +68,7 @@ def recording(folder: Path) -> Iterator[Recorder]:
     """A recorder for a run's folder, which draws the picture at the end."""
     from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
 
-    recorder = Recorder(folder, SummaryWriter(str(folder / BOARD)))  # type: ignore[no-untyped-call]
+    recorder = Recorder(folder, SummaryWriter(str(folder / BOARD)))
     try:
         yield recorder
     finally:

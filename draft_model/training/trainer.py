@@ -1,7 +1,7 @@
 """The training loop: blocks by step number in, weights and checkpoints out. It knows no corpus or command line.
 
-A loop of its own instead of transformers' Trainer: two optimisers with one schedule over a budget of active minutes, and
-a data position that is a step number, would each have to be forced into it; all of the loop is below.
+A loop of its own instead of transformers' Trainer: two optimisers with one schedule over a budget of active minutes,
+and a data position that is a step number, would each have to be forced into it; all of the loop is below.
 """
 
 import hashlib
@@ -112,7 +112,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         """Make the model, or take it from the checkpoint.
 
-        Raises PipelineError when the step does not divide into blocks and processes, or the checkpoint is another run's.
+        Raises PipelineError when the step does not divide into blocks and processes, or the checkpoint is another's.
         """
         self._preset = preset
         self._source = source
@@ -186,8 +186,8 @@ class Trainer:
     def _check(self, loss: float, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise PipelineError(
-                f"the loss is {loss} and the gradient {norm} at step {self._budget.num_steps + 1}; the checkpoint of step "
-                f"{self._saved_step} is intact: train with lower rates or look at the data"
+                f"the loss is {loss} and the gradient {norm} at step {self._budget.num_steps + 1}; the checkpoint "
+                f"of step {self._saved_step} is intact: train with lower rates or look at the data"
             )
 
     def _progress(self, losses: list[float], norm: float, scale: float, took_s: float, flops: float) -> Progress:

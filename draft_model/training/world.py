@@ -72,14 +72,15 @@ class World:
         """Whole weights on the CPU; empty on all processes but the main one. All must call it."""
         if self.size == 1:
             return model.state_dict()
-        return dict(get_model_state_dict(model, options=_WHOLE))
+        state: dict[str, Any] = get_model_state_dict(model, options=_WHOLE)
+        return state
 
     def load_model_state(self, model: nn.Module, state: dict[str, Tensor]) -> None:
         """Put whole weights into the model. All processes must call it, the main one with the weights."""
         if self.size == 1:
             model.load_state_dict(state)
             return
-        set_model_state_dict(model, state, options=_SPREAD)
+        set_model_state_dict(model, dict[str, Any](state), options=_SPREAD)
 
     def optimiser_state(self, model: nn.Module, optimiser: Optimizer) -> dict[str, Any]:
         """The same for an optimiser, by parameter name, so that another number of processes can go on with it."""

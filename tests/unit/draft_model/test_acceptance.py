@@ -58,12 +58,12 @@ def test_a_replay_is_what_a_step_by_step_speculation_does(matches: list[bool], l
 def test_what_is_counted_by_hand() -> None:
     #                 t      draft 1        draft 2      draft 3
     found = replay([True, True, True, False, False, True, True], 2)
-    assert found == Acceptance(3, (2, 1))
-    assert found.per_token == 0.5
-    assert found.per_position == pytest.approx((2 / 3, 1 / 3))
-    assert found.mean_length == 2.0
+    assert found == Acceptance(3, (2, 2))
+    assert found.per_token == pytest.approx(2 / 3)
+    assert found.per_position == pytest.approx((2 / 3, 2 / 3))
+    assert found.mean_length == pytest.approx(7 / 3)
     assert (found + found).num_drafts == 6
-    assert conditional_acceptance(found) == pytest.approx(3 / 5)
+    assert conditional_acceptance(found) == pytest.approx(4 / 5)
     assert replay([], 3).per_token == 0.0
 
 

@@ -73,7 +73,7 @@ def test_the_typed_part_is_tokenised_without_the_completion(encoder: LayoutEncod
     joined, typed, completion = encoder.encode("return"), encoder.encode("ret"), encoder.encode("urn")
     assert joined != typed + completion
     prompt = encoder.encode_prompt("", "ret", "")
-    assert prompt == [encoder.prefix, encoder.suffix, encoder.middle, *typed]
+    assert prompt == [1, 2, 3, *typed]
 
 
 @pytest.mark.parametrize(

@@ -220,8 +220,8 @@ def test_the_same_sources_give_the_same_corpus(corpus: Corpus, repositories: Pat
 def test_an_empty_side_is_a_clear_error_and_leaves_nothing(repositories: Path, tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="train side of the corpus would be empty: 0 usable files"):
         collect_corpus([document(licence="GPL-3.0-only")], tmp_path / "out", CorpusSettings())
+    settings = CorpusSettings(held_out_percent=0.0)
     with pytest.raises(PipelineError, match="--hold-out"):
-        settings = CorpusSettings(held_out_percent=0.0)
         collect_corpus(read_repositories(repositories, (".py",)), tmp_path / "out", settings)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(PipelineError, match="draft-model corpus"):
