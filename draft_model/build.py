@@ -1,23 +1,39 @@
-"""The whole build: corpus, tokenizer, target, draft, evaluation, cards, two model folders. Interrupted, it goes on."""
+"""The embedded pair from nothing: corpus, tokenizer, data, target, draft, figures, cards, two model folders.
 
+    corpus/  tokenizer/  data/  target/  draft/  figures.json
+
+Each part that is there is used; interrupted anywhere, the same call goes on.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from draft_model.budget import Budget
 from draft_model.card import render_card
-from draft_model.corpus import Corpus
-from draft_model.evaluate import evaluate, measure_agreement
-from draft_model.export import as_evaluated, export_model, to_bfloat16
+from draft_model.corpus.documents import Side
+from draft_model.corpus.store import Corpus
+from draft_model.data.layouts import EMBEDDED
+from draft_model.data.shards import DataSettings, build_data
+from draft_model.data.tokenizer import load_encoder, train_tokenizer
+from draft_model.evaluation.held_out import evaluate, held_out_splits
+from draft_model.evaluation.loading import load_model
+from draft_model.evaluation.offline import Pair, measure_greedy
+from draft_model.evaluation.probes import run_probes
+from draft_model.evaluation.report import OfflineFigures, offline_figures
+from draft_model.export import rewrite_card
 from draft_model.figures import BuildFigures, ModelFigures, save_figures
-from draft_model.model import num_parameters
+from draft_model.files import folder_atomically
 from draft_model.presets import Preset
-from draft_model.probes import run_probes
-from draft_model.tokenizer import Encoder, load_tokenizer
-from draft_model.train import TrainResult
-from draft_model.watch import watching
-from draft_model.workspace import Workspace
+from draft_model.run import MODEL, Distillation, train
+from draft_model.training.budget import Budget
+from draft_model.training.model import num_parameters
+from draft_model.training.trainer import TrainResult
+from draft_model.training.world import World
+
+PAIR_CURSORS = 200
+PAIR_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -29,51 +45,64 @@ class Role:
     out: Path
 
 
-def build_pair(
-    space: Workspace, target: Role, draft: Role, console: Console, folder: Path | None = None
-) -> BuildFigures:
-    """Make both model folders from what `space` holds, training what is not trained; return what was measured.
+@dataclass(frozen=True)
+class BuildSettings:
+    """What both models share. `mix` is the target's share in the draft's loss; 0 trains it on text alone."""
 
-    The corpus is that of `folder` when it is given. Raises PipelineError for what the person can remove.
+    data: DataSettings
+    mix: float = 0.5
+    num_cursors: int = PAIR_CURSORS
+
+
+def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, console: Console) -> BuildFigures:
+    """Make both model folders from the corpus in `root`; return what was measured.
+
+    Raises PipelineError for what the person can remove.
     """
-    corpus = space.ensure_corpus(folder)
-    encoder = space.ensure_tokenizer(corpus, target.preset.shape.vocab_size)
-    trained = [_train(space, role, corpus, encoder, console) for role in (target, draft)]
-    console.print("evaluating on held-out files")
-    figures = _measure(target, draft, trained, corpus, encoder)
-    save_figures(figures, space.root / "figures.json")
-    tokenizer = load_tokenizer(space.tokenizer_folder)
-    for name, role, result in (("target", target, trained[0]), ("draft", draft, trained[1])):
-        model = to_bfloat16(result.model, role.preset.shape)
-        export_model(model, tokenizer, render_card(figures, name), role.out)
+    corpus = Corpus(root / "corpus")
+    ensure_tokenizer(corpus, root / "tokenizer", target.preset.shape.vocab_size)
+    build_data(corpus, root / "tokenizer", EMBEDDED, root / "data", settings.data)
+    world = World()
+    first = train(target.preset, root / "data", root / "target", target.budget, world, console)
+    taught = Distillation(root / "target" / MODEL, settings.mix) if settings.mix else None
+    second = train(draft.preset, root / "data", root / "draft", draft.budget, world, console, distillation=taught)
+    console.print("measuring on held-out files")
+    runs = ((target, root / "target", first), (draft, root / "draft", second))
+    figures = _measure(runs, corpus, settings.num_cursors)
+    save_figures(figures, root / "figures.json")
+    for name, (role, run, _) in zip(("target", "draft"), runs, strict=True):
+        rewrite_card(run / MODEL, render_card(figures, name), role.out)
         console.print(f"wrote {role.out}")
     return figures
 
 
-def _train(space: Workspace, role: Role, corpus: Corpus, encoder: Encoder, console: Console) -> TrainResult:
-    with watching(console, role.preset.name) as watcher:
-        return space.train(role.preset, corpus, encoder, role.budget, watcher)
+def ensure_tokenizer(corpus: Corpus, out: Path, vocab_size: int) -> None:
+    """Learn the tokenizer from the training side, unless it is there."""
+    if (out / "tokenizer.json").is_file():
+        return
+    tokenizer = train_tokenizer((document.text for document in corpus.documents(Side.TRAIN)), vocab_size)
+    with folder_atomically(out) as folder:
+        tokenizer.save_pretrained(str(folder))
 
 
-def _measure(target: Role, draft: Role, trained: list[TrainResult], corpus: Corpus, encoder: Encoder) -> BuildFigures:
+def _measure(runs: Sequence[tuple[Role, Path, TrainResult]], corpus: Corpus, num_cursors: int) -> BuildFigures:
     """Evaluate the weights as exported: rounded to bfloat16, computed in float32."""
-    texts = corpus.texts(held_out=True)
-    rounded = [
-        as_evaluated(to_bfloat16(result.model, role.preset.shape))
-        for role, result in zip((target, draft), trained, strict=True)
-    ]
-    measured = [
-        ModelFigures(
-            role.preset,
-            num_parameters(model),
-            result.num_steps,
-            result.num_tokens,
-            result.active_s,
-            evaluate(model, encoder, texts),
-            run_probes(model, encoder),
-        )
-        for role, result, model in zip((target, draft), trained, rounded, strict=True)
-    ]
-    num_tokens = sum(len(encoder.encode(text)) for text in corpus.texts(held_out=False))
-    agreement = measure_agreement(rounded[0], rounded[1], encoder, texts)
-    return BuildFigures(measured[0], measured[1], agreement, corpus.summaries, num_tokens, len(texts))
+    texts = corpus.texts(Side.HELD_OUT)
+    target, draft = (_measure_model(role, run, result, texts) for role, run, result in runs)
+    pair = measure_pair(runs[0][1] / MODEL, runs[1][1] / MODEL, texts, num_cursors)
+    return BuildFigures(target, draft, pair, corpus.manifest.sources, len(texts))
+
+
+def _measure_model(role: Role, run: Path, result: TrainResult, texts: Sequence[str]) -> ModelFigures:
+    model, encoder = load_model(run / MODEL), load_encoder(run / MODEL)
+    return ModelFigures(
+        role.preset, num_parameters(model), result.num_steps, result.num_tokens, result.active_s,
+        evaluate(model, encoder, texts), run_probes(model, encoder),
+    )  # fmt: skip
+
+
+def measure_pair(target: Path, draft: Path, texts: Sequence[str], num_cursors: int) -> OfflineFigures:
+    """How much of the draft the target accepts, offline and greedily."""
+    splits = held_out_splits(texts, num_cursors)
+    pair = Pair(load_model(target), load_model(draft), load_encoder(target))
+    return offline_figures(measure_greedy(pair, splits, PAIR_TOKENS), len(splits), {})

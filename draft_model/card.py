@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from textwrap import fill
 
-from draft_model.data import FIM_SHARE
+from draft_model.corpus.readers import STDLIB
+from draft_model.data.samples import FIM_SHARE
+from draft_model.evaluation.probes import ProbeResult, probe_table
 from draft_model.figures import BuildFigures, ModelFigures
-from draft_model.probes import ProbeResult
-from draft_model.sources import STDLIB
 
 WIDTH = 120
 _PURPOSE = {
@@ -33,23 +33,6 @@ def render_card(figures: BuildFigures, role: str) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def probe_table(results: list[ProbeResult]) -> str:
-    """The probes as a Markdown table: the line with the cursor as `│`, what came out, and whether it was right."""
-    rows = ["| the line, │ is the cursor | came out | as expected |", "| --- | --- | --- |"]
-    for result in results:
-        line = f"{result.probe.typed.strip()}│{result.probe.after.partition(chr(10))[0]}"
-        rows.append(f"| {_code(line)} | {_code(result.completion)} | {'yes' if result.is_right else 'no'} |")
-    return "\n".join(rows)
-
-
-def _code(text: str) -> str:
-    shown = text.replace("\n", "⏎").replace("|", "\\|")
-    if not shown:
-        return "(nothing)"
-    fence = "``" if "`" in shown else "`"
-    return f"{fence}{shown}{fence}"
-
-
 def _paragraph(*sentences: str) -> str:
     return fill(" ".join(sentences), WIDTH, break_long_words=False, break_on_hyphens=False)
 
@@ -60,10 +43,10 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 _ENVIRONMENT = _paragraph(
-    "All of it lies in the environment in which the server is developed. The standard library alone is about two",
-    "million tokens, too few for this many parameters, so permissively licensed packages are read too; none is",
-    "copyleft. Of torch only the Python under `nn`, `optim`, `utils` and `distributions` is read, of transformers",
-    "that under `data`, `generation` and `utils`.",
+    "The standard library alone is about two million tokens, too few for this many parameters, so packages are read",
+    "too, from the locked environment and as wheels from the package index. Licences are those that each package's",
+    "metadata says; only permissive ones are read. Of torch, transformers and vLLM a part is read. Whole packages are",
+    "held out.",
 )
 
 
@@ -82,7 +65,7 @@ def _introduction(model: ModelFigures, purpose: str) -> tuple[str, ...]:
 
 
 def _measured(figures: BuildFigures, model: ModelFigures) -> tuple[str, ...]:
-    held_out, agreement = model.evaluation, figures.agreement
+    held_out, pair = model.evaluation, figures.pair
     rows = [
         ("parameters", f"{model.num_parameters:,}"),
         ("training tokens", f"{model.num_tokens:,}"),
@@ -91,14 +74,14 @@ def _measured(figures: BuildFigures, model: ModelFigures) -> tuple[str, ...]:
         ("loss inside held-out completions, nats per token", f"{held_out.middle_loss:.3f}"),
         ("first token of a held-out completion right", f"{held_out.first_token_accuracy:.1%} of {held_out.num_splits}"),
         ("probes as expected", f"{model.num_right} of {len(model.probes)}"),
-        ("the draft's greedy token is the target's, held-out text", f"{agreement.text:.1%}"),
-        ("the same inside held-out completions", f"{agreement.completions:.1%}"),
+        ("tokens of the target's completions that the draft foretells", f"{pair.agreement:.1%}"),
+        ("drafted tokens that are accepted, greedy, K = 4", f"{pair.acceptance_by_length[4]:.1%}"),
     ]
     return (
         "## Figures",
         _paragraph(
-            f"Measured once, with the exported weights, on {figures.num_held_out_files} files that were held out",
-            f"whole ({held_out.num_tokens:,} tokens). They went through the same cleaning as the training text",
+            f"Measured once, with the exported weights, on the {figures.num_held_out_files} files of the packages that",
+            f"were held out ({held_out.num_tokens:,} tokens). They went through the same cleaning as the training text",
             "(below), so the bits per byte compare with nothing else.",
         ),
         _table(("figure", "value"), rows),
@@ -143,19 +126,20 @@ def _trained(model: ModelFigures) -> tuple[str, ...]:
 def _read(figures: BuildFigures) -> tuple[str, ...]:
     total_mb = sum(entry.num_bytes for entry in figures.sources) / 1e6
     rows = [
-        (entry.name, entry.version, entry.licence, str(entry.num_files), f"{entry.num_bytes / 1e6:.2f}")
+        (
+            entry.name, entry.version, entry.licence, entry.side.replace("_", "-"), str(entry.num_files),
+            f"{entry.num_bytes / 1e6:.2f}",
+        )
         for entry in figures.sources
-    ]
+    ]  # fmt: skip
     return (
         "## Data and licences",
         _paragraph(
-            f"{total_mb:.1f} MB, of it {figures.num_corpus_tokens / 1e6:.1f} million training tokens and the",
-            "held-out files. Left out are tests, generated files, tables, vendored copies and files that mostly",
-            "repeat others; licence headers are dropped and docstrings of more than six lines cut to their first",
-            "paragraph.",
+            f"{total_mb:.1f} MB. Left out are tests, generated files, tables, vendored copies and near copies; licence",
+            "headers are dropped and docstrings of more than six lines cut to their first paragraph.",
         ),
-        *([_ENVIRONMENT] if any(entry.name == STDLIB.name for entry in figures.sources) else []),
-        _table(("source", "version", "licence", "files", "MB"), rows),
+        *([_ENVIRONMENT] if any(entry.name == STDLIB for entry in figures.sources) else []),
+        _table(("source", "version", "licence", "side", "files", "MB"), rows),
         _paragraph(
             "The weights are under this project's licence. A model of this size can still repeat short passages of",
             "what it read.",

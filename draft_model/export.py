@@ -1,37 +1,37 @@
-"""A trained model as a Hugging Face folder: bfloat16 weights, tokenizer, generation defaults and the card."""
+"""Trained weights as a Hugging Face folder: bfloat16, tokenizer, generation defaults and the card."""
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draft_model.files import folder_atomically
-from draft_model.model import END_TOKEN_ID, make_config
 from draft_model.presets import Shape
+from draft_model.training.model import make_config
 
 
-def to_bfloat16(model: LlamaForCausalLM, shape: Shape) -> LlamaForCausalLM:
-    """A bfloat16 copy of a trained model: the weights that are exported, and so the ones to evaluate."""
-    copy = LlamaForCausalLM(make_config(shape))  # type: ignore[no-untyped-call]
-    copy.load_state_dict(model.state_dict())
-    copy.to(torch.bfloat16)  # type: ignore[arg-type]
-    copy.requires_grad_(False)
-    return copy
-
-
-def as_evaluated(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The same weights, rounding kept, in float32, which is how figures are measured."""
-    model.to(torch.float32)  # type: ignore[arg-type]
-    return model
-
-
-def export_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, card: str, out: Path) -> None:
+def export_model(
+    weights: Mapping[str, Tensor], shape: Shape, tokenizer: PreTrainedTokenizerFast, card: str, out: Path
+) -> None:
     """Write `out` whole or not at all, in place of what was there; PipelineError when the disk refuses."""
-    model.generation_config.bos_token_id = END_TOKEN_ID
-    model.generation_config.eos_token_id = END_TOKEN_ID
+    end = tokenizer.convert_tokens_to_ids(str(tokenizer.eos_token))
+    model = LlamaForCausalLM(make_config(shape, int(end)))  # type: ignore[no-untyped-call, arg-type]
+    model.load_state_dict(dict(weights))
+    model.to(torch.bfloat16)  # type: ignore[arg-type]
+    model.generation_config.bos_token_id = model.generation_config.eos_token_id = end
     with folder_atomically(out) as folder:
         model.save_pretrained(str(folder))
         tokenizer.save_pretrained(str(folder))
         (folder / "README.md").write_text(card, encoding="utf-8")
         for path in folder.iterdir():
             path.chmod(0o644)
+
+
+def rewrite_card(model: Path, card: str, out: Path) -> None:
+    """Copy a model folder to `out` with another card, whole or not at all; PipelineError when the disk refuses."""
+    with folder_atomically(out) as folder:
+        shutil.copytree(model, folder, dirs_exist_ok=True)
+        (folder / "README.md").write_text(card, encoding="utf-8")

@@ -4,11 +4,12 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from draft_model.corpus import SourceSummary
-from draft_model.evaluate import Agreement, Evaluation
+from draft_model.corpus.documents import SourceSummary
+from draft_model.evaluation.held_out import Evaluation
+from draft_model.evaluation.probes import ProbeResult
+from draft_model.evaluation.report import OfflineFigures
 from draft_model.files import write_atomically
 from draft_model.presets import Preset
-from draft_model.probes import ProbeResult
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,8 @@ class BuildFigures:
 
     target: ModelFigures
     draft: ModelFigures
-    agreement: Agreement
+    pair: OfflineFigures
     sources: tuple[SourceSummary, ...]
-    num_corpus_tokens: int
     num_held_out_files: int
 
 

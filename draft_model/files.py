@@ -1,28 +1,41 @@
 """Files and folders that appear whole or not at all: written beside their final place, then renamed."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from draft_model.errors import PipelineError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old or the new content; PipelineError when the disk refuses."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file to write that takes the place of `path` when all went well, and is removed when not.
+
+    Raises PipelineError when the disk refuses (full, read-only); `path` is then what it was before.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
+        raise PipelineError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from error
+    finally:
         temporary.unlink(missing_ok=True)
-        raise PipelineError(f"cannot write {path}: {error.strerror}; nothing was changed") from error
 
 
 @contextlib.contextmanager
@@ -59,3 +72,12 @@ def _swap(new: Path, path: Path) -> None:
         old.rename(path)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def file_digest(path: Path) -> str:
+    """A short name for a file's content; PipelineError when it can't be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise PipelineError(f"cannot read {path}: {error.strerror}") from error

@@ -1,1 +1,1 @@
-"""INT8 for the target: reads a model folder, writes one that vLLM loads. It knows no corpus or server."""
+"""INT8 for the target, and what it costs: makes a model folder that vLLM loads, measures both. Knows no corpus."""

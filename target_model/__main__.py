@@ -8,19 +8,24 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from target_model.errors import QuantiseError
+from target_model.errors import QuantiseError, TargetError
+from target_model.evaluate import Material, measure, read_texts, render, to_json
 from target_model.quantise import Report, quantise_folder
+from target_model.tasks import Task, read_tasks
 
 MIB = 1 << 20
+MAX_TEXTS = 100
+FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.group(context_settings={"max_content_width": 110})
 def main() -> None:
-    """Make an INT8 copy of a target model.
+    """Make an INT8 copy of a target model, and measure what it costs.
 
     \b
     Example:
       target-model quantize --model target_model/embedded --out work/embedded-int8
+      target-model evaluate --model bf16=target_model/embedded --model int8=work/embedded-int8
     """
 
 
@@ -54,6 +59,58 @@ def quantize(model: Path, out: Path, scheme: str, as_json: bool) -> None:
     except QuantiseError as error:
         raise click.ClickException(str(error)) from error
     click.echo(json.dumps(asdict(report)) if as_json else describe(report, out))
+
+
+@main.command()
+@click.option(
+    "--model", "models", multiple=True, required=True, metavar="[NAME=]DIR", help="One or more, side by side."
+)
+@click.option("--humaneval", type=FILE, default=None, help="HumanEval.jsonl.gz, for pass@1.")
+@click.option("--single-line", type=FILE, default=None, help="HumanEval-SingleLineInfilling.jsonl.gz.")
+@click.option("--held-out", type=FILE, default=None, help="Held-out code, Parquet or JSON lines with a column text.")
+@click.option(
+    "--max-tasks", type=click.IntRange(min=1), default=None, help="Of each set, spread evenly.  [default: all]"
+)
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Also write the figures there as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def evaluate(
+    *, models: tuple[str, ...], humaneval: Path | None, single_line: Path | None, held_out: Path | None,
+    max_tasks: int | None, out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Quality, speed and memory of models in vLLM: what INT8 costs and what it gives.
+
+    What the models write is run in a process of its own, with limits and without network; run all of it in a container.
+
+    \b
+    Example:
+      target-model evaluate --model bf16=target_model/embedded --model int8=work/embedded-int8 \\
+          --single-line HumanEval-SingleLineInfilling.jsonl.gz --held-out work/embedded/corpus/held_out-00000.parquet
+    """
+    try:
+        material = Material(
+            spread(read_tasks(humaneval), max_tasks) if humaneval else (),
+            spread(read_tasks(single_line), max_tasks) if single_line else (),
+            read_texts(held_out, MAX_TEXTS) if held_out else (),
+        )
+        found = [measure(name, path, material) for name, path in map(named_model, models)]
+    except TargetError as error:
+        raise click.ClickException(str(error)) from error
+    if out is not None:
+        out.write_text(to_json(found), encoding="utf-8")
+    click.echo(to_json(found) if as_json else render(found))
+
+
+def named_model(text: str) -> tuple[str, Path]:
+    """A name and a folder; the folder's own name where none is given."""
+    name, found, folder = text.partition("=")
+    return (name, Path(folder)) if found else (Path(text).name, Path(text))
+
+
+def spread(tasks: list[Task], most: int | None) -> list[Task]:
+    """At most so many tasks, evenly over all."""
+    if most is None or most >= len(tasks):
+        return tasks
+    return [tasks[number * len(tasks) // most] for number in range(most)]
 
 
 def describe(report: Report, out: Path) -> str:

@@ -6,12 +6,16 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from draft_model.corpus import is_held_out
-from draft_model.presets import Preset, Shape, TrainSettings
-from draft_model.tokenizer import Encoder, train_tokenizer
+from draft_model.corpus.collect import CorpusSettings, collect_corpus
+from draft_model.corpus.readers import read_repositories
+from draft_model.corpus.store import Corpus
+from draft_model.data.layouts import EMBEDDED, LayoutEncoder
+from draft_model.data.shards import DataSettings, build_data
+from draft_model.data.tokenizer import make_encoder, train_tokenizer
+from draft_model.presets import Preset
+from tests.unit.draft_model.tiny import PRESET, VOCAB_SIZE, different_source
 
-VOCAB_SIZE = 320
-VERBS = ("read", "write", "open", "close", "count", "merge", "split", "parse", "render", "send")
+MIT = "Permission is hereby granted, free of charge, to any person obtaining a copy of this software"
 SOURCE = '''import os
 
 
@@ -44,17 +48,20 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session")
-def encoder(tokenizer: PreTrainedTokenizerFast) -> Encoder:
-    return Encoder(tokenizer)
+def encoder(tokenizer: PreTrainedTokenizerFast) -> LayoutEncoder:
+    return make_encoder(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(str(folder))
+    return folder
 
 
 @pytest.fixture
 def preset() -> Preset:
-    shape = Shape(1, 32, 64, 2, 2, head_dim=16, vocab_size=VOCAB_SIZE, context_tokens=64)
-    settings = TrainSettings(
-        minutes=1.0, batch_tokens=128, micro_tokens=64, row_tokens=(64, 32), warmup_steps=2, seed=3
-    )
-    return Preset("tiny", shape, settings)
+    return PRESET
 
 
 @pytest.fixture(autouse=True)
@@ -62,21 +69,36 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def source_folder(tmp_path: Path) -> Path:
-    """Twenty different files to learn from, and one whose name says that it is held out."""
-    folder = tmp_path / "sources"
-    folder.mkdir()
-    names = [f"module_{number}.py" for number in range(400)]
-    held_out = next(name for name in names if is_held_out("sources", name))
-    learnt = [name for name in names if not is_held_out("sources", name)][:20]
-    for number, name in enumerate([held_out, *learnt]):
-        (folder / name).write_text(different_source(number), encoding="utf-8")
-    return folder
+@pytest.fixture(scope="session")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three repositories of files that share nothing, each with a licence."""
+    root = tmp_path_factory.mktemp("sources")
+    for name in ("one", "two", "three"):
+        (root / name).mkdir()
+        (root / name / "LICENSE").write_text(MIT, encoding="utf-8")
+    for number in range(24):
+        folder = root / ("one", "two", "three")[number % 3]
+        (folder / f"module_{number}.py").write_text(different_source(number), encoding="utf-8")
+    return root
 
 
-def different_source(number: int) -> str:
-    """A module that shares no line with the others."""
-    name = "".join("abcdefghij"[int(digit)] for digit in f"{number:03d}")
-    functions = [f"def {verb}_{name}(value_{name}):\n    return {verb}(value_{name}, self)\n" for verb in VERBS]
-    return "\n\n".join(functions)
+@pytest.fixture(scope="session")
+def corpus(repositories: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    out = tmp_path_factory.mktemp("made") / "corpus"
+    settings = CorpusSettings(held_out_percent=0.0, held_out=("three",), num_parts=2)
+    collect_corpus(read_repositories(repositories, (".py",)), out, settings)
+    return Corpus(out)
+
+
+@pytest.fixture(scope="session")
+def data_settings() -> DataSettings:
+    return DataSettings(num_tokens=4096, block_tokens=64, row_tokens=(64, 32), blocks_a_shard=32, seed=5)
+
+
+@pytest.fixture(scope="session")
+def data(
+    corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("made") / "data"
+    build_data(corpus, tokenizer_folder, EMBEDDED, out, data_settings)
+    return out

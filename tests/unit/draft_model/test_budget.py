@@ -1,8 +1,8 @@
 import pytest
 
-from draft_model.budget import Budget
-from draft_model.optim import learning_rate_scale
 from draft_model.presets import TrainSettings
+from draft_model.training.budget import Budget
+from draft_model.training.optim import learning_rate_scale
 
 
 def test_a_paused_process_spends_a_few_steps_and_not_the_pause() -> None:

@@ -1,17 +1,25 @@
+"""Samples, shards and the order of blocks."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_model.data import BatchSource, CorpusText
-from draft_model.tokenizer import Encoder
+from draft_model.corpus.store import Corpus
+from draft_model.data.blocks import BlockSource
+from draft_model.data.fim import Split
+from draft_model.data.generated import load_splits, save_splits
+from draft_model.data.layouts import EMBEDDED, LayoutEncoder
+from draft_model.data.samples import CorpusText, SampleMaker
+from draft_model.data.shards import DataSettings, build_data, shard_paths
+from draft_model.errors import PipelineError
 
 positions = st.floats(0, 1, exclude_max=True)
-
-
-@pytest.fixture
-def batches(source: str, encoder: Encoder) -> BatchSource:
-    return BatchSource(CorpusText([source, source.upper()]), encoder, 128, (64, 32), seed=5)
 
 
 @given(positions, st.integers(1, 500))
@@ -26,32 +34,102 @@ def test_a_window_is_whole_lines_of_one_document(source: str, position: float, n
 
 
 def test_a_corpus_without_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(PipelineError, match="no text"):
         CorpusText(["", "  \n"])
 
 
-def test_batches_are_full_and_their_rows_go_through_the_lengths(batches: BatchSource) -> None:
-    assert [tuple(batches.batch(step).ids.shape) for step in range(3)] == [(2, 64), (4, 32), (2, 64)]
-    assert batches.batch(0).is_middle.shape == (2, 64)
+def test_a_row_is_full_and_marks_what_stands_behind_the_middle_marker(source: str, encoder: LayoutEncoder) -> None:
+    maker = SampleMaker(CorpusText([source]), encoder)
+    ends = 0
+    for seed in range(30):
+        ids, is_middle, slot = maker.row(seed * 100, 128, Random(seed))
+        assert len(ids) == len(is_middle) == 128
+        assert slot > seed * 100
+        assert all(mark for token, mark in zip(ids, is_middle, strict=True) if token == encoder.end)
+        ends += ids.count(encoder.end)
+    assert ends > 20
 
 
-def test_a_batch_depends_on_seed_and_step_alone(batches: BatchSource, source: str, encoder: Encoder) -> None:
-    again = BatchSource(CorpusText([source, source.upper()]), encoder, 128, (64, 32), seed=5)
-    other = BatchSource(CorpusText([source, source.upper()]), encoder, 128, (64, 32), seed=6)
-    again.batch(0)
-    assert torch.equal(batches.batch(7).ids, again.batch(7).ids)
-    assert not torch.equal(batches.batch(7).ids, batches.batch(9).ids)
-    assert not torch.equal(batches.batch(7).ids, other.batch(7).ids)
+def test_what_a_target_wrote_is_drawn_too(source: str, encoder: LayoutEncoder) -> None:
+    written = Split("", "re", "turn 7", "\n")
+    maker = SampleMaker(CorpusText([source]), encoder, generated=(written,), generated_share=0.5)
+    drawn = [maker.draw(0.3, 500, Random(seed)).ids for seed in range(60)]
+    expected = [*encoder.encode_prompt("", "re", "\n"), *encoder.encode("turn 7"), encoder.end]
+    assert 15 < drawn.count(expected) < 45
 
 
-def test_what_is_marked_as_middle_stands_behind_the_marker_and_holds_the_end(
-    batches: BatchSource, encoder: Encoder
+def test_shards_are_the_same_whoever_makes_them_and_in_whatever_order(
+    data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
 ) -> None:
-    seen = 0
-    for step in range(0, 40, 2):
-        batch = batches.batch(step)
-        ends = batch.ids == encoder.end
-        seen += int(ends.sum())
-        assert bool(batch.is_middle[ends].all())
-        assert not bool(batch.is_middle[batch.ids == encoder.prefix].any())
-    assert seen > 20
+    out = tmp_path / "data"
+    build_data(corpus, tokenizer_folder, EMBEDDED, out, data_settings, num_workers=2)
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["data.json", "ids-00000.npy", "ids-00001.npy", "middle-00000.npy", "middle-00001.npy", "tokenizer"]
+    assert all((out / name).read_bytes() == (data / name).read_bytes() for name in names if name != "tokenizer")
+
+
+def test_an_interrupted_build_goes_on_with_what_is_missing(
+    data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
+) -> None:
+    out, told = tmp_path / "data", []
+    build_data(corpus, tokenizer_folder, EMBEDDED, out, data_settings)
+    kept, _ = shard_paths(out, 0)
+    made_at = kept.stat().st_mtime_ns
+    shard_paths(out, 1)[1].unlink()
+    with pytest.raises(PipelineError, match="lacks 1 of 2 shards"):
+        BlockSource(out, 1)
+    build_data(
+        corpus, tokenizer_folder, EMBEDDED, out, data_settings, on_shard=lambda done, total: told.append((done, total))
+    )
+    assert told == [(1, 2), (2, 2)]
+    assert kept.stat().st_mtime_ns == made_at
+    assert shard_paths(out, 1)[1].read_bytes() == shard_paths(data, 1)[1].read_bytes()
+
+
+def test_data_made_otherwise_is_not_mixed_in(
+    data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings
+) -> None:
+    with pytest.raises(PipelineError, match="another corpus, tokenizer or other settings"):
+        build_data(corpus, tokenizer_folder, EMBEDDED, data, replace(data_settings, seed=6))
+    with pytest.raises(ValueError, match="divide the block"):
+        replace(data_settings, row_tokens=(48,))
+
+
+def test_blocks_have_rows_of_one_length_each(data: Path) -> None:
+    source = BlockSource(data, 1)
+    shapes = {tuple(source.block(place).ids.shape) for place in range(source.num_blocks)}
+    assert shapes == {(1, 64), (2, 32)}
+    assert source.block(0).is_middle.shape == source.block(0).ids.shape
+
+
+def test_every_block_comes_once_an_epoch_in_an_order_that_the_seed_decides(data: Path) -> None:
+    source = BlockSource(data, 1)
+
+    def visited(blocks: BlockSource, epoch: int) -> list[bytes]:
+        places = range(epoch * blocks.num_blocks, (epoch + 1) * blocks.num_blocks)
+        return [blocks.block(place).ids.numpy().tobytes() for place in places]
+
+    assert sorted(visited(source, 0)) == sorted(visited(source, 1))
+    assert visited(source, 0) != visited(source, 1)
+    assert visited(source, 1) == visited(BlockSource(data, 1), 1)
+    assert visited(source, 0) != visited(BlockSource(data, 2), 0)
+
+
+def test_the_marks_are_those_that_were_packed(data: Path, encoder: LayoutEncoder) -> None:
+    source = BlockSource(data, 1)
+    for place in range(source.num_blocks):
+        block = source.block(place)
+        assert bool(block.is_middle[block.ids == encoder.end].all())
+    assert np.load(shard_paths(data, 0)[0]).dtype == np.uint16
+    assert source.block(0).ids.dtype == torch.int64
+
+
+def test_generated_text_comes_back_and_nothing_else_is_taken_for_it(tmp_path: Path) -> None:
+    splits = [Split("a\n", "b", "c\nd", ""), Split("", "", "é", "\n")]
+    save_splits(splits, tmp_path / "g.jsonl")
+    assert load_splits(tmp_path / "g.jsonl") == splits
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "other").write_text('{"a": 1}\n')
+    for name, message in (("missing", "draft-model generate"), ("empty", "is empty"), ("other", "holds no splits")):
+        with pytest.raises(PipelineError, match=message):
+            load_splits(tmp_path / name)

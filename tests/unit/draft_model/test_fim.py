@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_model.fim import block_end, encode_prompt, encode_split, ragged_pieces, split_at_random
-from draft_model.tokenizer import Encoder
+from draft_model.data.fim import block_end, encode_split, ragged_pieces, split_at_random
+from draft_model.data.layouts import LayoutEncoder
 
 texts = st.text(alphabet="ab_ (:)\n\té€\U0001f40d", min_size=1, max_size=200).filter(lambda text: bool(text.strip()))
 seeds = st.integers(0, 1 << 30)
@@ -41,29 +41,39 @@ def test_a_blank_text_has_no_split() -> None:
         split_at_random(" \n\n  ", Random(1))
 
 
-def test_splits_fall_inside_words_and_run_over_lines(source: str) -> None:
-    splits = [split_at_random(source, Random(seed)) for seed in range(300)]
+def test_splits_fall_inside_words_start_lines_and_mostly_end_with_the_line(source: str) -> None:
+    splits = [split_at_random(source, Random(seed)) for seed in range(400)]
     inside_words = sum(split.typed[-1:].isalnum() and split.completion[:1].isalnum() for split in splits)
-    assert inside_words > 90
+    single_lines = [split for split in splits if "\n" not in split.completion]
+    assert inside_words > 140
+    assert len(single_lines) > 300
+    assert sum(split.after.startswith("\n") for split in single_lines) > 100
+    assert sum(split.typed == "" for split in splits) > 40
     assert sum("\n" in split.completion for split in splits) > 30
     assert sum(split.after == "" for split in splits) > 30
-    assert sum(split.after.startswith("\n") for split in splits) > 60
     assert sum(split.after[:1] in set(")]:") for split in splits if split.after) > 20
 
 
+def test_finished_lines_may_stand_behind_the_marker_where_the_family_knows_that(source: str) -> None:
+    splits = [split_at_random(source, Random(seed), is_typed_line_only=False) for seed in range(100)]
+    assert sum("\n" in split.typed for split in splits) > 20
+    assert all(split.before == "" or split.before.endswith("\n") for split in splits)
+    assert all(source.startswith(split.before + split.typed + split.completion) for split in splits)
+
+
 @given(seeds)
-def test_a_sample_begins_with_the_prompt_that_the_server_builds(encoder: Encoder, source: str, seed: int) -> None:
+def test_a_sample_begins_with_the_prompt_that_the_server_builds(encoder: LayoutEncoder, source: str, seed: int) -> None:
     split = split_at_random(source, Random(seed))
     ids, middle_from = encode_split(encoder, split)
-    assert ids[:middle_from] == encode_prompt(encoder, split.before, split.typed, split.after)
+    assert ids[:middle_from] == encoder.encode_prompt(split.before, split.typed, split.after)
     assert ids[middle_from:] == [*encoder.encode(split.completion), encoder.end]
 
 
-def test_the_typed_part_is_tokenised_without_the_completion(encoder: Encoder) -> None:
+def test_the_typed_part_is_tokenised_without_the_completion(encoder: LayoutEncoder) -> None:
     joined, typed, completion = encoder.encode("return"), encoder.encode("ret"), encoder.encode("urn")
     assert joined != typed + completion
-    prompt = encode_prompt(encoder, "", "ret", "")
-    assert prompt == [encoder.prefix, encoder.suffix, encoder.middle, *typed]
+    prompt = encoder.encode_prompt("", "ret", "")
+    assert prompt == [1, 2, 3, *typed]
 
 
 @pytest.mark.parametrize(

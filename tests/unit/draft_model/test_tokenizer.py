@@ -5,19 +5,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from draft_model.data.layouts import EMBEDDED, LayoutEncoder
+from draft_model.data.tokenizer import (
+    SPECIAL_TOKENS,
+    check_same_vocabulary,
+    load_encoder,
+    load_tokenizer,
+    make_encoder,
+    train_tokenizer,
+)
 from draft_model.errors import PipelineError
-from draft_model.tokenizer import SPECIAL_TOKENS, Encoder, load_tokenizer
 
 
 @given(st.text(max_size=200))
-def test_any_text_comes_back(encoder: Encoder, text: str) -> None:
+def test_any_text_comes_back(encoder: LayoutEncoder, text: str) -> None:
     assert encoder.decode(encoder.encode(text)) == text
 
 
 def test_the_special_tokens_come_first_and_nothing_is_added(
-    tokenizer: PreTrainedTokenizerFast, encoder: Encoder
+    tokenizer: PreTrainedTokenizerFast, encoder: LayoutEncoder
 ) -> None:
-    assert [encoder.end, encoder.prefix, encoder.suffix, encoder.middle, encoder.file_sep] == [0, 1, 2, 3, 4]
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3, 4]
+    assert encoder.end == 0
     assert tokenizer("x")["input_ids"] == encoder.encode("x")
     assert tokenizer.eos_token == tokenizer.bos_token == tokenizer.pad_token == SPECIAL_TOKENS[0]
 
@@ -37,14 +46,29 @@ def test_words_digits_punctuation_and_line_ends(
     assert [text[start:end] for _, (start, end) in split] == pieces
 
 
-def test_transformers_loads_what_is_saved(tokenizer: PreTrainedTokenizerFast, encoder: Encoder, tmp_path: Path) -> None:
+def test_transformers_loads_what_is_saved(
+    tokenizer: PreTrainedTokenizerFast, encoder: LayoutEncoder, tmp_path: Path
+) -> None:
     tokenizer.save_pretrained(str(tmp_path))
     loaded = AutoTokenizer.from_pretrained(str(tmp_path))
     assert loaded.is_fast
     assert loaded.encode("self.x = x\n", add_special_tokens=True) == encoder.encode("self.x = x\n")
-    assert Encoder(load_tokenizer(tmp_path)).encode("total(items)") == encoder.encode("total(items)")
+    assert make_encoder(load_tokenizer(tmp_path)).encode("total(items)") == encoder.encode("total(items)")
 
 
 def test_a_folder_without_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"no tokenizer\.json"):
         load_tokenizer(tmp_path)
+
+
+def test_another_vocabulary_is_an_error_that_says_which_tokens_differ(
+    tokenizer_folder: Path, source: str, tmp_path: Path
+) -> None:
+    check_same_vocabulary(tokenizer_folder, tokenizer_folder)
+    train_tokenizer([source.replace("self", "this")] * 4, 320).save_pretrained(str(tmp_path))
+    with pytest.raises(PipelineError, match=r"tokens differ: '.+'.*takes its target's tokenizer"):
+        check_same_vocabulary(tokenizer_folder, tmp_path)
+
+
+def test_our_own_tokenizer_has_our_own_layout(tokenizer_folder: Path) -> None:
+    assert load_encoder(tokenizer_folder).layout == EMBEDDED

@@ -1,0 +1,1 @@
+"""The commands of `draft-model`, one module for each step of the pipeline."""

@@ -1,0 +1,67 @@
+"""What the commands share: types of options, and errors as one line."""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from draft_model.errors import PipelineError
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+FOLDER = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
+WORK = Path("work/embedded")
+CONSOLE = Console(stderr=True)
+
+corpus_option = click.option(
+    "--corpus", "corpus_folder", type=FOLDER, default=WORK / "corpus", show_default=True,
+    help="What `draft-model corpus` wrote.",
+)  # fmt: skip
+model_option = click.option("--model", type=FOLDER, required=True, help="Model folder in the Hugging Face layout.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class Number(click.ParamType[int]):
+    """A count that may be written as 50e9."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
+        """The whole number that is meant."""
+        try:
+            return int(float(value))
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not a number", param, ctx)
+
+
+def plain_errors(command: Callable[Params, Result]) -> Callable[Params, Result]:
+    """Turn a PipelineError into one line on standard error and exit status 1."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+        try:
+            return command(*args, **kwargs)
+        except PipelineError as error:
+            raise click.ClickException(str(error)) from error
+
+    return wrapped
+
+
+def show(found: dict[str, Any], *, as_json: bool) -> None:
+    """Print figures, a line each, or as one JSON object."""
+    lines = (
+        f"{name:28} {value:.4g}" if isinstance(value, float) else f"{name:28} {value}" for name, value in found.items()
+    )
+    click.echo(json.dumps(found) if as_json else "\n".join(lines))
+
+
+def counting(progress: Progress, name: str) -> Callable[[int, int], None]:
+    """A callback that moves a bar."""
+    task = progress.add_task(name, total=None)
+    return lambda done, total: progress.update(task, completed=done, total=total)

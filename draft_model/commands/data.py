@@ -1,0 +1,68 @@
+"""`draft-model data`."""
+
+from pathlib import Path
+
+import click
+from rich.progress import Progress
+
+from draft_model.commands.common import CONSOLE, FILE, FOLDER, WORK, Number, corpus_option, counting, plain_errors
+from draft_model.corpus.store import Corpus
+from draft_model.data.samples import FIM_SHARE
+from draft_model.data.shards import DataSettings, build_data
+from draft_model.data.tokenizer import load_encoder
+
+
+def row_lengths(text: str) -> tuple[int, ...]:
+    """Lengths as in "1024,256"; UsageError for anything else."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.UsageError(f"--row-tokens: {text!r} is not a list of numbers") from None
+
+
+@click.command()
+@corpus_option
+@click.option(
+    "--tokenizer", type=FOLDER, default=WORK / "tokenizer", show_default=True,
+    help="Folder of a tokenizer; for a draft its target's, whose prompt layout is used.",
+)  # fmt: skip
+@click.option("--out", type=FOLDER, default=WORK / "data", show_default=True)
+@click.option("--tokens", type=Number(), required=True, help="So many, such as 50e9, rounded up to whole shards.")
+@click.option("--row-tokens", default="1024,256,512,256", show_default=True, help="Lengths of rows, in turn.")
+@click.option(
+    "--block-tokens", type=click.IntRange(min=1), default=2_048, show_default=True, help="Computed at a time."
+)
+@click.option("--blocks-per-shard", type=click.IntRange(min=1), default=1_024, show_default=True)
+@click.option("--fim-share", type=click.FloatRange(0, 1), default=FIM_SHARE, show_default=True)
+@click.option("--generated", type=FILE, default=None, help="What `draft-model generate` wrote.")
+@click.option("--generated-share", type=click.FloatRange(0, 1), default=0.5, show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--seed", type=int, default=20, show_default=True)
+@plain_errors
+def data(
+    *, corpus_folder: Path, tokenizer: Path, out: Path, tokens: int, row_tokens: str, block_tokens: int,
+    blocks_per_shard: int, fim_share: float, generated: Path | None, generated_share: float, workers: int, seed: int,
+) -> None:  # fmt: skip
+    """Cut a corpus into rows of tokens in the layout that the server builds. Interrupted, the same command goes on.
+
+    \b
+    Examples:
+      draft-model data --tokens 100e6
+      draft-model data --corpus corpus --tokenizer codellama-13b --out data --tokens 50e9 --row-tokens 4096 \\
+          --block-tokens 16384 --workers 32
+    """
+    try:
+        settings = DataSettings(
+            tokens, block_tokens, row_lengths(row_tokens), blocks_per_shard, fim_share,
+            generated_share if generated else 0.0, seed,
+        )  # fmt: skip
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    layout = load_encoder(tokenizer).layout
+    with Progress(console=CONSOLE, transient=True) as progress:
+        build_data(
+            Corpus(corpus_folder), tokenizer, layout, out, settings, generated=generated, num_workers=workers,
+            on_shard=counting(progress, "shards"),
+        )  # fmt: skip
+    made = settings.num_shards * settings.blocks_a_shard * settings.block_tokens
+    click.echo(f"{out}: {settings.num_shards} shards, {made / 1e6:,.1f}M tokens, layout {layout.name}")

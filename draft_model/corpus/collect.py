@@ -1,0 +1,88 @@
+"""A corpus from a stream of documents: judged, freed of near copies, split, written; and its card."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from draft_model.corpus.documents import Document, Side
+from draft_model.corpus.duplicates import NearDuplicates
+from draft_model.corpus.filters import Refusal, Rules, judge
+from draft_model.corpus.split import HELD_OUT_PERCENT, side_of
+from draft_model.corpus.store import CorpusWriter, Manifest, write_manifest
+from draft_model.errors import PipelineError
+from draft_model.files import folder_atomically
+
+NUM_PARTS = 4
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    """How a corpus is made."""
+
+    rules: Rules = field(default_factory=Rules)
+    held_out_percent: float = HELD_OUT_PERCENT
+    held_out: Collection[str] = ()
+    num_parts: int = NUM_PARTS
+
+
+def collect_corpus(documents: Iterable[Document], out: Path, settings: CorpusSettings) -> Manifest:
+    """Write the corpus of `documents` to `out`, whole or not at all.
+
+    Raises PipelineError when one side of the split would be empty, or the disk refuses.
+    """
+    refused: Counter[str] = Counter()
+    duplicates = NearDuplicates()
+    with folder_atomically(out) as folder:
+        writer = CorpusWriter(folder, settings.num_parts)
+        for document in documents:
+            judged = judge(document, settings.rules)
+            if isinstance(judged, Document) and not duplicates.is_new(judged.text):
+                judged = Refusal.DUPLICATE
+            if isinstance(judged, Refusal):
+                refused[judged.value] += 1
+            else:
+                writer.add(judged, side_of(judged.repository, settings.held_out_percent, settings.held_out))
+        manifest = writer.finish(dict(sorted(refused.items())))
+        _check(manifest)
+        write_manifest(folder, manifest, render_card(manifest))
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    for side in Side:
+        if not manifest.num_files(side):
+            total = sum(source.num_files for source in manifest.sources)
+            left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.num_refused.items())
+            raise PipelineError(
+                f"the {side.value.replace('_', '-')} side of the corpus would be empty: {total} usable files, "
+                f"left out: "
+                f"{left_out or 'none'}; --hold-out NAME holds a repository out"
+            )
+
+
+def render_card(manifest: Manifest) -> str:
+    """The sources with their licences, what was left out and why, as Markdown."""
+    lines = [
+        "# Corpus",
+        "",
+        *(
+            f"{side.value.replace('_', '-')}: {manifest.num_files(side):,} files, "
+            f"{manifest.num_bytes(side) / 1e6:.1f} MB  "
+            for side in Side
+        ),
+        f"digest: {manifest.digest}",
+        "",
+        "| left out because of | files |",
+        "| --- | --- |",
+        *(f"| {reason} | {count:,} |" for reason, count in manifest.num_refused.items()),
+        "",
+        "| source | version | licence | side | files | MB |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(
+            f"| {source.name} | {source.version} | {source.licence} | {source.side.replace('_', '-')} | "
+            f"{source.num_files:,} | {source.num_bytes / 1e6:.2f} |"
+            for source in manifest.sources
+        ),
+    ]
+    return "\n".join(lines) + "\n"

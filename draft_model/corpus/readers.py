@@ -1,0 +1,208 @@
+"""Every kind of source as a stream of documents, read as they stand; nothing is judged here.
+
+Folders, the running Python and its packages, wheels and source archives, JSON lines, Parquet, Hugging Face data sets.
+"""
+
+import importlib.metadata
+import json
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+from draft_model.corpus.documents import Document
+from draft_model.corpus.licences import OWN, licence_of_text, read_licence
+from draft_model.errors import PipelineError
+
+STDLIB = "python-stdlib"
+STDLIB_LICENCE = "PSF-2.0"
+PARQUET_ROWS = 1_000
+_LICENCE_FILES = ("LICENSE*", "LICENCE*", "COPYING*", "license*")
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "text": ("text", "content", "code"),
+    "repository": ("repository", "repo_name", "max_stars_repo_name", "repository_name", "repo"),
+    "path": ("path", "max_stars_repo_path", "file_path", "filename"),
+    "licence": ("licence", "license", "licenses", "max_stars_repo_licenses", "detected_licenses"),
+}
+"""What our own files and the known data sets of code call their columns."""
+
+
+def read_folder(root: Path, suffixes: tuple[str, ...], licence: str | None = None) -> Iterator[Document]:
+    """A folder as one repository. Without `licence` it is what the folder's licence file says, else the owner's."""
+    if not root.is_dir():
+        raise PipelineError(f"{root} is not a folder")
+    found = licence or _folder_licence(root) or OWN
+    for path in sorted(root.rglob("*")):
+        if path.suffix in suffixes and path.is_file():
+            text = _read(path)
+            if text is not None:
+                yield Document(root.name, path.relative_to(root).as_posix(), found, text)
+
+
+def read_repositories(root: Path, suffixes: tuple[str, ...]) -> Iterator[Document]:
+    """Every folder in `root` as a repository of its own, under the licence that its licence file has."""
+    if not root.is_dir():
+        raise PipelineError(f"{root} is not a folder")
+    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+        yield from read_folder(folder, suffixes, _folder_licence(folder) or "unknown")
+
+
+def read_stdlib() -> Iterator[Document]:
+    """The running interpreter's standard library."""
+    root = Path(sysconfig.get_path("stdlib"))
+    version = sys.version.split()[0]
+    for path in sorted(root.rglob("*.py")):
+        text = _read(path)
+        if text is not None:
+            yield Document(STDLIB, path.relative_to(root).as_posix(), STDLIB_LICENCE, text, version)
+
+
+def read_installed(name: str) -> Iterator[Document]:
+    """An installed distribution; nothing when it is not installed."""
+    try:
+        distribution = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return
+    licence, version = licence_of_metadata(distribution.metadata.json), distribution.version
+    for entry in sorted(distribution.files or [], key=str):
+        text = _read(Path(str(entry.locate()))) if entry.suffix == ".py" else None
+        if text is not None:
+            yield Document(name, entry.as_posix(), licence, text, version)
+
+
+def read_archive(path: Path) -> Iterator[Document]:
+    """A wheel (.whl) or a source archive (.tar.gz, .zip) of a package, licence and version from its metadata."""
+    files = sorted(_archive_files(path), key=lambda item: item[0])
+    told = [data for name, data in files if name.endswith((".dist-info/METADATA", "/PKG-INFO"))]
+    if not told:
+        raise PipelineError(f"{path} has no package metadata")
+    metadata = _metadata_of(Parser().parsestr(min(told, key=len).decode("utf-8", "replace")))
+    name, version = str(metadata.get("name", path.stem)), str(metadata.get("version", "-"))
+    licence = licence_of_metadata(metadata)
+    for inner, data in files:
+        text = _decode(data) if inner.endswith(".py") else None
+        if text is not None:
+            yield Document(name, inner, licence, text, version)
+
+
+def read_jsonl(path: Path) -> Iterator[Document]:
+    """JSON lines with columns as in `_COLUMNS`; PipelineError names the line that is none."""
+    with _opened(path).open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise PipelineError(f"{path}, line {number}, is not JSON: {error}") from error
+            yield document_of(record, str(path))
+
+
+def read_parquet(path: Path) -> Iterator[Document]:
+    """A Parquet file, some rows at a time."""
+    import pyarrow  # type: ignore[import-untyped]  # takes a while to import, and most sources do without it
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    try:
+        file = pyarrow.parquet.ParquetFile(_opened(path))
+    except pyarrow.ArrowInvalid as error:
+        raise PipelineError(f"{path} is not a Parquet file: {error}") from error
+    for batch in file.iter_batches(PARQUET_ROWS):
+        for record in batch.to_pylist():
+            yield document_of(record, str(path))
+
+
+def read_hugging_face(name: str, split: str = "train", config: str | None = None) -> Iterator[Document]:
+    """A data set of the Hugging Face hub, or of a folder in its layout, streamed: nothing is downloaded beforehand."""
+    import datasets  # type: ignore[import-untyped]  # takes seconds to import
+
+    try:
+        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(name, config, split=split, streaming=True)
+        for record in rows:
+            yield document_of(record, name)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise PipelineError(f"the data set {name} can't be read: {error}") from error
+
+
+def document_of(record: Mapping[str, Any], origin: str) -> Document:
+    """A row as a document. Without a repository it is its own; without a licence its licence is not known."""
+    text = _column(record, "text")
+    if not isinstance(text, str):
+        raise PipelineError(f"{origin} has no column for the text: {', '.join(sorted(record)) or 'it has none'}")
+    path = str(_column(record, "path") or "unnamed.py")
+    licence: Any = _column(record, "licence") or "unknown"
+    names = [licence] if isinstance(licence, str) else list(licence)
+    return Document(
+        str(_column(record, "repository") or path),
+        path,
+        " AND ".join(read_licence(str(name)) for name in names) or "unknown",
+        text,
+    )
+
+
+def licence_of_metadata(metadata: Mapping[str, Any]) -> str:
+    """The licence of a package, from its expression, its classifiers, or its words, in this order."""
+    expression = str(metadata.get("license_expression", "") or "")
+    if expression:
+        return read_licence(expression)
+    classifiers = metadata.get("classifier", []) or []
+    ours = [line.rpartition("::")[2].strip() for line in classifiers if line.startswith("License ::")]
+    named = [read_licence(name) for name in ours if name != "OSI Approved"]
+    if named:
+        return " AND ".join(sorted(set(named)))
+    said = str(metadata.get("license", "") or "")
+    return licence_of_text(said) or read_licence(said[:80]) or "unknown"
+
+
+def _metadata_of(message: Message) -> dict[str, Any]:
+    single = ("Name", "Version", "License", "License-Expression")
+    found: dict[str, Any] = {key.lower().replace("-", "_"): message[key] for key in single if message[key]}
+    return found | {"classifier": message.get_all("Classifier") or []}
+
+
+def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
+    wanted = (".py", "METADATA", "PKG-INFO")
+    try:
+        if path.name.endswith((".whl", ".zip")):
+            with zipfile.ZipFile(path) as archive:
+                yield from ((name, archive.read(name)) for name in archive.namelist() if name.endswith(wanted))
+            return
+        with tarfile.open(path) as tar:
+            for member in tar:
+                file = tar.extractfile(member) if member.isfile() and member.name.endswith(wanted) else None
+                if file is not None:
+                    yield member.name.partition("/")[2], file.read()
+    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+        raise PipelineError(f"{path} is not an archive that can be read: {error}") from error
+
+
+def _folder_licence(root: Path) -> str:
+    files = sorted(file for pattern in _LICENCE_FILES for file in root.glob(pattern) if file.is_file())
+    return next((licence_of_text(_read(file) or "") for file in files), "")
+
+
+def _column(record: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a data set's own value
+    return next((record[column] for column in _COLUMNS[name] if record.get(column)), None)
+
+
+def _opened(path: Path) -> Path:
+    if not path.is_file():
+        raise PipelineError(f"{path} is not a file")
+    return path
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _decode(data: bytes) -> str | None:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

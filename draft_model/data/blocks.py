@@ -1,0 +1,61 @@
+"""Training data as the trainer reads it: blocks by step, each step's blocks in a set order.
+
+Blocks are visited in an order that a seed decides, another one in every epoch, and any place in it is found at once: to
+go on in mid-epoch takes the number of the step and nothing else.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from draft_model.data.shards import DataManifest, load_manifest, shard_paths
+from draft_model.errors import PipelineError
+
+
+@dataclass(frozen=True)
+class Block:
+    """ids and is_middle, both (rows, row_tokens): int64 and bool."""
+
+    ids: Tensor
+    is_middle: Tensor
+
+
+class BlockSource:
+    """The blocks of a data folder, read in place from disk."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        """Open every shard; PipelineError when some are missing."""
+        self.manifest: DataManifest = load_manifest(folder)
+        settings = self.manifest.settings
+        paths = [shard_paths(folder, number) for number in range(settings.num_shards)]
+        missing = sum(not all(path.is_file() for path in pair) for pair in paths)
+        if missing:
+            raise PipelineError(
+                f"{folder} lacks {missing} of {len(paths)} shards; run the same `draft-model data` again"
+            )
+        self._ids = [np.load(ids, mmap_mode="r") for ids, _ in paths]
+        self._is_middle = [np.load(middle, mmap_mode="r") for _, middle in paths]
+        self._blocks_a_shard = settings.blocks_a_shard
+        self._row_tokens = settings.row_tokens
+        self._seed = seed
+        self.num_blocks = len(paths) * settings.blocks_a_shard
+        self.block_tokens = settings.block_tokens
+
+    def block(self, place: int) -> Block:
+        """The block at a place of the visiting order, which goes on from epoch to epoch."""
+        epoch, at = divmod(place, self.num_blocks)
+        shard, row = divmod(int(_order(self._seed, epoch, self.num_blocks)[at]), self._blocks_a_shard)
+        tokens = self._row_tokens[row % len(self._row_tokens)]
+        ids = torch.from_numpy(self._ids[shard][row].astype(np.int64)).view(-1, tokens)
+        bits = np.unpackbits(self._is_middle[shard][row], count=self.block_tokens).astype(np.bool_)
+        return Block(ids, torch.from_numpy(bits).view(-1, tokens))
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, num_blocks: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(num_blocks)

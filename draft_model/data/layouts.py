@@ -1,0 +1,121 @@
+"""The prompt layouts: what a model is trained on is what the server asks.
+
+The server's own process says which layout it builds for a tokenizer (`ask_server`); nothing is imported from it. The
+layout of the embedded models is written down here, because their tokenizer is made after it; a test compares the two.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from draft_model.errors import PipelineError
+
+PREFIX_FIRST, SUFFIX_FIRST, PREFIX_ONLY = "prefix_first", "suffix_first", "prefix_only"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One family's prompt format, its parts named as by the server; markers are single tokens, "" is none."""
+
+    name: str
+    order: str
+    prefix: str
+    suffix: str
+    middle: str
+    file: str
+    is_typed_line_only: bool
+    """Whether exactly the cursor's line stands behind the middle marker; else finished lines may stand there too."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The markers that it is built with."""
+        return tuple(marker for marker in (self.prefix, self.suffix, self.middle, self.file) if marker)
+
+
+EMBEDDED = Layout(
+    "embedded",
+    PREFIX_FIRST,
+    "<|fim_prefix|>",
+    "<|fim_suffix|>",
+    "<|fim_middle|>",
+    "<|file_sep|>",
+    is_typed_line_only=True,
+)
+
+
+def ask_server(model: Path, settings: dict[str, Any] | None = None) -> Layout:
+    """The layout that the server uses for a model or tokenizer folder, from its own prompt command.
+
+    Raises PipelineError with the server's words when it can't serve that tokenizer.
+    """
+    command = [sys.executable, "-m", "completion_server.prompt", str(model), "--settings", json.dumps(settings or {})]
+    done = subprocess.run(command, input="", capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PipelineError(f"the server builds no prompts for {model}: {done.stderr.strip()[-300:]}")
+    told = json.loads(done.stdout.splitlines()[0])["template"]
+    return Layout(**{name: told[name] for name in Layout.__slots__})
+
+
+class LayoutEncoder:
+    """Token ids in one layout with one tokenizer. Each part of a prompt is tokenised on its own.
+
+    Text that holds a marker must not come here: it would be taken for one (`holds_marker`).
+    """
+
+    def __init__(self, backend: Tokenizer, layout: Layout, end: str) -> None:
+        """Find the markers' ids; PipelineError names those that the tokenizer lacks."""
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        missing = [marker for marker in (*layout.markers, end) if marker not in vocabulary]
+        if missing:
+            raise PipelineError(f"the tokenizer lacks {', '.join(missing)} of the layout {layout.name}")
+        self.layout = layout
+        self.end = vocabulary[end]
+        self.begin = _begin_ids(backend)
+        self._backend = backend
+        self._ids = {marker: vocabulary[marker] for marker in layout.markers}
+        self._reserved = (*layout.markers, end)
+        self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of one text, tokenised on its own, without markers."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def holds_marker(self, text: str) -> bool:
+        """Whether a text contains one of the markers as text."""
+        return any(marker in text for marker in self._reserved)
+
+    def encode_prompt(self, before: str, typed: str, after: str) -> list[int]:
+        """Token ids of the prompt that asks for what stands between `typed` and `after`."""
+        layout = self.layout
+        if layout.order == PREFIX_ONLY:
+            return [*self.begin, *self.encode(before + typed)]
+        left = [self._ids[layout.prefix], *self.encode(before if layout.middle else before + typed)]
+        right = [self._ids[layout.suffix], *self.encode(after)]
+        both = left + right if layout.order == PREFIX_FIRST else right + left
+        if not layout.middle:
+            return [*self.begin, *both]
+        return [*self.begin, *both, self._ids[layout.middle], *self.encode(typed)]
+
+    def encode_file(self, pieces: Sequence[str]) -> list[int]:
+        """Token ids of plain text from left to right, each piece tokenised on its own, as another file is shown."""
+        opening = [self._ids[self.layout.file]] if self.layout.file else list(self.begin)
+        return opening + [token for piece in pieces for token in self.encode(piece)]
+
+
+def _begin_ids(backend: Tokenizer) -> list[int]:
+    """What the tokenizer puts before a text: its bos token, where it has one."""
+    with_begin: list[int] = backend.encode("a", add_special_tokens=True).ids
+    text: list[int] = backend.encode("a", add_special_tokens=False).ids
+    return with_begin[: next(at for at in range(len(with_begin)) if with_begin[at : at + len(text)] == text)]

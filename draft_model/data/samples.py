@@ -1,0 +1,104 @@
+"""Rows of tokens for training: windows of source files, most split for fill-in-the-middle, packed without padding.
+
+Windows start at places spread evenly over the texts (a golden-ratio sequence), and every visit draws a new split.
+
+Samples packed in a row can attend to the ones before them. That is harmless here: positions are relative, every sample
+opens with a marker, and a sample that precedes is unrelated text, which is soon learnt to be ignored.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from random import Random
+
+import numpy as np
+
+from draft_model.data.fim import Split, encode_split, ragged_pieces, split_at_random
+from draft_model.data.layouts import LayoutEncoder
+from draft_model.errors import PipelineError
+
+FIM_SHARE = 0.7
+RAGGED_SHARE = 0.6
+RAGGED_MEAN_CHARS = 40
+MIN_WINDOW_CHARS, MAX_WINDOW_CHARS = 120, 2800
+GOLDEN_RATIO = 0.6180339887498949
+MAX_TRIES = 100
+CHARS_A_TOKEN = 2.6
+"""Less than the tokenizer's 3.5, so that a window which should fit nearly always does."""
+MIN_ROOM_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Token ids and, per token, whether it belongs to a completion (the part that the server will use)."""
+
+    ids: list[int]
+    middle_from: int
+
+
+class CorpusText:
+    """Documents addressed by one position in [0, 1), each in proportion to its length."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = [text for text in texts if text.strip()]
+        if not self._texts:
+            raise PipelineError("there is no text to draw from")
+        self._starts = np.cumsum([0, *(len(text) for text in self._texts)])
+
+    def window(self, position: float, num_chars: int) -> str:
+        """Whole lines around `position`: from a line start, `num_chars` or a line more, within one document."""
+        offset = int(position * int(self._starts[-1]))
+        index = int(np.searchsorted(self._starts, offset, side="right")) - 1
+        text = self._texts[index]
+        inner = max(0, min(offset - int(self._starts[index]), len(text) - num_chars))
+        start = text.rfind("\n", 0, inner) + 1
+        end = text.find("\n", min(start + num_chars, len(text)))
+        return text[start : len(text) if end < 0 else end + 1]
+
+
+@dataclass(frozen=True)
+class SampleMaker:
+    """Draws samples from texts, and from what a target wrote at cursors of its own (`generated`)."""
+
+    texts: CorpusText
+    encoder: LayoutEncoder
+    fim_share: float = FIM_SHARE
+    generated: Sequence[Split] = ()
+    generated_share: float = 0.0
+
+    def draw(self, position: float, max_tokens: int, rng: Random) -> Sample:
+        """One sample of the window at `position`: split for fill-in-the-middle, or plain text from left to right.
+
+        The window's length is log-uniform, and short enough that about `max_tokens` tokens hold it.
+        """
+        if self.generated and rng.random() < self.generated_share:
+            return self._split(self.generated[int(position * len(self.generated))])
+        num_chars = exp(rng.uniform(log(MIN_WINDOW_CHARS), log(MAX_WINDOW_CHARS)))
+        text = self.texts.window(position, int(min(num_chars, max_tokens * CHARS_A_TOKEN)))
+        if text.strip() and rng.random() < self.fim_share:
+            only_line = self.encoder.layout.is_typed_line_only
+            return self._split(split_at_random(text, rng, is_typed_line_only=only_line))
+        pieces = ragged_pieces(text, rng, RAGGED_MEAN_CHARS) if rng.random() < RAGGED_SHARE else [text]
+        ids = self.encoder.encode_file(pieces)
+        return Sample(ids, len(ids))
+
+    def _split(self, split: Split) -> Sample:
+        ids, middle_from = encode_split(self.encoder, split)
+        return Sample(ids, middle_from)
+
+    def row(self, slot: int, num_tokens: int, rng: Random) -> tuple[list[int], list[bool], int]:
+        """A full row of samples, which of its tokens belong to completions, and the first slot that it left unused.
+
+        A slot is a place in the golden-ratio sequence over the texts.
+        """
+        ids: list[int] = []
+        is_middle: list[bool] = []
+        last_slot = slot + MAX_TRIES
+        while len(ids) < num_tokens:
+            room = num_tokens - len(ids)
+            sample = self.draw(slot * GOLDEN_RATIO % 1.0, room, rng)
+            if len(sample.ids) <= room or room < MIN_ROOM_TOKENS or slot >= last_slot:
+                ids += sample.ids[:room]
+                is_middle += [index >= sample.middle_from for index in range(min(room, len(sample.ids)))]
+            slot += 1
+        return ids, is_middle, slot

@@ -1,0 +1,183 @@
+"""Training data on disk: shards of blocks of rows, each a pure function of corpus, tokenizer, settings and number.
+
+    data.json  tokenizer/  ids-00000.npy  middle-00000.npy  ids-00001.npy ...
+
+A block is what one process computes at a time; all of its rows have the same length, and the lengths take turns from
+block to block, because attention over short rows costs less. A shard reads one part of the corpus, so the memory it
+takes does not grow with the corpus. A run that is interrupted goes on with the shards that are missing, and several may
+be made at once: the outcome is the same.
+"""
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from draft_model.corpus.documents import Side
+from draft_model.corpus.store import Corpus
+from draft_model.data.generated import load_splits
+from draft_model.data.layouts import Layout
+from draft_model.data.samples import FIM_SHARE, CorpusText, SampleMaker
+from draft_model.data.tokenizer import load_tokenizer, make_encoder
+from draft_model.errors import PipelineError
+from draft_model.files import file_digest, write_atomically
+
+MANIFEST = "data.json"
+TOKENIZER = "tokenizer"
+MAX_SHORT_VOCAB = 1 << 16
+SLOTS_A_ROUND = 1 << 24
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """How rows are made. Lengths and sizes in tokens."""
+
+    num_tokens: int
+    block_tokens: int = 2_048
+    row_tokens: tuple[int, ...] = (1024, 256, 512, 256)
+    blocks_a_shard: int = 1_024
+    fim_share: float = FIM_SHARE
+    generated_share: float = 0.0
+    seed: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuse what does not divide."""
+        if any(self.block_tokens % tokens for tokens in self.row_tokens):
+            raise ValueError("every length of row must divide the block")
+
+    @property
+    def num_shards(self) -> int:
+        """Shards that hold at least `num_tokens`."""
+        return max(1, -(-self.num_tokens // (self.block_tokens * self.blocks_a_shard)))
+
+
+@dataclass(frozen=True)
+class DataManifest:
+    """What the shards are made of; equal manifests mean equal shards."""
+
+    settings: DataSettings
+    layout: Layout
+    corpus: str
+    tokenizer: str
+    generated: str
+    vocab_size: int
+
+
+def shard_paths(folder: Path, number: int) -> tuple[Path, Path]:
+    """The files of a shard: token ids, and one bit a token that says whether it belongs to a completion."""
+    return folder / f"ids-{number:05d}.npy", folder / f"middle-{number:05d}.npy"
+
+
+def load_manifest(folder: Path) -> DataManifest:
+    """What `build_data` wrote; PipelineError names the command to run when there is nothing."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise PipelineError(f"no training data in {folder}; make it with `draft-model data --out {folder}`")
+    told = json.loads(path.read_text(encoding="utf-8"))
+    settings = told.pop("settings")
+    settings["row_tokens"] = tuple(settings["row_tokens"])
+    return DataManifest(DataSettings(**settings), Layout(**told.pop("layout")), **told)
+
+
+def build_data(
+    corpus: Corpus,
+    tokenizer: Path,
+    layout: Layout,
+    out: Path,
+    settings: DataSettings,
+    *,
+    generated: Path | None = None,
+    num_workers: int = 1,
+    on_shard: Callable[[int, int], None] = lambda done, total: None,
+) -> DataManifest:
+    """Make the shards that `out` lacks. `on_shard(done, total)` is called after each.
+
+    Raises PipelineError when `out` holds data made otherwise, the corpus has no training text, or the disk refuses.
+    """
+    encoder = make_encoder(load_tokenizer(tokenizer), layout)
+    if not corpus.parts(Side.TRAIN):
+        raise PipelineError(f"the corpus in {corpus.folder} has no training text")
+    manifest = DataManifest(
+        settings, layout, corpus.manifest.digest, file_digest(tokenizer / "tokenizer.json"),
+        file_digest(generated) if generated else "", encoder.vocab_size,
+    )  # fmt: skip
+    _open_folder(out, tokenizer, manifest)
+    missing = [
+        number for number in range(settings.num_shards) if not all(p.is_file() for p in shard_paths(out, number))
+    ]
+    done = settings.num_shards - len(missing)
+    write = partial(_write_shard, corpus.folder, out, manifest, generated)
+    on_shard(done, settings.num_shards)
+    for _ in _spread(write, missing, num_workers):
+        done += 1
+        on_shard(done, settings.num_shards)
+    return manifest
+
+
+def _spread(write: Callable[[int], None], numbers: Sequence[int], num_workers: int) -> Any:  # noqa: ANN401
+    if num_workers == 1:
+        return map(write, numbers)
+    return _in_processes(write, numbers, num_workers)
+
+
+def _in_processes(write: Callable[[int], None], numbers: Sequence[int], num_workers: int) -> Any:  # noqa: ANN401
+    with ProcessPoolExecutor(num_workers) as pool:
+        yield from pool.map(write, numbers)
+
+
+def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
+    if (out / MANIFEST).is_file():
+        if load_manifest(out) != manifest:
+            raise PipelineError(
+                f"{out} holds data of another corpus, tokenizer or other settings; remove it or choose another --out"
+            )
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(tokenizer, out / TOKENIZER, dirs_exist_ok=True)
+    except OSError as error:
+        raise PipelineError(f"cannot write {out}: {error.strerror}") from error
+    write_atomically(out / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
+
+
+def _write_shard(corpus: Path, out: Path, manifest: DataManifest, generated: Path | None, number: int) -> None:
+    ids, is_middle = make_shard(Corpus(corpus), out / TOKENIZER, manifest, generated, number)
+    for path, array in zip(reversed(shard_paths(out, number)), (is_middle, ids), strict=True):
+        buffer = io.BytesIO()
+        np.save(buffer, array)
+        write_atomically(path, buffer.getvalue())
+
+
+def make_shard(
+    corpus: Corpus, tokenizer: Path, manifest: DataManifest, generated: Path | None, number: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    """Token ids (blocks, block_tokens), and the packed bits of the same shape that mark completions."""
+    settings = manifest.settings
+    encoder = make_encoder(load_tokenizer(tokenizer), manifest.layout)
+    parts = corpus.parts(Side.TRAIN)
+    texts = [text for text in corpus.texts(Side.TRAIN, parts[number % len(parts)]) if not encoder.holds_marker(text)]
+    maker = SampleMaker(
+        CorpusText(texts), encoder, settings.fim_share,
+        load_splits(generated) if generated else (), settings.generated_share,
+    )  # fmt: skip
+    dtype = np.uint16 if manifest.vocab_size <= MAX_SHORT_VOCAB else np.uint32
+    ids = np.empty((settings.blocks_a_shard, settings.block_tokens), dtype)
+    is_middle = np.empty(ids.shape, np.bool_)
+    slot = (number // len(parts)) * SLOTS_A_ROUND
+    for block in range(settings.blocks_a_shard):
+        tokens = settings.row_tokens[block % len(settings.row_tokens)]
+        rng = Random(f"{settings.seed}:{number}:{block}")
+        for at in range(0, settings.block_tokens, tokens):
+            row, marks, slot = maker.row(slot, tokens, rng)
+            ids[block, at : at + tokens] = row
+            is_middle[block, at : at + tokens] = marks
+    return ids, np.packbits(is_middle, axis=1)

@@ -1,0 +1,96 @@
+"""The tokenizer that target and draft share: byte-level BPE over code, with the fill-in-the-middle markers.
+
+Words carry an optional leading non-letter, digits stand alone, punctuation runs take the newlines behind them, so `):`
+and a line end cost one token. No token is added by itself: the prompt layout owns every marker.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from draft_model.data.layouts import EMBEDDED, Layout, LayoutEncoder, ask_server
+from draft_model.errors import PipelineError
+from draft_model.presets import CONTEXT_TOKENS, VOCAB_SIZE
+
+END = "<|endoftext|>"
+SPECIAL_TOKENS = (END, *EMBEDDED.markers)
+
+PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?\p{L}+"  # a word with the space, dot or underscore before it
+    r"|\p{N}"  # one digit
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"  # punctuation and the line end behind it
+    r"|\s*[\r\n]+"  # line ends
+    r"|\s+(?!\S)"  # indentation, less the space that the word takes
+    r"|\s+"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
+    """Learn a vocabulary of `vocab_size` tokens, the special ones first (ids 0 to 4) and all 256 bytes included."""
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(PATTERN), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        bos_token=END,
+        eos_token=END,
+        pad_token=END,
+        additional_special_tokens=list(EMBEDDED.markers),
+        model_max_length=CONTEXT_TOKENS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Load a tokenizer from a folder; PipelineError when there is none, or it has no end token."""
+    if not (folder / "tokenizer.json").is_file():
+        raise PipelineError(f"no tokenizer.json in {folder}")
+    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(str(folder))
+    if tokenizer.eos_token is None:
+        raise PipelineError(f"the tokenizer in {folder} has no end token")
+    loaded: PreTrainedTokenizerFast = tokenizer
+    return loaded
+
+
+def make_encoder(tokenizer: PreTrainedTokenizerFast, layout: Layout = EMBEDDED) -> LayoutEncoder:
+    """The tokenizer in a layout; its own end token ends a completion."""
+    end: Any = tokenizer.eos_token
+    return LayoutEncoder(tokenizer.backend_tokenizer, layout, str(end))
+
+
+def load_encoder(folder: Path) -> LayoutEncoder:
+    """The encoder of a model folder: our own layout where the tokenizer is ours, else the one the server would use."""
+    tokenizer = load_tokenizer(folder)
+    vocabulary = tokenizer.get_vocab()
+    is_ours = all(token in vocabulary for token in SPECIAL_TOKENS) and "<|repo_name|>" not in vocabulary
+    return make_encoder(tokenizer, EMBEDDED if is_ours else ask_server(folder))
+
+
+def differing_tokens(ours: PreTrainedTokenizerFast, theirs: PreTrainedTokenizerFast) -> list[str]:
+    """The tokens whose ids are not the same in both vocabularies, those of the lowest ids first."""
+    left, right = ours.get_vocab(), theirs.get_vocab()
+    differing = {token for token in left.keys() | right.keys() if left.get(token) != right.get(token)}
+    return sorted(differing, key=lambda token: (min(left.get(token, 1 << 60), right.get(token, 1 << 60)), token))
+
+
+def check_same_vocabulary(draft: Path, target: Path) -> None:
+    """PipelineError when a draft can't go with a target, because their tokens differ; it says which."""
+    differing = differing_tokens(load_tokenizer(draft), load_tokenizer(target))
+    if differing:
+        shown = ", ".join(repr(token) for token in differing[:8])
+        raise PipelineError(
+            f"{draft} and {target} have other vocabularies: {len(differing):,} tokens differ: {shown}"
+            f"{' ...' if len(differing) > 8 else ''}; a draft takes its target's tokenizer"  # noqa: PLR2004
+        )

@@ -1,0 +1,1 @@
+"""Text that a target writes for its draft to learn from."""

@@ -1,0 +1,48 @@
+"""What a target writes at cursors of the corpus: the text that its draft will have to foretell.
+
+A draft that learns the corpus learns what people wrote; one that learns this learns what its target writes. vLLM makes
+it, the prompts are those of the server.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+from draft_model.data.fim import Split, split_at_random
+from draft_model.data.layouts import LayoutEncoder
+from draft_model.data.samples import CorpusText
+from draft_model.engine import open_engine
+
+WINDOW_CHARS = (300, 2400)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How the target writes."""
+
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+def draw_cursors(texts: Sequence[str], encoder: LayoutEncoder, num_cursors: int, seed: int) -> list[Split]:
+    """Places in the texts, spread evenly, each with what stands around it."""
+    plain = [text for text in texts if not encoder.holds_marker(text)]
+    corpus, rng = CorpusText(plain), Random(seed)
+    windows = (corpus.window(rng.random(), rng.randint(*WINDOW_CHARS)) for _ in range(num_cursors))
+    only_line = encoder.layout.is_typed_line_only
+    return [split_at_random(text, rng, is_typed_line_only=only_line) for text in windows if text.strip()]
+
+
+def generate_splits(
+    target: Path, encoder: LayoutEncoder, cursors: Sequence[Split], generation: Generation
+) -> list[Split]:
+    """The cursors with the target's completions in place of people's; those that came out empty are left out."""
+    with open_engine(target) as engine:
+        outputs = engine.complete(
+            [encoder.encode_prompt(cursor.before, cursor.typed, cursor.after) for cursor in cursors],
+            max_tokens=generation.max_tokens, temperature=generation.temperature, seed=generation.seed,
+        )  # fmt: skip
+    written = (encoder.decode(ids) for ids in outputs)
+    return [replace(cursor, completion=text) for cursor, text in zip(cursors, written, strict=True) if text]

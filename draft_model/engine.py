@@ -1,0 +1,102 @@
+"""The real engine, vLLM, in this process: completions of token ids, and what speculation it counted.
+
+Imported only where it is used: vLLM takes seconds to import and changes the process's signal handling and environment.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PREFIX = "vllm:spec_decode_"
+
+
+@dataclass(frozen=True)
+class SpeculationCounts:
+    """Since the engine started: drafts made, and how many of them had their first, second, ... token accepted."""
+
+    num_drafts: int
+    accepted_at: tuple[int, ...]
+
+    def since(self, earlier: "SpeculationCounts") -> "SpeculationCounts":
+        """What came on top of an earlier count."""
+        pairs = zip(self.accepted_at, earlier.accepted_at, strict=True)
+        return SpeculationCounts(self.num_drafts - earlier.num_drafts, tuple(new - old for new, old in pairs))
+
+
+class Engine:
+    """A running engine."""
+
+    def __init__(self, llm: Any) -> None:  # noqa: ANN401 - vLLM's own type, imported late
+        self._llm = llm
+        self.took_s = 0.0
+        """How long the last call of `complete` took."""
+
+    def complete(
+        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0,
+        ignore_end: bool = False,
+    ) -> list[list[int]]:  # fmt: skip
+        """The completion of every prompt, without the end token; past it with `ignore_end`."""
+        from vllm import SamplingParams
+
+        params = [
+            SamplingParams(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed + number if temperature else None,
+                ignore_eos=ignore_end,
+            )
+            for number in range(len(prompts))
+        ]
+        begun = time.perf_counter()
+        outputs = self._llm.generate(
+            [{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False
+        )  # fmt: skip
+        self.took_s = time.perf_counter() - begun
+        end = self._llm.get_tokenizer().eos_token_id
+        return [_without_end(list(output.outputs[0].token_ids), end) for output in outputs]
+
+    def speculation(self, num_speculative_tokens: int) -> SpeculationCounts:
+        """What speculation came to so far."""
+        drafts, accepted = 0, [0] * num_speculative_tokens
+        for metric in self._llm.get_metrics():
+            if metric.name == f"{_PREFIX}num_drafts":
+                drafts += metric.value
+            elif metric.name == f"{_PREFIX}num_accepted_tokens_per_pos":
+                accepted = [old + new for old, new in zip(accepted, metric.values, strict=True)]
+        return SpeculationCounts(drafts, tuple(accepted))
+
+
+def _without_end(ids: list[int], end: int) -> list[int]:
+    return ids[:-1] if ids and ids[-1] == end else ids
+
+
+@contextmanager
+def open_engine(
+    target: Path, draft: Path | None = None, *, num_speculative_tokens: int = 0, max_num_seqs: int = 32
+) -> Iterator[Engine]:
+    """Start vLLM on a target, with a draft when one is given; stop it at the end."""
+    for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
+        os.environ.setdefault(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Importing it uses deprecated parts of torch.
+        from vllm import LLM
+        from vllm.platforms import current_platform
+
+    arguments: dict[str, Any] = {
+        "model": str(target), "max_num_seqs": max_num_seqs, "enforce_eager": current_platform.is_cpu(),
+        "disable_log_stats": False,
+    }  # fmt: skip
+    if draft is not None and num_speculative_tokens:
+        arguments["speculative_config"] = {
+            "method": "draft_model", "model": str(draft), "num_speculative_tokens": num_speculative_tokens,
+        }  # fmt: skip
+    llm = LLM(**arguments)
+    try:
+        yield Engine(llm)
+    finally:
+        llm.llm_engine.engine_core.shutdown()

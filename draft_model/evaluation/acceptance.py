@@ -1,0 +1,78 @@
+"""How much of a draft the target accepts, computed offline from the text that the target writes. Pure functions.
+
+Greedily a draft of K tokens is accepted as far as each is what the target would have written. Along the target's own
+text the draft's j-th token, the ones before it accepted, is what the draft thinks follows the same text: one pass of
+the draft over the target's text tells every draft of every length.
+
+A step yields the accepted tokens and one of the target's own, so the next draft starts behind that one; a draft that
+runs over the end of the completion counts as far as it was compared, as in the engine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Drafts of at most K tokens: how many, and how many had their first, second, ... token accepted."""
+
+    num_drafts: int
+    accepted_at: tuple[int, ...]
+
+    def __add__(self, other: "Acceptance") -> "Acceptance":
+        """Both together; K must be the same."""
+        pairs = zip(self.accepted_at, other.accepted_at, strict=True)
+        return Acceptance(self.num_drafts + other.num_drafts, tuple(left + right for left, right in pairs))
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """K."""
+        return len(self.accepted_at)
+
+    @property
+    def per_token(self) -> float:
+        """Accepted tokens over drafted tokens."""
+        drafted = self.num_drafts * self.num_speculative_tokens
+        return sum(self.accepted_at) / drafted if drafted else 0.0
+
+    @property
+    def per_position(self) -> tuple[float, ...]:
+        """The share of drafts that were accepted up to each position."""
+        return tuple(count / self.num_drafts if self.num_drafts else 0.0 for count in self.accepted_at)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens a step, the target's own included."""
+        return 1.0 + (sum(self.accepted_at) / self.num_drafts if self.num_drafts else 0.0)
+
+
+def replay(matches: Sequence[bool], num_speculative_tokens: int) -> Acceptance:
+    """Speculate over one completion. `matches[i]` says whether the draft foretells its token i from those before it.
+
+    The first token comes with the prompt's own step, without a draft.
+    """
+    accepted = [0] * num_speculative_tokens
+    drafts, at = 0, 1
+    while at < len(matches):
+        drafts += 1
+        length = 0
+        while length < num_speculative_tokens and at + length < len(matches) and matches[at + length]:
+            accepted[length] += 1
+            length += 1
+        at += length + 1
+    return Acceptance(drafts, tuple(accepted))
+
+
+def expected_tokens(acceptance: float, num_speculative_tokens: int) -> float:
+    """Tokens a step when each drafted token is accepted with this probability: (1 - a^(K+1)) / (1 - a).
+
+    Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding" (2023), equation 1.
+    """
+    if acceptance >= 1.0:
+        return float(num_speculative_tokens + 1)
+    return (1.0 - acceptance ** (num_speculative_tokens + 1)) / (1.0 - acceptance)
+
+
+def expected_speedup(acceptance: float, num_speculative_tokens: int, draft_step_share: float) -> float:
+    """The factor on tokens a second; `draft_step_share` is the draft's step time over the target's (theorem 3.8)."""
+    return expected_tokens(acceptance, num_speculative_tokens) / (num_speculative_tokens * draft_step_share + 1.0)

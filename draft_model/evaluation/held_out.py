@@ -1,0 +1,79 @@
+"""Figures of merit of one model on held-out files: loss, bits per byte, completions."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from draft_model.data.fim import Split, encode_split, split_at_random
+from draft_model.data.layouts import LayoutEncoder
+from draft_model.data.samples import CorpusText
+from draft_model.training.loss import token_losses
+
+NUM_SPLITS = 400
+SPLIT_CHARS = 1600
+SEED = 11
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`loss` is nats a token over held-out text, `bits_per_byte` the same per UTF-8 byte of it.
+
+    `middle_loss` is nats a token over the completions of held-out fill-in-the-middle splits, end marker included, and
+    `first_token_accuracy` how often the most likely first token of the completion is the true one.
+    """
+
+    loss: float
+    bits_per_byte: float
+    num_tokens: int
+    middle_loss: float
+    first_token_accuracy: float
+    num_splits: int
+
+
+def text_rows(texts: Sequence[str], encoder: LayoutEncoder, row_tokens: int) -> tuple[list[Tensor], int]:
+    """Each text's tokens behind what opens a file, in rows of at most `row_tokens`; and the bytes they stand for."""
+    rows: list[Tensor] = []
+    opening = encoder.encode_file([]) or [encoder.end]
+    size = row_tokens - len(opening)
+    for text in texts:
+        ids = encoder.encode(text)
+        rows += [torch.tensor([[*opening, *ids[at : at + size]]]) for at in range(0, len(ids), size)]
+    return rows, sum(len(text.encode()) for text in texts)
+
+
+def held_out_splits(
+    texts: Sequence[str], num_splits: int = NUM_SPLITS, seed: int = SEED, *, is_typed_line_only: bool = True
+) -> list[Split]:
+    """The same fill-in-the-middle splits for every model."""
+    corpus, rng = CorpusText(texts), Random(seed)
+    windows = (corpus.window(rng.random(), SPLIT_CHARS) for _ in range(num_splits))
+    return [split_at_random(window, rng, is_typed_line_only=is_typed_line_only) for window in windows if window.strip()]
+
+
+@torch.inference_mode()
+def evaluate(
+    model: LlamaForCausalLM, encoder: LayoutEncoder, texts: Sequence[str], num_splits: int = NUM_SPLITS
+) -> Evaluation:
+    """Measure a model on held-out texts, in float32."""
+    rows, num_bytes = text_rows(texts, encoder, model.config.max_position_embeddings)
+    total = sum(float(token_losses(model, row).sum()) for row in rows)
+    num_tokens = sum(row.shape[1] - 1 for row in rows)
+    middle_total, num_middle, num_first = 0.0, 0, 0
+    splits = held_out_splits(texts, num_splits)
+    for split in splits:
+        ids, middle_from = encode_split(encoder, split)
+        row = torch.tensor([ids[-model.config.max_position_embeddings :]])
+        logits = model(input_ids=row, use_cache=False).logits[0, middle_from - 1 - len(ids) : -1].float()
+        targets = row[0, middle_from - len(ids) :]
+        middle_total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+        num_middle += len(targets)
+        num_first += int(logits[0].argmax() == targets[0])
+    return Evaluation(
+        total / num_tokens, total / math.log(2) / num_bytes, num_tokens,
+        middle_total / num_middle, num_first / len(splits), len(splits),
+    )  # fmt: skip

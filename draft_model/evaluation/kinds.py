@@ -1,0 +1,114 @@
+"""What kind of code a character belongs to, by Python's own tokenizer: the kinds of the acceptance table.
+
+Decided token by token, in this order:
+
+    comments    comments, and strings that are statements of their own (docstrings)
+    syntax      brackets, commas, colons, dots, semicolons, line ends and indentation
+    idioms      keywords, builtins, self and cls, names with two underscores around them, and what follows `import`
+    logic       operators, numbers, and other strings
+    identifiers all other names
+
+Where the text cannot be tokenised to its end (the cursor is in an open string, say), the rest counts as logic.
+"""
+
+import builtins
+import io
+import keyword
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+
+
+class Kind(Enum):
+    """The rows of the table."""
+
+    SYNTAX = "closing brackets and syntax"
+    IDIOMS = "common idioms"
+    IDENTIFIERS = "identifiers"
+    COMMENTS = "comments and docstrings"
+    LOGIC = "logic"
+
+
+_SYNTAX = frozenset("()[]{},:.;") | {"->"}
+_KNOWN = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"self", "cls"}
+_LAYOUT = frozenset({tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER})
+_PLAIN_BEFORE_STATEMENT = _LAYOUT | {tokenize.COMMENT}
+
+
+@dataclass
+class _Line:
+    """What was seen so far of a logical line."""
+
+    previous: int = tokenize.NEWLINE
+    is_import: bool = field(default=False)
+
+    def kind_of(self, token: tokenize.TokenInfo) -> Kind:
+        """The kind of the next token."""
+        kind = self._decide(token)
+        if token.type == tokenize.NEWLINE:
+            self.is_import = False
+        elif token.string in {"import", "from"} and self.previous in _PLAIN_BEFORE_STATEMENT:
+            self.is_import = True
+        self.previous = token.type
+        return kind
+
+    def _decide(self, token: tokenize.TokenInfo) -> Kind:
+        if token.type == tokenize.COMMENT:
+            return Kind.COMMENTS
+        if token.type in _LAYOUT or token.string in _SYNTAX:
+            return Kind.SYNTAX
+        if token.type == tokenize.NAME:
+            return Kind.IDIOMS if self.is_import or _is_known(token.string) else Kind.IDENTIFIERS
+        if token.type == tokenize.STRING and self.previous in _PLAIN_BEFORE_STATEMENT:
+            return Kind.COMMENTS
+        return Kind.LOGIC
+
+
+def _is_known(name: str) -> bool:
+    return name in _KNOWN or (name.startswith("__") and name.endswith("__"))
+
+
+def kinds_of(text: str) -> list[Kind]:
+    """The kind of every character of `text`; blanks between tokens count with the token behind them."""
+    starts = _line_starts(text)
+    kinds: list[Kind] = []
+    line = _Line()
+    for token in _tokens(text):
+        if token.end[0] > len(starts):
+            break
+        end = starts[token.end[0] - 1] + token.end[1]
+        kinds += [line.kind_of(token)] * (min(end, len(text)) - len(kinds))
+    return kinds + [Kind.LOGIC] * (len(text) - len(kinds))
+
+
+def _line_starts(text: str) -> list[int]:
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    return starts
+
+
+def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
+    try:
+        yield from tokenize.generate_tokens(io.StringIO(text).readline)
+    except (tokenize.TokenError, SyntaxError):
+        return
+
+
+def kinds_of_pieces(text: str, start: int, pieces: Sequence[str]) -> list[Kind]:
+    """The kind of each piece that follows one another in `text` from `start` on: that of its first visible character.
+
+    A piece of nothing but blanks has the kind of its first character.
+    """
+    kinds = kinds_of(text)
+    ends = [start]
+    for piece in pieces:
+        ends.append(ends[-1] + len(piece))
+    return [_kind_of_piece(kinds, text, begin, end) for begin, end in pairwise(ends)]
+
+
+def _kind_of_piece(kinds: Sequence[Kind], text: str, begin: int, end: int) -> Kind:
+    visible = next((at for at in range(begin, end) if not text[at].isspace()), begin)
+    return kinds[visible] if visible < len(kinds) else Kind.SYNTAX

@@ -1,0 +1,17 @@
+"""Model folders as models to measure."""
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM
+
+from draft_model.errors import PipelineError
+
+
+def load_model(folder: Path) -> LlamaForCausalLM:
+    """A model folder as a float32 model in evaluation mode; PipelineError when it is not one."""
+    if not (folder / "config.json").is_file():
+        raise PipelineError(f"{folder} is not a model folder: it has no config.json")
+    model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    model.requires_grad_(False)
+    return model

@@ -1,0 +1,140 @@
+"""Target and draft in transformers, over completions of held-out code: what is accepted, at which place, of which kind.
+
+At a temperature the engine accepts a draft's most likely token with the probability that the target gives it, so that
+probability along a text drawn from the target is the acceptance.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from draft_model.data.fim import Split
+from draft_model.data.layouts import LayoutEncoder
+from draft_model.evaluation.acceptance import Acceptance, replay
+from draft_model.evaluation.kinds import Kind, kinds_of_pieces
+
+MAX_DRAFT = 8
+
+
+@dataclass
+class Tally:
+    """What was found so far."""
+
+    by_length: dict[int, Acceptance] = field(default_factory=dict)
+    seen: Counter[Kind] = field(default_factory=Counter)
+    foretold: Counter[Kind] = field(default_factory=Counter)
+    num_tokens: int = 0
+    num_foretold: float = 0.0
+
+    @property
+    def agreement(self) -> float:
+        """The share of the target's tokens that the draft foretells (greedily), or their mean acceptance."""
+        return self.num_foretold / self.num_tokens if self.num_tokens else 0.0
+
+    def by_kind(self) -> dict[str, tuple[float, int]]:
+        """For each kind the share that was foretold, and how many tokens that is of."""
+        return {kind.value: (self.foretold[kind] / max(1, self.seen[kind]), self.seen[kind]) for kind in Kind}
+
+    def add(self, matches: Sequence[bool], kinds: Sequence[Kind]) -> None:
+        """Count one completion."""
+        for length in range(1, MAX_DRAFT + 1):
+            found = replay(matches, length)
+            self.by_length[length] = self.by_length[length] + found if length in self.by_length else found
+        self.seen.update(kinds)
+        self.foretold.update(kind for kind, is_match in zip(kinds, matches, strict=True) if is_match)
+        self.num_tokens += len(matches)
+        self.num_foretold += sum(matches)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and its draft, in evaluation mode, with their encoder."""
+
+    target: LlamaForCausalLM
+    draft: LlamaForCausalLM
+    encoder: LayoutEncoder
+
+
+@torch.inference_mode()
+def complete(pair: Pair, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0) -> list[int]:
+    """What the target writes behind a prompt, its end token included if it comes."""
+    ids = torch.tensor([list(prompt)])
+    sampling: dict[str, Any] = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    )
+    generator: Any = pair.target
+    end = pair.encoder.end
+    output: Tensor = generator.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_tokens,
+        eos_token_id=end,
+        pad_token_id=end,
+        **sampling,
+    )
+    written: list[int] = output[0, len(prompt) :].tolist()
+    return written
+
+
+@torch.inference_mode()
+def foretold(pair: Pair, prompt: Sequence[int], written: Sequence[int]) -> list[bool]:
+    """For each written token, whether the draft thinks it the likeliest behind what stands before it."""
+    row = torch.tensor([[*prompt, *written]])
+    logits = pair.draft(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    matches: list[bool] = (logits.argmax(dim=-1) == row[0, len(prompt) :]).tolist()
+    return matches
+
+
+@torch.inference_mode()
+def acceptance_at(pair: Pair, prompt: Sequence[int], written: Sequence[int], temperature: float) -> list[float]:
+    """For each place, the probability that the target accepts the draft's likeliest token there."""
+    row = torch.tensor([[*prompt, *written]])
+    theirs, ours = (
+        model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        for model in (pair.target, pair.draft)
+    )
+    chosen = ours.argmax(dim=-1, keepdim=True)
+    shares: list[float] = torch.softmax(theirs / temperature, dim=-1).gather(1, chosen)[:, 0].tolist()
+    return shares
+
+
+def measure_greedy(
+    pair: Pair,
+    splits: Sequence[Split],
+    max_tokens: int,
+    on_split: Callable[[int, int], None] = lambda done, total: None,
+) -> Tally:
+    """Acceptance over the target's greedy completions at the cursors of `splits`."""
+    tally = Tally()
+    for number, split in enumerate(splits):
+        prompt = pair.encoder.encode_prompt(split.before, split.typed, split.after)
+        written = complete(pair, prompt, max_tokens)
+        tally.add(foretold(pair, prompt, written), token_kinds(pair.encoder, split, written))
+        on_split(number + 1, len(splits))
+    return tally
+
+
+def measure_sampled(pair: Pair, splits: Sequence[Split], max_tokens: int, temperature: float, seed: int = 0) -> float:
+    """Mean acceptance of the draft's likeliest token over completions drawn from the target at a temperature."""
+    torch.manual_seed(seed)
+    shares: list[float] = []
+    for split in splits:
+        prompt = pair.encoder.encode_prompt(split.before, split.typed, split.after)
+        shares += acceptance_at(pair, prompt, complete(pair, prompt, max_tokens, temperature), temperature)
+    return sum(shares) / max(1, len(shares))
+
+
+def token_kinds(encoder: LayoutEncoder, split: Split, written: Sequence[int]) -> list[Kind]:
+    """The kind of every written token, from the whole text with the completion in its place; the end is syntax."""
+    pieces, shown = [], ""
+    for at in range(len(written)):
+        longer = encoder.decode(written[: at + 1])
+        pieces.append(longer[len(shown) :])
+        shown = longer
+    text = split.before + split.typed + shown + split.after
+    return kinds_of_pieces(text, len(split.before + split.typed), pieces)

@@ -1,0 +1,84 @@
+"""The pair in the real engine: what its counters say of speculation, whether greedy text stays the same, step times."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from draft_model.engine import Engine, open_engine
+from draft_model.evaluation.acceptance import Acceptance
+from draft_model.evaluation.report import EngineFigures, engine_figures
+
+TIMED_TOKENS = 64
+TIMED_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Served:
+    """One pass over the prompts."""
+
+    texts: list[list[int]]
+    acceptance: Acceptance | None
+    tokens_per_s: float
+
+
+def serve(
+    target: Path, draft: Path | None, prompts: Sequence[Sequence[int]], *, num_speculative_tokens: int,
+    max_tokens: int, temperatures: Sequence[float] = (0.0,), max_num_seqs: int = 1,
+) -> list[Served]:  # fmt: skip
+    """Complete all prompts at every temperature, one sequence at a time unless told otherwise, on one engine."""
+    with open_engine(target, draft, num_speculative_tokens=num_speculative_tokens, max_num_seqs=max_num_seqs) as engine:
+        engine.complete(prompts[:1], max_tokens=max_tokens)
+        has_draft = draft is not None
+        return [
+            _pass(engine, prompts, num_speculative_tokens, max_tokens, degree, has_draft) for degree in temperatures
+        ]
+
+
+def _pass(
+    engine: Engine, prompts: Sequence[Sequence[int]], num_speculative_tokens: int, max_tokens: int,
+    temperature: float, has_draft: bool,
+) -> Served:  # fmt: skip
+    before = engine.speculation(num_speculative_tokens)
+    texts = engine.complete(prompts, max_tokens=max_tokens, temperature=temperature)
+    counted = engine.speculation(num_speculative_tokens).since(before)
+    acceptance = Acceptance(counted.num_drafts, counted.accepted_at) if has_draft else None
+    return Served(texts, acceptance, sum(map(len, texts)) / engine.took_s)
+
+
+def step_time_s(model: Path, prompt: Sequence[int]) -> float:
+    """The median time of one decode step of one sequence, served alone: what a longer completion takes more."""
+    with open_engine(model, max_num_seqs=1) as engine:
+        engine.complete([prompt], max_tokens=2, ignore_end=True)
+        return sorted(_time_a_step(engine, prompt) for _ in range(TIMED_ROUNDS))[TIMED_ROUNDS // 2]
+
+
+def _time_a_step(engine: Engine, prompt: Sequence[int]) -> float:
+    took = []
+    for tokens in (TIMED_TOKENS // 2, TIMED_TOKENS):
+        begun = time.perf_counter()
+        engine.complete([prompt], max_tokens=tokens, ignore_end=True)
+        took.append(time.perf_counter() - begun)
+    return max(1e-9, took[1] - took[0]) / (TIMED_TOKENS // 2)
+
+
+def measure_engine(
+    target: Path, draft: Path, prompts: Sequence[Sequence[int]], num_speculative_tokens: int, max_tokens: int,
+    temperatures: Sequence[float],
+) -> EngineFigures:  # fmt: skip
+    """Serve the prompts with and without the draft, one at a time, and time both models' steps."""
+    degrees = (0.0, *temperatures)
+    with_draft = serve(
+        target, draft, prompts, num_speculative_tokens=num_speculative_tokens, max_tokens=max_tokens,
+        temperatures=degrees,
+    )  # fmt: skip
+    (alone,) = serve(target, None, prompts, num_speculative_tokens=0, max_tokens=max_tokens)
+    same = sum(left == right for left, right in zip(with_draft[0].texts, alone.texts, strict=True))
+    counted = {
+        degree: served.acceptance
+        for degree, served in zip(degrees, with_draft, strict=True)
+        if served.acceptance is not None
+    }
+    speeds = (with_draft[0].tokens_per_s, alone.tokens_per_s)
+    steps = (step_time_s(target, prompts[0]), step_time_s(draft, prompts[0]))
+    return engine_figures(counted, same / len(prompts), speeds, steps)

@@ -1,0 +1,107 @@
+"""Twenty places in plainly predictable code, and what a model writes there, greedily, in the server's prompt layout.
+
+A probe passes when the completion begins with one of the texts that any Python programmer would expect.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM
+
+from draft_model.data.layouts import LayoutEncoder
+
+MAX_NEW_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Text around a cursor and the beginnings that count as right; `typed` is the cursor's line left of it."""
+
+    before: str
+    typed: str
+    after: str
+    expected: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """A probe, what came out, and whether it begins as expected."""
+
+    probe: Probe
+    completion: str
+    is_right: bool
+
+
+_INIT = "class Point:\n    def __init__(self, x, y):\n"
+_READ = "import json\n\n\ndef read_config(path):\n"
+_TOTAL = "def total(items):\n    result = 0\n"
+
+PROBES: tuple[Probe, ...] = (
+    Probe("", "for i in ra", "", ("nge(",)),
+    Probe(_TOTAL, "    for item in it", "\n", ("ems:",)),
+    Probe(_INIT, "        self.x = ", "\n", ("x",)),
+    Probe(_INIT + "        self.x = x\n", "        self.y", "\n", (" = y",)),
+    Probe("class Node:\n", "    def __init__(se", "", ("lf",)),
+    Probe("class Node:\n", "    def __in", "", ("it__(self",)),
+    Probe("def main():\n", '    print("hello"', "\n", (")",)),
+    Probe("def first(items):\n", "    return items[0", "\n", ("]",)),
+    Probe(_TOTAL + "    for item in items:\n        result += item\n", "    ret", "\n", ("urn result",)),
+    Probe("import os\n", "import s", "\nimport time\n", ("ys",)),
+    Probe("try:\n    import numpy as np\n", "except Imp", ":\n    np = None\n", ("ortError",)),
+    Probe("def check(value):\n    if value < 0:\n", "        raise Val", "\n", ("ueError(",)),
+    Probe("def run():\n    pass\n\n\n", 'if __name__ == "__ma', "\n    run()\n", ('in__":',)),
+    Probe(_READ, "    with open(path) a", "\n        return json.load(file)\n", ("s file:",)),
+    Probe(_READ + "    with open(path) as file:\n", "        return json.lo", "\n", ("ad(file)",)),
+    Probe("def square(x):\n", "    return x *", "\n", (" x", "* 2")),
+    Probe("def is_empty(items):\n", "    return len(items) =", "\n", ("= 0",)),
+    Probe(
+        "def find(items, key):\n    if key not in items:\n", "        return No", "\n    return items[key]\n", ("ne",)
+    ),
+    Probe("import os\n\n\ndef join(folder, name):\n", "    return os.path.jo", "\n", ("in(folder, name)",)),
+    Probe("settings = {}\n", "for key, value in settings.ite", "\n    print(key, value)\n", ("ms():",)),
+)
+
+
+def complete(model: LlamaForCausalLM, encoder: LayoutEncoder, before: str, typed: str, after: str) -> str:
+    """The greedy completion at a cursor, at most `MAX_NEW_TOKENS` tokens."""
+    prompt = torch.tensor([encoder.encode_prompt(before, typed, after)])
+    generator: Any = model
+    with torch.inference_mode():
+        output = generator.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=MAX_NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=encoder.end,
+            pad_token_id=encoder.end,
+        )
+    return encoder.decode(output[0, prompt.shape[1] :].tolist())
+
+
+def run_probes(
+    model: LlamaForCausalLM, encoder: LayoutEncoder, probes: tuple[Probe, ...] = PROBES
+) -> list[ProbeResult]:
+    """What the model writes at every probe."""
+    results = []
+    for probe in probes:
+        completion = complete(model, encoder, probe.before, probe.typed, probe.after)
+        results.append(ProbeResult(probe, completion, completion.startswith(probe.expected)))
+    return results
+
+
+def probe_table(results: list[ProbeResult]) -> str:
+    """The probes as a Markdown table: the line with the cursor as `│`, what came out, and whether it was right."""
+    rows = ["| the line, │ is the cursor | came out | as expected |", "| --- | --- | --- |"]
+    for result in results:
+        line = f"{result.probe.typed.strip()}│{result.probe.after.partition(chr(10))[0]}"
+        rows.append(f"| {_code(line)} | {_code(result.completion)} | {'yes' if result.is_right else 'no'} |")
+    return "\n".join(rows)
+
+
+def _code(text: str) -> str:
+    shown = text.replace("\n", "⏎").replace("|", "\\|")
+    if not shown:
+        return "(nothing)"
+    fence = "``" if "`" in shown else "`"
+    return f"{fence}{shown}{fence}"

@@ -1,0 +1,112 @@
+"""One training run in one folder: checkpoint, records, and at the end the model in the Hugging Face layout.
+
+    checkpoint.pt  run.json  metrics.jsonl  tensorboard/  loss.png  model/
+
+The same call goes on after an interruption. Under torchrun every process makes it.
+"""
+
+import json
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from draft_model.data.blocks import BlockSource
+from draft_model.data.shards import TOKENIZER
+from draft_model.data.tokenizer import check_same_vocabulary, load_tokenizer
+from draft_model.evaluation.loading import load_model
+from draft_model.export import export_model
+from draft_model.files import file_digest, write_atomically
+from draft_model.presets import Preset
+from draft_model.training.budget import Budget
+from draft_model.training.flops import peak_flops
+from draft_model.training.loss import Teacher
+from draft_model.training.record import recording
+from draft_model.training.trainer import CHECKPOINT_EVERY_S, SavePoint, Trainer, TrainResult, Watcher, run_fingerprint
+from draft_model.training.watch import Watchers, watching
+from draft_model.training.world import World
+
+CHECKPOINT = "checkpoint.pt"
+MODEL = "model"
+RUN = "run.json"
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """The target to learn from, and the share of its divergence in the loss, 0 to 1."""
+
+    teacher: Path
+    mix: float
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """What a run took; kept as `run.json`."""
+
+    preset: str
+    num_steps: int
+    num_tokens: int
+    active_s: float
+
+
+def fit_preset(preset: Preset, data: Path) -> Preset:
+    """The preset with the vocabulary of the data: a draft takes its target's."""
+    vocab_size = BlockSource(data, 0).manifest.vocab_size
+    return replace(preset, shape=replace(preset.shape, vocab_size=vocab_size))
+
+
+def train(
+    preset: Preset,
+    data: Path,
+    out: Path,
+    budget: Budget,
+    world: World,
+    console: Console,
+    *,
+    distillation: Distillation | None = None,
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+) -> TrainResult:
+    """Train to the end of the budget, from the checkpoint in `out` if there is one, and write `out/model`.
+
+    Raises PipelineError for a loss that is not finite, a disk that refuses, data that is missing, a teacher whose
+    vocabulary is another, or a checkpoint of another run.
+    """
+    preset = fit_preset(preset, data)
+    source = BlockSource(data, preset.train.seed)
+    teacher = _load_teacher(distillation, data, world) if distillation else None
+    taught = f"{distillation.teacher.name}:{distillation.mix}" if distillation else ""
+    fingerprint = run_fingerprint(preset, repr(source.manifest), taught)
+    saved = SavePoint(out / CHECKPOINT, fingerprint, checkpoint_every_s)
+    with ExitStack() as stack:
+        watchers: list[Watcher] = []
+        if world.is_main:
+            watchers = [stack.enter_context(recording(out)), stack.enter_context(watching(console, preset.name))]
+        peak = peak_flops(world.device)
+        trainer = Trainer(preset, source, budget, saved, world, teacher=teacher, peak_flops=peak)
+        result = trainer.run(Watchers(watchers))
+    if world.is_main:
+        _finish(preset, data, out, result)
+    world.wait()
+    return result
+
+
+def load_outcome(out: Path) -> RunOutcome | None:
+    """What a finished run took; None when it is not finished."""
+    path = out / RUN
+    return RunOutcome(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def _load_teacher(distillation: Distillation, data: Path, world: World) -> Teacher:
+    check_same_vocabulary(data / TOKENIZER, distillation.teacher)
+    model = load_model(distillation.teacher)
+    model.to(world.device)  # type: ignore[arg-type]
+    return Teacher(model, distillation.mix)
+
+
+def _finish(preset: Preset, data: Path, out: Path, result: TrainResult) -> None:
+    outcome = RunOutcome(preset.name, result.num_steps, result.num_tokens, result.active_s)
+    made = f"{result.num_tokens:,} tokens in {result.num_steps:,} steps, data {file_digest(data / 'data.json')}."
+    card = f"# {preset.name}\n\n{made}\n"
+    export_model(result.weights, preset.shape, load_tokenizer(data / TOKENIZER), card, out / MODEL)
+    write_atomically(out / RUN, (json.dumps(asdict(outcome), indent=1) + "\n").encode())

@@ -1,0 +1,106 @@
+"""What a run leaves to look at: a line of JSON for every step, TensorBoard's files, and a picture of the loss.
+
+A run that goes on after an interruption forgets the lines behind its checkpoint, so each step is there once.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+import matplotlib as mpl
+import numpy as np
+
+from draft_model.errors import PipelineError
+from draft_model.files import replacing, write_atomically
+from draft_model.training.trainer import Progress
+
+METRICS = "metrics.jsonl"
+PICTURE = "loss.png"
+BOARD = "tensorboard"
+SMOOTHED_STEPS = 50
+_SHOWN = ("loss", "middle_loss", "divergence", "grad_norm", "rate_scale", "tokens_per_s", "utilisation")
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The steps of a run, in order; a line that a killed process left unfinished is left out."""
+    path = folder / METRICS
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+class Recorder:
+    """Writes what a run tells."""
+
+    def __init__(self, folder: Path, board: Any) -> None:  # noqa: ANN401 - TensorBoard's writer has no types
+        self._folder = folder
+        self._board = board
+        self._lines: TextIO | None = None
+
+    def begin(self, step: int) -> None:
+        """Keep the lines of the steps that are done and open the file to go on."""
+        kept = (json.dumps(line) + "\n" for line in read_metrics(self._folder) if line["step"] <= step)
+        write_atomically(self._folder / METRICS, "".join(kept).encode())
+        self._lines = (self._folder / METRICS).open("a", encoding="utf-8", buffering=1)
+
+    def step(self, progress: Progress) -> None:
+        """Write one line and one point of every curve; PipelineError when the disk refuses."""
+        told = asdict(progress)
+        assert self._lines is not None
+        try:
+            self._lines.write(json.dumps(told) + "\n")
+        except OSError as error:
+            raise PipelineError(f"cannot write {self._folder / METRICS}: {error.strerror}") from error
+        for name in _SHOWN:
+            self._board.add_scalar(name, told[name], progress.step)
+
+    def close(self) -> None:
+        """Finish the files."""
+        if self._lines is not None:
+            self._lines.close()
+        self._board.close()
+
+
+@contextmanager
+def recording(folder: Path) -> Iterator[Recorder]:
+    """A recorder for a run's folder, which draws the picture at the end."""
+    from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
+
+    recorder = Recorder(folder, SummaryWriter(str(folder / BOARD)))
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+    draw_losses(folder)
+
+
+def draw_losses(folder: Path) -> None:
+    """Draw loss over tokens, smoothed, to `loss.png`; nothing when no step was made."""
+    steps = read_metrics(folder)
+    if not steps:
+        return
+    mpl.use("agg")
+    from matplotlib import pyplot  # after the choice of a backend without a screen
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    tokens = np.array([step["num_tokens"] for step in steps]) / 1e6
+    for name, label in (("loss", "all tokens"), ("middle_loss", "inside completions")):
+        values = np.array([step[name] for step in steps])
+        axes.plot(tokens, values, alpha=0.15, color="C0" if name == "loss" else "C1")
+        axes.plot(tokens, smoothed(values), label=label, color="C0" if name == "loss" else "C1")
+    axes.set(xlabel="training tokens, millions", ylabel="loss, nats per token", title=folder.name)
+    axes.legend()
+    with replacing(folder / PICTURE) as file:
+        figure.savefig(file, format="png", dpi=120)
+    pyplot.close(figure)
+
+
+def smoothed(values: "np.typing.NDArray[Any]") -> "np.typing.NDArray[Any]":
+    """Means over the last `SMOOTHED_STEPS` values at each place."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - SMOOTHED_STEPS)
+    result: np.typing.NDArray[Any] = (sums[ends] - sums[starts]) / (ends - starts)
+    return result

@@ -1,0 +1,234 @@
+"""The training loop: blocks by step number in, weights and checkpoints out. It knows no corpus or command line.
+
+A loop of its own instead of transformers' Trainer: two optimisers with one schedule over a budget of active minutes,
+and a data position that is a step number, would each have to be forced into it; all of the loop is below.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from draft_model.data.blocks import Block
+from draft_model.errors import PipelineError
+from draft_model.presets import Preset
+from draft_model.training.budget import Budget
+from draft_model.training.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    random_state,
+    restore_random_state,
+    save_checkpoint,
+)
+from draft_model.training.flops import flops_per_token
+from draft_model.training.loss import Teacher, cross_entropies, divergences, next_token_logits
+from draft_model.training.model import make_model
+from draft_model.training.optim import Optimiser, learning_rate_scale
+from draft_model.training.world import World
+
+CHECKPOINT_EVERY_S = 180.0
+
+
+class Blocks(Protocol):
+    """Where blocks come from."""
+
+    block_tokens: int
+
+    def block(self, place: int) -> Block:
+        """The block at a place of the visiting order."""
+        ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told after every step; losses are nats per token of that step, `divergence` as well.
+
+    `utilisation` is the share of the devices' peak that went into the model, 0 to 1; 0 where the peak is not known.
+    """
+
+    step: int
+    share: float
+    loss: float
+    middle_loss: float
+    divergence: float
+    grad_norm: float
+    rate_scale: float
+    num_tokens: int
+    tokens_per_s: float
+    utilisation: float
+    left_s: float
+
+
+class Watcher(Protocol):
+    """Shows or records a run's progress."""
+
+    def begin(self, step: int) -> None:
+        """Called once before the first step, with the number of steps that are done already."""
+        ...
+
+    def step(self, progress: Progress) -> None:
+        """Called after every optimiser step."""
+        ...
+
+
+@dataclass(frozen=True)
+class SavePoint:
+    """Where a run keeps its checkpoint, the fingerprint that it must carry, and how often it is written."""
+
+    path: Path
+    fingerprint: str
+    every_s: float = CHECKPOINT_EVERY_S
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A trained model's weights (float32, on the main process alone) and what it took."""
+
+    weights: dict[str, Tensor]
+    num_steps: int
+    num_tokens: int
+    active_s: float
+
+
+def run_fingerprint(preset: Preset, data: str, teacher: str = "") -> str:
+    """A name for everything that must be the same for a checkpoint to go on; the budget may change between runs."""
+    parts = (preset.name, preset.shape, {**vars(preset.train), "minutes": None}, data, teacher)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+class Trainer:
+    """One model, its optimiser and its budget; `run` goes on until the budget is spent."""
+
+    def __init__(
+        self, preset: Preset, source: Blocks, budget: Budget, saved: SavePoint, world: World,
+        *, teacher: Teacher | None = None, peak_flops: float = 0.0, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """Make the model, or take it from the checkpoint.
+
+        Raises PipelineError when the step does not divide into blocks and processes, or the checkpoint is another's.
+        """
+        self._preset = preset
+        self._source = source
+        self._budget = budget
+        self._saved = saved
+        self._world = world
+        self._teacher = teacher
+        self._peak_flops = peak_flops * world.size
+        self._clock = clock
+        self._num_blocks = _blocks_a_step(preset.train.batch_tokens, source.block_tokens, world.size)
+        self._model: LlamaForCausalLM = world.shard(make_model(preset.shape, preset.train.seed))
+        self._optimiser = Optimiser(self._model, preset.train, world)
+        self._num_tokens = 0
+        self._saved_step = 0
+        self._resume()
+
+    def run(self, watcher: Watcher) -> TrainResult:
+        """Train to the end of the budget, checkpoint on the way and at the end."""
+        budget = self._budget
+        watcher.begin(budget.num_steps)
+        saved_at_s = self._clock()
+        while budget.progress < 1.0:
+            begun_s = self._clock()
+            scale = learning_rate_scale(budget.progress, budget.num_steps, self._preset.train)
+            losses, flops = self._accumulate()
+            norm = self._optimiser.step(scale)
+            now_s = self._clock()
+            is_due = float(now_s - saved_at_s > self._saved.every_s) if self._world.is_main else 0.0
+            *means, took_s, due = self._world.mean([*losses, now_s - begun_s, is_due])
+            self._check(means[0], norm)
+            budget.spend_step(took_s)
+            self._num_tokens += self._preset.train.batch_tokens
+            watcher.step(self._progress(means, norm, scale, max(1e-9, took_s), flops))
+            if due > 0:
+                self._save()
+                saved_at_s = self._clock()
+        self._save()
+        return TrainResult(
+            self._world.model_state(self._model), budget.num_steps, self._num_tokens, budget.active_s
+        )  # fmt: skip
+
+    def _accumulate(self) -> tuple[list[float], float]:
+        """Gradients of this step's blocks; the means of the losses, and the operations that all processes spent."""
+        world, first = self._world, self._budget.num_steps * self._num_blocks
+        places = range(first + world.rank, first + self._num_blocks, world.size)
+        totals, flops = [0.0, 0.0, 0.0], 0.0
+        for place in places:
+            block = self._source.block(place)
+            found = self._learn(block, len(places))
+            totals = [total + part / len(places) for total, part in zip(totals, found, strict=True)]
+            flops += flops_per_token(self._preset.shape, block.ids.shape[1]) * block.ids.numel() * world.size
+        return totals, flops
+
+    def _learn(self, block: Block, num_blocks: int) -> tuple[float, float, float]:
+        """Add one block's gradient; its loss, its loss inside completions, its divergence from the teacher."""
+        ids = block.ids.to(self._world.device)
+        inside = block.is_middle[:, 1:].flatten().to(self._world.device)
+        with torch.autocast(torch.device(self._world.device).type, dtype=torch.bfloat16):
+            logits = next_token_logits(self._model, ids)
+            theirs = self._teacher.logits(ids) if self._teacher else None
+        plain = cross_entropies(logits, ids)
+        loss, divergence = plain.mean(), torch.zeros(())
+        if self._teacher is not None and theirs is not None:
+            divergence = divergences(logits, theirs).mean()
+            loss = (1.0 - self._teacher.mix) * loss + self._teacher.mix * divergence
+        (loss / num_blocks).backward()  # type: ignore[no-untyped-call]
+        plain = plain.detach()
+        middle = plain[inside].sum() / inside.sum().clamp(min=1)
+        return float(plain.mean()), float(middle), float(divergence.detach())
+
+    def _check(self, loss: float, norm: float) -> None:
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise PipelineError(
+                f"the loss is {loss} and the gradient {norm} at step {self._budget.num_steps + 1}; the checkpoint "
+                f"of step {self._saved_step} is intact: train with lower rates or look at the data"
+            )
+
+    def _progress(self, losses: list[float], norm: float, scale: float, took_s: float, flops: float) -> Progress:
+        budget = self._budget
+        utilisation = flops / took_s / self._peak_flops if self._peak_flops else 0.0
+        return Progress(
+            budget.num_steps, budget.progress, losses[0], losses[1], losses[2], norm, scale, self._num_tokens,
+            self._preset.train.batch_tokens / took_s, utilisation, budget.left_s,
+        )  # fmt: skip
+
+    def _save(self) -> None:
+        budget = self._budget
+        model, optimiser = self._world.model_state(self._model), self._optimiser.state_dict()
+        if self._world.is_main:
+            save_checkpoint(
+                Checkpoint(
+                    self._saved.fingerprint, budget.num_steps, budget.active_s, self._num_tokens, model, optimiser,
+                    random_state(),
+                ),
+                self._saved.path,
+            )  # fmt: skip
+        self._saved_step = budget.num_steps
+        self._world.wait()
+
+    def _resume(self) -> None:
+        checkpoint = load_checkpoint(self._saved.path, self._saved.fingerprint)
+        if checkpoint is None:
+            return
+        is_main = self._world.is_main
+        self._world.load_model_state(self._model, checkpoint.model if is_main else {})
+        self._optimiser.load_state_dict(checkpoint.optimiser if is_main else {})
+        restore_random_state(checkpoint.random)
+        self._num_tokens, self._saved_step = checkpoint.num_tokens, checkpoint.step
+        self._budget.num_steps, self._budget.active_s = checkpoint.step, checkpoint.active_s
+
+
+def _blocks_a_step(batch_tokens: int, block_tokens: int, num_processes: int) -> int:
+    num_blocks, rest = divmod(batch_tokens, block_tokens)
+    if rest or not num_blocks or num_blocks % num_processes:
+        raise PipelineError(
+            f"a step of {batch_tokens:,} tokens does not divide into blocks of {block_tokens:,} for {num_processes} "
+            "processes; make the data with another --block-tokens or start another number of processes"
+        )
+    return num_blocks

@@ -1,0 +1,110 @@
+"""Progress on a terminal as a bar, in a log file as a line now and then."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from draft_model.training.trainer import Progress, Watcher
+
+LINE_EVERY_S = 20.0
+SMOOTHING = 0.95
+
+
+def describe(progress: Progress, loss: float, middle_loss: float) -> str:
+    """One line: step, losses, tokens, pace, utilisation and what is left."""
+    minutes, seconds = divmod(int(progress.left_s), 60)
+    return (
+        f"step {progress.step} loss {loss:.3f} middle {middle_loss:.3f} "
+        f"{progress.num_tokens / 1e6:.2f}M tokens {progress.tokens_per_s:,.0f} tok/s MFU {progress.utilisation:.0%} "
+        f"left {minutes}:{seconds:02d}"
+    )
+
+
+class _Smooth:
+    """Exponential means of both losses."""
+
+    def __init__(self) -> None:
+        self._values: tuple[float, float] | None = None
+
+    def add(self, progress: Progress) -> tuple[float, float]:
+        new = (progress.loss, progress.middle_loss)
+        old = self._values or new
+        self._values = (
+            SMOOTHING * old[0] + (1 - SMOOTHING) * new[0],
+            SMOOTHING * old[1] + (1 - SMOOTHING) * new[1],
+        )
+        return self._values
+
+
+class BarWatcher:
+    """Moves a rich progress bar."""
+
+    def __init__(self, bar: Bar, name: str) -> None:
+        self._bar = bar
+        self._task = bar.add_task(name, total=1.0, text="")
+        self._smooth = _Smooth()
+
+    def begin(self, step: int) -> None:
+        """Say where a resumed run stands."""
+        self._bar.update(self._task, text=f"from step {step}")
+
+    def step(self, progress: Progress) -> None:
+        """Show the state after a step."""
+        self._bar.update(self._task, completed=progress.share, text=describe(progress, *self._smooth.add(progress)))
+
+
+class LineWatcher:
+    """Prints a line every `LINE_EVERY_S` seconds."""
+
+    def __init__(self, console: Console, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._name = name
+        self._clock = clock
+        self._smooth = _Smooth()
+        self._printed_at_s = float("-inf")
+
+    def begin(self, step: int) -> None:
+        """Say where a resumed run stands."""
+        self._print(f"{self._name} from step {step}")
+
+    def step(self, progress: Progress) -> None:
+        """Print the state after a step, if it is time."""
+        losses = self._smooth.add(progress)
+        if self._clock() - self._printed_at_s >= LINE_EVERY_S or progress.share >= 1.0:
+            self._printed_at_s = self._clock()
+            self._print(f"{self._name} {progress.share:.1%} {describe(progress, *losses)}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+class Watchers:
+    """Tells several."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = tuple(watchers)
+
+    def begin(self, step: int) -> None:
+        """Tell all."""
+        for watcher in self._watchers:
+            watcher.begin(step)
+
+    def step(self, progress: Progress) -> None:
+        """Tell all."""
+        for watcher in self._watchers:
+            watcher.step(progress)
+
+
+@contextmanager
+def watching(console: Console, name: str) -> Iterator[Watcher]:
+    """A bar on a terminal, lines elsewhere."""
+    if not console.is_terminal:
+        yield LineWatcher(console, name)
+        return
+    with Bar(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}% {task.fields[text]}"),
+             console=console) as bar:  # fmt: skip
+        yield BarWatcher(bar, name)

@@ -1,0 +1,111 @@
+"""The processes of one training run: one alone, or as many as torchrun started, each with its share of the weights.
+
+With several processes the model is sharded (FSDP2) on GPUs and CPUs alike, so that the tests on a CPU go the way that
+GPUs go. Gradients are averaged over processes.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.optim import Optimizer
+from transformers import LlamaForCausalLM
+
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+@dataclass(frozen=True)
+class World:
+    """Which of how many processes this is, and what it computes on."""
+
+    rank: int = 0
+    size: int = 1
+    device: str = "cpu"
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and shows progress."""
+        return self.rank == 0
+
+    def shard(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+        """Put the model on the device, and its weights on all processes when there are several."""
+        model.to(self.device)  # type: ignore[arg-type]
+        if self.size == 1:
+            return model
+        mesh = init_device_mesh(torch.device(self.device).type, (self.size,))
+        # On a CPU autocast alone decides on precision, as it does in a single process.
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if self.device != "cpu" else MixedPrecisionPolicy()
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        return model
+
+    def mean(self, values: list[float]) -> list[float]:
+        """Each value's mean over the processes."""
+        if self.size == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64 if self.device == "cpu" else torch.float32, device=self.device)
+        dist.all_reduce(total)
+        return [float(value) / self.size for value in total.tolist()]
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def model_state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Whole weights on the CPU; empty on all processes but the main one. All must call it."""
+        if self.size == 1:
+            return model.state_dict()
+        state: dict[str, Any] = get_model_state_dict(model, options=_WHOLE)
+        return state
+
+    def load_model_state(self, model: nn.Module, state: dict[str, Tensor]) -> None:
+        """Put whole weights into the model. All processes must call it, the main one with the weights."""
+        if self.size == 1:
+            model.load_state_dict(state)
+            return
+        set_model_state_dict(model, dict[str, Any](state), options=_SPREAD)
+
+    def optimiser_state(self, model: nn.Module, optimiser: Optimizer) -> dict[str, Any]:
+        """The same for an optimiser, by parameter name, so that another number of processes can go on with it."""
+        return dict(get_optimizer_state_dict(model, optimiser, options=_WHOLE))
+
+    def load_optimiser_state(self, model: nn.Module, optimiser: Optimizer, state: dict[str, Any]) -> None:
+        """The same for an optimiser."""
+        options = _SPREAD if self.size > 1 else StateDictOptions(full_state_dict=True)
+        set_optimizer_state_dict(model, optimiser, state, options=options)
+
+
+@contextmanager
+def joined_world() -> Iterator[World]:
+    """The world that torchrun describes in the environment, or a single process; left again at the end."""
+    has_gpu = torch.cuda.is_available()
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = f"cuda:{local}" if has_gpu else "cpu"
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if has_gpu:
+        torch.cuda.set_device(local)
+    if size == 1:
+        yield World(device=device)
+        return
+    dist.init_process_group("nccl" if has_gpu else "gloo")
+    try:
+        yield World(dist.get_rank(), size, device)
+    finally:
+        dist.destroy_process_group()

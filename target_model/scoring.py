@@ -1,0 +1,55 @@
+"""Shares with their uncertainty, and what they are shares of."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from target_model.sandbox import Verdict, run_programs
+from target_model.tasks import Task, is_exact
+
+Z_95 = 1.959964
+
+
+@dataclass(frozen=True)
+class Share:
+    """`hits` of `total`, and the 95% interval of the share that is behind it (Wilson's, good near 0 and 1)."""
+
+    hits: int
+    total: int
+
+    @property
+    def value(self) -> float:
+        """The share, 0 to 1."""
+        return self.hits / self.total if self.total else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Its 95% confidence interval."""
+        if not self.total:
+            return 0.0, 1.0
+        spread = Z_95**2 / self.total
+        middle = (self.value + spread / 2) / (1 + spread)
+        half = Z_95 / (1 + spread) * math.sqrt(self.value * (1 - self.value) / self.total + spread / (4 * self.total))
+        return max(0.0, middle - half), min(1.0, middle + half)
+
+    def __str__(self) -> str:
+        """As in "4.7% (3.5 to 6.3)"."""
+        low, high = self.interval
+        return f"{self.value:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one set of tasks: programs that pass their check, and completions that are the author's own text."""
+
+    passed: Share
+    exact: Share
+
+
+def score(tasks: Sequence[Task], completions: Sequence[str]) -> Score:
+    """Run every program, one completion a task (pass@1)."""
+    programs = (task.program(completion) for task, completion in zip(tasks, completions, strict=True))
+    verdicts = run_programs(programs)
+    exact = sum(map(is_exact, tasks, completions))
+    passed = sum(verdict is Verdict.PASSED for verdict in verdicts)
+    return Score(Share(passed, len(tasks)), Share(exact, len(tasks)))

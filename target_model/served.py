@@ -1,0 +1,105 @@
+"""A model in the real engine, vLLM: completions, the loss of given text, and how fast and how large it is.
+
+Imported only where it is used: vLLM takes seconds to import.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+MAX_SEQS = 32
+TIMED_RUNS = 9
+TIMED_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Speed:
+    """TTFT of one prompt at a time (median), and tokens a second of one sequence and of `MAX_SEQS` together."""
+
+    ttft_ms: float
+    tokens_per_s: float
+    tokens_per_s_together: float
+
+
+class ServedModel:
+    """A running engine with one model."""
+
+    def __init__(self, llm: Any) -> None:  # noqa: ANN401 - vLLM's own type, imported late
+        self._llm = llm
+
+    def complete(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[str]:
+        """Greedy completions as text."""
+        return [output.outputs[0].text for output in self._generate(prompts, max_tokens)]
+
+    def losses(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """Nats of every row, summed over its tokens behind the first."""
+        outputs = self._generate(rows, 1, prompt_logprobs=0)
+        return [_nats(row, output.prompt_logprobs) for row, output in zip(rows, outputs, strict=True)]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without markers."""
+        ids: list[int] = self._llm.get_tokenizer().encode(text, add_special_tokens=False)
+        return ids
+
+    def time(self, prompts: Sequence[Sequence[int]]) -> Speed:
+        """Measure its speed on some prompts, completions of a set length."""
+        some = [prompts[number % len(prompts)] for number in range(MAX_SEQS)]
+        self._timed(some, 2)
+        first = [self._timed([prompt], 1) for prompt in some[:TIMED_RUNS]]
+        alone = [
+            self._timed([prompt], TIMED_TOKENS) - took for prompt, took in zip(some, first, strict=False)
+        ]  # fmt: skip
+        together_s = self._timed(some, TIMED_TOKENS)
+        return Speed(
+            1e3 * median(first), (TIMED_TOKENS - 1) / max(1e-9, median(alone)), MAX_SEQS * TIMED_TOKENS / together_s
+        )
+
+    def memory_bytes(self) -> int:
+        """What the engine's own processes hold, the KV cache's set share included."""
+        children = psutil.Process().children(recursive=True)
+        return sum(child.memory_info().rss for child in children if child.is_running())
+
+    def _timed(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
+        begun = time.perf_counter()
+        self._generate(prompts, max_tokens, ignore_eos=True)
+        return time.perf_counter() - begun
+
+    def _generate(self, prompts: Sequence[Sequence[int]], max_tokens: int, **more: Any) -> list[Any]:  # noqa: ANN401
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, **more)
+        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs: list[Any] = self._llm.generate(requests, params, use_tqdm=False)
+        return outputs
+
+
+def _nats(row: Sequence[int], told: Sequence[Any]) -> float:
+    nats: float = -sum(options[token].logprob for token, options in zip(row[1:], told[1:], strict=True))
+    return nats
+
+
+@contextmanager
+def serving(model: Path) -> Iterator[ServedModel]:
+    """Start vLLM on a model folder; stop it at the end. No prefix cache: no run profits from another."""
+    for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
+        os.environ.setdefault(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Importing it uses deprecated parts of torch.
+        from vllm import LLM
+        from vllm.platforms import current_platform
+
+    llm = LLM(
+        model=str(model), max_num_seqs=MAX_SEQS, enforce_eager=current_platform.is_cpu(), enable_prefix_caching=False,
+    )  # fmt: skip
+    try:
+        yield ServedModel(llm)
+    finally:
+        llm.llm_engine.engine_core.shutdown()

@@ -1,0 +1,42 @@
+"""Speculation in the real engine and the same computed offline; the loss and text of a served target."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+from draft_model.data.tokenizer import load_encoder
+from draft_model.evaluation.acceptance import Acceptance
+from draft_model.evaluation.held_out import held_out_splits
+from draft_model.evaluation.loading import load_model
+from draft_model.evaluation.offline import Pair, measure_greedy
+from draft_model.evaluation.online import serve
+from tests.support.models import DRAFT, TARGET
+
+ROOT = Path(__file__).parents[2]
+NUM_CURSORS = 40
+MAX_TOKENS = 24
+SPECULATE = 4
+
+
+@pytest.fixture(scope="module")
+def offline_and_served() -> tuple[Acceptance, Acceptance]:
+    encoder = load_encoder(TARGET)
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "completion_server").rglob("*.py"))]
+    splits = held_out_splits([text for text in texts if not encoder.holds_marker(text)], NUM_CURSORS)
+    torch.set_num_threads(2)
+    tally = measure_greedy(Pair(load_model(TARGET), load_model(DRAFT), encoder), splits, MAX_TOKENS)
+    prompts = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
+    (served,) = serve(TARGET, DRAFT, prompts, num_speculative_tokens=SPECULATE, max_tokens=MAX_TOKENS)
+    gc.collect()
+    assert served.acceptance is not None
+    return tally.by_length[SPECULATE], served.acceptance
+
+
+@pytest.mark.timeout(300)
+def test_the_engine_accepts_what_was_computed_offline(offline_and_served: tuple[Acceptance, Acceptance]) -> None:
+    offline, served = offline_and_served
+    assert served.num_drafts > 100
+    assert served.per_token == pytest.approx(offline.per_token, abs=0.02)
+    assert served.per_position == pytest.approx(offline.per_position, abs=0.05)

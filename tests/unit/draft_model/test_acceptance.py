@@ -1,0 +1,184 @@
+"""Acceptance: the arithmetic, the kinds of code, and the figures of a pair."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft_model.data.fim import Split
+from draft_model.data.layouts import LayoutEncoder
+from draft_model.evaluation.acceptance import Acceptance, expected_speedup, expected_tokens, replay
+from draft_model.evaluation.held_out import held_out_splits
+from draft_model.evaluation.kinds import Kind, kinds_of, kinds_of_pieces
+from draft_model.evaluation.offline import (
+    MAX_DRAFT,
+    Pair,
+    Tally,
+    acceptance_at,
+    complete,
+    foretold,
+    measure_greedy,
+    measure_sampled,
+    token_kinds,
+)
+from draft_model.evaluation.report import (
+    conditional_acceptance,
+    engine_figures,
+    offline_figures,
+    render_report,
+    write_report,
+)
+from draft_model.presets import Preset
+from draft_model.training.model import make_model
+
+lists = st.lists(st.booleans(), max_size=40)
+lengths = st.integers(1, 8)
+
+
+@given(lists, lengths)
+def test_a_replay_is_what_a_step_by_step_speculation_does(matches: list[bool], length: int) -> None:
+    at, drafts, accepted = 1, 0, 0
+    while at < len(matches):
+        drafts += 1
+        taken = 0
+        for match in matches[at : at + length]:
+            if not match:
+                break
+            taken += 1
+        accepted += taken
+        at += taken + 1
+    found = replay(matches, length)
+    assert (found.num_drafts, sum(found.accepted_at)) == (drafts, accepted)
+    assert list(found.accepted_at) == sorted(found.accepted_at, reverse=True)
+
+
+def test_what_is_counted_by_hand() -> None:
+    #                 t      draft 1        draft 2      draft 3
+    found = replay([True, True, True, False, False, True, True], 2)
+    assert found == Acceptance(3, (2, 2))
+    assert found.per_token == pytest.approx(2 / 3)
+    assert found.per_position == pytest.approx((2 / 3, 2 / 3))
+    assert found.mean_length == pytest.approx(7 / 3)
+    assert (found + found).num_drafts == 6
+    assert conditional_acceptance(found) == pytest.approx(4 / 5)
+    assert replay([], 3).per_token == 0.0
+
+
+def test_the_formula_is_the_sum_that_it_stands_for() -> None:
+    assert expected_tokens(0.8, 5) == pytest.approx(sum(0.8**power for power in range(6)))
+    assert expected_tokens(1.0, 4) == 5.0
+    assert expected_speedup(0.8, 5, 0.0) == pytest.approx(expected_tokens(0.8, 5))
+    assert expected_speedup(0.0, 4, 0.25) == pytest.approx(0.5)
+
+
+CODE = '''import os.path
+# why
+def size(self, items):
+    """Count them."""
+    for item in items:
+        total = total + item * 2
+    return len(items)
+'''
+
+
+@pytest.mark.parametrize(
+    ("piece", "kind"),
+    [
+        ("import", Kind.IDIOMS),
+        ("path", Kind.IDIOMS),
+        ("# why", Kind.COMMENTS),
+        ("size", Kind.IDENTIFIERS),
+        ("self", Kind.IDIOMS),
+        ("):", Kind.SYNTAX),
+        ("Count", Kind.COMMENTS),
+        ("in ", Kind.IDIOMS),
+        ("= total", Kind.LOGIC),
+        ("* 2", Kind.LOGIC),
+        ("len", Kind.IDIOMS),
+        ("item *", Kind.IDENTIFIERS),
+    ],
+)
+def test_each_kind_of_code(piece: str, kind: Kind) -> None:
+    assert kinds_of(CODE)[CODE.index(piece)] is kind
+
+
+@given(st.text(alphabet="ab1 ()'\"#\n\\=é", max_size=80))
+def test_every_character_has_a_kind_whatever_the_text(text: str) -> None:
+    assert len(kinds_of(text)) == len(text)
+
+
+def test_a_piece_has_the_kind_of_what_one_sees_first() -> None:
+    start = CODE.index("        total")
+    pieces = ["        total", " =", " total", " +", "\n"]
+    kinds = kinds_of_pieces(CODE, start, pieces[:4])
+    assert kinds == [Kind.IDENTIFIERS, Kind.LOGIC, Kind.IDENTIFIERS, Kind.LOGIC]
+    assert kinds_of_pieces("x\n", 1, ["\n", ""]) == [Kind.SYNTAX, Kind.SYNTAX]
+
+
+@pytest.fixture
+def pair(preset: Preset, encoder: LayoutEncoder) -> Pair:
+    return Pair(make_model(preset.shape, 1).eval(), make_model(preset.shape, 2).eval(), encoder)
+
+
+def test_what_the_draft_foretells_is_what_it_would_draft_token_by_token(pair: Pair) -> None:
+    prompt = pair.encoder.encode_prompt("", "def f(", "")
+    written = complete(pair, prompt, 8)
+    matches = foretold(pair, prompt, written)
+    for at, token in enumerate(written):
+        with torch.inference_mode():
+            logits = pair.draft(input_ids=torch.tensor([[*prompt, *written[:at]]])).logits[0, -1]
+        assert matches[at] is (int(logits.argmax()) == token)
+
+
+def test_a_model_foretells_itself(pair: Pair, source: str) -> None:
+    twin = Pair(pair.target, pair.target, pair.encoder)
+    splits = held_out_splits([source], 4)
+    tally = measure_greedy(twin, splits, 6)
+    assert tally.agreement == 1.0
+    figures = offline_figures(tally, 4, {})
+    assert figures.per_position[0] == 1.0
+    assert sum(count for _, count in figures.by_kind.values()) == tally.num_tokens
+
+
+def test_at_a_temperature_acceptance_is_the_targets_probability_of_the_drafts_token(pair: Pair, source: str) -> None:
+    prompt = pair.encoder.encode_prompt("", "x", "")
+    written = complete(pair, prompt, 5, 0.8)
+    shares = acceptance_at(pair, prompt, written, 0.8)
+    with torch.inference_mode():
+        ids = torch.tensor([prompt])
+        chosen = int(pair.draft(input_ids=ids).logits[0, -1].argmax())
+        theirs = torch.softmax(pair.target(input_ids=ids).logits[0, -1] / 0.8, dim=-1)
+    assert shares[0] == pytest.approx(float(theirs[chosen]), rel=1e-4)
+    assert measure_sampled(pair, held_out_splits([source], 2), 4, 0.8) == measure_sampled(
+        pair, held_out_splits([source], 2), 4, 0.8
+    )
+
+
+def test_tokens_of_a_completion_have_the_kinds_of_their_place(encoder: LayoutEncoder) -> None:
+    split = Split("", "x = f(", "", "\n# end\n")
+    written = [*encoder.encode("y)"), encoder.end]
+    kinds = token_kinds(encoder, split, written)
+    assert kinds[0] is Kind.IDENTIFIERS
+    assert kinds[-1] is Kind.SYNTAX
+
+
+def test_the_report_shows_what_was_measured(tmp_path: Path) -> None:
+    tally = Tally()
+    tally.add([True, True, False, True], [Kind.SYNTAX, Kind.LOGIC, Kind.LOGIC, Kind.IDIOMS])
+    offline = offline_figures(tally, 1, {0.2: 0.5})
+    counts = {0.0: Acceptance(10, (8, 4)), 0.2: Acceptance(10, (5, 1))}
+    engine = engine_figures(counts, 0.9, (200.0, 100.0), (0.004, 0.001))
+    assert engine.speedup == 2.0
+    assert engine.expected_speedup == pytest.approx(expected_speedup(12 / 18, 2, 0.25))
+    write_report(tmp_path / "report", offline, engine)
+    told = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert told["engine"]["acceptance"] == {"0.0": 0.6, "0.2": 0.3}
+    assert (tmp_path / "report" / "acceptance.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| logic | 50.0% | 2 |" in text
+    assert "60.0% at 0" in text
+    assert "in vLLM" not in render_report(offline, None)
+    assert len(offline.per_position) == MAX_DRAFT

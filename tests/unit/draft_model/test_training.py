@@ -1,0 +1,315 @@
+"""The loop, its checkpoints, its loss, and what it leaves to look at."""
+
+import errno
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from io import StringIO
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from draft_model.data.blocks import Block, BlockSource
+from draft_model.errors import PipelineError
+from draft_model.presets import PRESETS, Preset, find_preset
+from draft_model.run import Distillation, load_outcome, train
+from draft_model.training.budget import Budget
+from draft_model.training.flops import PEAK_FLOPS, flops_per_token
+from draft_model.training.loss import Teacher, cross_entropies, divergences, next_token_logits
+from draft_model.training.model import make_model, num_parameters
+from draft_model.training.optim import is_hidden_matrix
+from draft_model.training.plan import GPU_GIB, describe_plan, make_plan
+from draft_model.training.record import METRICS, PICTURE, read_metrics
+from draft_model.training.trainer import Progress, SavePoint, Trainer, run_fingerprint
+from draft_model.training.world import World
+
+CONSOLE = Console(file=StringIO())
+ROOT = Path(__file__).parents[3]
+
+
+class Recorder:
+    """Remembers what it is told; may interrupt the run after a number of steps, as a signal would."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.seen: list[Progress] = []
+        self.began_at: int | None = None
+        self._stop_after = stop_after
+
+    def begin(self, step: int) -> None:
+        self.began_at = step
+
+    def step(self, progress: Progress) -> None:
+        self.seen.append(progress)
+        if self._stop_after == len(self.seen):
+            raise KeyboardInterrupt
+
+    @property
+    def losses(self) -> list[tuple[float, float, float]]:
+        return [(progress.loss, progress.middle_loss, progress.grad_norm) for progress in self.seen]
+
+
+@pytest.fixture
+def trainer(data: Path, preset: Preset) -> Callable[..., Trainer]:
+    def make(path: Path, budget: Budget, step_s: float = 0.0, **more: Any) -> Trainer:
+        ticks: Iterator[float] = (number * step_s for number in count())
+        saved = SavePoint(path, "same")
+        return Trainer(preset, BlockSource(data, 3), budget, saved, World(), clock=lambda: next(ticks), **more)
+
+    return make
+
+
+def test_a_few_steps_learn_something(trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+    recorder = Recorder()
+    result = trainer(tmp_path / "run", Budget(steps=30)).run(recorder)
+    assert recorder.seen[-1].loss < recorder.seen[0].loss - 0.5
+    assert (result.num_steps, result.num_tokens) == (30, 30 * 256)
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit_also_in_mid_epoch(
+    trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    # An epoch is 16 steps: the run ends in its second one, and is cut in the middle of each.
+    whole, parts = Recorder(), Recorder()
+    uninterrupted = trainer(tmp_path / "whole", Budget(steps=24)).run(whole)
+    for stop_after in (6, 14):
+        with pytest.raises(KeyboardInterrupt):
+            # Every tick of this clock is long, so each step is checkpointed, except the one that is interrupted.
+            trainer(tmp_path / "cut", Budget(steps=24), step_s=1000.0).run(recorder := Recorder(stop_after))
+        parts.seen += recorder.seen[:-1]
+    resumed = trainer(tmp_path / "cut", Budget(steps=24)).run(last := Recorder())
+    parts.seen += last.seen
+    assert last.began_at == 18
+    assert parts.losses == whole.losses
+    assert resumed.weights.keys() == uninterrupted.weights.keys()
+    assert all(torch.equal(resumed.weights[name], value) for name, value in uninterrupted.weights.items())
+
+
+def test_a_finished_run_has_nothing_left_to_do(trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+    trainer(tmp_path / "run", Budget(steps=2)).run(Recorder())
+    recorder = Recorder()
+    assert trainer(tmp_path / "run", Budget(steps=2)).run(recorder).num_steps == 2
+    assert recorder.seen == []
+
+
+def test_minutes_are_spent_by_the_clock_that_is_given(trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+    recorder = Recorder()
+    trainer(tmp_path / "run", Budget(minutes=1), step_s=10.0).run(recorder)
+    assert [progress.share for progress in recorder.seen] == pytest.approx([number / 6 for number in range(1, 7)])
+
+
+def test_a_checkpoint_of_another_run_is_refused(trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+    trainer(tmp_path / "run", Budget(steps=1)).run(Recorder())
+    stored = torch.load(tmp_path / "run", weights_only=True)
+    torch.save(stored | {"fingerprint": "other"}, tmp_path / "run")
+    with pytest.raises(PipelineError, match="other data, another shape or settings"):
+        trainer(tmp_path / "run", Budget(steps=1))
+    (tmp_path / "run").write_bytes(b"not a checkpoint")
+    with pytest.raises(PipelineError, match="not a checkpoint"):
+        trainer(tmp_path / "run", Budget(steps=1))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(
+    trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    trainer(tmp_path / "run", Budget(steps=3)).run(Recorder())
+    before = (tmp_path / "run").read_bytes()
+    broken = trainer(tmp_path / "run", Budget(steps=9))
+    with torch.no_grad():
+        next(broken._model.parameters()).fill_(float("nan"))
+    with pytest.raises(PipelineError, match=r"the loss is nan .* at step 4; the checkpoint of step 3 is intact"):
+        broken.run(Recorder())
+    assert (tmp_path / "run").read_bytes() == before
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(
+    trainer: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer(tmp_path / "run", Budget(steps=2)).run(Recorder())
+    before = (tmp_path / "run").read_bytes()
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(PipelineError, match="No space left on device; nothing was changed"):
+        trainer(tmp_path / "run", Budget(steps=4)).run(Recorder())
+    assert (tmp_path / "run").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_step_that_does_not_divide_is_refused(data: Path, preset: Preset, tmp_path: Path) -> None:
+    odd = replace(preset, train=replace(preset.train, batch_tokens=100))
+    with pytest.raises(PipelineError, match="does not divide into blocks of 64"):
+        Trainer(odd, BlockSource(data, 3), Budget(steps=1), SavePoint(tmp_path / "run", "same"), World())
+
+
+def test_the_fingerprint_changes_with_all_but_the_budget(preset: Preset) -> None:
+    name = run_fingerprint(preset, "data")
+    longer = replace(preset, train=replace(preset.train, minutes=99.0))
+    faster = replace(preset, train=replace(preset.train, muon_lr=0.5))
+    assert run_fingerprint(longer, "data") == name
+    others = {run_fingerprint(faster, "data"), run_fingerprint(preset, "other"), run_fingerprint(preset, "data", "t")}
+    assert len({name, *others}) == 4
+
+
+def test_muon_gets_the_matrices_of_the_layers_only(preset: Preset) -> None:
+    chosen = [name for name, value in make_model(preset.shape, 1).named_parameters() if is_hidden_matrix(name, value)]
+    assert len(chosen) == 14
+    assert all("proj" in name for name in chosen)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("embedded-target", 7_475_456), ("embedded-draft", 1_672_128), ("draft-1b", 1_003_046_912)]
+)
+def test_the_number_of_parameters(name: str, expected: int) -> None:
+    shape = find_preset(name).shape
+    with torch.device("meta"):
+        model = make_model(shape, 1)
+    assert num_parameters(model) == shape.num_parameters == expected
+
+
+def test_presets_fit_each_other() -> None:
+    target, draft, large = (find_preset(name).shape for name in ("embedded-target", "embedded-draft", "draft-1b"))
+    assert (target.vocab_size, target.head_dim) == (draft.vocab_size, draft.head_dim)
+    assert (large.num_layers, large.num_heads, large.head_dim) == (12, 16, 128)
+    assert all(preset.train.batch_tokens % preset.shape.context_tokens == 0 for preset in PRESETS.values())
+    with pytest.raises(PipelineError, match="embedded-draft"):
+        find_preset("enormous")
+
+
+def test_a_model_diverges_from_itself_by_nothing_and_the_mix_is_a_mix(
+    trainer: Callable[..., Trainer], preset: Preset, data: Path, tmp_path: Path
+) -> None:
+    model, other = make_model(preset.shape, 1), make_model(preset.shape, 2)
+    block = BlockSource(data, 3).block(0)
+    with torch.no_grad():
+        ours, theirs = next_token_logits(model, block.ids), next_token_logits(other, block.ids)
+    assert float(divergences(ours, ours).abs().max()) < 1e-5
+    assert float(divergences(ours, theirs).min()) > -1e-6
+    # Cross-entropy against the teacher's distribution less its entropy.
+    share = theirs.softmax(-1)
+    by_hand = (share * (theirs.log_softmax(-1) - ours.log_softmax(-1))).sum(-1)
+    assert torch.allclose(divergences(ours, theirs), by_hand, atol=1e-5)
+    wider = torch.cat([theirs, theirs[:, :3]], dim=1)
+    assert torch.equal(divergences(ours, wider), divergences(ours, theirs))
+    assert cross_entropies(ours, block.ids).shape == (block.ids.numel() - block.ids.shape[0],)
+
+
+def test_learning_from_a_teacher_brings_the_draft_nearer_to_it(
+    trainer: Callable[..., Trainer], preset: Preset, data: Path, tmp_path: Path
+) -> None:
+    taught = make_model(preset.shape, 9)
+    taught.load_state_dict(trainer(tmp_path / "teacher", Budget(steps=40)).run(Recorder()).weights)
+    recorder = Recorder()
+    trainer(tmp_path / "draft", Budget(steps=30), teacher=Teacher(taught, 1.0)).run(recorder)
+    assert recorder.seen[-1].divergence < recorder.seen[0].divergence / 2
+    plain = Recorder()
+    trainer(tmp_path / "plain", Budget(steps=3)).run(plain)
+    assert plain.seen[0].divergence == 0.0
+    mixed_away = Recorder()
+    trainer(tmp_path / "zero", Budget(steps=3), teacher=Teacher(taught, 0.0)).run(mixed_away)
+    assert mixed_away.losses == plain.losses
+
+
+def test_a_run_leaves_a_model_its_figures_and_a_picture(data: Path, preset: Preset, tmp_path: Path) -> None:
+    result = train(preset, data, tmp_path / "run", Budget(steps=6), World(), CONSOLE)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"checkpoint.pt", "loss.png", "metrics.jsonl", "model", "run.json", "tensorboard"}
+    assert (tmp_path / "run" / PICTURE).read_bytes().startswith(b"\x89PNG")
+    steps = read_metrics(tmp_path / "run")
+    assert [step["step"] for step in steps] == list(range(1, 7))
+    assert all(step["utilisation"] > 0.0 for step in steps)
+    outcome = load_outcome(tmp_path / "run")
+    assert outcome is not None
+    assert outcome.num_tokens == result.num_tokens == 6 * 256
+    assert load_outcome(tmp_path) is None
+    # A second call has nothing to train, and distils nothing from a teacher of another vocabulary.
+    assert train(preset, data, tmp_path / "run", Budget(steps=6), World(), CONSOLE).num_steps == 6
+
+
+def test_a_teacher_of_another_vocabulary_is_refused_before_anything_is_written(
+    data: Path, preset: Preset, tmp_path: Path
+) -> None:
+    embedded = ROOT / "target_model" / "embedded"
+    with pytest.raises(PipelineError, match="tokens differ"):
+        train(
+            preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, distillation=Distillation(embedded, 0.5)
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_lines_behind_the_checkpoint_and_torn_lines_are_forgotten(data: Path, preset: Preset, tmp_path: Path) -> None:
+    train(preset, data, tmp_path / "run", Budget(steps=3), World(), CONSOLE)
+    with (tmp_path / "run" / METRICS).open("a") as lines:
+        lines.write('{"step": 4}\n{"step": 5, "lo')
+    train(preset, data, tmp_path / "run", Budget(steps=5), World(), CONSOLE)
+    assert [step["step"] for step in read_metrics(tmp_path / "run")] == [1, 2, 3, 4, 5]
+
+
+def command(data: Path, out: Path, *more: str, processes: int = 1) -> list[str]:
+    launch = [sys.executable, "-m"]
+    if processes > 1:
+        launch += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
+    arguments = ["draft_model", "train", "--preset", "tiny", "--data", str(data), "--out", str(out), *more]
+    return [*launch, "tests.unit.draft_model.tiny", *arguments[1:]]
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(data: Path, tmp_path: Path) -> None:
+    arguments = ("--steps", "40", "--checkpoint-minutes", "0")
+    subprocess.run(command(data, tmp_path / "whole", *arguments), cwd=ROOT, check=True, capture_output=True)
+    process = subprocess.Popen(command(data, tmp_path / "cut", *arguments), cwd=ROOT, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(read_metrics(tmp_path / "cut")) < 8 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    before = read_metrics(tmp_path / "cut")
+    assert 8 <= len(before) < 40
+    subprocess.run(command(data, tmp_path / "cut", *arguments), cwd=ROOT, check=True, capture_output=True)
+    same = ("step", "loss", "middle_loss", "grad_norm", "rate_scale", "num_tokens")
+    cut, whole = ([[step[name] for name in same] for step in read_metrics(tmp_path / run)] for run in ("cut", "whole"))
+    assert cut == whole
+
+
+def test_two_processes_train_the_same_as_one_and_take_each_others_checkpoints(data: Path, tmp_path: Path) -> None:
+    def run(name: str, steps: int, processes: int) -> list[float]:
+        arguments = command(data, tmp_path / name, "--steps", str(steps), processes=processes)
+        done = subprocess.run(arguments, cwd=ROOT, check=False, capture_output=True, timeout=100)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [step["loss"] for step in read_metrics(tmp_path / name)]
+
+    one, two = run("a", 8, 1), run("b", 8, 2)
+    assert len(one) == 8
+    assert two == pytest.approx(one, abs=0.02)
+    # Each goes on with the other's number of processes.
+    assert run("a", 12, 2) == pytest.approx(run("b", 12, 1), abs=0.02)
+
+
+def test_operations_are_counted_by_hand() -> None:
+    shape = find_preset("draft-1b").shape
+    dense = 6 * (shape.num_matrix_parameters + 32_016 * 2048)
+    assert flops_per_token(shape, 0) == dense
+    assert flops_per_token(shape, 4096) == dense + 6 * 12 * 2048 * 4096
+
+
+def test_a_plan_is_what_the_mission_took() -> None:
+    plan = make_plan(find_preset("draft-1b"), 50e9, "a100", 8, 0.4)
+    assert 2.5 < plan.days < 5.0
+    assert plan.gpu_hours == pytest.approx(plan.days * 24 * 8)
+    assert plan.state_gib_per_gpu < plan.gib_per_gpu
+    assert "1.00B parameters" in describe_plan(plan, 0.4)
+    assert set(GPU_GIB) == set(PEAK_FLOPS)
+    with pytest.raises(PipelineError, match="no figures for the GPU 'abacus'"):
+        make_plan(find_preset("draft-1b"), 1e9, "abacus", 8)
+
+
+def test_a_block_is_what_the_source_says(data: Path) -> None:
+    assert isinstance(BlockSource(data, 3).block(0), Block)
+    assert json.loads((data / "data.json").read_text())["vocab_size"] == 320

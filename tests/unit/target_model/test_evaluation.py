@@ -1,0 +1,177 @@
+"""The harness is proven on canned completions: the authors' own pass, empty ones fail, bad ones are held off."""
+
+import gzip
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from target_model.__main__ import main, named_model, spread
+from target_model.errors import EvaluationError
+from target_model.evaluate import LINE_TOKENS, Material, measure, read_texts, render, to_json
+from target_model.prompts import build_prompts
+from target_model.sandbox import Limits, Verdict, run_program
+from target_model.scoring import Share, score
+from target_model.served import Speed
+from target_model.tasks import Task, is_exact, only_function, only_line, read_tasks
+from tests.support.models import TARGET
+
+RECORD = {
+    "task_id": "Set/1",
+    "prompt": "def double(x):\n",
+    "suffix": "    return y\n",
+    "canonical_solution": "    y = 2 * x\n",
+    "test": "def check(candidate):\n    assert candidate(4) == 8\n    assert candidate(0) == 0\n",
+    "entry_point": "double",
+}
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> list[Task]:
+    path = tmp_path / "set.jsonl.gz"
+    records = [RECORD, RECORD | {"task_id": "Set/2", "suffix": "", "canonical_solution": "    return x + x\n"}]
+    path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode()))
+    return read_tasks(path)
+
+
+def test_the_authors_own_completions_all_pass_and_empty_ones_none(tasks: list[Task]) -> None:
+    own = score(tasks, [task.solution for task in tasks])
+    assert (own.passed.value, own.exact.value) == (1.0, 1.0)
+    empty = score(tasks, ["", ""])
+    assert (empty.passed.value, empty.exact.value) == (0.0, 0.0)
+
+
+def test_other_words_pass_without_being_the_same(tasks: list[Task]) -> None:
+    found = score(tasks, ["    y = x << 1\n", "    return 2 * x\n"])
+    assert (found.passed.value, found.exact.value) == (1.0, 0.0)
+    assert score(tasks, ["    y = x\n", "    return x + x  \n"]).exact.hits == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "verdict"),
+    [
+        ("pass", Verdict.PASSED),
+        ("assert 1 == 2", Verdict.FAILED),
+        ("while True: pass", Verdict.TIMED_OUT),
+        ("import time; time.sleep(60)", Verdict.TIMED_OUT),
+        ("x = bytearray(1 << 31)", Verdict.FAILED),
+        ("open('big', 'wb').write(bytes(1 << 22))", Verdict.FAILED),
+        ("[open(str(n), 'w') for n in range(100)]\nfs = [open(str(n)) for n in range(100)]", Verdict.FAILED),
+        ("import socket; socket.create_connection(('127.0.0.1', 9))", Verdict.FAILED),
+        ("import os; assert 'HOME' not in os.environ and os.listdir() == []", Verdict.PASSED),
+        ("import os; os.fork() or __import__('time').sleep(60)", Verdict.PASSED),
+        ("raise SystemExit(3)", Verdict.FAILED),
+    ],
+)
+def test_a_program_is_held_within_its_limits(program: str, verdict: Verdict) -> None:
+    assert run_program(program, Limits(wall_s=3.0, cpu_s=1)) is verdict
+
+
+def test_only_what_was_asked_for_is_kept() -> None:
+    assert only_line("    y = 1  \n    z = 2\n") == "    y = 1\n"
+    assert only_function("    a = 1\n\n    return a\n\n\ndef other():\n    pass\n") == "    a = 1\n\n    return a\n"
+    assert only_function("") == "\n"
+
+
+def test_blanks_at_line_ends_do_not_matter_and_indentation_does(tasks: list[Task]) -> None:
+    assert is_exact(tasks[0], "    y = 2 * x")
+    assert not is_exact(tasks[0], "y = 2 * x")
+
+
+def test_an_interval_is_wilsons() -> None:
+    low, high = Share(5, 100).interval
+    assert (low, high) == pytest.approx((0.0215, 0.1118), abs=5e-4)
+    assert Share(0, 20).interval[0] == pytest.approx(0.0, abs=1e-12)
+    assert Share(20, 20).interval[1] == pytest.approx(1.0)
+    assert Share(0, 0).interval == (0.0, 1.0)
+    assert str(Share(1, 4)).startswith("25.0% (")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "has no tasks"), (b"{}\n", "not a HumanEval file"), (b"no\n", "not a HumanEval file")],
+)
+def test_what_is_no_task_file_is_a_clear_error(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "f.jsonl").write_bytes(content)
+    with pytest.raises(EvaluationError, match=message):
+        read_tasks(tmp_path / "f.jsonl")
+    with pytest.raises(EvaluationError, match="cannot read"):
+        read_tasks(tmp_path / "missing")
+
+
+class Canned:
+    """A served model that writes the authors' own text."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        self.tasks = tasks
+
+    def complete(self, prompts: list[list[int]], max_tokens: int) -> list[str]:
+        assert max_tokens == LINE_TOKENS
+        return [task.solution + "and more\n" for task in self.tasks[: len(prompts)]]
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def losses(self, rows: list[list[int]]) -> list[float]:
+        return [math.log(2) * (len(row) - 1) for row in rows]
+
+    def time(self, prompts: list[list[int]]) -> Speed:
+        assert prompts
+        return Speed(10.0, 100.0, 1000.0)
+
+    def memory_bytes(self) -> int:
+        return 1 << 20
+
+
+def test_models_are_measured_side_by_side(tasks: list[Task]) -> None:
+    @contextmanager
+    def serve(_: Path) -> Iterator[Any]:
+        yield Canned(tasks[:1])
+
+    material = Material(lines=tasks[:1], texts=["x" * 1025])
+    found = measure("bf16", TARGET, material, serve)
+    assert found.lines is not None
+    assert (found.lines.passed.value, found.lines.exact.value) == (1.0, 1.0)
+    assert found.functions is None
+    assert found.loss == pytest.approx(math.log(2))
+    assert found.bits_per_byte == pytest.approx(1022 / 1025)
+    table = render([found, found])
+    assert table.splitlines()[0] == "| figure | bf16 | bf16 |"
+    assert "| HumanEval pass@1 | - | - |" in table
+    assert json.loads(to_json([found]))[0]["lines"]["exact"] == {"hits": 1, "total": 1}
+
+
+def test_the_prompts_are_the_servers_with_the_cursor_on_an_empty_line(tasks: list[Task]) -> None:
+    line, function = build_prompts(TARGET, tasks)
+    assert line[0] == function[0] == 1
+    assert line[-1] == function[-1] == 3
+    with pytest.raises(EvaluationError, match="does not fit"):
+        build_prompts(TARGET, [Task("x", "a" * 100_000, "", "", "")])
+    with pytest.raises(EvaluationError, match="builds no prompts"):
+        build_prompts(Path("missing"), tasks)
+
+
+def test_texts_are_read_from_lines_and_bad_ones_are_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": "y"}\n')
+    assert read_texts(tmp_path / "a.jsonl", 1) == ["x"]
+    (tmp_path / "b.jsonl").write_text('{"body": "x"}\n')
+    with pytest.raises(EvaluationError, match="no texts"):
+        read_texts(tmp_path / "b.jsonl", 1)
+
+
+def test_tasks_are_spread_and_models_named(tasks: list[Task]) -> None:
+    assert spread(tasks * 5, 2) == [tasks[0], tasks[1]]
+    assert spread(tasks, None) == tasks
+    assert named_model("int8=a/b") == ("int8", Path("a/b"))
+    assert named_model("a/b") == ("b", Path("a/b"))
+
+
+def test_the_command_explains_what_is_wrong() -> None:
+    result = CliRunner().invoke(main, ["evaluate", "--model", "missing", "--humaneval", "missing"])
+    assert result.exit_code == 1
+    assert "cannot read missing" in result.output
