@@ -23,7 +23,7 @@ from completion_server.engine.speculation_estimates import Acceptance, StepTimes
 _BURST_STEPS = 6
 """Steps of a burst; the first ones mix two draft lengths and are not timed."""
 
-_MIN_STEPS_BETWEEN = 8
+_MIN_STEPS_BETWEEN = 4
 """Steps in a range between two looks at it."""
 
 _PROBE_DRAFT = 2

@@ -9,8 +9,11 @@ from completion_server.engine.interface import Step
 _MIN_REACHED = 4.0
 """Below this weight a position's own rate is not believed; that of the position before it stands in."""
 
-_CHANGE_SIGMAS = 4.0
+_CHANGE_SIGMAS = 3.5
 """How far the recent rate must be from the long one, in standard errors, before the long one is given up."""
+
+_WEIGHT_AFTER_CHANGE = 4.0
+"""Drafts that the recent rate then counts for: half of them are from before the change."""
 
 _NUM_TIMES = 24
 _MIN_TIMES = 3
@@ -44,20 +47,22 @@ class _Rates:
             self.accepted[position] += accepted
             reached = accepted
 
-    def copy_from(self, other: "_Rates") -> None:
-        self.reached, self.accepted = other.reached[:], other.accepted[:]
+    def begin_anew(self, recent: "_Rates") -> None:
+        keep = _WEIGHT_AFTER_CHANGE / recent.reached[0]
+        self.reached = [keep * weight for weight in recent.reached]
+        self.accepted = [keep * weight for weight in recent.accepted]
 
 
 class Acceptance:
     """How likely each draft token is accepted, now.
 
-    Two estimates, one over the last few dozen drafts and one over a thousand: the long one counts, until the short one
-    shows that what is written has changed; then the short one takes its place.
+    Two estimates, one over the last dozen drafts and one over a thousand: the long one counts, until the short one
+    shows that what is written has changed; then the long one begins anew.
     """
 
     def __init__(self, num_positions: int) -> None:
         """Know nothing yet."""
-        self._recent = _Rates(num_positions, half_life_drafts=64, half_life_s=3)
+        self._recent = _Rates(num_positions, half_life_drafts=12, half_life_s=3)
         self._long = _Rates(num_positions, half_life_drafts=1024, half_life_s=60)
         self._at = 0.0
         self.drafted_at = -math.inf
@@ -72,7 +77,7 @@ class Acceptance:
             rates.add(step)
         self._at = self.drafted_at = now
         if self._has_changed():
-            self._long.copy_from(self._recent)
+            self._long.begin_anew(self._recent)
 
     def expected_length(self, num_draft_tokens: int) -> float | None:
         """Return the tokens that a generation should get from a step, None where nothing is known of drafts."""

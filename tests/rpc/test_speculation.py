@@ -1,6 +1,7 @@
 """Operators ask for draft lengths, and change them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -10,6 +11,8 @@ from grpc_status import rpc_status
 
 from completion.v1 import admin_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
+from completion_server.config import Config
+from completion_server.engine.interface import Engine
 from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
 from tests.support.server import ask, make_config, request, run_server
 
@@ -28,14 +31,19 @@ def rows(*numbers: tuple[int, int, int]) -> list[pb.SpeculationRow]:
     ]
 
 
-@pytest_asyncio.fixture
-async def admin() -> AsyncIterator[AdminServiceStub]:
-    async with run_server(make_config(), make_engine) as server:
-        answer = await ask(server.stub, request(max_tokens=32))
-        assert answer.end is not None
-        assert answer.end.usage.drafted_tokens > 0
+@asynccontextmanager
+async def serving(config: Config, make_engine: Callable[[], Engine]) -> AsyncIterator[AdminServiceStub]:
+    """Run a server; give its operators' service once it has answered a request."""
+    async with run_server(config, make_engine) as server:
+        assert (await ask(server.stub, request(max_tokens=32))).end is not None
         async with grpc.aio.insecure_channel(server.ready.admin_address) as channel:
             yield AdminServiceStub(channel)
+
+
+@pytest_asyncio.fixture
+async def admin() -> AsyncIterator[AdminServiceStub]:
+    async with serving(make_config(), make_engine) as stub:
+        yield stub
 
 
 async def get(admin: AdminServiceStub) -> pb.GetSpeculationResponse:
@@ -49,7 +57,7 @@ async def test_operators_see_what_is_in_force_and_what_came_of_it(admin: AdminSe
     assert answer.since_unix_ms > 1_700_000_000_000
     assert answer.fixed_because == ""
     figures = answer.figures
-    assert figures.generated_tokens >= 32
+    assert figures.generated_tokens > 0
     assert figures.drafted_tokens == figures.accepted_tokens + figures.wasted_tokens > 0
     assert figures.acceptance == pytest.approx(figures.accepted_tokens / figures.drafted_tokens)
     assert len(figures.acceptance_by_position) == CEILING
@@ -111,12 +119,10 @@ async def test_what_cant_be_used_is_refused_by_name(
 
 
 async def test_an_engine_without_a_draft_says_that_nothing_can_be_changed() -> None:
-    async with run_server(make_config(), ScriptedEngine) as server:
-        async with grpc.aio.insecure_channel(server.ready.admin_address) as channel:
-            stub = AdminServiceStub(channel)
-            assert "without a draft model" in (await get(stub)).fixed_because
-            with pytest.raises(grpc.aio.AioRpcError, match="without a draft model") as caught:
-                await stub.SetSpeculation(pb.SetSpeculationRequest(mode=AUTO), timeout=5)
+    async with serving(make_config(), ScriptedEngine) as admin:
+        assert "without a draft model" in (await get(admin)).fixed_because
+        with pytest.raises(grpc.aio.AioRpcError, match="without a draft model") as caught:
+            await admin.SetSpeculation(pb.SetSpeculationRequest(mode=AUTO), timeout=5)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
@@ -124,7 +130,6 @@ async def test_the_configured_schedule_is_in_force_from_the_start() -> None:
     config = make_config(
         "engine.draft_model=some/draft", 'speculation.mode="schedule"', "speculation.schedule=[[1, 2, 3], [3, 16, 0]]"
     )
-    async with run_server(config, make_engine) as server:
-        async with grpc.aio.insecure_channel(server.ready.admin_address) as channel:
-            answer = await get(AdminServiceStub(channel))
+    async with serving(config, make_engine) as admin:
+        answer = await get(admin)
     assert (answer.mode, list(answer.schedule)) == (SCHEDULE, rows((1, 2, 3), (3, 16, 0)))

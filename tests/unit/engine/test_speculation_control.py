@@ -179,15 +179,15 @@ def test_the_ranges_hold_each_batch_size_once() -> None:
         assert len(under_test._range_of) == max_batch_size + 1
 
 
-def test_acceptance_that_changes_is_seen_within_two_hundred_drafts() -> None:
+def test_acceptance_that_changes_is_seen_within_fifty_drafts() -> None:
     rates = Acceptance(2)
     assert rates.expected_length(0) == 1
     assert rates.expected_length(1) is None
     for at in range(2000):
         rates.add(Step(10, 26, drafted=(10, 10), accepted=(9, 7)), at / 100)
     assert rates.expected_length(2) == pytest.approx(1 + 0.9 + 0.7, abs=0.01)
-    for at in range(20):
-        rates.add(Step(10, 11, drafted=(10, 10), accepted=(1, 0)), 20 + at / 100)
+    for at in range(50):
+        rates.add(Step(1, 1, drafted=(1, 1), accepted=(int(at % 10 == 0), 0)), 20 + at / 100)
     assert rates.expected_length(2) == pytest.approx(1.1, abs=0.15)
 
 
@@ -273,7 +273,7 @@ def test_it_follows_what_is_written(batch_size: int) -> None:
         begin, end = phase * PHASE_S + SETTLED_S, (phase + 1) * PHASE_S
         best = max(rate(each, begin, end) for each in fixed)
         assert rate(auto, begin, end) >= 0.95 * best, phase
-    window_s = 5.0
+    window_s = 10.0
     for at in range(int(len(PHASES) * PHASE_S / window_s)):
         begin, end = at * window_s, (at + 1) * window_s
         assert rate(auto, begin, end) >= 0.95 * rate(fixed[0], begin, end), begin
