@@ -166,7 +166,7 @@ def _rows(schedule: "Any") -> str:  # noqa: ANN401 - protobuf's own sequence typ
     return ", ".join(parts)
 
 
-def _mode(mode: "pb.SpeculationMode") -> str:
+def _mode(mode: "pb.SpeculationMode.ValueType") -> str:
     return pb.SpeculationMode.Name(mode).removeprefix("SPECULATION_MODE_").lower()
 
 

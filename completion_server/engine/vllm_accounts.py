@@ -126,7 +126,7 @@ def _drafted(speculation: Any) -> tuple[int, ...]:
     counts = getattr(speculation, "num_draft_tokens_per_pos", None)
     if counts is None:
         num_drafts = int(speculation.num_drafts)
-        return (num_drafts,) * round(speculation.num_draft_tokens / max(1, num_drafts))
+        return (num_drafts,) * round(int(speculation.num_draft_tokens) / max(1, num_drafts))
     num = len(counts)
     while num and not counts[num - 1]:
         num -= 1

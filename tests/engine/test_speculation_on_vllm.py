@@ -23,7 +23,7 @@ NUM_SEQS = 16
 @pytest_asyncio.fixture(scope="module")
 async def async_engine() -> "AsyncIterator[VllmEngine]":
     """An engine core that plans a step while the one before it runs."""
-    engine = make_vllm_engine("engine.vllm.async_scheduling=true", "engine.dtype=float32")
+    engine = make_vllm_engine("engine.vllm.async_scheduling=true")
     await engine.start()
     yield engine
     await engine.stop()
@@ -44,7 +44,7 @@ async def say(engine: "VllmEngine", name: str, variant: int, *, changes: bool) -
 async def check_changes(engine: "VllmEngine") -> None:
     """Check that K moves while a generation runs, and that it says what it says undisturbed.
 
-    One at a time: which generations share a step moves the last bits of what is computed, with or without drafts.
+    One at a time: which generations share a step may move the last bits of what is computed, with or without drafts.
     """
     assert engine.info.speculation_fixed_because == ""
     engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
