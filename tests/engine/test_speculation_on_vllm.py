@@ -78,6 +78,19 @@ async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -
     await check_changes(vllm_engine)
 
 
+async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler says that it can't follow; the engine runs with its K, and says why that stays."""
+    monkeypatch.setattr("completion_server.engine.vllm_engine._SCHEDULERS", "tests.support.schedulers")
+    engine = make_vllm_engine()
+    try:
+        await engine.start()
+        assert "no longer reads a schedule" in engine.info.speculation_fixed_because
+        result = await run_job(engine, Job("fixed", prompt(64, 1), 16))
+        assert result.last.drafted_tokens > 0
+    finally:
+        await engine.stop()
+
+
 async def test_greedy_text_is_the_same_over_changes_with_asynchronous_scheduling(async_engine: "VllmEngine") -> None:
     await check_changes(async_engine)
 
@@ -127,16 +140,3 @@ def test_where_vllm_keeps_k_fixed_it_is_started_without_a_schedule(
     assert "num_speculative_tokens_per_batch_size" not in module.engine_args(kept)["speculative_config"]
     assert said in module._fixed_by(kept)
     assert module._fixed_by(plain) == ""
-
-
-async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler says that it can't follow; the engine runs with its K, and says why that stays."""
-    monkeypatch.setattr("completion_server.engine.vllm_engine._SCHEDULERS", "tests.support.schedulers")
-    engine = make_vllm_engine()
-    try:
-        await engine.start()
-        assert "no longer reads a schedule" in engine.info.speculation_fixed_because
-        result = await run_job(engine, Job("fixed", prompt(64, 1), 16))
-        assert result.last.drafted_tokens > 0
-    finally:
-        await engine.stop()
