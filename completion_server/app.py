@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from completion_server.core.errors import ConfigError, UnavailableError
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine import vllm_process
 from completion_server.engine.interface import Engine, EngineInfo
+from completion_server.engine.live_speculation import LiveSpeculation
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.pipeline import Pipeline
@@ -130,6 +132,7 @@ class App:
         self._gate = Gate(config.admission)
         self._health = Health()
         self._engine = SupervisedEngine(make_engine, config.engine, self._clock, self._engine_changed)
+        self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
         self._metrics = Metrics(registry)
         self._runner = make_runner(config, self._clock, self._metrics.work_stopped)
         self._strain = Strain(config.shed.lag_ms / 1000, self._clock, self._metrics.loop_lagged)
@@ -165,6 +168,7 @@ class App:
             if not is_loopback(public.address) and not self._config.server.tls.certificate:
                 logger.warning("listening on %s without TLS: others can read what is typed", public.address)
             await self._engine.start()
+            self._speculation.begin()
             info = self._engine.info
             _check_fits(info, self._config)
             admin_address = admin.address if admin else ""
@@ -241,7 +245,9 @@ class App:
             drain=self.drain,
             set_log_level=set_level,
         )
-        return build_admin_server(self._config.server, AdminServicer(pipeline, controls), self._health)
+        return build_admin_server(
+            self._config.server, AdminServicer(pipeline, self._speculation, controls), self._health
+        )
 
     def _start_metrics(self, stack: contextlib.AsyncExitStack) -> str:
         snapshot = self._watch_parts()

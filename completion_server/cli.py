@@ -16,7 +16,7 @@ import uvloop
 
 from completion_server import __version__
 from completion_server.app import App, Ready, engine_arguments, make_engine_factory, prompt_budget
-from completion_server.client.commands import complete, drain, profile, status
+from completion_server.client.commands import complete, drain, profile, speculation, status
 from completion_server.client.options import DEFAULT_SERVER
 from completion_server.config import Config, load_config
 from completion_server.core.errors import ConfigError
@@ -41,7 +41,7 @@ def main() -> None:
     """
 
 
-for _command in (complete, status, profile, drain, simulate):
+for _command in (complete, status, profile, speculation, drain, simulate):
     main.add_command(_command)
 
 

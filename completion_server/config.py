@@ -17,7 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.errors import ConfigError
-from completion_server.engine.settings import EngineSettings
+from completion_server.engine.settings import EngineSettings, SpeculationSettings
+from completion_server.engine.speculation import ScheduleError, parse_schedule
 from completion_server.prompt.settings import PromptSettings
 from completion_server.rpc.settings import LimitSettings, ServerSettings, TlsSettings
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
@@ -38,6 +39,7 @@ class Config:
     shed: ShedSettings = ShedSettings()
     prompt: PromptSettings = PromptSettings()
     engine: EngineSettings = EngineSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
     log: LogSettings = LogSettings()
 
 
@@ -62,11 +64,27 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mappi
     if faults:
         raise ConfigError("\n".join(faults))
     config = _resolve_paths(_validate(tree), path.parent if path else Path())
+    _check_across(config)
+    return config
+
+
+def _check_across(config: Config) -> None:
+    """Refuse what one section makes impossible in another.
+
+    Raises:
+        ConfigError: the message names the key.
+
+    """
     slots, seqs = config.scheduling.max_slots, config.engine.max_num_seqs
     if slots > seqs:
         msg = f"scheduling.max_slots: must be at most engine.max_num_seqs ({seqs}), got {slots}"
         raise ConfigError(msg)
-    return config
+    try:
+        if config.speculation.schedule:
+            parse_schedule(config.speculation.schedule, config.engine.max_draft_tokens)
+    except ScheduleError as error:
+        msg = f"speculation.{error}"
+        raise ConfigError(msg) from error
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -68,6 +68,8 @@ def _shown(value: Any) -> str:  # noqa: ANN401
             return str(value)
         case dict() if not value:
             return "{}"
+        case tuple() if not value:
+            return "[]"
     msg = f"no way to show {value!r}"
     raise TypeError(msg)
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from completion_server.engine.vllm_engine import VllmEngine
 
 
-def make_vllm_engine() -> "VllmEngine":
+def make_vllm_engine(*overrides: str) -> "VllmEngine":
     """Return a vLLM engine on the embedded models, not yet started."""
     sizes = ("engine.num_speculative_tokens=3", "engine.max_num_seqs=16", "scheduling.max_slots=16")
-    config = make_config(f"engine.draft_model={DRAFT}", *sizes)
+    config = make_config(f"engine.draft_model={DRAFT}", *sizes, *overrides)
     return cast("VllmEngine", make_engine_factory(config)())
 
 

@@ -1,4 +1,4 @@
-"""The commands that talk to a running server: complete, status, profile and drain."""
+"""The commands that talk to a running server: complete, status, profile, speculation and drain."""
 
 import json
 import sys
@@ -25,9 +25,10 @@ from completion_server.client.cursor import (
 from completion_server.client.operator_commands import drain, status
 from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
 from completion_server.client.profile_command import profile
+from completion_server.client.speculation_command import speculation
 from completion_server.client.terminal import CompletionView, footer
 
-__all__ = ["complete", "drain", "profile", "status"]
+__all__ = ["complete", "drain", "profile", "speculation", "status"]
 
 _MODES = {"single": pb.MODE_SINGLE_LINE, "multi": pb.MODE_MULTI_LINE}
 

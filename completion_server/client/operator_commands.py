@@ -18,7 +18,7 @@ from completion_server.client.connection import Endpoint, check_health, connect
 from completion_server.client.failure import failure_of
 from completion_server.client.options import DEFAULT_ADMIN, endpoint_options, fail
 
-_TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0
 _SERVING = "SERVING"
 
 
@@ -35,9 +35,9 @@ def status(endpoint: Endpoint, as_json: bool) -> None:
       completion-server status
       completion-server status --json | jq .running_requests
     """
-    with _calling(endpoint) as channel:
+    with calling(endpoint) as channel:
         answer = AdminServiceStub(channel).GetStatus(
-            admin_pb2.GetStatusRequest(), timeout=_TIMEOUT_S, metadata=endpoint.metadata()
+            admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S, metadata=endpoint.metadata()
         )
         health = _health(channel, endpoint, answer)
     if as_json:
@@ -60,9 +60,9 @@ def drain(endpoint: Endpoint, grace_ms: int | None) -> None:
       completion-server drain
       completion-server drain --grace-ms 2000
     """
-    with _calling(endpoint) as channel:
+    with calling(endpoint) as channel:
         answer = AdminServiceStub(channel).Drain(
-            admin_pb2.DrainRequest(grace_ms=grace_ms), timeout=_TIMEOUT_S, metadata=endpoint.metadata()
+            admin_pb2.DrainRequest(grace_ms=grace_ms), timeout=TIMEOUT_S, metadata=endpoint.metadata()
         )
     click.echo(f"{endpoint.address} is draining; requests still to finish: {answer.live_requests}")
 
@@ -74,10 +74,10 @@ def as_dict(status: admin_pb2.GetStatusResponse) -> dict[str, Any]:
 
 
 @contextmanager
-def _calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
+def calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
     """Open a channel for calls whose failure ends the command."""
     with endpoint.open() as channel:
-        reached = connect(channel, _TIMEOUT_S)
+        reached = connect(channel, TIMEOUT_S)
         try:
             yield channel
         except grpc.RpcError as error:
@@ -87,7 +87,7 @@ def _calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
 def _health(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStatusResponse) -> str:
     """Ask for the health of the whole server; where the listener does not offer that, tell it from the status."""
     try:
-        return check_health(channel, _TIMEOUT_S, endpoint.metadata())
+        return check_health(channel, TIMEOUT_S, endpoint.metadata())
     except grpc.RpcError:
         is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
         return _SERVING if is_serving else "NOT_SERVING"

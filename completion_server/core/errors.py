@@ -11,6 +11,7 @@ class Code(IntEnum):
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
     INTERNAL = 13
     UNAVAILABLE = 14
 
@@ -50,6 +51,12 @@ class InvalidRequestError(CompletionError):
     def __init__(self, field: str, description: str) -> None:
         """Name the field, the limit and what was given."""
         super().__init__(f"{field}: {description}", violations=(Violation(field, description),))
+
+
+class NotPossibleError(CompletionError):
+    """This server can't do it as it was started: asking again won't help."""
+
+    code = Code.FAILED_PRECONDITION
 
 
 class UnavailableError(CompletionError):

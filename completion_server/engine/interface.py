@@ -1,10 +1,11 @@
 """What the rooms above may ask of an engine, and what it answers. Knows nothing of users, queues or the wire."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from completion_server.core.request import Sampling
+from completion_server.engine.speculation import Schedule
 
 
 class EngineDeadError(Exception):
@@ -54,8 +55,11 @@ class EngineInfo:
     """Prompt and completion together, in tokens."""
     draft_model: str = ""
     num_speculative_tokens: int = 0
+    """Draft tokens for each step at most; 0 without speculation."""
     max_num_seqs: int = 0
     """Generations that can run in one step."""
+    speculation_fixed_because: str = ""
+    """Why the number of draft tokens can't be changed while it runs; "" where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,29 @@ class EngineStats:
     """Of these, tokens computed for a generation after it was aborted."""
     kv_usage: float = 0.0
     """Share of the KV cache in use by live generations, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one engine step took and yielded."""
+
+    num_seqs: int
+    """Generations that got tokens."""
+    num_tokens: int
+    """Tokens that they got."""
+    seconds: float | None = None
+    """Since the end of the step before it; None where the engine may have rested in between."""
+    has_prompts: bool = False
+    """Whether some of these generations got their first tokens: then the step also computed their prompts."""
+    drafted: tuple[int, ...] = ()
+    """Draft tokens that it verified, by position; as long as the longest draft."""
+    accepted: tuple[int, ...] = ()
+    """Of these, accepted; as long as `drafted`."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """K, that of the longest draft."""
+        return len(self.drafted)
 
 
 class Engine(Protocol):
@@ -106,6 +133,28 @@ class Engine(Protocol):
 
     def stats(self) -> EngineStats:
         """Return the engine's counters as last reported; never waits."""
+        ...
+
+    @property
+    def speculation(self) -> Schedule:
+        """The draft lengths in force. Defined once `start` has returned."""
+        ...
+
+    def set_speculation(self, schedule: Schedule) -> None:
+        """Change the draft lengths from the next step on; never waits.
+
+        Generations go on, and greedy ones say what they would have said.
+
+        Raises:
+            ScheduleError: a row has more draft tokens than the engine was started with.
+            SpeculationFixedError: this engine can't; `info` says why.
+            EngineDeadError: it has not started, or died.
+
+        """
+        ...
+
+    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
+        """Tell `on_step`, and nobody else any more, of every step."""
         ...
 
     async def stop(self) -> None:

@@ -10,10 +10,10 @@ tokens do not enter the prefix cache; live prompts are not pinned in it.
 
 import asyncio
 import heapq
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
-from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output
-from completion_server.engine.scripted_generation import Generation
+from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output, Step
+from completion_server.engine.scripted_generation import Generation, Tally
 from completion_server.engine.scripted_model import (
     BLOCK_TOKENS,
     INSTANT,
@@ -27,6 +27,7 @@ from completion_server.engine.scripted_model import (
     plausible_code,
 )
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.speculation import Schedule, SpeculationFixedError
 
 __all__ = [
     "INSTANT",
@@ -72,10 +73,13 @@ class ScriptedEngine:
             draft_model="scripted-draft" if num_speculative_tokens else "",
             num_speculative_tokens=num_speculative_tokens,
             max_num_seqs=max_num_seqs,
+            speculation_fixed_because="" if num_speculative_tokens else "the engine was started without a draft model",
         )
+        self._schedule = Schedule.fixed(num_speculative_tokens, max_num_seqs)
+        self._lookup = self._schedule.lookup(max_num_seqs)
+        self._on_step: Callable[[Step], None] = _ignore
         self._max_num_batched_tokens = max_num_batched_tokens
         self._num_kv_blocks = num_kv_blocks
-        self._acceptance_rate = acceptance_rate
         self._seed = seed
         self._cache = PrefixCache(num_kv_blocks)
         self._open: dict[str, Generation] = {}
@@ -91,6 +95,8 @@ class ScriptedEngine:
         self._is_awake = asyncio.Event()
         self._is_awake.set()
         self._death = ""
+        self.acceptance_rate = acceptance_rate
+        """The chance of each draft token; may change while it runs, as when a user turns from code to prose."""
         self.num_steps = 0
         """Steps taken since start."""
 
@@ -155,6 +161,25 @@ class ScriptedEngine:
             num_unwanted_tokens=self._num_unwanted_tokens,
             kv_usage=self._num_used_blocks / self._num_kv_blocks,
         )
+
+    @property
+    def speculation(self) -> Schedule:
+        """The draft lengths in force."""
+        return self._schedule
+
+    def set_speculation(self, schedule: Schedule) -> None:
+        """Change the draft lengths from the next step on; see the interface."""
+        if not self.is_alive:
+            raise EngineDeadError(self._death or "the engine has not started")
+        if self._info.speculation_fixed_because:
+            raise SpeculationFixedError(self._info.speculation_fixed_because)
+        schedule.check_ceiling(self._info.num_speculative_tokens)
+        self._schedule = schedule
+        self._lookup = schedule.lookup(self._info.max_num_seqs)
+
+    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
+        """Tell of every step; see the interface."""
+        self._on_step = on_step
 
     async def stop(self) -> None:
         """Free everything; open generations get EngineDeadError."""
@@ -222,12 +247,12 @@ class ScriptedEngine:
         while True:
             await self._has_work.wait()
             self._admit()
-            num_draft_tokens = self._info.num_speculative_tokens
-            num_prefill_tokens, num_decoding = self._plan()
+            num_draft_tokens = self._lookup[len(self._running)]
+            num_prefill_tokens, num_decoding = self._plan(num_draft_tokens)
             step_s = self._times.step_s(num_prefill_tokens, num_decoding, num_draft_tokens)
             await asyncio.sleep(step_s or self._prompt_due_s())
             await self._is_awake.wait()
-            self._end_step()
+            self._end_step(num_draft_tokens, step_s)
 
     def _admit(self) -> None:
         """Move what waits into the batch, while there are slots and memory."""
@@ -249,7 +274,7 @@ class ScriptedEngine:
                 self._num_waiting -= 1
             heapq.heappop(self._waiting)
 
-    def _plan(self) -> tuple[int, int]:
+    def _plan(self, num_draft_tokens: int) -> tuple[int, int]:
         """Share a step out, decoding first; return its prompt tokens and how many generations decode."""
         if self._times.prefill_apart_s:
             return self._plan_apart()
@@ -257,7 +282,7 @@ class ScriptedEngine:
         for generation in self._running:
             generation.is_decoding = generation.num_prompt_left == 0
             num_decoding += generation.is_decoding
-        budget = self._max_num_batched_tokens - num_decoding * (1 + self._info.num_speculative_tokens)
+        budget = self._max_num_batched_tokens - num_decoding * (1 + num_draft_tokens)
         num_prefill_tokens = 0
         for generation in self._running:
             num = max(0, min(generation.num_prompt_left, budget - num_prefill_tokens))
@@ -283,34 +308,43 @@ class ScriptedEngine:
         due_at = min(generation.prompt_due_at for generation in self._running)
         return min(self._times.decode_base_s, max(0.0, due_at - asyncio.get_running_loop().time()))
 
-    def _end_step(self) -> None:
+    def _end_step(self, num_draft_tokens: int, step_s: float) -> None:
         """Hand out what the step computed, and drop what ended or was aborted."""
         self.num_steps += bool(self._running)
+        tally = Tally(num_draft_tokens)
         still_running = []
         for generation in self._running:
-            num_tokens = self._num_computed(generation)
+            num_tokens = self._num_computed(generation, tally)
             if generation.is_aborted:
                 self._num_unwanted_tokens += num_tokens
             elif num_tokens:
                 num_tokens = generation.write(num_tokens)
-            self._num_generated_tokens += num_tokens
+            tally.add_tokens(num_tokens)
             if generation.is_aborted or generation.is_over:
                 self._num_used_blocks -= generation.num_blocks
             else:
                 still_running.append(generation)
         self._running = still_running
+        self._num_generated_tokens += tally.num_tokens
+        if tally.num_tokens:
+            self._on_step(tally.step(step_s))
         if not self._running and not self._num_waiting:
             self._waiting.clear()
             self._has_work.clear()
 
-    def _num_computed(self, generation: Generation) -> int:
+    def _num_computed(self, generation: Generation, tally: Tally) -> int:
         """Return how many tokens the step computed for a generation."""
         if generation.is_decoding:
-            num_draft_tokens = self._info.num_speculative_tokens
-            num_accepted = generation.num_accepted_of(num_draft_tokens, self._acceptance_rate)
+            num_accepted = generation.num_accepted_of(tally.num_draft_tokens, self.acceptance_rate)
+            tally.add_draft(num_accepted)
             return generation.num_room(1 + num_accepted)
         generation.num_prompt_left -= generation.num_prompt_now
+        tally.has_prompts |= generation.num_prompt_now > 0
         if generation.num_prompt_left:
             return 0
         self._cache.insert(generation.blocks, generation.job.cache_salt)
         return 1
+
+
+def _ignore(_step: Step) -> None:
+    """Nobody watches the steps."""

@@ -1,11 +1,11 @@
-"""A job in the scripted engine: how far it is, and what it said that nobody took yet. Knows no batch and no time."""
+"""A job in the scripted engine, how far it is and what it said that nobody took yet; and what a step came to."""
 
 import asyncio
 import random
 import zlib
 from collections.abc import Iterator
 
-from completion_server.engine.interface import EngineDeadError, Job, Output
+from completion_server.engine.interface import EngineDeadError, Job, Output, Step
 from completion_server.engine.scripted_model import BLOCK_TOKENS, Token, blocks_of
 
 
@@ -98,3 +98,39 @@ class Generation:
             text, num_tokens = before.text + text, before.num_tokens + num_tokens
         self._untaken = Output(text, num_tokens, finish, self.num_cached, self._num_drafted, self._num_accepted)
         self._news.set()
+
+
+class Tally:
+    """What a step came to, counted generation by generation."""
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        """Begin the count of a step with this K."""
+        self.num_draft_tokens = num_draft_tokens
+        self.num_tokens = 0
+        self.has_prompts = False
+        self._num_seqs = 0
+        self._num_drafts = 0
+        self._accepted = [0] * num_draft_tokens
+
+    def add_tokens(self, num_tokens: int) -> None:
+        """A generation got so many tokens."""
+        self.num_tokens += num_tokens
+        self._num_seqs += num_tokens > 0
+
+    def add_draft(self, num_accepted: int) -> None:
+        """Of a generation's draft so many tokens were accepted."""
+        self._num_drafts += 1
+        for position in range(num_accepted):
+            self._accepted[position] += 1
+
+    def step(self, step_s: float) -> Step:
+        """Return the whole; `step_s` is 0 where the step's time means nothing."""
+        drafted = (self._num_drafts,) * self.num_draft_tokens if self._num_drafts else ()
+        return Step(
+            num_seqs=self._num_seqs,
+            num_tokens=self.num_tokens,
+            seconds=step_s or None,
+            has_prompts=self.has_prompts,
+            drafted=drafted,
+            accepted=tuple(self._accepted[: len(drafted)]),
+        )

@@ -29,7 +29,7 @@ class EngineSettings:
     draft_model: str = ""
     """The draft for speculative decoding; "" switches speculation off."""
     num_speculative_tokens: int = 4
-    """Draft tokens for each step (K); 0 switches speculation off."""
+    """Draft tokens for each step (K) at most; 0 switches speculation off."""
     max_model_len: int | None = None
     """Prompt and completion together, in tokens; None takes the model's own limit."""
     max_num_seqs: int = 64
@@ -72,4 +72,34 @@ class EngineSettings:
         require_positive(self, "start_timeout_s", "hang_timeout_s")
         if not 0 < self.restart_backoff_min_s <= self.restart_backoff_max_s:
             msg = "restart_backoff_min_s: must be above 0 and at most restart_backoff_max_s"
+            raise ValueError(msg)
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The ceiling of K that these settings ask for."""
+        own = self.vllm.get("speculative_config")
+        if isinstance(own, dict):
+            return int(own.get("num_speculative_tokens") or 0)
+        return self.num_speculative_tokens if self.draft_model else 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSettings:
+    """The `[speculation]` section."""
+
+    mode: Literal["fixed", "schedule", "auto"] = "fixed"
+    """How many draft tokens a step gets, up to engine.num_speculative_tokens: always that many, as `schedule` says, or
+    what pays by the server's own measure, which begins with `schedule` where there is one. `completion-server
+    speculation set` changes it on a running server."""
+    schedule: tuple[tuple[int, ...], ...] = ()
+    """Rows of [first, last, K]: with first to last generations in a step, each gets K draft tokens, 0 for none. From
+    batch size 1 on without gaps; the last row holds for larger ones, too."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that can't work."""
+        if self.mode == "schedule" and not self.schedule:
+            msg = 'schedule: must be set where mode is "schedule"'
+            raise ValueError(msg)
+        if self.mode == "fixed" and self.schedule:
+            msg = 'mode: must be "schedule" or "auto" where a schedule is set'
             raise ValueError(msg)

@@ -11,8 +11,9 @@ from contextlib import aclosing
 from enum import Enum
 
 from completion_server.core.clock import Clock
-from completion_server.engine.interface import Engine, EngineDeadError, EngineInfo, EngineStats, Job, Output
+from completion_server.engine.interface import Engine, EngineDeadError, EngineInfo, EngineStats, Job, Output, Step
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.speculation import Schedule, SpeculationFixedError
 from completion_server.engine.warmup import warm_up
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,9 @@ class SupervisedEngine:
             num_speculative_tokens=settings.num_speculative_tokens if settings.draft_model else 0,
             max_num_seqs=settings.max_num_seqs,
         )
+        self._schedule: Schedule | None = None
+        """The draft lengths that were asked for, for this engine and those after it; None until they were."""
+        self._on_step: Callable[[Step], None] = lambda _step: None
         self._past_generated = 0
         self._past_unwanted = 0
         self._num_heartbeats = 0
@@ -165,6 +169,26 @@ class SupervisedEngine:
             kv_usage=stats.kv_usage,
         )
 
+    @property
+    def speculation(self) -> Schedule:
+        """The draft lengths in force, or while an engine restarts those that will be."""
+        return self._schedule or self._engine.speculation
+
+    def set_speculation(self, schedule: Schedule) -> None:
+        """Change the draft lengths of the engine and of those that replace it; see the interface."""
+        if self._info.speculation_fixed_because:
+            raise SpeculationFixedError(self._info.speculation_fixed_because)
+        schedule.check_ceiling(self._info.num_speculative_tokens)
+        self._schedule = schedule
+        with contextlib.suppress(EngineDeadError):  # the next one gets it when it has started
+            self._engine.set_speculation(schedule)
+
+    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
+        """Tell of every step, whatever engine takes it, but not of those that warm an engine up."""
+        self._on_step = on_step
+        if self.state is EngineState.READY:
+            self._engine.watch_steps(on_step)
+
     async def stop(self) -> None:
         """Stop for good."""
         if self.state is not EngineState.STOPPED:
@@ -178,6 +202,9 @@ class SupervisedEngine:
                 self._info = self._engine.info
                 if self._settings.warm_up:
                     await warm_up(self._engine)
+                if self._schedule is not None and not self._info.speculation_fixed_because:
+                    self._engine.set_speculation(self._schedule)
+                self._engine.watch_steps(self._on_step)
         except TimeoutError as error:
             msg = f"the engine was not ready after {self._settings.start_timeout_s:g} s"
             raise EngineDeadError(msg) from error

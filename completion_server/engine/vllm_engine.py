@@ -1,4 +1,4 @@
-"""vLLM behind the engine interface: the only file that imports vllm and torch.
+"""vLLM behind the engine interface: with the schedulers beside it, the only file that imports vllm and torch.
 
 The engine core runs in a process of its own; this side talks to it through `AsyncLLM`. Nothing here knows why a
 generation was asked for or who waits for it.
@@ -12,19 +12,23 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from completion_server.core.errors import ConfigError
-from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output
+from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output, Step
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.speculation import Schedule, ScheduleError, SpeculationFixedError, parse_schedule
+from completion_server.engine.speculation_table import MAX_DRAFT_TOKENS, LiveTable
+from completion_server.engine.vllm_accounts import Accounts, Progress, StepMeter
 from completion_server.engine.vllm_process import yield_to_server
 
 T = TypeVar("T")
@@ -37,6 +41,8 @@ _OWN_KEYS = (
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
 """vLLM's finish reasons in the interface's words; with any other ("abort", "error") it gave a generation up."""
+
+_SCHEDULERS = "completion_server.engine.vllm_speculation"
 
 _NICE_ON_A_CPU = 5
 
@@ -71,6 +77,9 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
             "model": settings.draft_model,
             "num_speculative_tokens": settings.num_speculative_tokens,
         }
+        if not _fixed_by(settings):  # a schedule tells vLLM that K varies; what it says is the same as none
+            row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
+            args["speculative_config"]["num_speculative_tokens_per_batch_size"] = [row]
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for key in settings.vllm:
         if key not in known:
@@ -84,10 +93,43 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     return args | settings.vllm
 
 
+def _fixed_by(settings: EngineSettings) -> str:
+    """Return why these settings keep K as it is at start; "" where they don't."""
+    if int(settings.vllm.get("data_parallel_size") or 1) > 1:
+        return "vLLM keeps the draft length fixed under data parallelism"
+    if settings.vllm.get("scheduler_cls"):
+        return "engine.vllm.scheduler_cls names a scheduler of another make"
+    if settings.num_speculative_tokens > MAX_DRAFT_TOKENS:
+        return f"engine.num_speculative_tokens is over {MAX_DRAFT_TOKENS}"
+    return ""
+
+
+def _fixed_because(settings: EngineSettings, config: VllmConfig) -> str:
+    """Return why K can't be changed on an engine of this configuration; "" where it can."""
+    speculative = config.speculative_config
+    if speculative is None:
+        return "the engine was started without a draft model"
+    if speculative.num_speculative_tokens_per_batch_size is None:
+        return _fixed_by(settings) or "engine.vllm.speculative_config has no num_speculative_tokens_per_batch_size"
+    return _fixed_by(settings)
+
+
+def _schedule_at_start(config: VllmConfig) -> Schedule:
+    """Return the schedule that vLLM starts with."""
+    speculative = config.speculative_config
+    if speculative is None:
+        return Schedule.fixed(0, config.scheduler_config.max_num_seqs)
+    ceiling = speculative.num_speculative_tokens
+    with contextlib.suppress(ScheduleError):  # vLLM takes some that have gaps
+        return parse_schedule(speculative.num_speculative_tokens_per_batch_size or (), ceiling)
+    return Schedule.fixed(ceiling, config.scheduler_config.max_num_seqs)
+
+
 class _Stats(StatLoggerBase):
     """Keeps the scheduler's last word. vLLM calls it after each step that had news."""
 
-    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+    def __init__(self, meter: StepMeter) -> None:
+        self._meter = meter
         self.num_running = 0
         self.num_waiting = 0
         self.kv_usage = 0.0
@@ -97,64 +139,10 @@ class _Stats(StatLoggerBase):
             self.num_running = scheduler_stats.num_running_reqs
             self.num_waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             self.kv_usage = scheduler_stats.kv_cache_usage
+            self._meter.end(scheduler_stats.spec_decoding_stats, goes_on=self.num_running > 0)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Progress:
-    """What the engine core has computed for one generation, read before outputs are merged for a slow consumer."""
-
-    num_tokens: int = 0
-    num_steps: int = 0
-    spec_metrics: Any = None
-
-    def drafted(self, num_speculative_tokens: int) -> int:
-        """Draft tokens proposed: exact once the engine has ended the generation, before that K for each step."""
-        if self.spec_metrics is not None:
-            return int(self.spec_metrics.num_draft_tokens)
-        return max(0, self.num_steps - 1) * num_speculative_tokens
-
-    def accepted(self) -> int:
-        """Draft tokens accepted: each step writes one token of the target's own and the accepted ones."""
-        return max(0, self.num_tokens - self.num_steps)
-
-
-class _Accounts:
-    """Counts tokens as they leave the engine core, for whom they were computed, wanted or not."""
-
-    def __init__(self) -> None:
-        self.num_generated_tokens = 0
-        self.num_unwanted_tokens = 0
-        self.progress: dict[str, _Progress] = {}
-
-    def watch(self, llm: AsyncLLM) -> None:
-        """Read each step's outputs before vLLM drops those of aborted generations and merges the rest."""
-        processor = llm.output_processor
-        process_outputs = processor.process_outputs
-        states = processor.request_states
-
-        def counted(outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any) -> Any:
-            for output in outputs:
-                state = states.get(output.request_id)
-                self._count(output, None if state is None else state.external_req_id)
-            return process_outputs(outputs, *args, **kwargs)
-
-        processor.process_outputs = counted  # type: ignore[assignment,method-assign]
-
-    def _count(self, output: EngineCoreOutput, job_id: str | None) -> None:
-        num_tokens = len(output.new_token_ids)
-        self.num_generated_tokens += num_tokens
-        progress = self.progress.get(job_id) if job_id is not None else None
-        if progress is None:
-            self.num_unwanted_tokens += num_tokens
-            return
-        if num_tokens:
-            progress.num_tokens += num_tokens
-            progress.num_steps += 1
-        if output.spec_decode_metrics is not None:
-            progress.spec_metrics = output.spec_decode_metrics
 
 
 class VllmEngine:
@@ -166,7 +154,10 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._info: EngineInfo | None = None
         self._stats: _Stats | None = None
-        self._accounts = _Accounts()
+        self._accounts = Accounts()
+        self._schedule = Schedule.fixed(0, settings.max_num_seqs)
+        self._table: LiveTable | None = None
+        self._fixed_because = ""
         self._pids: tuple[int, ...] = ()
 
     @property
@@ -196,7 +187,7 @@ class VllmEngine:
         except Exception as error:
             msg = f"the engine did not start: {_reason(error)}"
             raise EngineDeadError(msg) from error
-        self._accounts.watch(self._llm)
+        self._accounts.watch(self._llm.output_processor)
         manager = self._llm.engine_core.resources.engine_manager
         self._pids = tuple(process.pid for process in getattr(manager, "processes", ()))
         config = self._llm.vllm_config
@@ -207,16 +198,36 @@ class VllmEngine:
             draft_model=self._settings.draft_model if speculative else "",
             num_speculative_tokens=speculative.num_speculative_tokens if speculative else 0,
             max_num_seqs=config.scheduler_config.max_num_seqs,
+            speculation_fixed_because=self._fixed_because,
         )
+        self._put_in_force(_schedule_at_start(config))
 
     def _load(self) -> AsyncLLM:
         nice = self._settings.nice
         yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
         args = AsyncEngineArgs(**engine_args(self._settings))
-        return AsyncLLM.from_engine_args(args, stat_loggers=[self._make_stats])
+        config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        self._fixed_because = _fixed_because(self._settings, config)
+        if self._fixed_because:
+            return self._make_llm(args, config)
+        scheduler = "LiveAsyncScheduler" if config.scheduler_config.async_scheduling else "LiveScheduler"
+        config.scheduler_config.scheduler_cls = f"{_SCHEDULERS}.{scheduler}"
+        self._table = LiveTable(config.scheduler_config.max_num_seqs)
+        with self._table.offered():
+            llm = self._make_llm(args, config)
+        self._fixed_because = self._table.unfollowed_because
+        return llm
 
-    def _make_stats(self, vllm_config: Any, engine_index: int = 0) -> _Stats:
-        self._stats = _Stats(vllm_config, engine_index)
+    def _make_llm(self, args: AsyncEngineArgs, config: VllmConfig) -> AsyncLLM:
+        return AsyncLLM.from_vllm_config(
+            config,
+            stat_loggers=[self._make_stats],
+            enable_log_requests=args.enable_log_requests,
+            disable_log_stats=args.disable_log_stats,
+        )
+
+    def _make_stats(self, _vllm_config: Any, _engine_index: int = 0) -> _Stats:
+        self._stats = _Stats(self._accounts.meter)
         return self._stats
 
     async def generate(self, job: Job) -> AsyncGenerator[Output]:
@@ -225,7 +236,7 @@ class VllmEngine:
         if llm is None:
             msg = "the engine is not running"
             raise EngineDeadError(msg)
-        progress = self._accounts.progress[job.id] = _Progress()
+        progress = self._accounts.progress[job.id] = Progress()
         prompt = tokens_input(job.prompt_token_ids, cache_salt=job.cache_salt or None)
         stream = llm.generate(prompt, _sampling_params(job), job.id, priority=job.priority)
         try:
@@ -239,7 +250,7 @@ class VllmEngine:
             self._accounts.progress.pop(job.id, None)
             await stream.aclose()
 
-    def _output(self, result: RequestOutput, progress: _Progress) -> Output:
+    def _output(self, result: RequestOutput, progress: Progress) -> Output:
         completion = result.outputs[0]
         finish = None
         if result.finished:
@@ -252,7 +263,7 @@ class VllmEngine:
             num_tokens=len(completion.token_ids),
             finish=finish,
             cached_prompt_tokens=result.num_cached_tokens or 0,
-            drafted_tokens=progress.drafted(self.info.num_speculative_tokens),
+            drafted_tokens=progress.drafted(),
             accepted_draft_tokens=progress.accepted(),
         )
 
@@ -267,6 +278,32 @@ class VllmEngine:
             kv_usage=stats.kv_usage if stats else 0.0,
         )
 
+    @property
+    def speculation(self) -> Schedule:
+        """The draft lengths in force."""
+        return self._schedule
+
+    def set_speculation(self, schedule: Schedule) -> None:
+        """Change the draft lengths from the next step on; see the interface."""
+        if self._llm is None or self._info is None:
+            msg = "the engine is not running"
+            raise EngineDeadError(msg)
+        if self._fixed_because:
+            raise SpeculationFixedError(self._fixed_because)
+        schedule.check_ceiling(self._info.num_speculative_tokens)
+        self._put_in_force(schedule)
+
+    def _put_in_force(self, schedule: Schedule) -> None:
+        """Tell the engine core, and the accounts, which estimate from it what an aborted generation's drafts were."""
+        self._schedule = schedule
+        self._accounts.lookup = schedule.lookup(self.info.max_num_seqs)
+        if self._table is not None and not self._fixed_because:
+            self._table.write(self._accounts.lookup)
+
+    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
+        """Tell of every step; see the interface."""
+        self._accounts.meter.on_step = on_step
+
     async def stop(self) -> None:
         """Free everything. A core that does not answer is killed."""
         llm, self._llm = self._llm, None
@@ -277,6 +314,8 @@ class VllmEngine:
         if llm.output_handler is not None:
             llm.output_handler.cancel()
         await asyncio.to_thread(llm.shutdown, _STOP_GRACE_S)
+        if self._table is not None:
+            self._table.close()
 
 
 async def _in_daemon_thread(work: Callable[[], T]) -> T:

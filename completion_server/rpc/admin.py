@@ -9,8 +9,10 @@ import grpc
 from completion.v1 import admin_pb2 as pb
 from completion.v1 import admin_pb2_grpc
 from completion_server.core.errors import CompletionError, InvalidRequestError
+from completion_server.engine.live_speculation import LiveSpeculation
 from completion_server.engine.supervisor import EngineState
 from completion_server.pipeline import Pipeline
+from completion_server.rpc.speculation import MODES, rows_to_wire, set_speculation, speculation_to_wire
 from completion_server.rpc.status import abort
 
 _ENGINE_STATES = {
@@ -19,8 +21,6 @@ _ENGINE_STATES = {
     EngineState.FAILED: pb.ENGINE_STATE_FAILED,
     EngineState.STOPPED: pb.ENGINE_STATE_STOPPED,
 }
-
-_NOT_YET = "the draft length can't be changed on a running engine in this version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,10 @@ class Controls:
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Answers operators."""
 
-    def __init__(self, pipeline: Pipeline, controls: Controls) -> None:
-        """Report on `pipeline`."""
+    def __init__(self, pipeline: Pipeline, speculation: LiveSpeculation, controls: Controls) -> None:
+        """Report on `pipeline`, and change what may be changed."""
         self._pipeline = pipeline
+        self._speculation = speculation
         self._controls = controls
 
     async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
@@ -67,17 +68,22 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             ended_requests=self._controls.ended_requests(),
         )
 
-    async def GetSpeculation(
-        self, _request: pb.GetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> pb.GetSpeculationResponse:
-        """Not served yet."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, _NOT_YET)
+    async def GetSpeculation(self, _request: pb.GetSpeculationRequest, _context: Any) -> pb.GetSpeculationResponse:
+        """Which draft lengths are in force, and what they came to."""
+        return speculation_to_wire(self._speculation.in_force, self._speculation.figures())
 
     async def SetSpeculation(
-        self, _request: pb.SetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+        self, request: pb.SetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.SetSpeculationResponse:
-        """Not served yet."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, _NOT_YET)
+        """Other draft lengths, from the next step on."""
+        try:
+            set_speculation(self._speculation, request)
+        except CompletionError as error:
+            await abort(context, error)
+        now = self._speculation.in_force
+        return pb.SetSpeculationResponse(
+            schedule=rows_to_wire(now.schedule), since_unix_ms=now.since_unix_ms, mode=MODES[now.mode]
+        )
 
     async def SetLogLevel(
         self, request: pb.SetLogLevelRequest, context: "grpc.aio.ServicerContext[Any, Any]"

@@ -3,10 +3,13 @@
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
-from completion_server.engine.interface import EngineInfo, EngineStats, Job, Output
+from completion_server.engine.interface import EngineInfo, EngineStats, Job, Output, Step
 from completion_server.engine.scripted_model import ServiceTimes
+from completion_server.engine.speculation import Schedule, SpeculationFixedError
+
+_NO_DRAFT = "the simulated slots have no draft"
 
 
 class SlotEngine:
@@ -31,7 +34,7 @@ class SlotEngine:
     @property
     def info(self) -> EngineInfo:
         """What it would be."""
-        return EngineInfo(model="simulated", max_model_len=8192)
+        return EngineInfo(model="simulated", max_model_len=8192, speculation_fixed_because=_NO_DRAFT)
 
     @property
     def is_alive(self) -> bool:
@@ -57,6 +60,18 @@ class SlotEngine:
     def stats(self) -> EngineStats:
         """Return how many run."""
         return EngineStats(num_running=self._num_running)
+
+    @property
+    def speculation(self) -> Schedule:
+        """Nothing is drafted."""
+        return Schedule.fixed(0, 1)
+
+    def set_speculation(self, _schedule: Schedule) -> None:
+        """Refuse: there is nothing to set."""
+        raise SpeculationFixedError(_NO_DRAFT)
+
+    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
+        """Tell nothing: slots take no steps together."""
 
     async def stop(self) -> None:
         """Hold nothing."""

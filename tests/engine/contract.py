@@ -5,13 +5,16 @@ engines: `engine`, which tests may share, and `doomed_engine`, which a test stop
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 
-from completion_server.engine.interface import Engine, EngineDeadError, Job, Output
+from completion_server.engine.interface import Engine, EngineDeadError, Job, Output, Step
+from completion_server.engine.speculation import Schedule, ScheduleError, SpeculationFixedError
 
 POLL_S = 0.01
 
@@ -210,6 +213,81 @@ class EngineContract:
         assert result.last.finish == "stop" or result.num_tokens == 48
         await self.idle(engine)
 
+    async def test_draft_lengths_change_while_it_runs(self, engine: Engine) -> None:
+        ceiling, num_seqs = engine.info.num_speculative_tokens, engine.info.max_num_seqs
+        at_start = engine.speculation
+        assert at_start.largest == ceiling
+        if not ceiling:
+            assert engine.info.speculation_fixed_because
+            with pytest.raises(SpeculationFixedError):
+                engine.set_speculation(Schedule.fixed(0, num_seqs))
+            return
+        assert not engine.info.speculation_fixed_because
+        for k in (0, 1, ceiling):
+            await self.idle(engine)
+            engine.set_speculation(Schedule.fixed(k, num_seqs))
+            assert engine.speculation == Schedule.fixed(k, num_seqs)
+            result = await run_job(engine, Job(f"draft-{k}", prompt(64, 42), 24))
+            assert (result.last.drafted_tokens == 0) == (k == 0)
+            assert result.last.drafted_tokens <= k * (result.num_tokens - 1)
+        with pytest.raises(ScheduleError, match="over the"):
+            engine.set_speculation(Schedule.fixed(ceiling + 1, num_seqs))
+        assert engine.speculation == Schedule.fixed(ceiling, num_seqs)
+        engine.set_speculation(at_start)
+
+    async def test_each_batch_size_has_its_draft_length(self, engine: Engine) -> None:
+        ceiling, num_seqs = engine.info.num_speculative_tokens, engine.info.max_num_seqs
+        if not ceiling:
+            return
+        await self.idle(engine)
+        engine.set_speculation(Schedule.of_lookup([0, ceiling, 1, *[0] * (num_seqs - 2)]))
+        alone = await run_job(engine, Job("batch-1", prompt(64, 43), 16))
+        assert alone.last.drafted_tokens > 0
+        await self.idle(engine)
+        steps: list[Step] = []
+        engine.watch_steps(steps.append)
+        await asyncio.gather(*(run_job(engine, Job(f"batch-{i}", prompt(64, 44 + i), 24)) for i in range(4)))
+        await self.idle(engine)
+        full = [after for before, after in pairwise(steps) if before.num_seqs == after.num_seqs == 4]
+        assert full
+        assert {step.num_draft_tokens for step in full} == {0}
+        engine.set_speculation(Schedule.fixed(ceiling, num_seqs))
+        engine.watch_steps(lambda _step: None)
+
+    async def test_a_greedy_generation_says_the_same_over_changes(self, engine: Engine) -> None:
+        ceiling, num_seqs = engine.info.num_speculative_tokens, engine.info.max_num_seqs
+        await self.idle(engine)
+        token_ids = prompt(64, 48)
+        still = await run_job(engine, Job("still", token_ids, 64))
+        lengths = itertools.cycle(range(ceiling + 1))
+        text, num_outputs = "", 0
+        async for output in engine.generate(Job("moving", token_ids, 64)):
+            text += output.text
+            num_outputs += 1
+            if ceiling and num_outputs % 3 == 0:
+                engine.set_speculation(Schedule.fixed(next(lengths), num_seqs))
+        assert text == still.text
+        if ceiling:
+            engine.set_speculation(Schedule.fixed(ceiling, num_seqs))
+
+    async def test_steps_are_told_with_what_they_yielded(self, engine: Engine) -> None:
+        await self.idle(engine)
+        steps: list[Step] = []
+        engine.watch_steps(steps.append)
+        before = engine.stats().num_generated_tokens
+        result = await run_job(engine, Job("steps", prompt(64, 49), 24))
+        await self.idle(engine)
+        engine.watch_steps(lambda _step: None)
+        assert sum(step.num_tokens for step in steps) == engine.stats().num_generated_tokens - before
+        assert [step.has_prompts for step in steps] == [True] + [False] * (len(steps) - 1)
+        assert all(step.seconds is not None and step.seconds > 0 for step in steps[1:])
+        assert sum(sum(step.drafted) for step in steps) == result.last.drafted_tokens
+        for step in steps:
+            assert step.num_seqs == 1
+            assert len(step.accepted) == step.num_draft_tokens <= engine.info.num_speculative_tokens
+            assert all(a <= d for a, d in zip(step.accepted, step.drafted, strict=True))
+            assert list(step.accepted) == sorted(step.accepted, reverse=True)
+
     async def test_an_id_can_be_used_again_after_its_end(self, engine: Engine) -> None:
         for _ in range(2):
             assert (await run_job(engine, Job("again", prompt(64, 40), 4))).num_tokens <= 4
@@ -226,3 +304,5 @@ class EngineContract:
         assert not doomed_engine.is_alive
         with pytest.raises(EngineDeadError):
             await anext(doomed_engine.generate(Job("late", prompt(64, 51), 4)))
+        with pytest.raises(EngineDeadError):
+            doomed_engine.set_speculation(Schedule.fixed(0, 1))

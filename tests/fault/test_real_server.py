@@ -132,6 +132,9 @@ async def test_the_commands_ask_it(server: ServerProcess, tmp_path: Path) -> Non
 
 
 async def test_a_killed_engine_is_replaced(server: ServerProcess) -> None:
+    where = ("--admin", server.ready["admin_address"])
+    done = await asyncio.to_thread(run, "speculation", "set", "--k", "2", *where)
+    assert done.returncode == 0, done.stderr
     asking = asyncio.create_task(final_code(server, 1))
     await asyncio.sleep(0.2)
     server.engine_core().kill()
@@ -140,6 +143,12 @@ async def test_a_killed_engine_is_replaced(server: ServerProcess) -> None:
     await server.until_serving(is_serving=True, timeout_s=90)
     answer = await ask(server.stub, request(session_id="after"))
     assert answer.code is grpc.StatusCode.OK
+    shown = await asyncio.to_thread(run, "speculation", "get", "--json", *where)
+    assert shown.returncode == 0, shown.stderr
+    speculation = json.loads(shown.stdout)
+    assert {row[2] for row in speculation["schedule"]} == {2}
+    assert speculation["mode"] == "fixed"
+    assert "@" in speculation["by"]
 
 
 async def test_an_engine_that_hangs_is_replaced(server: ServerProcess) -> None:

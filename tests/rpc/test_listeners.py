@@ -177,17 +177,6 @@ async def test_operators_change_the_log_level(server: RunningServer) -> None:
         await stub.SetLogLevel(admin_pb2.SetLogLevelRequest(level="loud"), timeout=5)
 
 
-async def test_what_is_not_served_yet_says_so(server: RunningServer) -> None:
-    stub = admin(server)
-    for call in (
-        stub.GetSpeculation(admin_pb2.GetSpeculationRequest(), timeout=5),
-        stub.SetSpeculation(admin_pb2.SetSpeculationRequest(), timeout=5),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
 async def test_operators_drain_the_server(server: RunningServer) -> None:
     answer = await admin(server).Drain(admin_pb2.DrainRequest(grace_ms=1000), timeout=5)
     assert answer.live_requests == 0

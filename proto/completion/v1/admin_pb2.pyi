@@ -51,6 +51,34 @@ ENGINE_STATE_STOPPED: EngineState.ValueType  # 4
 """Stopped for good."""
 Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
 
+class _SpeculationMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SpeculationModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SpeculationMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SPECULATION_MODE_UNSPECIFIED: _SpeculationMode.ValueType  # 0
+    """Never sent, and refused."""
+    SPECULATION_MODE_FIXED: _SpeculationMode.ValueType  # 1
+    """An operator chose one draft length for all batch sizes."""
+    SPECULATION_MODE_SCHEDULE: _SpeculationMode.ValueType  # 2
+    """An operator chose a draft length for each range of batch sizes."""
+    SPECULATION_MODE_AUTO: _SpeculationMode.ValueType  # 3
+    """The server chooses what pays by its own measure."""
+
+class SpeculationMode(_SpeculationMode, metaclass=_SpeculationModeEnumTypeWrapper):
+    """SpeculationMode says who chooses the draft lengths."""
+
+SPECULATION_MODE_UNSPECIFIED: SpeculationMode.ValueType  # 0
+"""Never sent, and refused."""
+SPECULATION_MODE_FIXED: SpeculationMode.ValueType  # 1
+"""An operator chose one draft length for all batch sizes."""
+SPECULATION_MODE_SCHEDULE: SpeculationMode.ValueType  # 2
+"""An operator chose a draft length for each range of batch sizes."""
+SPECULATION_MODE_AUTO: SpeculationMode.ValueType  # 3
+"""The server chooses what pays by its own measure."""
+Global___SpeculationMode: _TypeAlias = SpeculationMode  # noqa: Y015
+
 @_typing.final
 class GetStatusRequest(_message.Message):
     """GetStatusRequest is empty."""
@@ -199,6 +227,69 @@ class SpeculationRow(_message.Message):
 Global___SpeculationRow: _TypeAlias = SpeculationRow  # noqa: Y015
 
 @_typing.final
+class SpeculationFigures(_message.Message):
+    """SpeculationFigures says what speculation came to over the last minutes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_S_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    WASTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_BY_POSITION_FIELD_NUMBER: _builtins.int
+    MEAN_ACCEPTED_LENGTH_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    window_s: _builtins.float
+    """How long ago the figures begin, in seconds: 300, less in the beginning."""
+    generated_tokens: _builtins.int
+    """Tokens generated, accepted draft tokens among them."""
+    drafted_tokens: _builtins.int
+    """Draft tokens that the target model verified."""
+    accepted_tokens: _builtins.int
+    """Of these, accepted."""
+    wasted_tokens: _builtins.int
+    """Of these, verified in vain."""
+    acceptance: _builtins.float
+    """The share of the draft tokens that were accepted, 0 to 1; not set where there were none."""
+    mean_accepted_length: _builtins.float
+    """Tokens that a step with a draft gave a generation, the target's own among them; not set where there was none."""
+    tokens_per_s: _builtins.float
+    """Tokens generated each second, idle times included."""
+    @_builtins.property
+    def acceptance_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """For each position in a draft from the first on, the share of its tokens that were accepted."""
+
+    def __init__(
+        self,
+        *,
+        window_s: _builtins.float = ...,
+        generated_tokens: _builtins.int = ...,
+        drafted_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
+        wasted_tokens: _builtins.int = ...,
+        acceptance: _builtins.float | None = ...,
+        acceptance_by_position: _abc.Iterable[_builtins.float] | None = ...,
+        mean_accepted_length: _builtins.float | None = ...,
+        tokens_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_mean_accepted_length", b"_mean_accepted_length", "acceptance", b"acceptance", "mean_accepted_length", b"mean_accepted_length"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance", "_mean_accepted_length", b"_mean_accepted_length", "acceptance", b"acceptance", "acceptance_by_position", b"acceptance_by_position", "accepted_tokens", b"accepted_tokens", "drafted_tokens", b"drafted_tokens", "generated_tokens", b"generated_tokens", "mean_accepted_length", b"mean_accepted_length", "tokens_per_s", b"tokens_per_s", "wasted_tokens", b"wasted_tokens", "window_s", b"window_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__acceptance: _TypeAlias = _typing.Literal["acceptance"]  # noqa: Y015
+    _WhichOneofArgType__acceptance: _TypeAlias = _typing.Literal["_acceptance", b"_acceptance"]  # noqa: Y015
+    _WhichOneofReturnType__mean_accepted_length: _TypeAlias = _typing.Literal["mean_accepted_length"]  # noqa: Y015
+    _WhichOneofArgType__mean_accepted_length: _TypeAlias = _typing.Literal["_mean_accepted_length", b"_mean_accepted_length"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__acceptance) -> _WhichOneofReturnType__acceptance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mean_accepted_length) -> _WhichOneofReturnType__mean_accepted_length | None: ...
+
+Global___SpeculationFigures: _TypeAlias = SpeculationFigures  # noqa: Y015
+
+@_typing.final
 class GetSpeculationRequest(_message.Message):
     """GetSpeculationRequest is empty."""
 
@@ -217,20 +308,39 @@ Global___GetSpeculationRequest: _TypeAlias = GetSpeculationRequest  # noqa: Y015
 
 @_typing.final
 class GetSpeculationResponse(_message.Message):
-    """GetSpeculationResponse says which draft lengths are in force."""
+    """GetSpeculationResponse says which draft lengths are in force, and what they came to."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEDULE_FIELD_NUMBER: _builtins.int
     MAX_NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    FIXED_BECAUSE_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
     max_num_speculative_tokens: _builtins.int
     """The largest draft length that the engine was started with."""
     since_unix_ms: _builtins.int
     """When the schedule came into force, milliseconds since the Unix epoch."""
+    mode: Global___SpeculationMode.ValueType
+    """Who chooses."""
+    by: _builtins.str
+    """Who set the mode, as they named themselves; "configuration" for what the server began with."""
+    fixed_because: _builtins.str
+    """Why the draft lengths can't be changed on this server; empty where they can."""
     @_builtins.property
     def schedule(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeculationRow]:
-        """The schedule in force."""
+        """The schedule in force. Its last row also holds for larger batches."""
+
+    @_builtins.property
+    def table(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeculationRow]:
+        """What the operator set last: in mode AUTO, what the server falls back to."""
+
+    @_builtins.property
+    def figures(self) -> Global___SpeculationFigures:
+        """What came of it over the last minutes."""
 
     def __init__(
         self,
@@ -238,10 +348,15 @@ class GetSpeculationResponse(_message.Message):
         schedule: _abc.Iterable[Global___SpeculationRow] | None = ...,
         max_num_speculative_tokens: _builtins.int = ...,
         since_unix_ms: _builtins.int = ...,
+        mode: Global___SpeculationMode.ValueType = ...,
+        by: _builtins.str = ...,
+        table: _abc.Iterable[Global___SpeculationRow] | None = ...,
+        fixed_because: _builtins.str = ...,
+        figures: Global___SpeculationFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_num_speculative_tokens", b"max_num_speculative_tokens", "schedule", b"schedule", "since_unix_ms", b"since_unix_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "figures", b"figures", "fixed_because", b"fixed_because", "max_num_speculative_tokens", b"max_num_speculative_tokens", "mode", b"mode", "schedule", b"schedule", "since_unix_ms", b"since_unix_ms", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -249,25 +364,41 @@ Global___GetSpeculationResponse: _TypeAlias = GetSpeculationResponse  # noqa: Y0
 
 @_typing.final
 class SetSpeculationRequest(_message.Message):
-    """SetSpeculationRequest changes the schedule."""
+    """SetSpeculationRequest changes the draft lengths from the engine's next step on. What runs is not disturbed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SCHEDULE_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    mode: Global___SpeculationMode.ValueType
+    """Who chooses from now on."""
+    num_speculative_tokens: _builtins.int
+    """For mode FIXED, the draft length; 0 switches speculation off."""
+    by: _builtins.str
+    """Who asks, such as user@host: up to 256 printable characters, shown to whoever asks what is in force."""
     @_builtins.property
     def schedule(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeculationRow]:
-        """The new schedule."""
+        """For mode SCHEDULE, rows that follow one another from batch size 1 on; the last one also holds for larger batches.
+        For mode AUTO, what to begin with and fall back to; none takes what was set last.
+        """
 
     def __init__(
         self,
         *,
         schedule: _abc.Iterable[Global___SpeculationRow] | None = ...,
+        mode: Global___SpeculationMode.ValueType = ...,
+        num_speculative_tokens: _builtins.int | None = ...,
+        by: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "num_speculative_tokens", b"num_speculative_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens", "by", b"by", "mode", b"mode", "num_speculative_tokens", b"num_speculative_tokens", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
+    _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_speculative_tokens) -> _WhichOneofReturnType__num_speculative_tokens | None: ...
 
 Global___SetSpeculationRequest: _TypeAlias = SetSpeculationRequest  # noqa: Y015
 
@@ -279,8 +410,11 @@ class SetSpeculationResponse(_message.Message):
 
     SCHEDULE_FIELD_NUMBER: _builtins.int
     SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     since_unix_ms: _builtins.int
     """When it came into force, milliseconds since the Unix epoch."""
+    mode: Global___SpeculationMode.ValueType
+    """Who chooses."""
     @_builtins.property
     def schedule(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeculationRow]:
         """The schedule in force."""
@@ -290,10 +424,11 @@ class SetSpeculationResponse(_message.Message):
         *,
         schedule: _abc.Iterable[Global___SpeculationRow] | None = ...,
         since_unix_ms: _builtins.int = ...,
+        mode: Global___SpeculationMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule", "since_unix_ms", b"since_unix_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "schedule", b"schedule", "since_unix_ms", b"since_unix_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,8 @@ class FakeServer(CompletionServiceServicer, AdminServiceServicer):
     metadata: list[dict[str, str]] = field(default_factory=list)
     remaining_s: list[float] = field(default_factory=list)
     drains: list[admin_pb2.DrainRequest] = field(default_factory=list)
+    speculation: admin_pb2.GetSpeculationResponse = field(default_factory=admin_pb2.GetSpeculationResponse)
+    speculation_set: list[admin_pb2.SetSpeculationRequest] = field(default_factory=list)
     address: str = ""
 
     async def Complete(self, request, context):  # noqa: ANN001, ANN201
@@ -96,10 +98,14 @@ class FakeServer(CompletionServiceServicer, AdminServiceServicer):
         return self.status
 
     async def GetSpeculation(self, request, context):  # noqa: ANN001, ANN201
-        return admin_pb2.GetSpeculationResponse()
+        return self.speculation
 
     async def SetSpeculation(self, request, context):  # noqa: ANN001, ANN201
-        return admin_pb2.SetSpeculationResponse()
+        if self.failure:
+            await self.failure.abort(context)
+        self.speculation_set.append(request)
+        rows = request.schedule or [admin_pb2.SpeculationRow(first_batch_size=1, last_batch_size=8)]
+        return admin_pb2.SetSpeculationResponse(schedule=rows, since_unix_ms=1_800_000_000_000, mode=request.mode)
 
     async def SetLogLevel(self, request, context):  # noqa: ANN001, ANN201
         return admin_pb2.SetLogLevelResponse()

@@ -62,6 +62,12 @@ def test_nothing_can_be_changed_later() -> None:
         ("engine.model=./nowhere", "engine.model: no folder nowhere"),
         ("engine.model=nowhere", "or a hub id such as org/name"),
         ("server.tls.certificate=/nowhere", "server.tls.certificate: needs key beside it"),
+        ("speculation.mode=schedule", 'speculation.schedule: must be set where mode is "schedule"'),
+        ("speculation.mode=always", "speculation.mode: input should be 'fixed', 'schedule' or 'auto', got 'always'"),
+        ("speculation.schedule=[[1, 4, 2]]", 'speculation.mode: must be "schedule" or "auto" where a schedule is set'),
+        ("speculation={mode='auto', schedule=[[1, 4, 2]]}", "speculation.schedule[0]: K = 2 is over the 0 that"),
+        ("speculation={mode='auto', schedule=[[2, 4, 0]]}", "speculation.schedule[0]: the first row must begin at"),
+        ("speculation={mode='auto', schedule=[[1, 4]]}", "speculation.schedule[0]: must be three whole numbers"),
         ("server=3", "server: must be a section, got 3"),
         ("listen", "--set listen: must be section.key=value"),
     ],
@@ -95,3 +101,20 @@ def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with pytest.raises(ConfigError, match=r"holds no config\.json"):
         load(write(tmp_path, '[engine]\nmodel = "model"\n'))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ceiling"),
+    [
+        ((), 0),
+        (("engine.draft_model=org/name",), 4),
+        (("engine.draft_model=org/name", "engine.num_speculative_tokens=7"), 7),
+        (("engine.vllm.speculative_config={method='ngram', num_speculative_tokens=3}",), 3),
+    ],
+)
+def test_a_schedule_goes_up_to_what_the_engine_is_started_with(overrides: tuple[str, ...], ceiling: int) -> None:
+    rows = f"[[1, 4, {ceiling}], [5, 64, 0]]"
+    config = load(None, *overrides, "speculation.mode=schedule", f"speculation.schedule={rows}")
+    assert config.speculation.schedule == ((1, 4, ceiling), (5, 64, 0))
+    with pytest.raises(ConfigError, match=f"is over the {ceiling} that"):
+        load(None, *overrides, "speculation.mode=schedule", f"speculation.schedule=[[1, 4, {ceiling + 1}]]")

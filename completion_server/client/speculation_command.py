@@ -1,0 +1,179 @@
+"""Commands for operators: how many tokens the draft proposes, and what that comes to."""
+
+import getpass
+import json
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.table import Table
+
+from completion.v1 import admin_pb2 as pb
+from completion.v1.admin_pb2_grpc import AdminServiceStub
+from completion_server.client.connection import Endpoint
+from completion_server.client.operator_commands import TIMEOUT_S, calling
+from completion_server.client.options import DEFAULT_ADMIN, endpoint_options
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_ROW = ("first_batch_size", "last_batch_size", "num_speculative_tokens")
+
+_admin_options = endpoint_options(
+    "--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The server's admin listener"
+)
+
+
+@click.group()
+def speculation() -> None:
+    """Show or change how many tokens the draft proposes for each step (K) on a running server."""
+
+
+@speculation.command()
+@_admin_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+def get(endpoint: Endpoint, as_json: bool) -> None:
+    """Say which K is in force, and what it came to over the last minutes.
+
+    \b
+    Examples:
+      completion-server speculation get
+      completion-server speculation get --json | jq .figures.acceptance
+    """
+    with calling(endpoint) as channel:
+        answer = AdminServiceStub(channel).GetSpeculation(
+            pb.GetSpeculationRequest(), timeout=TIMEOUT_S, metadata=endpoint.metadata()
+        )
+    if as_json:
+        click.echo(json.dumps(as_dict(answer)))
+    else:
+        Console(highlight=False).print(_table(answer))
+
+
+@speculation.command("set")
+@_admin_options
+@click.option("--k", type=click.IntRange(0), help="One K for all batch sizes; 0 switches speculation off.")
+@click.option("--schedule", type=_FILE, help="JSON file: rows of [first, last, K], or an object that has them.")
+@click.option("--auto", "is_auto", is_flag=True, help="Let the server choose what pays, beginning with what is set.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+def set_(endpoint: Endpoint, k: int | None, schedule: Path | None, is_auto: bool, as_json: bool) -> None:
+    """Change K from the engine's next step on, without a restart; what runs is not disturbed.
+
+    \b
+    Examples:
+      completion-server speculation set --k 4
+      echo '[[1, 4, 4], [5, 16, 2], [17, 64, 0]]' > schedule.json
+      completion-server speculation set --schedule schedule.json
+      completion-server speculation set --auto
+    """
+    if (k is not None) + (schedule is not None) + is_auto != 1:
+        raise click.UsageError("Give one of --k, --schedule and --auto.")
+    request = pb.SetSpeculationRequest(by=_who())
+    if k is not None:
+        request.mode, request.num_speculative_tokens = pb.SPECULATION_MODE_FIXED, k
+    elif schedule is not None:
+        request.mode = pb.SPECULATION_MODE_SCHEDULE
+        request.schedule.extend(read_schedule(schedule))
+    else:
+        request.mode = pb.SPECULATION_MODE_AUTO
+    with calling(endpoint) as channel:
+        answer = AdminServiceStub(channel).SetSpeculation(request, timeout=TIMEOUT_S, metadata=endpoint.metadata())
+    if as_json:
+        click.echo(json.dumps(as_dict(answer)))
+    else:
+        click.echo(f"{endpoint.address}, {_mode(answer.mode)}: {_rows(answer.schedule)}")
+
+
+def read_schedule(path: Path) -> list[pb.SpeculationRow]:
+    """Return the rows of a JSON file: a list of them, or an object with one under "schedule".
+
+    Raises:
+        click.UsageError: it holds no such thing.
+
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows = content["schedule"] if isinstance(content, dict) else content
+        return [pb.SpeculationRow(**dict(zip(_ROW, row, strict=True))) for row in rows]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        msg = f"--schedule {path}: must hold rows of [first, last, K] as JSON: {error}"
+        raise click.UsageError(msg) from error
+
+
+def as_dict(answer: pb.GetSpeculationResponse | pb.SetSpeculationResponse) -> dict[str, Any]:
+    """Return an answer under the contract's own names, schedules as rows and counts as numbers."""
+    plain = _plain(answer)
+    plain["mode"] = _mode(answer.mode)
+    plain["since_unix_ms"] = answer.since_unix_ms
+    plain["schedule"] = [_numbers(row) for row in answer.schedule]
+    if isinstance(answer, pb.GetSpeculationResponse):
+        plain["table"] = [_numbers(row) for row in answer.table]
+        counts = ("generated_tokens", "drafted_tokens", "accepted_tokens", "wasted_tokens")
+        plain["figures"] = _plain(answer.figures) | {name: getattr(answer.figures, name) for name in counts}
+    return plain
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def _numbers(row: pb.SpeculationRow) -> list[int]:
+    return [row.first_batch_size, row.last_batch_size, row.num_speculative_tokens]
+
+
+def _table(answer: pb.GetSpeculationResponse) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column()
+    figures = answer.figures
+    since = datetime.fromtimestamp(answer.since_unix_ms / 1000, UTC).astimezone()
+    rows = [
+        ("draft tokens", f"{_rows(answer.schedule)}; {answer.max_num_speculative_tokens} at most"),
+        ("since", f"{since:%Y-%m-%d %H:%M:%S %z}"),
+        ("set by", f"{answer.by or 'nobody named'}, {_mode(answer.mode)}"),
+        ("acceptance", _acceptance(figures)),
+        ("tokens", f"{figures.drafted_tokens} drafted, {figures.wasted_tokens} of them in vain"),
+        ("speed", f"{figures.tokens_per_s:.1f} tokens/s over the last {figures.window_s:.0f} s"),
+    ]
+    if answer.mode == pb.SPECULATION_MODE_AUTO:
+        rows.insert(3, ("falls back to", _rows(answer.table)))
+    if answer.fixed_because:
+        rows.append(("can't change", answer.fixed_because))
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _acceptance(figures: pb.SpeculationFigures) -> str:
+    """Say what share of the draft tokens was accepted, in all and by position."""
+    if not figures.HasField("acceptance"):
+        return "nothing drafted"
+    by_position = ", ".join(f"{share:.0%}" for share in figures.acceptance_by_position)
+    return f"{figures.acceptance:.0%} ({by_position} by position), {figures.mean_accepted_length:.2f} tokens a step"
+
+
+def _rows(schedule: "Any") -> str:  # noqa: ANN401 - protobuf's own sequence type
+    """Return a schedule in words."""
+    parts = []
+    for at, row in enumerate(schedule):
+        is_last = at == len(schedule) - 1
+        sizes = f"{row.first_batch_size} and more" if is_last else f"{row.first_batch_size} to {row.last_batch_size}"
+        sizes = "any batch" if is_last and row.first_batch_size == 1 else f"batch {sizes}"
+        parts.append(f"K={row.num_speculative_tokens} for {sizes}")
+    return ", ".join(parts)
+
+
+def _mode(mode: "pb.SpeculationMode.ValueType") -> str:
+    return pb.SpeculationMode.Name(mode).removeprefix("SPECULATION_MODE_").lower()
+
+
+def _who() -> str:
+    """Return user@host, what is known of it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        user = "?"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,133 @@
+"""What vLLM's engine core computed, read as it comes: tokens by generation, and each step as a whole.
+
+Imports nothing of vLLM; it is handed what vLLM says. VLLM tells of a step in two calls: first its outputs, in one piece
+or several, then the scheduler's statistics.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from completion_server.engine.interface import Step
+
+
+@dataclasses.dataclass(slots=True)
+class Progress:
+    """What the engine core has computed for one generation, read before outputs are merged for a slow consumer."""
+
+    num_tokens: int = 0
+    num_steps: int = 0
+    num_drafted: int = 0
+    spec_metrics: Any = None
+
+    def drafted(self) -> int:
+        """Draft tokens proposed: exact once the engine has ended the generation, before that by K at each step."""
+        if self.spec_metrics is not None:
+            return int(self.spec_metrics.num_draft_tokens)
+        return max(self.num_drafted, self.accepted())
+
+    def accepted(self) -> int:
+        """Draft tokens accepted: each step writes one token of the target's own and the accepted ones."""
+        return max(0, self.num_tokens - self.num_steps)
+
+    def add(self, num_tokens: int, num_draft_tokens: int) -> None:
+        """A step gave tokens. The first one verified no draft."""
+        if self.num_steps:
+            self.num_drafted += num_draft_tokens
+        self.num_tokens += num_tokens
+        self.num_steps += 1
+
+
+class StepMeter:
+    """Puts a step together from what vLLM says of it."""
+
+    def __init__(self) -> None:
+        self.on_step: Callable[[Step], None] = lambda _step: None
+        self._ended_at: float | None = None
+        """When the step before ended, by the engine core's clock; None where it may have rested since."""
+        self._now: float | None = None
+        self._num_seqs = 0
+        self._num_tokens = 0
+        self._has_prompts = False
+
+    def output(self, num_tokens: int, at: float, *, is_first: bool) -> None:
+        """A generation got tokens in the step that ended `at`."""
+        self._now = at
+        self._num_seqs += 1
+        self._num_tokens += num_tokens
+        self._has_prompts |= is_first
+
+    def end(self, speculation: Any, *, goes_on: bool) -> None:
+        """All outputs of the step were told. `speculation` is vLLM's SpecDecodingStats, None without drafts."""
+        before, now = self._ended_at, self._now
+        # Without outputs it was a piece of a prompt, or nothing: the next step's beginning is not known.
+        self._ended_at = now if goes_on else None
+        if now is not None:
+            drafted = _drafted(speculation) if speculation is not None else ()
+            accepted = tuple(speculation.num_accepted_tokens_per_pos[: len(drafted)]) if drafted else ()
+            step = Step(
+                num_seqs=self._num_seqs,
+                num_tokens=self._num_tokens,
+                seconds=None if before is None else now - before,
+                has_prompts=self._has_prompts,
+                drafted=drafted,
+                accepted=accepted,
+            )
+            self._now, self._num_seqs, self._num_tokens, self._has_prompts = None, 0, 0, False
+            self.on_step(step)
+
+
+class Accounts:
+    """Counts tokens as they leave the engine core, for whom they were computed, wanted or not."""
+
+    def __init__(self) -> None:
+        self.num_generated_tokens = 0
+        self.num_unwanted_tokens = 0
+        self.progress: dict[str, Progress] = {}
+        self.meter = StepMeter()
+        self.lookup: Sequence[int] = (0,)
+        """K by batch size, as it is in force."""
+
+    def watch(self, processor: Any) -> None:
+        """Read each step's outputs before vLLM drops those of aborted generations and merges the rest."""
+        process_outputs = processor.process_outputs
+        states = processor.request_states
+
+        def counted(outputs: Sequence[Any], at: float, *args: Any, **kwargs: Any) -> Any:
+            num_draft_tokens = self.lookup[min(len(outputs), len(self.lookup) - 1)]
+            for output in outputs:
+                state = states.get(output.request_id)
+                self._count(output, None if state is None else state.external_req_id, num_draft_tokens)
+                if output.new_token_ids:
+                    is_first = getattr(output, "prefill_stats", None) is not None
+                    self.meter.output(len(output.new_token_ids), at, is_first=is_first)
+            return process_outputs(outputs, at, *args, **kwargs)
+
+        processor.process_outputs = counted
+
+    def _count(self, output: Any, job_id: str | None, num_draft_tokens: int) -> None:
+        num_tokens = len(output.new_token_ids)
+        self.num_generated_tokens += num_tokens
+        progress = self.progress.get(job_id) if job_id is not None else None
+        if progress is None:
+            self.num_unwanted_tokens += num_tokens
+            return
+        if num_tokens:
+            progress.add(num_tokens, num_draft_tokens)
+        if output.spec_decode_metrics is not None:
+            progress.spec_metrics = output.spec_decode_metrics
+
+
+def _drafted(speculation: Any) -> tuple[int, ...]:
+    """Return the draft tokens that a step verified, by position up to the last.
+
+    As if all drafts had the same length, where this vLLM does not say.
+    """
+    counts = getattr(speculation, "num_draft_tokens_per_pos", None)
+    if counts is None:
+        num_drafts = int(speculation.num_drafts)
+        return (num_drafts,) * round(int(speculation.num_draft_tokens) / max(1, num_drafts))
+    num = len(counts)
+    while num and not counts[num - 1]:
+        num -= 1
+    return tuple(int(count) for count in counts[:num])

@@ -1,0 +1,39 @@
+"""vLLM's schedulers with a K schedule that changes while they run; they live in the engine core's process.
+
+Two things of vLLM are relied upon: that its configuration names the scheduler's class (`scheduler_cls`), and that this
+scheduler reads its attribute `dynamic_sd_lookup`, K by batch size, at each step. Where a version lacks the attribute
+the scheduler stays as vLLM made it, and says so in the table.
+"""
+
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from completion_server.engine.speculation_table import join_table
+
+
+class _FollowsTable(Scheduler):
+    """Puts the table's newest schedule in force before each step."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        can_follow = isinstance(getattr(self, "dynamic_sd_lookup", None), list)
+        self._table = join_table(self.scheduler_config.max_num_seqs, can_follow=can_follow)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Plan a step; see vLLM."""
+        if self._table is not None:
+            lookup = self._table.read_new()
+            if lookup is not None:
+                self.dynamic_sd_lookup = lookup
+        return super().schedule(*args, **kwargs)
+
+
+class LiveScheduler(_FollowsTable):
+    """For an engine core that plans a step when the one before it has ended."""
+
+
+class LiveAsyncScheduler(_FollowsTable, AsyncScheduler):
+    """For an engine core that plans a step while the one before it runs."""

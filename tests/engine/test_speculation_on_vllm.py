@@ -1,0 +1,142 @@
+"""Draft lengths that change on the real engine: what is said, what is drafted, in both kinds of scheduling."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from completion_server.engine.interface import Job, Step
+from completion_server.engine.settings import EngineSettings
+from completion_server.engine.speculation import Schedule
+from tests.conftest import make_vllm_engine
+from tests.engine.contract import prompt, run_job
+
+if TYPE_CHECKING:
+    from completion_server.engine.vllm_engine import VllmEngine
+
+NUM_SEQS = 16
+
+
+@pytest_asyncio.fixture(scope="module")
+async def async_engine() -> "AsyncIterator[VllmEngine]":
+    """An engine core that plans a step while the one before it runs.
+
+    vLLM switches that off on a CPU, where there is nothing to gain by it; it works all the same.
+    """
+    engine = make_vllm_engine()
+    from completion_server.engine import vllm_engine as module
+
+    make_config = module.AsyncEngineArgs.create_engine_config
+
+    def make_async_config(*args: Any, **kwargs: Any) -> Any:
+        config = make_config(*args, **kwargs)
+        config.scheduler_config.async_scheduling = True
+        return config
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.AsyncEngineArgs, "create_engine_config", make_async_config)
+        await engine.start()
+    assert engine._llm is not None
+    assert engine._llm.vllm_config.scheduler_config.scheduler_cls.endswith(".LiveAsyncScheduler")
+    yield engine
+    await engine.stop()
+
+
+async def say(engine: "VllmEngine", name: str, variant: int, *, changes: bool) -> str:
+    """Return what is said, with another K every few outputs where it changes."""
+    lengths = itertools.cycle((0, 2, 1, 3, 0, 3))
+    text, num_outputs = "", 0
+    async for output in engine.generate(Job(f"{name}-{variant}", prompt(96, variant), 96)):
+        text += output.text
+        num_outputs += 1
+        if changes and num_outputs % 3 == 0:
+            engine.set_speculation(Schedule.fixed(next(lengths), NUM_SEQS))
+    return text
+
+
+async def check_changes(engine: "VllmEngine") -> None:
+    """Check that K moves while a generation runs, and that it says what it says undisturbed.
+
+    One at a time: which generations share a step may move the last bits of what is computed, with or without drafts.
+    """
+    assert engine.info.speculation_fixed_because == ""
+    engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
+    still = [await say(engine, "still", variant, changes=False) for variant in range(6)]
+    steps: list[Step] = []
+    engine.watch_steps(steps.append)
+    moved = [await say(engine, "moved", variant, changes=True) for variant in range(6)]
+    engine.watch_steps(lambda _step: None)
+    engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
+    assert moved == still
+    assert {step.num_draft_tokens for step in steps} == {0, 1, 2, 3}
+
+
+async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -> None:
+    await check_changes(vllm_engine)
+
+
+async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler says that it can't follow; the engine runs with its K, and says why that stays."""
+    monkeypatch.setattr("completion_server.engine.vllm_engine._SCHEDULERS", "tests.support.schedulers")
+    engine = make_vllm_engine()
+    try:
+        await engine.start()
+        assert "no longer reads a schedule" in engine.info.speculation_fixed_because
+        result = await run_job(engine, Job("fixed", prompt(64, 1), 16))
+        assert result.last.drafted_tokens > 0
+    finally:
+        await engine.stop()
+
+
+async def test_greedy_text_is_the_same_over_changes_with_asynchronous_scheduling(async_engine: "VllmEngine") -> None:
+    await check_changes(async_engine)
+
+
+async def test_a_change_takes_effect_within_two_steps(async_engine: "VllmEngine") -> None:
+    """The step that runs and, where it is planned meanwhile, the next one have the old K; drafts show a step later."""
+    async_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
+    steps: list[Step] = []
+    at_change = 0
+
+    def hear(step: Step) -> None:
+        nonlocal at_change
+        steps.append(step)
+        if len(steps) == 10:
+            at_change = len(steps)
+            async_engine.set_speculation(Schedule.fixed(0, NUM_SEQS))
+
+    async_engine.watch_steps(hear)
+    await run_job(async_engine, Job("effect", prompt(64, 70), 64))
+    async_engine.watch_steps(lambda _step: None)
+    async_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
+    assert {step.num_draft_tokens for step in steps[1:at_change]} == {3}
+    assert {step.num_draft_tokens for step in steps[at_change + 3 :]} == {0}
+
+
+async def test_generations_side_by_side_go_on_over_changes(async_engine: "VllmEngine") -> None:
+    texts = await asyncio.gather(*(say(async_engine, "side", variant, changes=True) for variant in range(8)))
+    assert all(texts)
+    async_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
+
+
+@pytest.mark.parametrize(
+    ("vllm", "said"),
+    [
+        ({"data_parallel_size": 2}, "under data parallelism"),
+        ({"scheduler_cls": "some.other.Scheduler"}, "scheduler of another make"),
+    ],
+)
+def test_where_vllm_keeps_k_fixed_it_is_started_without_a_schedule(
+    vllm_engine: "VllmEngine", vllm: dict[str, object], said: str
+) -> None:
+    from completion_server.engine import vllm_engine as module
+
+    plain, kept = EngineSettings(model="m", draft_model="d"), EngineSettings(model="m", draft_model="d", vllm=vllm)
+    rows = module.engine_args(plain)["speculative_config"]["num_speculative_tokens_per_batch_size"]
+    assert rows == [[1, plain.max_num_seqs, plain.num_speculative_tokens]]
+    assert "num_speculative_tokens_per_batch_size" not in module.engine_args(kept)["speculative_config"]
+    assert said in module._fixed_by(kept)
+    assert module._fixed_by(plain) == ""

@@ -1,0 +1,135 @@
+"""Operators ask for draft lengths, and change them."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+import pytest_asyncio
+from google.rpc.error_details_pb2 import BadRequest
+from grpc_status import rpc_status
+
+from completion.v1 import admin_pb2 as pb
+from completion.v1.admin_pb2_grpc import AdminServiceStub
+from completion_server.config import Config
+from completion_server.engine.interface import Engine
+from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from tests.support.server import ask, make_config, request, run_server
+
+CEILING = 4
+FIXED, SCHEDULE, AUTO = pb.SPECULATION_MODE_FIXED, pb.SPECULATION_MODE_SCHEDULE, pb.SPECULATION_MODE_AUTO
+
+
+def make_engine() -> ScriptedEngine:
+    return ScriptedEngine(times=ServiceTimes(decode_base_s=1e-3), num_speculative_tokens=CEILING, max_num_seqs=16)
+
+
+def rows(*numbers: tuple[int, int, int]) -> list[pb.SpeculationRow]:
+    return [
+        pb.SpeculationRow(first_batch_size=first, last_batch_size=last, num_speculative_tokens=k)
+        for first, last, k in numbers
+    ]
+
+
+@asynccontextmanager
+async def serving(config: Config, make_engine: Callable[[], Engine]) -> AsyncIterator[AdminServiceStub]:
+    """Run a server; give its operators' service once it has answered a request."""
+    async with run_server(config, make_engine) as server:
+        assert (await ask(server.stub, request(max_tokens=32))).end is not None
+        async with grpc.aio.insecure_channel(server.ready.admin_address) as channel:
+            yield AdminServiceStub(channel)
+
+
+@pytest_asyncio.fixture
+async def admin() -> AsyncIterator[AdminServiceStub]:
+    async with serving(make_config(), make_engine) as stub:
+        yield stub
+
+
+async def get(admin: AdminServiceStub) -> pb.GetSpeculationResponse:
+    return await admin.GetSpeculation(pb.GetSpeculationRequest(), timeout=5)
+
+
+async def test_operators_see_what_is_in_force_and_what_came_of_it(admin: AdminServiceStub) -> None:
+    answer = await get(admin)
+    assert list(answer.schedule) == list(answer.table) == rows((1, 16, CEILING))
+    assert (answer.max_num_speculative_tokens, answer.mode, answer.by) == (CEILING, FIXED, "configuration")
+    assert answer.since_unix_ms > 1_700_000_000_000
+    assert answer.fixed_because == ""
+    figures = answer.figures
+    assert figures.generated_tokens > 0
+    assert figures.drafted_tokens == figures.accepted_tokens + figures.wasted_tokens > 0
+    assert figures.acceptance == pytest.approx(figures.accepted_tokens / figures.drafted_tokens)
+    assert len(figures.acceptance_by_position) == CEILING
+    assert 1 <= figures.mean_accepted_length <= 1 + CEILING
+    assert figures.tokens_per_s > 0
+
+
+async def test_operators_change_what_is_in_force(admin: AdminServiceStub) -> None:
+    answer = await admin.SetSpeculation(
+        pb.SetSpeculationRequest(mode=FIXED, num_speculative_tokens=0, by="ada@host"), timeout=5
+    )
+    assert (answer.mode, list(answer.schedule)) == (FIXED, rows((1, 16, 0)))
+    now = await get(admin)
+    assert (now.by, now.since_unix_ms) == ("ada@host", answer.since_unix_ms)
+    table = rows((1, 4, 4), (5, 16, 0))
+    answer = await admin.SetSpeculation(pb.SetSpeculationRequest(mode=SCHEDULE, schedule=table), timeout=5)
+    assert (answer.mode, list(answer.schedule)) == (SCHEDULE, table)
+    answer = await admin.SetSpeculation(pb.SetSpeculationRequest(mode=AUTO), timeout=5)
+    assert answer.mode == AUTO
+    assert list((await get(admin)).table) == table
+
+
+@pytest.mark.parametrize(
+    ("bad", "field", "said"),
+    [
+        (pb.SetSpeculationRequest(), "mode", "must be FIXED, SCHEDULE or AUTO, got 0"),
+        (pb.SetSpeculationRequest(mode=9), "mode", "must be FIXED"),
+        (pb.SetSpeculationRequest(mode=FIXED), "num_speculative_tokens", "must be set for mode FIXED"),
+        (pb.SetSpeculationRequest(mode=FIXED, num_speculative_tokens=5), "num_speculative_tokens", "over the 4"),
+        (
+            pb.SetSpeculationRequest(mode=FIXED, num_speculative_tokens=1, schedule=rows((1, 1, 1))),
+            "schedule",
+            "must be empty",
+        ),
+        (pb.SetSpeculationRequest(mode=SCHEDULE), "schedule", "at least one row"),
+        (pb.SetSpeculationRequest(mode=SCHEDULE, num_speculative_tokens=1), "num_speculative_tokens", "FIXED alone"),
+        (pb.SetSpeculationRequest(mode=SCHEDULE, schedule=rows((1, 4, 1), (6, 9, 1))), "schedule[1]", "gap from 5"),
+        (pb.SetSpeculationRequest(mode=SCHEDULE, schedule=rows((1, 4, 1), (4, 9, 1))), "schedule[1]", "already"),
+        (pb.SetSpeculationRequest(mode=SCHEDULE, schedule=rows((2, 4, 1))), "schedule[0]", "begin at batch size 1"),
+        (pb.SetSpeculationRequest(mode=AUTO, schedule=rows((1, 4, 5))), "schedule[0]", "over the 4"),
+        (pb.SetSpeculationRequest(mode=AUTO, by="a\nb"), "by", "256 printable"),
+        (pb.SetSpeculationRequest(mode=AUTO, by="a" * 257), "by", "got 257"),
+    ],
+)
+async def test_what_cant_be_used_is_refused_by_name(
+    admin: AdminServiceStub, bad: pb.SetSpeculationRequest, field: str, said: str
+) -> None:
+    before = await get(admin)
+    with pytest.raises(grpc.aio.AioRpcError, match=said) as caught:
+        await admin.SetSpeculation(bad, timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    status = rpc_status.from_call(caught.value)
+    assert status is not None
+    details = BadRequest()
+    assert status.details[0].Unpack(details)
+    assert [violation.field for violation in details.field_violations] == [field]
+    after = await get(admin)
+    assert (after.schedule, after.since_unix_ms, after.mode) == (before.schedule, before.since_unix_ms, before.mode)
+
+
+async def test_an_engine_without_a_draft_says_that_nothing_can_be_changed() -> None:
+    async with serving(make_config(), ScriptedEngine) as admin:
+        assert "without a draft model" in (await get(admin)).fixed_because
+        with pytest.raises(grpc.aio.AioRpcError, match="without a draft model") as caught:
+            await admin.SetSpeculation(pb.SetSpeculationRequest(mode=AUTO), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_the_configured_schedule_is_in_force_from_the_start() -> None:
+    config = make_config(
+        "engine.draft_model=some/draft", 'speculation.mode="schedule"', "speculation.schedule=[[1, 2, 3], [3, 16, 0]]"
+    )
+    async with serving(config, make_engine) as admin:
+        answer = await get(admin)
+    assert (answer.mode, list(answer.schedule)) == (SCHEDULE, rows((1, 2, 3), (3, 16, 0)))

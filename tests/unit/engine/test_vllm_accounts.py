@@ -1,0 +1,77 @@
+"""What vLLM's engine core says, put together."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from completion_server.engine.interface import Step
+from completion_server.engine.vllm_accounts import Accounts, Progress, StepMeter
+
+
+def spec(drafted: list[int], accepted: list[int]) -> SimpleNamespace:
+    return SimpleNamespace(num_draft_tokens_per_pos=drafted, num_accepted_tokens_per_pos=accepted)
+
+
+def test_a_step_is_put_together_from_pieces() -> None:
+    steps: list[Step] = []
+    meter = StepMeter()
+    meter.on_step = steps.append
+    meter.output(1, 10.0, is_first=True)
+    meter.end(None, goes_on=True)
+    meter.output(3, 10.5, is_first=False)
+    meter.output(1, 10.5, is_first=False)
+    meter.end(spec([2, 2, 0], [1, 1, 0]), goes_on=True)
+    assert steps == [Step(1, 1, None, True), Step(2, 4, 0.5, False, (2, 2), (1, 1))]
+
+
+def test_where_the_engine_may_have_rested_a_step_has_no_time() -> None:
+    steps: list[Step] = []
+    meter = StepMeter()
+    meter.on_step = steps.append
+    for at, goes_on in ((1.0, True), (2.0, False), (9.0, True), (10.0, True)):
+        meter.output(1, at, is_first=False)
+        meter.end(None, goes_on=goes_on)
+    meter.end(None, goes_on=True)  # a piece of a prompt: no outputs
+    meter.output(1, 12.0, is_first=False)
+    meter.end(None, goes_on=True)
+    assert [step.seconds for step in steps] == [None, 1.0, None, 1.0, None]
+
+
+def test_a_vllm_that_does_not_tell_positions_is_understood() -> None:
+    steps: list[Step] = []
+    meter = StepMeter()
+    meter.on_step = steps.append
+    meter.output(3, 1.0, is_first=False)
+    meter.end(SimpleNamespace(num_drafts=2, num_draft_tokens=6, num_accepted_tokens_per_pos=[2, 1, 0, 0]), goes_on=True)
+    assert (steps[0].drafted, steps[0].accepted) == ((2, 2, 2), (2, 1, 0))
+
+
+def test_drafts_are_estimated_by_k_until_vllm_says_how_many_they_were() -> None:
+    progress = Progress()
+    progress.add(1, 4)
+    assert (progress.drafted(), progress.accepted()) == (0, 0)
+    progress.add(3, 4)
+    progress.add(1, 0)
+    assert (progress.drafted(), progress.accepted()) == (4, 2)
+    progress.add(3, 0)  # K was changed meanwhile
+    assert progress.accepted() <= progress.drafted()
+    progress.spec_metrics = SimpleNamespace(num_draft_tokens=9)
+    assert progress.drafted() == 9
+
+
+def test_outputs_are_counted_for_whom_they_are() -> None:
+    done: list[Any] = []
+    states = {"a-1": SimpleNamespace(external_req_id="a")}
+    processor = SimpleNamespace(request_states=states, process_outputs=lambda *args: done.append(args))
+    accounts = Accounts()
+    accounts.lookup = [0, 2, 1]
+    accounts.progress["a"] = Progress()
+    accounts.watch(processor)
+
+    def output(request_id: str, num_tokens: int) -> SimpleNamespace:
+        return SimpleNamespace(request_id=request_id, new_token_ids=[7] * num_tokens, spec_decode_metrics=None)
+
+    processor.process_outputs([output("a-1", 1)], 1.0, None)
+    processor.process_outputs([output("a-1", 2), output("gone", 3)], 2.0, None)
+    assert (accounts.num_generated_tokens, accounts.num_unwanted_tokens) == (6, 3)
+    assert accounts.progress["a"].num_drafted == 1
+    assert len(done) == 2
