@@ -19,7 +19,7 @@ from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder, train_tokenizer
 from draft_model.evaluation.held_out import evaluate, held_out_splits
 from draft_model.evaluation.loading import load_model
-from draft_model.evaluation.offline import Pair, measure_greedy
+from draft_model.evaluation.offline import Pair, measure
 from draft_model.evaluation.probes import run_probes
 from draft_model.evaluation.report import OfflineFigures, offline_figures
 from draft_model.export import rewrite_card
@@ -105,4 +105,4 @@ def measure_pair(target: Path, draft: Path, texts: Sequence[str], num_cursors: i
     """How much of the draft the target accepts, offline and greedily."""
     splits = held_out_splits(texts, num_cursors)
     pair = Pair(load_model(target), load_model(draft), load_encoder(target))
-    return offline_figures(measure_greedy(pair, splits, PAIR_TOKENS), len(splits), {})
+    return offline_figures(len(splits), {0.0: measure(pair, splits, PAIR_TOKENS)})

@@ -65,7 +65,7 @@ def _introduction(model: ModelFigures, purpose: str) -> tuple[str, ...]:
 
 
 def _measured(figures: BuildFigures, model: ModelFigures) -> tuple[str, ...]:
-    held_out, pair = model.evaluation, figures.pair
+    held_out, pair = model.evaluation, figures.pair.greedy
     rows = [
         ("parameters", f"{model.num_parameters:,}"),
         ("training tokens", f"{model.num_tokens:,}"),

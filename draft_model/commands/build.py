@@ -62,7 +62,7 @@ def build_embedded(
             f"{model.preset.name}: {model.num_parameters:,} parameters, {model.evaluation.bits_per_byte:.3f} bits per "
             f"byte, {model.num_right} of {len(model.probes)} probes"
         )
-    click.echo(f"accepted at K = 4, greedy, offline: {figures.pair.acceptance_by_length[4]:.1%}")
+    click.echo(f"accepted at K = 4, greedy, offline: {figures.pair.greedy.acceptance_by_length[4]:.1%}")
 
 
 def _collect(work: Path, repositories: Path | None, hold_out: tuple[str, ...]) -> None:

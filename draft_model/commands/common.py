@@ -65,3 +65,9 @@ def counting(progress: Progress, name: str) -> Callable[[int, int], None]:
     """A callback that moves a bar."""
     task = progress.add_task(name, total=None)
     return lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def stepping(progress: Progress, name: str, total: int) -> Callable[[], None]:
+    """A callback that moves a bar by one of `total` steps."""
+    task = progress.add_task(name, total=total)
+    return lambda: progress.update(task, advance=1)

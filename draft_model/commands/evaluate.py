@@ -9,6 +9,7 @@ from rich.progress import Progress
 
 from draft_model.commands.common import (
     CONSOLE,
+    FILE,
     FOLDER,
     corpus_option,
     counting,
@@ -16,21 +17,24 @@ from draft_model.commands.common import (
     model_option,
     plain_errors,
     show,
+    stepping,
 )
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
 from draft_model.evaluation.held_out import held_out_splits
+from draft_model.evaluation.identity import Identity, compare, read_prompts
 from draft_model.evaluation.loading import load_model
-from draft_model.evaluation.offline import Pair, measure_greedy, measure_sampled
-from draft_model.evaluation.online import measure_engine
+from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
+from draft_model.evaluation.online import measure_engine, serve
 from draft_model.evaluation.probes import probe_table, run_probes
-from draft_model.evaluation.report import offline_figures, render_report, write_report
+from draft_model.evaluation.report import as_record, offline_figures, render_report, write_report
 
 TEMPERATURES = (0.2, 0.8)
-WARM_SHARE = 4
-"""Sampled completions cost two passes: a quarter as many as greedy ones."""
+ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))
+IDENTITY_LENGTH = 4
+IDENTITY_TOKENS = 64
 
 
 @click.command()
@@ -40,38 +44,66 @@ WARM_SHARE = 4
 @click.option("--out", type=FOLDER, default=None, help="Folder for report.md, report.json and acceptance.png.")
 @click.option("--cursors", type=click.IntRange(min=1), default=200, show_default=True, help="In held-out files.")
 @click.option("--max-tokens", type=click.IntRange(min=2), default=32, show_default=True, help="Of a completion.")
-@click.option("--speculate", type=click.IntRange(1, 8), default=4, show_default=True, help="K in the engine.")
+@click.option(
+    "--speculate",
+    "lengths",
+    type=click.IntRange(1, MAX_DRAFT),
+    multiple=True,
+    default=ALL_LENGTHS,
+    help="K in the engine; may be given more than once.  [default: 1 to 8]",
+)
+@click.option("--greedy-only", is_flag=True, help="Leave the temperatures out: a third of the time.")
 @click.option("--engine/--no-engine", "with_engine", default=True, show_default=True, help="Measure in vLLM too.")
+@click.option(
+    "--prompts",
+    type=FILE,
+    default=None,
+    help=f"JSON lines with prompts, such as HumanEval: is greedy text the same with a draft of {IDENTITY_LENGTH}?",
+)
 @json_option
 @plain_errors
 def evaluate(
-    *, target: Path, draft: Path, corpus_folder: Path, out: Path | None, cursors: int, max_tokens: int, speculate: int,
-    with_engine: bool, as_json: bool,
+    *, target: Path, draft: Path, corpus_folder: Path, out: Path | None, cursors: int, max_tokens: int,
+    lengths: tuple[int, ...], greedy_only: bool, with_engine: bool, prompts: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """How much of a draft its target accepts: by length, by position, by kind of code; offline and in vLLM.
 
     \b
-    Example:
-      draft-model evaluate --target target_model/embedded --draft draft_model/embedded --out work/report
+    Examples:
+      draft-model evaluate --target target_model/embedded --draft draft_model/embedded --out work/report \\
+          --corpus draft_model/held_out --prompts target_model/benchmarks/HumanEval.jsonl.gz
+      draft-model evaluate --target T --draft D --corpus draft_model/held_out --no-engine --greedy-only
     """
     check_same_vocabulary(draft, target)
     encoder = load_encoder(target)
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
     splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.layout.is_typed_line_only)
     pair = Pair(load_model(target), load_model(draft), encoder)
+    temperatures = () if greedy_only else TEMPERATURES
     with Progress(console=CONSOLE, transient=True) as progress:
-        tally = measure_greedy(pair, splits, max_tokens, counting(progress, "offline"))
-    some = splits[::WARM_SHARE]
-    sampled = {temperature: measure_sampled(pair, some, max_tokens, temperature) for temperature in TEMPERATURES}
-    offline = offline_figures(tally, len(splits), sampled)
-    prompts = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
-    online = measure_engine(target, draft, prompts, speculate, max_tokens, TEMPERATURES) if with_engine else None
+        tallies = {
+            degree: measure(pair, splits, max_tokens, degree, counting(progress, f"offline, temperature {degree:g}"))
+            for degree in (0.0, *temperatures)
+        }
+        offline, online = offline_figures(len(splits), tallies), None
+        if with_engine:
+            cursors_ids = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
+            step = stepping(progress, "vLLM", len(lengths) + 3)
+            online = measure_engine(target, draft, cursors_ids, sorted(set(lengths)), max_tokens, temperatures, step)
+        identity = _identity(pair, target, draft, prompts) if prompts else None
     if out is not None:
-        write_report(out, offline, online)
+        write_report(out, offline, online, identity)
     if as_json:
-        click.echo(json.dumps({"offline": asdict(offline), "engine": asdict(online) if online else None}))
+        click.echo(json.dumps(as_record(offline, online, identity)))
     else:
-        click.echo(render_report(offline, online))
+        click.echo(render_report(offline, online, identity))
+
+
+def _identity(pair: Pair, target: Path, draft: Path, prompts: Path) -> Identity:
+    ids = [pair.encoder.encode_prompt(prompt, "", "") for prompt in read_prompts(prompts)]
+    (alone,) = serve(target, None, ids, num_speculative_tokens=0, max_tokens=IDENTITY_TOKENS)
+    (drafted,) = serve(target, draft, ids, num_speculative_tokens=IDENTITY_LENGTH, max_tokens=IDENTITY_TOKENS)
+    return compare(pair.target, ids, alone.texts, drafted.texts, pair.encoder.end)
 
 
 @click.command("held-out")

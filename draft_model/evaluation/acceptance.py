@@ -4,8 +4,9 @@ Greedily a draft of K tokens is accepted as far as each is what the target would
 text the draft's j-th token, the ones before it accepted, is what the draft thinks follows the same text: one pass of
 the draft over the target's text tells every draft of every length.
 
-A step yields the accepted tokens and one of the target's own, so the next draft starts behind that one; a draft that
-runs over the end of the completion counts as far as it was compared, as in the engine.
+A step yields the accepted tokens and one of the target's own, so the next draft starts behind that one. A draft that
+runs over the end of the completion counts whole, as in the engine, which verifies it before it sees the end: that takes
+what the target would write behind the end.
 """
 
 from collections.abc import Sequence
@@ -46,14 +47,15 @@ class Acceptance:
         return 1.0 + (sum(self.accepted_at) / self.num_drafts if self.num_drafts else 0.0)
 
 
-def replay(matches: Sequence[bool], num_speculative_tokens: int) -> Acceptance:
-    """Speculate over one completion. `matches[i]` says whether the draft foretells its token i from those before it.
+def replay(matches: Sequence[bool], num_speculative_tokens: int, num_tokens: int | None = None) -> Acceptance:
+    """Speculate over one completion of `num_tokens` tokens, all of `matches` when not given.
 
-    The first token comes with the prompt's own step, without a draft.
+    `matches[i]` says whether the draft foretells token i from those before it; those past the completion's end are of
+    what the target would write there. The first token comes with the prompt's own step, without a draft.
     """
     accepted = [0] * num_speculative_tokens
     drafts, at = 0, 1
-    while at < len(matches):
+    while at < (len(matches) if num_tokens is None else num_tokens):
         drafts += 1
         length = 0
         while length < num_speculative_tokens and at + length < len(matches) and matches[at + length]:

@@ -1,7 +1,7 @@
 """Target and draft in transformers, over completions of held-out code: what is accepted, at which place, of which kind.
 
-At a temperature the engine accepts a draft's most likely token with the probability that the target gives it, so that
-probability along a text drawn from the target is the acceptance.
+At a temperature the engine's draft still proposes its most likely token, accepted with the probability that the target
+gives it: as often as a text drawn from the target has just that token there.
 """
 
 from collections import Counter
@@ -19,6 +19,7 @@ from draft_model.evaluation.acceptance import Acceptance, replay
 from draft_model.evaluation.kinds import Kind, kinds_of_pieces
 
 MAX_DRAFT = 8
+SEED = 0
 
 
 @dataclass
@@ -29,11 +30,11 @@ class Tally:
     seen: Counter[Kind] = field(default_factory=Counter)
     foretold: Counter[Kind] = field(default_factory=Counter)
     num_tokens: int = 0
-    num_foretold: float = 0.0
+    num_foretold: int = 0
 
     @property
     def agreement(self) -> float:
-        """The share of the target's tokens that the draft foretells (greedily), or their mean acceptance."""
+        """The share of the target's tokens that the draft foretells."""
         return self.num_foretold / self.num_tokens if self.num_tokens else 0.0
 
     def by_kind(self) -> dict[str, tuple[float, int]]:
@@ -41,14 +42,15 @@ class Tally:
         return {kind.value: (self.foretold[kind] / max(1, self.seen[kind]), self.seen[kind]) for kind in Kind}
 
     def add(self, matches: Sequence[bool], kinds: Sequence[Kind]) -> None:
-        """Count one completion."""
+        """Count one completion of `len(kinds)` tokens; `matches` may go on past its end."""
         for length in range(1, MAX_DRAFT + 1):
-            found = replay(matches, length)
+            found = replay(matches, length, len(kinds))
             self.by_length[length] = self.by_length[length] + found if length in self.by_length else found
+        own = list(zip(kinds, matches, strict=False))
         self.seen.update(kinds)
-        self.foretold.update(kind for kind, is_match in zip(kinds, matches, strict=True) if is_match)
-        self.num_tokens += len(matches)
-        self.num_foretold += sum(matches)
+        self.foretold.update(kind for kind, is_match in own if is_match)
+        self.num_tokens += len(kinds)
+        self.num_foretold += sum(is_match for _, is_match in own)
 
 
 @dataclass(frozen=True)
@@ -61,21 +63,18 @@ class Pair:
 
 
 @torch.inference_mode()
-def complete(pair: Pair, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0) -> list[int]:
-    """What the target writes behind a prompt, its end token included if it comes."""
+def complete(
+    pair: Pair, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0, *, end: int | None = None
+) -> list[int]:
+    """What the target writes behind a prompt, the token `end` included where it comes; without one, on and on."""
     ids = torch.tensor([list(prompt)])
     sampling: dict[str, Any] = (
         {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     )
     generator: Any = pair.target
-    end = pair.encoder.end
+    generator.generation_config.eos_token_id = end
     output: Tensor = generator.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_tokens,
-        eos_token_id=end,
-        pad_token_id=end,
-        **sampling,
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, pad_token_id=pair.encoder.end, **sampling
     )
     written: list[int] = output[0, len(prompt) :].tolist()
     return written
@@ -90,43 +89,23 @@ def foretold(pair: Pair, prompt: Sequence[int], written: Sequence[int]) -> list[
     return matches
 
 
-@torch.inference_mode()
-def acceptance_at(pair: Pair, prompt: Sequence[int], written: Sequence[int], temperature: float) -> list[float]:
-    """For each place, the probability that the target accepts the draft's likeliest token there."""
-    row = torch.tensor([[*prompt, *written]])
-    theirs, ours = (
-        model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-        for model in (pair.target, pair.draft)
-    )
-    chosen = ours.argmax(dim=-1, keepdim=True)
-    shares: list[float] = torch.softmax(theirs / temperature, dim=-1).gather(1, chosen)[:, 0].tolist()
-    return shares
-
-
-def measure_greedy(
+def measure(
     pair: Pair,
     splits: Sequence[Split],
     max_tokens: int,
+    temperature: float = 0.0,
     on_split: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tally:
-    """Acceptance over the target's greedy completions at the cursors of `splits`."""
+    """Acceptance over what the target writes at the cursors of `splits`, greedily unless a temperature is given."""
+    torch.manual_seed(SEED)
     tally = Tally()
     for number, split in enumerate(splits):
         prompt = pair.encoder.encode_prompt(split.before, split.typed, split.after)
-        written = complete(pair, prompt, max_tokens)
-        tally.add(foretold(pair, prompt, written), token_kinds(pair.encoder, split, written))
+        written = complete(pair, prompt, max_tokens, temperature, end=pair.encoder.end)
+        beyond = complete(pair, [*prompt, *written], MAX_DRAFT, temperature)
+        tally.add(foretold(pair, prompt, [*written, *beyond]), token_kinds(pair.encoder, split, written))
         on_split(number + 1, len(splits))
     return tally
-
-
-def measure_sampled(pair: Pair, splits: Sequence[Split], max_tokens: int, temperature: float, seed: int = 0) -> float:
-    """Mean acceptance of the draft's likeliest token over completions drawn from the target at a temperature."""
-    torch.manual_seed(seed)
-    shares: list[float] = []
-    for split in splits:
-        prompt = pair.encoder.encode_prompt(split.before, split.typed, split.after)
-        shares += acceptance_at(pair, prompt, complete(pair, prompt, max_tokens, temperature), temperature)
-    return sum(shares) / max(1, len(shares))
 
 
 def token_kinds(encoder: LayoutEncoder, split: Split, written: Sequence[int]) -> list[Kind]:

@@ -1,13 +1,13 @@
 """The pair in the real engine: what its counters say of speculation, whether greedy text stays the same, step times."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from draft_model.engine import Engine, open_engine
 from draft_model.evaluation.acceptance import Acceptance
-from draft_model.evaluation.report import EngineFigures, engine_figures
+from draft_model.evaluation.report import EngineFigures, engine_run
 
 TIMED_TOKENS = 64
 TIMED_ROUNDS = 3
@@ -63,22 +63,28 @@ def _time_a_step(engine: Engine, prompt: Sequence[int]) -> float:
 
 
 def measure_engine(
-    target: Path, draft: Path, prompts: Sequence[Sequence[int]], num_speculative_tokens: int, max_tokens: int,
-    temperatures: Sequence[float],
+    target: Path, draft: Path, prompts: Sequence[Sequence[int]], lengths: Sequence[int], max_tokens: int,
+    temperatures: Sequence[float] = (), on_run: Callable[[], None] = lambda: None,
 ) -> EngineFigures:  # fmt: skip
-    """Serve the prompts with and without the draft, one at a time, and time both models' steps."""
+    """Serve the prompts without the draft and with each K of `lengths`, one at a time, and time both models' steps.
+
+    Greedily, then at each temperature. `on_run` is called after every engine's run, `len(lengths) + 3` times.
+    """
     degrees = (0.0, *temperatures)
-    with_draft = serve(
-        target, draft, prompts, num_speculative_tokens=num_speculative_tokens, max_tokens=max_tokens,
-        temperatures=degrees,
-    )  # fmt: skip
     (alone,) = serve(target, None, prompts, num_speculative_tokens=0, max_tokens=max_tokens)
-    same = sum(left == right for left, right in zip(with_draft[0].texts, alone.texts, strict=True))
-    counted = {
-        degree: served.acceptance
-        for degree, served in zip(degrees, with_draft, strict=True)
-        if served.acceptance is not None
-    }
-    speeds = (with_draft[0].tokens_per_s, alone.tokens_per_s)
-    steps = (step_time_s(target, prompts[0]), step_time_s(draft, prompts[0]))
-    return engine_figures(counted, same / len(prompts), speeds, steps)
+    on_run()
+    steps = []
+    for model in (target, draft):
+        steps.append(step_time_s(model, prompts[0]))
+        on_run()
+    runs = []
+    for length in lengths:
+        served = serve(
+            target, draft, prompts, num_speculative_tokens=length, max_tokens=max_tokens, temperatures=degrees
+        )  # fmt: skip
+        counted = {degree: one.acceptance for degree, one in zip(degrees, served, strict=True) if one.acceptance}
+        same = sum(left == right for left, right in zip(served[0].texts, alone.texts, strict=True))
+        speeds = (served[0].tokens_per_s, alone.tokens_per_s)
+        runs.append(engine_run(counted, same / len(prompts), speeds, (steps[0], steps[1])))
+        on_run()
+    return EngineFigures(tuple(runs), alone.tokens_per_s, steps[0] * 1e3, steps[1] * 1e3)

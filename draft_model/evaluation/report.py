@@ -1,86 +1,107 @@
 """The figures of a pair as a table, as JSON, and as a picture."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
 from draft_model.evaluation.acceptance import Acceptance, expected_speedup
+from draft_model.evaluation.identity import Identity, describe
 from draft_model.evaluation.kinds import Kind
 from draft_model.evaluation.offline import MAX_DRAFT, Tally
 from draft_model.files import folder_atomically, replacing
 
 
 @dataclass(frozen=True)
-class OfflineFigures:
-    """Measured in transformers. Shares are 0 to 1; `by_kind` has the share and of how many tokens it is one."""
+class TallyFigures:
+    """Offline, at one temperature. Shares are 0 to 1, by K where they depend on it; `per_position` is for K = 8."""
 
-    num_completions: int
     num_tokens: int
     agreement: float
     acceptance_by_length: dict[int, float]
-    per_position: tuple[float, ...]
     mean_accepted_length: dict[int, float]
+    per_position: tuple[float, ...]
     by_kind: dict[str, tuple[float, int]]
-    acceptance_at_temperature: dict[float, float]
+    """For each kind of code the share that the draft foretells, and of how many tokens it is one."""
+
+
+@dataclass(frozen=True)
+class OfflineFigures:
+    """Measured in transformers, by temperature; 0 is greedy."""
+
+    num_completions: int
+    at_temperature: dict[float, TallyFigures]
+
+    @property
+    def greedy(self) -> TallyFigures:
+        """The figures at temperature 0."""
+        return self.at_temperature[0.0]
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """Measured in vLLM with one K, one sequence at a time; by temperature, speeds greedily.
+
+    `identical_share` is the share of greedy completions that are the same tokens without the draft.
+    """
+
+    num_speculative_tokens: int
+    acceptance: dict[float, float]
+    per_position: dict[float, tuple[float, ...]]
+    mean_accepted_length: dict[float, float]
+    identical_share: float
+    tokens_per_s: float
+    speedup: float
+    expected_speedup: float
 
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """Measured in vLLM with K = `num_speculative_tokens`, one sequence at a time."""
+    """All of what was measured in vLLM; steps are decode steps of one sequence."""
 
-    num_speculative_tokens: int
-    acceptance: dict[float, float]
-    per_position: tuple[float, ...]
-    mean_accepted_length: float
-    identical_share: float
-    tokens_per_s: float
+    runs: tuple[EngineRun, ...]
     tokens_per_s_without_draft: float
-    speedup: float
     target_step_ms: float
     draft_step_ms: float
-    expected_speedup: float
 
 
-def offline_figures(tally: Tally, num_completions: int, at_temperature: Mapping[float, float]) -> OfflineFigures:
-    """The figures of what was counted."""
+def tally_figures(tally: Tally) -> TallyFigures:
+    """The figures of what was counted at one temperature."""
     lengths = range(1, MAX_DRAFT + 1)
-    return OfflineFigures(
-        num_completions,
+    return TallyFigures(
         tally.num_tokens,
         tally.agreement,
         {length: tally.by_length[length].per_token for length in lengths},
-        tally.by_length[MAX_DRAFT].per_position,
         {length: tally.by_length[length].mean_length for length in lengths},
+        tally.by_length[MAX_DRAFT].per_position,
         tally.by_kind(),
-        dict(at_temperature),
     )
 
 
-def engine_figures(
-    counted: Mapping[float, Acceptance],
-    identical_share: float,
-    speeds: tuple[float, float],
+def offline_figures(num_completions: int, tallies: Mapping[float, Tally]) -> OfflineFigures:
+    """The figures of the counts at each temperature."""
+    return OfflineFigures(num_completions, {degree: tally_figures(tally) for degree, tally in tallies.items()})
+
+
+def engine_run(
+    counted: Mapping[float, Acceptance], identical_share: float, speeds: tuple[float, float],
     steps_s: tuple[float, float],
-) -> EngineFigures:
+) -> EngineRun:  # fmt: skip
     """`speeds`: tokens a second with and without the draft; `steps_s`: the target's and the draft's step."""
     greedy = counted[0.0]
     length = greedy.num_speculative_tokens
-    share = conditional_acceptance(greedy)
-    return EngineFigures(
+    return EngineRun(
         length,
-        {temperature: found.per_token for temperature, found in counted.items()},
-        greedy.per_position,
-        greedy.mean_length,
+        {degree: found.per_token for degree, found in counted.items()},
+        {degree: found.per_position for degree, found in counted.items()},
+        {degree: found.mean_length for degree, found in counted.items()},
         identical_share,
         speeds[0],
-        speeds[1],
         speeds[0] / speeds[1],
-        steps_s[0] * 1e3,
-        steps_s[1] * 1e3,
-        expected_speedup(share, length, steps_s[1] / steps_s[0]),
+        expected_speedup(conditional_acceptance(greedy), length, steps_s[1] / steps_s[0]),
     )
 
 
@@ -90,54 +111,81 @@ def conditional_acceptance(found: Acceptance) -> float:
     return sum(found.accepted_at) / tried if tried else 0.0
 
 
-def render_report(offline: OfflineFigures, engine: EngineFigures | None) -> str:
+def render_report(offline: OfflineFigures, engine: EngineFigures | None, identity: Identity | None = None) -> str:
     """Tables in Markdown."""
+    greedy = offline.greedy
+    degrees = list(offline.at_temperature.items())
+    heads = " | ".join("greedy" if not degree else f"at {degree:g}" for degree, _ in degrees)
     lines = [
-        f"{offline.num_completions} greedy completions, {offline.num_tokens:,} tokens; "
-        f"the draft foretells {offline.agreement:.1%} of the target's tokens.",
+        f"{offline.num_completions} completions, {greedy.num_tokens:,} tokens greedily, of which the draft foretells "
+        f"{greedy.agreement:.1%}. Offline:",
         "",
-        "| K | accepted of drafted | tokens a step | accepted up to this position (K = 8) |",
-        "| --- | --- | --- | --- |",
-        *(
-            f"| {length} | {offline.acceptance_by_length[length]:.1%} | {offline.mean_accepted_length[length]:.2f} | "
-            f"{offline.per_position[length - 1]:.1%} |"
-            for length in offline.acceptance_by_length
-        ),
+        f"| K | accepted of drafted: {heads} | tokens a step: {heads} | accepted up to here, K = {MAX_DRAFT} |",
+        "| --- |" + " --- |" * (2 * len(degrees) + 1),
+        *(_length_line(length, [found for _, found in degrees]) for length in greedy.acceptance_by_length),
         "",
-        "| kind of code | foretold | tokens |",
-        "| --- | --- | --- |",
-        *(f"| {kind} | {share:.1%} | {count:,} |" for kind, (share, count) in offline.by_kind.items()),
-        "",
-        "| temperature | probability that the draft's likeliest token is accepted |",
-        "| --- | --- |",
-        *(f"| {temperature:g} | {share:.1%} |" for temperature, share in offline.acceptance_at_temperature.items()),
+        f"| kind of code, foretold | {heads} | tokens |",
+        "| --- |" + " --- |" * (len(degrees) + 1),
+        *(_kind_line(kind.value, [found for _, found in degrees]) for kind in Kind),
     ]
-    return "\n".join([*lines, *(_engine_lines(engine) if engine else [])]) + "\n"
+    lines += _engine_lines(engine) if engine else []
+    lines += ["", describe(identity)] if identity else []
+    return "\n".join(lines) + "\n"
+
+
+def _length_line(length: int, found: Sequence[TallyFigures]) -> str:
+    accepted = " | ".join(f"{one.acceptance_by_length[length]:.1%}" for one in found)
+    steps = " | ".join(f"{one.mean_accepted_length[length]:.2f}" for one in found)
+    return f"| {length} | {accepted} | {steps} | {found[0].per_position[length - 1]:.1%} |"
+
+
+def _kind_line(kind: str, found: Sequence[TallyFigures]) -> str:
+    return f"| {kind} | {' | '.join(f'{one.by_kind[kind][0]:.1%}' for one in found)} | {found[0].by_kind[kind][1]:,} |"
 
 
 def _engine_lines(engine: EngineFigures) -> list[str]:
-    positions = ", ".join(f"{share:.1%}" for share in engine.per_position)
-    temperatures = ", ".join(f"{share:.1%} at {temperature:g}" for temperature, share in engine.acceptance.items())
+    degrees = list(engine.runs[0].acceptance)
+    heads = " | ".join("greedy" if not degree else f"at {degree:g}" for degree in degrees)
     return [
         "",
-        f"| in vLLM, K = {engine.num_speculative_tokens} | |",
-        "| --- | --- |",
-        f"| accepted of drafted, by temperature | {temperatures} |",
-        f"| accepted up to each position, greedy | {positions} |",
-        f"| tokens a step, greedy | {engine.mean_accepted_length:.2f} |",
-        f"| greedy texts identical without the draft | {engine.identical_share:.1%} |",
-        f"| tokens a second with and without it | {engine.tokens_per_s:.0f}, {engine.tokens_per_s_without_draft:.0f} |",
-        f"| speed-up measured, expected | {engine.speedup:.2f}, {engine.expected_speedup:.2f} |",
-        f"| step of target and draft | {engine.target_step_ms:.2f} ms, {engine.draft_step_ms:.2f} ms |",
+        f"In vLLM, one sequence at a time: {engine.tokens_per_s_without_draft:.0f} tokens/s without the draft; a step "
+        f"of the target takes {engine.target_step_ms:.2f} ms, one of the draft {engine.draft_step_ms:.2f} ms.",
+        "",
+        f"| K | accepted of drafted: {heads} | tokens a step: {heads} | greedy text the same | tokens/s | speed-up | "
+        "expected |",
+        "| --- |" + " --- |" * (2 * len(degrees) + 4),
+        *(_run_line(run, degrees) for run in engine.runs),
     ]
 
 
-def write_report(out: Path, offline: OfflineFigures, engine: EngineFigures | None) -> None:
+def _run_line(run: EngineRun, degrees: Sequence[float]) -> str:
+    accepted = " | ".join(f"{run.acceptance[degree]:.1%}" for degree in degrees)
+    steps = " | ".join(f"{run.mean_accepted_length[degree]:.2f}" for degree in degrees)
+    return (
+        f"| {run.num_speculative_tokens} | {accepted} | {steps} | {run.identical_share:.1%} | {run.tokens_per_s:.0f} | "
+        f"{run.speedup:.2f} | {run.expected_speedup:.2f} |"
+    )
+
+
+def as_record(
+    offline: OfflineFigures, engine: EngineFigures | None, identity: Identity | None = None
+) -> dict[str, Any]:
+    """All figures for JSON; None where nothing was measured."""
+    return {
+        "offline": asdict(offline),
+        "engine": asdict(engine) if engine else None,
+        "identity": {"share": identity.share, **asdict(identity)} if identity else None,
+    }
+
+
+def write_report(
+    out: Path, offline: OfflineFigures, engine: EngineFigures | None, identity: Identity | None = None
+) -> None:
     """Write `report.md`, `report.json` and `acceptance.png` to the folder `out`, all or none."""
     with folder_atomically(out) as folder:
-        (folder / "report.md").write_text(render_report(offline, engine), encoding="utf-8")
-        told = {"offline": asdict(offline), "engine": asdict(engine) if engine else None}
-        (folder / "report.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        (folder / "report.md").write_text(render_report(offline, engine, identity), encoding="utf-8")
+        told = json.dumps(as_record(offline, engine, identity), indent=1) + "\n"
+        (folder / "report.json").write_text(told, encoding="utf-8")
         draw_acceptance(offline, engine, folder / "acceptance.png")
 
 
@@ -147,16 +195,19 @@ def draw_acceptance(offline: OfflineFigures, engine: EngineFigures | None, path:
     from matplotlib import pyplot  # after the choice of a backend without a screen
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    left.plot(range(1, MAX_DRAFT + 1), [100 * share for share in offline.per_position], "o-", label="offline, K = 8")
+    for degree, found in offline.at_temperature.items():
+        label = f"offline, {f'temperature {degree:g}' if degree else 'greedy'}"
+        left.plot(range(1, MAX_DRAFT + 1), [100 * share for share in found.per_position], "o-", label=label)
     if engine:
-        label = f"vLLM, K = {engine.num_speculative_tokens}"
-        places = range(1, len(engine.per_position) + 1)
-        left.plot(places, [100 * share for share in engine.per_position], "s--", label=label)
+        longest = max(engine.runs, key=lambda run: run.num_speculative_tokens)
+        shares = longest.per_position[0.0]
+        label = f"vLLM, greedy, K = {longest.num_speculative_tokens}"
+        left.plot(range(1, len(shares) + 1), [100 * share for share in shares], "s--", label=label)
     left.set(xlabel="position in the draft", ylabel="accepted up to here, %", ylim=(0, 100))
     left.legend()
     names = [kind.value for kind in Kind]
-    right.barh(names, [100 * offline.by_kind[name][0] for name in names])
-    right.set(xlabel="foretold, %", xlim=(0, 100))
+    right.barh(names, [100 * offline.greedy.by_kind[name][0] for name in names])
+    right.set(xlabel="foretold, greedy, %", xlim=(0, 100))
     right.invert_yaxis()
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120)

@@ -10,7 +10,7 @@ from draft_model.data.tokenizer import load_encoder
 from draft_model.evaluation.acceptance import Acceptance
 from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.loading import load_model
-from draft_model.evaluation.offline import Pair, measure_greedy
+from draft_model.evaluation.offline import Pair, measure
 from draft_model.evaluation.online import serve
 from tests.support.models import DRAFT, TARGET
 
@@ -26,7 +26,7 @@ def offline_and_served() -> tuple[Acceptance, Acceptance]:
     texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "completion_server").rglob("*.py"))]
     splits = held_out_splits([text for text in texts if not encoder.holds_marker(text)], NUM_CURSORS)
     torch.set_num_threads(2)
-    tally = measure_greedy(Pair(load_model(TARGET), load_model(DRAFT), encoder), splits, MAX_TOKENS)
+    tally = measure(Pair(load_model(TARGET), load_model(DRAFT), encoder), splits, MAX_TOKENS)
     prompts = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
     (served,) = serve(TARGET, DRAFT, prompts, num_speculative_tokens=SPECULATE, max_tokens=MAX_TOKENS)
     gc.collect()

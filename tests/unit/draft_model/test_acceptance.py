@@ -17,16 +17,15 @@ from draft_model.evaluation.offline import (
     MAX_DRAFT,
     Pair,
     Tally,
-    acceptance_at,
     complete,
     foretold,
-    measure_greedy,
-    measure_sampled,
+    measure,
     token_kinds,
 )
 from draft_model.evaluation.report import (
+    EngineFigures,
     conditional_acceptance,
-    engine_figures,
+    engine_run,
     offline_figures,
     render_report,
     write_report,
@@ -136,25 +135,34 @@ def test_what_the_draft_foretells_is_what_it_would_draft_token_by_token(pair: Pa
 def test_a_model_foretells_itself(pair: Pair, source: str) -> None:
     twin = Pair(pair.target, pair.target, pair.encoder)
     splits = held_out_splits([source], 4)
-    tally = measure_greedy(twin, splits, 6)
+    tally = measure(twin, splits, 6)
     assert tally.agreement == 1.0
-    figures = offline_figures(tally, 4, {})
+    figures = offline_figures(4, {0.0: tally}).greedy
+    assert figures.acceptance_by_length[4] == 1.0, "a draft over the end counts whole, as in the engine"
     assert figures.per_position[0] == 1.0
     assert sum(count for _, count in figures.by_kind.values()) == tally.num_tokens
 
 
-def test_at_a_temperature_acceptance_is_the_targets_probability_of_the_drafts_token(pair: Pair, source: str) -> None:
+def test_a_draft_over_the_end_counts_with_what_the_target_would_write_there() -> None:
+    whole = replay([True, True, False, True, True, True, True], 3, num_tokens=4)
+    assert whole == Acceptance(2, (2, 1, 1))
+    assert replay([True, True, False, True], 3) == Acceptance(2, (2, 0, 0))
+
+
+def test_at_a_temperature_the_share_foretold_is_the_targets_probability_of_the_drafts_token(pair: Pair) -> None:
     prompt = pair.encoder.encode_prompt("", "x", "")
-    written = complete(pair, prompt, 5, 0.8)
-    shares = acceptance_at(pair, prompt, written, 0.8)
     with torch.inference_mode():
         ids = torch.tensor([prompt])
         chosen = int(pair.draft(input_ids=ids).logits[0, -1].argmax())
-        theirs = torch.softmax(pair.target(input_ids=ids).logits[0, -1] / 0.8, dim=-1)
-    assert shares[0] == pytest.approx(float(theirs[chosen]), rel=1e-4)
-    assert measure_sampled(pair, held_out_splits([source], 2), 4, 0.8) == measure_sampled(
-        pair, held_out_splits([source], 2), 4, 0.8
-    )
+        theirs = torch.softmax(pair.target(input_ids=ids).logits[0, -1] / 0.05, dim=-1)
+    torch.manual_seed(1)
+    first = [complete(pair, prompt, 1, 0.05)[0] for _ in range(400)]
+    assert first.count(chosen) / 400 == pytest.approx(float(theirs[chosen]), abs=0.09)
+
+
+def test_a_measurement_is_the_same_again(pair: Pair, source: str) -> None:
+    splits = held_out_splits([source], 2)
+    assert measure(pair, splits, 4, 0.8) == measure(pair, splits, 4, 0.8)
 
 
 def test_tokens_of_a_completion_have_the_kinds_of_their_place(encoder: LayoutEncoder) -> None:
@@ -168,17 +176,17 @@ def test_tokens_of_a_completion_have_the_kinds_of_their_place(encoder: LayoutEnc
 def test_the_report_shows_what_was_measured(tmp_path: Path) -> None:
     tally = Tally()
     tally.add([True, True, False, True], [Kind.SYNTAX, Kind.LOGIC, Kind.LOGIC, Kind.IDIOMS])
-    offline = offline_figures(tally, 1, {0.2: 0.5})
+    offline = offline_figures(1, {0.0: tally, 0.2: tally})
     counts = {0.0: Acceptance(10, (8, 4)), 0.2: Acceptance(10, (5, 1))}
-    engine = engine_figures(counts, 0.9, (200.0, 100.0), (0.004, 0.001))
-    assert engine.speedup == 2.0
-    assert engine.expected_speedup == pytest.approx(expected_speedup(12 / 18, 2, 0.25))
-    write_report(tmp_path / "report", offline, engine)
+    run = engine_run(counts, 0.9, (200.0, 100.0), (0.004, 0.001))
+    assert run.speedup == 2.0
+    assert run.expected_speedup == pytest.approx(expected_speedup(12 / 18, 2, 0.25))
+    write_report(tmp_path / "report", offline, EngineFigures((run,), 100.0, 4.0, 1.0))
     told = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert told["engine"]["acceptance"] == {"0.0": 0.6, "0.2": 0.3}
+    assert told["engine"]["runs"][0]["acceptance"] == {"0.0": 0.6, "0.2": 0.3}
     assert (tmp_path / "report" / "acceptance.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "report" / "report.md").read_text()
-    assert "| logic | 50.0% | 2 |" in text
-    assert "60.0% at 0" in text
-    assert "in vLLM" not in render_report(offline, None)
-    assert len(offline.per_position) == MAX_DRAFT
+    assert "| logic | 50.0% | 50.0% | 2 |" in text
+    assert "| 2 | 60.0% | 30.0% | 2.20 | 1.60 | 90.0% | 200 | 2.00 |" in text
+    assert "In vLLM" not in render_report(offline, None)
+    assert len(offline.greedy.per_position) == MAX_DRAFT

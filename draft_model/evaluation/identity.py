@@ -1,0 +1,81 @@
+"""Whether greedy text stays the same with a draft, and where it does not, how close the target's call was there.
+
+Speculation verifies several tokens in one pass; a pass of another size rounds differently, so of two tokens that the
+target thinks all but equally likely the other can come out. A wide gap would be a fault.
+"""
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM
+
+from draft_model.errors import PipelineError
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a prompt's two texts part, and how many nats the target (in float32) sets their next tokens apart."""
+
+    prompt: int
+    place: int
+    gap_nats: float
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Of `num_prompts` greedy completions, the ones that differ."""
+
+    num_prompts: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def share(self) -> float:
+        """The share of completions that are the same."""
+        return 1.0 - len(self.differences) / self.num_prompts
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The `prompt` of every record of a file of JSON lines, packed with gzip or not; PipelineError when it has none."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        prompts = [str(json.loads(line)["prompt"]) for line in data.decode().splitlines() if line.strip()]
+    except OSError as error:
+        raise PipelineError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise PipelineError(f"{path} has a line that is no JSON object with a prompt: {error!r}") from error
+    if not prompts:
+        raise PipelineError(f"{path} has no prompts")
+    return prompts
+
+
+@torch.inference_mode()
+def compare(
+    target: LlamaForCausalLM, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]], end: int,
+) -> Identity:  # fmt: skip
+    """Find where each prompt's two greedy texts part, if they do; a text that stops earlier goes on with `end`."""
+    found = []
+    for number, (prompt, left, right) in enumerate(zip(prompts, texts, others, strict=True)):
+        if list(left) == list(right):
+            continue
+        pairs = zip([*left, end], [*right, end], strict=False)
+        place = next(at for at, (one, other) in enumerate(pairs) if one != other)
+        row = torch.tensor([[*prompt, *left[:place]]])
+        logits = target(input_ids=row, use_cache=False).logits[0, -1].float()
+        gap = logits[[*left, end][place]] - logits[[*right, end][place]]
+        found.append(Difference(number, place, abs(float(gap))))
+    return Identity(len(prompts), tuple(found))
+
+
+def describe(identity: Identity) -> str:
+    """The comparison in a sentence."""
+    same = identity.num_prompts - len(identity.differences)
+    told = f"{same} of {identity.num_prompts} greedy completions are the same with the draft"
+    if not identity.differences:
+        return f"{told}."
+    widest = max(difference.gap_nats for difference in identity.differences)
+    return f"{told}; where they part the target sets the two tokens {widest:.3f} nats apart at most."
