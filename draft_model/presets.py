@@ -67,7 +67,9 @@ PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
         Preset("embedded-target", Shape(8, 256, 704, 4, 4), TrainSettings(minutes=300.0)),
-        Preset("embedded-draft", Shape(2, 192, 512, 3, 3), TrainSettings(minutes=60.0)),
+        # As wide as its target, so that it can start with two of the target's layers; its step takes as long as one of
+        # a narrower draft would, nearly all of it being spent around the matrices.
+        Preset("embedded-draft", Shape(2, 256, 704, 4, 4), TrainSettings(minutes=60.0)),
         # The mission's draft: 12 layers, 16 heads of 128, for a 13B target with a vocabulary of 32,016. Few layers make
         # a fast step, so the parameters are in the width of the feed-forward. Four KV heads instead of sixteen: a token
         # then takes 24 KB of cache instead of 98, of which 12,000 sessions need many, at a small cost in loss.

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from transformers import LlamaForCausalLM
 
 from draft_model.data.blocks import BlockSource
 from draft_model.data.shards import TOKENIZER
@@ -64,26 +65,30 @@ def train(
     world: World,
     console: Console,
     *,
+    start_from: Path | None = None,
     distillation: Distillation | None = None,
     checkpoint_every_s: float = CHECKPOINT_EVERY_S,
 ) -> TrainResult:
     """Train to the end of the budget, from the checkpoint in `out` if there is one, and write `out/model`.
 
-    Raises PipelineError for a loss that is not finite, a disk that refuses, data that is missing, a teacher whose
-    vocabulary is another, or a checkpoint of another run.
+    A new run starts with layers of the model `start_from`, if given, else at random. Raises PipelineError for a loss
+    that is not finite, a disk that refuses, data that is missing, a teacher or start whose vocabulary is another, a
+    start of other widths, or a checkpoint of another run.
     """
     preset = fit_preset(preset, data)
     source = BlockSource(data, preset.train.seed)
     teacher = _load_teacher(distillation, data, world) if distillation else None
+    start = _load_same_vocabulary(start_from, data) if start_from else None
     taught = f"{distillation.teacher.name}:{distillation.mix}" if distillation else ""
-    fingerprint = run_fingerprint(preset, repr(source.manifest), taught)
+    begun = f" from {start_from.name}" if start_from else ""
+    fingerprint = run_fingerprint(preset, repr(source.manifest), taught + begun)
     saved = SavePoint(out / CHECKPOINT, fingerprint, checkpoint_every_s)
     with ExitStack() as stack:
         watchers: list[Watcher] = []
         if world.is_main:
             watchers = [stack.enter_context(recording(out)), stack.enter_context(watching(console, preset.name))]
         peak = peak_flops(world.device)
-        trainer = Trainer(preset, source, budget, saved, world, teacher=teacher, peak_flops=peak)
+        trainer = Trainer(preset, source, budget, saved, world, start=start, teacher=teacher, peak_flops=peak)
         result = trainer.run(Watchers(watchers))
     if world.is_main:
         _finish(preset, data, out, result)
@@ -98,10 +103,14 @@ def load_outcome(out: Path) -> RunOutcome | None:
 
 
 def _load_teacher(distillation: Distillation, data: Path, world: World) -> Teacher:
-    check_same_vocabulary(data / TOKENIZER, distillation.teacher)
-    model = load_model(distillation.teacher)
+    model = _load_same_vocabulary(distillation.teacher, data)
     model.to(world.device)  # type: ignore[arg-type]
     return Teacher(model, distillation.mix)
+
+
+def _load_same_vocabulary(folder: Path, data: Path) -> LlamaForCausalLM:
+    check_same_vocabulary(data / TOKENIZER, folder)
+    return load_model(folder)
 
 
 def _finish(preset: Preset, data: Path, out: Path, result: TrainResult) -> None:

@@ -43,6 +43,10 @@ def chosen_budget(preset: Preset, minutes: float | None, steps: int | None, toke
 @click.option("--steps", type=click.IntRange(min=0), default=None, help="Training budget in steps: repeatable exactly.")
 @click.option("--tokens", type=Number(), default=None, help="Training budget in tokens, such as 50e9: repeatable too.")
 @click.option("--batch-tokens", type=Number(), default=None, help="Tokens a step.  [default: the preset's]")
+@click.option(
+    "--start-from", type=FOLDER, default=None,
+    help="Start with layers of this model, which has more of them and the same widths: the embedded draft's target.",
+)  # fmt: skip
 @click.option("--teacher", type=FOLDER, default=None, help="Learn this target's distribution too.")
 @click.option(
     "--mix", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Share of the teacher in the loss."
@@ -54,14 +58,16 @@ def chosen_budget(preset: Preset, minutes: float | None, steps: int | None, toke
 @plain_errors
 def train(
     *, preset: str, data_folder: Path, out: Path, minutes: float | None, steps: int | None, tokens: int | None,
-    batch_tokens: int | None, teacher: Path | None, mix: float, checkpoint_minutes: float, seed: int | None,
+    batch_tokens: int | None, start_from: Path | None, teacher: Path | None, mix: float, checkpoint_minutes: float,
+    seed: int | None,
 ) -> None:  # fmt: skip
     """Train a preset; interrupted, the same command goes on from its checkpoint.
 
     \b
     Examples:
       draft-model train --preset embedded-draft --out work/embedded/draft --minutes 60
-      draft-model train --preset embedded-draft --out work/embedded/distilled --teacher work/embedded/target/model
+      draft-model train --preset embedded-draft --out work/embedded/distilled --teacher work/embedded/target/model \\
+          --start-from work/embedded/target/model
       torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --tokens 50e9
     """
     chosen = find_preset(preset)
@@ -76,7 +82,7 @@ def train(
     with joined_world() as world:
         result = run_training(
             chosen, data_folder, out, budget, world, CONSOLE,
-            distillation=distillation, checkpoint_every_s=checkpoint_minutes * 60,
+            start_from=start_from, distillation=distillation, checkpoint_every_s=checkpoint_minutes * 60,
         )  # fmt: skip
         if world.is_main:
             click.echo(f"{out / 'model'}: {result.num_tokens:,} tokens in {result.num_steps:,} steps")

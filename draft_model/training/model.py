@@ -1,8 +1,11 @@
 """The network: transformers' own Llama, so that what is trained is what is exported and served."""
 
+from dataclasses import replace
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from draft_model.errors import PipelineError
 from draft_model.presets import Shape
 
 INIT_STD = 0.02
@@ -39,6 +42,46 @@ def make_model(shape: Shape, seed: int) -> LlamaForCausalLM:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             torch.nn.init.zeros_(parameter)
     return model
+
+
+def make_pruned(shape: Shape, source: LlamaForCausalLM) -> LlamaForCausalLM:
+    """A model of `shape` made of a deeper one: its embedding, its last norm, and layers evenly over its depth.
+
+    A draft that starts so has its target's features from the first step. Raises PipelineError when the two differ in
+    more than their depth.
+    """
+    theirs = _shape_of(source)
+    widths = replace(theirs, num_layers=shape.num_layers, context_tokens=shape.context_tokens)
+    asked = vars(shape)
+    differing = [f"{name} {value}, not {asked[name]}" for name, value in vars(widths).items() if value != asked[name]]
+    if differing:
+        told = "; ".join(differing)
+        raise PipelineError(f"a model to start from may differ in its number of layers only; it has {told}")
+    depth = theirs.num_layers
+    if depth < shape.num_layers:
+        raise PipelineError(f"a model of {depth} layers has no {shape.num_layers} to start from")
+    model = LlamaForCausalLM(make_config(shape))  # type: ignore[no-untyped-call]
+    model.model.embed_tokens.load_state_dict(source.model.embed_tokens.state_dict())
+    model.model.norm.load_state_dict(source.model.norm.state_dict())
+    for layer, number in zip(model.model.layers, spread_layers(depth, shape.num_layers), strict=True):
+        layer.load_state_dict(source.model.layers[number].state_dict())
+    return model
+
+
+def spread_layers(depth: int, num_layers: int) -> list[int]:
+    """Which layers of `depth` are taken: the first, the last, and the rest at even distances; one alone is the last."""
+    if num_layers == 1:
+        return [depth - 1]
+    return [round(number * (depth - 1) / (num_layers - 1)) for number in range(num_layers)]
+
+
+def _shape_of(model: LlamaForCausalLM) -> Shape:
+    config = model.config
+    return Shape(
+        config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads,
+        int(config.num_key_value_heads or 0), int(config.head_dim or 0), config.vocab_size,
+        config.max_position_embeddings,
+    )  # fmt: skip
 
 
 def num_parameters(model: LlamaForCausalLM) -> int:

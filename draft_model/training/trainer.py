@@ -29,7 +29,7 @@ from draft_model.training.checkpoint import (
 )
 from draft_model.training.flops import flops_per_token
 from draft_model.training.loss import Teacher, cross_entropies, divergences, next_token_logits
-from draft_model.training.model import make_model
+from draft_model.training.model import make_model, make_pruned
 from draft_model.training.optim import Optimiser, learning_rate_scale
 from draft_model.training.world import World
 
@@ -97,9 +97,9 @@ class TrainResult:
     active_s: float
 
 
-def run_fingerprint(preset: Preset, data: str, teacher: str = "") -> str:
+def run_fingerprint(preset: Preset, data: str, learnt_from: str = "") -> str:
     """A name for everything that must be the same for a checkpoint to go on; the budget may change between runs."""
-    parts = (preset.name, preset.shape, {**vars(preset.train), "minutes": None}, data, teacher)
+    parts = (preset.name, preset.shape, {**vars(preset.train), "minutes": None}, data, learnt_from)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -108,11 +108,13 @@ class Trainer:
 
     def __init__(
         self, preset: Preset, source: Blocks, budget: Budget, saved: SavePoint, world: World,
-        *, teacher: Teacher | None = None, peak_flops: float = 0.0, clock: Callable[[], float] = time.monotonic,
+        *, start: LlamaForCausalLM | None = None, teacher: Teacher | None = None, peak_flops: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """Make the model, or take it from the checkpoint.
+        """Make the model, from the layers of `start` if there is one, or take it from the checkpoint.
 
-        Raises PipelineError when the step does not divide into blocks and processes, or the checkpoint is another's.
+        Raises PipelineError when the step does not divide into blocks and processes, the checkpoint is another's, or
+        `start` has other widths.
         """
         self._preset = preset
         self._source = source
@@ -123,7 +125,8 @@ class Trainer:
         self._peak_flops = peak_flops * world.size
         self._clock = clock
         self._num_blocks = _blocks_a_step(preset.train.batch_tokens, source.block_tokens, world.size)
-        self._model: LlamaForCausalLM = world.shard(make_model(preset.shape, preset.train.seed))
+        fresh = make_pruned(preset.shape, start) if start else make_model(preset.shape, preset.train.seed)
+        self._model: LlamaForCausalLM = world.shard(fresh)
         self._optimiser = Optimiser(self._model, preset.train, world)
         self._num_tokens = 0
         self._saved_step = 0

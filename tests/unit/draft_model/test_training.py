@@ -24,7 +24,7 @@ from draft_model.run import Distillation, load_outcome, train
 from draft_model.training.budget import Budget
 from draft_model.training.flops import PEAK_FLOPS, flops_per_token
 from draft_model.training.loss import Teacher, cross_entropies, divergences, next_token_logits
-from draft_model.training.model import make_model, num_parameters
+from draft_model.training.model import make_model, make_pruned, num_parameters, spread_layers
 from draft_model.training.optim import is_hidden_matrix
 from draft_model.training.plan import GPU_GIB, describe_plan, make_plan
 from draft_model.training.record import METRICS, PICTURE, read_metrics
@@ -166,7 +166,7 @@ def test_muon_gets_the_matrices_of_the_layers_only(preset: Preset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("embedded-target", 7_475_456), ("embedded-draft", 1_672_128), ("draft-1b", 1_003_046_912)]
+    ("name", "expected"), [("embedded-target", 7_475_456), ("embedded-draft", 2_655_488), ("draft-1b", 1_003_046_912)]
 )
 def test_the_number_of_parameters(name: str, expected: int) -> None:
     shape = find_preset(name).shape
@@ -216,6 +216,43 @@ def test_learning_from_a_teacher_brings_the_draft_nearer_to_it(
     mixed_away = Recorder()
     trainer(tmp_path / "zero", Budget(steps=3), teacher=Teacher(taught, 0.0)).run(mixed_away)
     assert mixed_away.losses == plain.losses
+
+
+def test_layers_are_taken_evenly_over_the_depth() -> None:
+    assert spread_layers(8, 2) == [0, 7]
+    assert spread_layers(7, 4) == [0, 2, 4, 6]
+    assert spread_layers(3, 3) == [0, 1, 2]
+    assert spread_layers(5, 1) == [4]
+
+
+def test_a_draft_starts_with_its_targets_embedding_and_outer_layers(preset: Preset) -> None:
+    target = make_model(replace(preset.shape, num_layers=5), 1)
+    torch.nn.init.normal_(target.model.layers[4].mlp.down_proj.weight)
+    draft = make_pruned(preset.shape, target)
+    theirs, ours = target.state_dict(), draft.state_dict()
+    assert preset.shape.num_layers == len(draft.model.layers) == 2
+    assert torch.equal(ours["lm_head.weight"], theirs["model.embed_tokens.weight"])
+    assert torch.equal(ours["model.layers.1.mlp.down_proj.weight"], theirs["model.layers.4.mlp.down_proj.weight"])
+    assert torch.equal(ours["model.layers.0.self_attn.q_proj.weight"], theirs["model.layers.0.self_attn.q_proj.weight"])
+    assert num_parameters(draft) == preset.shape.num_parameters
+
+
+def test_a_start_of_other_widths_or_fewer_layers_is_refused(preset: Preset) -> None:
+    wider = make_model(replace(preset.shape, intermediate_size=preset.shape.intermediate_size + 8), 1)
+    with pytest.raises(PipelineError, match="intermediate_size"):
+        make_pruned(preset.shape, wider)
+    with pytest.raises(PipelineError, match="1 layers has no 2"):
+        make_pruned(preset.shape, make_model(replace(preset.shape, num_layers=1), 1))
+
+
+def test_a_run_that_starts_from_a_model_is_another_run(data: Path, preset: Preset, tmp_path: Path) -> None:
+    train(preset, data, tmp_path / "target", Budget(steps=2), World(), CONSOLE)
+    start = tmp_path / "target" / "model"
+    train(preset, data, tmp_path / "draft", Budget(steps=2), World(), CONSOLE, start_from=start)
+    first, begun = (read_metrics(tmp_path / name)[0]["loss"] for name in ("target", "draft"))
+    assert begun < first, "it begins with what the other has learnt"
+    with pytest.raises(PipelineError, match="another"):
+        train(preset, data, tmp_path / "draft", Budget(steps=3), World(), CONSOLE)
 
 
 def test_a_run_leaves_a_model_its_figures_and_a_picture(data: Path, preset: Preset, tmp_path: Path) -> None:
