@@ -10,7 +10,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test check proto docs lock lock-cuda models clean \
-	bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers
+	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -41,8 +41,13 @@ lock: $(VENV)/installed-dev ## Renew the locked requirement lists, those for a C
 lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; works on any machine.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cuda
 
-models: $(VENV)/installed ## Train the embedded models anew, from corpus to model card (over an hour on two cores).
-	@$(BIN)/draft-model build-embedded
+models: $(VENV)/installed ## Train the embedded models anew, from corpus to model card (hours on two cores).
+	@$(BIN)/draft-model build-embedded --target-out target_model/embedded-bf16
+	@rm -rf target_model/embedded
+	@$(BIN)/target-model quantize --model target_model/embedded-bf16 --out target_model/embedded
+
+bench-models: $(VENV)/installed ## Loss, single-line infilling, acceptance, what INT8 costs: the models that come along.
+	@$(BIN)/python -m loadtest.bench.models
 
 bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, and vLLM's own server beside it.
 	@$(BIN)/python -m loadtest.bench.overhead

@@ -89,7 +89,7 @@ def open_engine(
 
     arguments: dict[str, Any] = {
         "model": str(target), "max_num_seqs": max_num_seqs, "enforce_eager": current_platform.is_cpu(),
-        "disable_log_stats": False,
+        "disable_log_stats": False, "use_tqdm_on_load": False,
     }  # fmt: skip
     if draft is not None and num_speculative_tokens:
         arguments["speculative_config"] = {

@@ -46,7 +46,7 @@ class ServedModel:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without markers."""
-        ids: list[int] = self._llm.get_tokenizer().encode(text, add_special_tokens=False)
+        ids: list[int] = self._llm.get_tokenizer().encode(text, add_special_tokens=False, verbose=False)
         return ids
 
     def time(self, prompts: Sequence[Sequence[int]]) -> Speed:
@@ -98,6 +98,7 @@ def serving(model: Path) -> Iterator[ServedModel]:
 
     llm = LLM(
         model=str(model), max_num_seqs=MAX_SEQS, enforce_eager=current_platform.is_cpu(), enable_prefix_caching=False,
+        use_tqdm_on_load=False,
     )  # fmt: skip
     try:
         yield ServedModel(llm)

@@ -1,0 +1,102 @@
+"""The figures of the models that come along: quality, what INT8 costs, how much of the draft is accepted.
+
+It runs the commands that anybody would run on models of their own, and gathers what they say.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from loadtest.bench.figures import report_console
+
+SPECULATE = 4
+TARGET, TARGET_BF16 = Path("target_model/embedded"), Path("target_model/embedded-bf16")
+DRAFT, HELD_OUT = Path("draft_model/embedded"), Path("draft_model/held_out")
+BENCHMARKS = Path("target_model/benchmarks")
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option("--target", type=FOLDER, default=TARGET, show_default=True, help="The target as it is served, INT8.")
+@click.option("--target-bf16", type=FOLDER, default=TARGET_BF16, show_default=True, help="The same in bfloat16.")
+@click.option("--draft", type=FOLDER, default=DRAFT, show_default=True)
+@click.option("--cursors", type=click.IntRange(10), default=150, show_default=True, help="For acceptance.")
+@click.option("--max-tasks", type=click.IntRange(1), help="Of the 1,033 single lines, spread evenly.  [default: all]")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON object alone.")
+def main(
+    *, target: Path, target_bf16: Path, draft: Path, cursors: int, max_tasks: int | None, as_json: bool
+) -> None:  # fmt: skip
+    """Evaluate a target in INT8 and bfloat16, and its draft. The last line is a JSON object.
+
+    Held-out code and HumanEval's single lines, in the real engine. What the models write is run in a sandbox.
+
+    \b
+    Example:
+        python -m loadtest.bench.models --cursors 50 --max-tasks 100
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-models-") as folder:
+        targets, pair = Path(folder) / "targets.json", Path(folder) / "pair"
+        fewer = ["--max-tasks", str(max_tasks)] if max_tasks else []
+        said = _run(
+            "target_model", "evaluate", "--model", f"int8={target}", "--model", f"bf16={target_bf16}",
+            "--single-line", str(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz"), *fewer,
+            "--held-out", str(HELD_OUT / "held_out-00000.parquet"), "--out", str(targets),
+        )  # fmt: skip
+        said += "\n" + _run(
+            "draft_model", "evaluate", "--target", str(target), "--draft", str(draft), "--corpus", str(HELD_OUT),
+            "--speculate", str(SPECULATE), "--cursors", str(cursors), "--out", str(pair),
+            "--prompts", str(BENCHMARKS / "HumanEval.jsonl.gz"),
+        )  # fmt: skip
+        found = figures(_read(targets), _read(pair / "report.json"))
+    if not as_json:
+        report_console().print(said, markup=False, highlight=False)
+    click.echo(json.dumps(found))
+
+
+def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of merit from what the two commands wrote; INT8 is the first target, bfloat16 the second.
+
+    Losses are nats a token, shares 0 to 1, times milliseconds. `acceptance_*` is accepted over drafted tokens.
+    """
+    int8, bf16 = targets
+    run, offline = pair["engine"]["runs"][0], pair["offline"]["at_temperature"]["0.0"]
+    return {
+        "held_out_bits_per_byte": int8["bits_per_byte"],
+        "single_line_exact_match": _share(int8["lines"]["exact"]),
+        "single_line_pass_at_1": _share(int8["lines"]["passed"]),
+        "acceptance_k4_greedy": run["acceptance"]["0.0"],
+        "acceptance_offline": offline["acceptance_by_length"][str(SPECULATE)],
+        "foretold_share": offline["agreement"],
+        "mean_accepted_length_k4": run["mean_accepted_length"]["0.0"],
+        "int8_loss_increase": int8["loss"] - bf16["loss"],
+        "greedy_identical_share": pair["identity"]["share"],
+        "speedup_k4_batch_1": run["speedup"],
+        "target_step_ms": pair["engine"]["target_step_ms"],
+        "draft_step_ms": pair["engine"]["draft_step_ms"],
+    }
+
+
+def _share(counted: Mapping[str, int]) -> float:
+    return counted["hits"] / counted["total"]
+
+
+def _read(path: Path) -> Any:  # noqa: ANN401 - whatever the command wrote
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _run(module: str, *arguments: str) -> str:
+    """What a command prints; its progress and its errors are shown as they come. Raises ClickException if it fails."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise click.ClickException(f"`{module} {arguments[0]}` failed with status {done.returncode}, see above")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()
