@@ -80,8 +80,8 @@ async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -
 
 async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says that it can't follow; the engine runs with its K, and says why that stays."""
-    monkeypatch.setattr("completion_server.engine.vllm_engine._SCHEDULERS", "tests.support.schedulers")
     engine = make_vllm_engine()
+    monkeypatch.setattr("completion_server.engine.vllm_engine._SCHEDULERS", "tests.support.schedulers")
     try:
         await engine.start()
         assert "no longer reads a schedule" in engine.info.speculation_fixed_because
