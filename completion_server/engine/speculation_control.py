@@ -8,6 +8,8 @@ first i draft tokens are all accepted, in T(b, K) seconds. The K with the most w
 - **Exploration.** What a K costs is known only by trying it, and at K = 0 nothing is known of acceptance. Short bursts
   of another K are paid out of a share of the time: no more than that share can be lost by them. What one leaves over
   is not saved up: bursts one after another would make a bad minute.
+- **Change.** Where drafts fare otherwise all at once, K is chosen anew for all batch sizes, by the step times of the
+  nearest ones where a range has none of its own.
 - **Hysteresis.** A K is left only for one that promises clearly more.
 - **Trial.** After a change, what came of it is held against what the K before would now yield. If that is less, the
   operator's table is in force for that range again, for a while that doubles with each failure; or, where the table
