@@ -86,8 +86,8 @@ def make_engine_factory(config: Config) -> Callable[[], Engine]:
     if not settings.model:
         msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
         raise ConfigError(msg)
-    vllm = _import_vllm(settings)
-    vllm.engine_args(settings)
+    _import_vllm("vllm_arguments", settings).engine_args(settings)
+    vllm = _import_vllm("vllm_engine", settings)
     return lambda: vllm.VllmEngine(settings)
 
 
@@ -101,16 +101,16 @@ def engine_arguments(config: Config) -> dict[str, Any]:
     settings = config.engine
     if settings.kind != "vllm":
         return {}
-    arguments: dict[str, Any] = _import_vllm(settings).engine_args(settings)
+    arguments: dict[str, Any] = _import_vllm("vllm_arguments", settings).engine_args(settings)
     return arguments
 
 
-def _import_vllm(settings: EngineSettings) -> ModuleType:
-    """Return the module that imports vLLM. That takes seconds, which only those who need it should wait."""
+def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:
+    """Return a module of `engine` that imports vLLM. That takes seconds, which only those who need it should wait."""
     vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of imports; nothing an operator can mend
-        return importlib.import_module("completion_server.engine.vllm_engine")
+        return importlib.import_module(f"completion_server.engine.{name}")
 
 
 class App:

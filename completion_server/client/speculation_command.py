@@ -29,7 +29,11 @@ _admin_options = endpoint_options(
 
 @click.group()
 def speculation() -> None:
-    """Show or change how many tokens the draft proposes for each step (K) on a running server."""
+    """Show or change how many tokens the draft proposes for each step (K) on a running server.
+
+    A larger K pays while few generations share a step and what they say is easily foreseen. High acceptance alone does
+    not mean that it pays: tokens a second do.
+    """
 
 
 @speculation.command()
@@ -37,6 +41,9 @@ def speculation() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def get(endpoint: Endpoint, as_json: bool) -> None:
     """Say which K is in force, and what it came to over the last minutes.
+
+    With --json: schedule and table as rows of [first, last, K], mode (fixed, schedule or auto), by, since_unix_ms,
+    max_num_speculative_tokens, figures, and fixed_because, "" where K can be changed.
 
     \b
     Examples:
@@ -60,7 +67,11 @@ def get(endpoint: Endpoint, as_json: bool) -> None:
 @click.option("--auto", "is_auto", is_flag=True, help="Let the server choose what pays, beginning with what is set.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def set_(endpoint: Endpoint, k: int | None, schedule: Path | None, is_auto: bool, as_json: bool) -> None:
-    """Change K from the engine's next step on, without a restart; what runs is not disturbed.
+    """Change K from the engine's next step on, without a restart.
+
+    What runs is not disturbed, and what is set survives a restart of the engine. A schedule has a row for each range of
+    batch sizes, from 1 on without a gap; the last one holds for larger batches, too. No K may be over the one that the
+    engine was started with, which `get` shows.
 
     \b
     Examples:

@@ -6,13 +6,17 @@ token is accepted; a step of b generations then yields b (1 + s1 + ... + sK) tok
 first i draft tokens are all accepted, in T(b, K) seconds. The K with the most wins.
 
 - **Exploration.** What a K costs is known only by trying it, and at K = 0 nothing is known of acceptance. Short bursts
-  of another K are paid out of a share of the time: no more than that share can be lost by them.
+  of another K are paid out of a share of the time: no more than that share can be lost by them. What one leaves over
+  is not saved up: bursts one after another would make a bad minute.
+- **Change.** Where drafts fare otherwise all at once, K is chosen anew for all batch sizes, by the step times of the
+  nearest ones where a range has none of its own.
 - **Hysteresis.** A K is left only for one that promises clearly more.
 - **Trial.** After a change, what came of it is held against what the K before would now yield. If that is less, the
   operator's table is in force for that range again, for a while that doubles with each failure; or, where the table
   promises even less, the K before.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -61,8 +65,6 @@ class _Range:
         self.burst_k: int | None = None
         self.burst_steps = 0
         self.last_burst_at: dict[int, float] = {}
-        self.credit_s: float | None = None
-        """Time that bursts may still take; None until the first step says how long a burst is."""
         self.num_steps = 0
         """Steps since the last look at it."""
         self.trial: Trial | None = None
@@ -90,6 +92,8 @@ class Controller:
             _Range(first, last, table.num_draft_tokens(last), self._settings) for first, last in _ranges(max_batch_size)
         ]
         self._range_of = [self._ranges[0], *(each for each in self._ranges for _ in range(each.first, each.last + 1))]
+        self._credit_s = math.inf
+        """Time that a burst may take. The first one is free."""
         self._before: tuple[Step, float] | None = None
         """The step before, and when it ended."""
 
@@ -101,7 +105,7 @@ class Controller:
 
     def hear(self, step: Step, now: float) -> Schedule | None:
         """Take in a step that ended `now`; return a new schedule where one should come into force."""
-        self._acceptance.add(step, now)
+        has_changed = self._acceptance.add(step, now)
         before, self._before = self._before, (step, now)
         if before is None:
             return None
@@ -114,20 +118,19 @@ class Controller:
         if is_clean and timed.num_draft_tokens == step.num_draft_tokens:
             self._learn(each, timed, at)
         self._decide(each, at)
-        return self.schedule if each.k_now != k_before else None
+        if has_changed:
+            self._move_all(at)
+        return self.schedule if has_changed or each.k_now != k_before else None
 
     def _pay(self, each: _Range, step: Step) -> None:
-        """Give the range its share of the step's time; take what a burst's step took."""
+        """Give exploration its share of the step's time; take what a burst's step took."""
         if step.seconds is None:
             return
-        if each.credit_s is None:
-            each.credit_s = 3 * _BURST_STEPS * step.seconds
         if each.burst_k is not None:
-            each.credit_s -= step.seconds
+            self._credit_s -= step.seconds
             each.burst_steps += 1
         else:
-            most_s = 4 * _BURST_STEPS * step.seconds
-            each.credit_s = min(most_s, each.credit_s + self._settings.exploration_share * step.seconds)
+            self._credit_s += self._settings.exploration_share * step.seconds
         each.num_steps += 1
 
     def _learn(self, each: _Range, step: Step, at: float) -> None:
@@ -148,9 +151,8 @@ class Controller:
         each.num_steps = 0
         if each.trial is not None and self._judge(each, each.trial, now):
             return
-        if now >= each.held_until and self._move(each):
-            return
-        self._begin_burst(each, now)
+        if not self._move(each, now):
+            self._begin_burst(each, now)
 
     def _judge(self, each: _Range, trial: Trial, now: float) -> bool:
         """Undo a change that made goodput worse; return whether it did."""
@@ -167,10 +169,16 @@ class Controller:
         each.hold_s = min(2 * each.hold_s, self._settings.max_hold_s)
         return True
 
-    def _move(self, each: _Range) -> bool:
+    def _move_all(self, now: float) -> None:
+        """Go to what promises the most now that drafts fare otherwise, for batch sizes that are not about, too."""
+        for each in self._ranges:
+            if self._move(each, now):
+                each.burst_k = None
+
+    def _move(self, each: _Range, now: float) -> bool:
         """Go to the K that promises the most, where that is clearly more; return whether it did."""
         current = self._goodput(each, each.k)
-        if current is None:
+        if current is None or now < each.held_until:
             return False
         promised = {k: self._goodput(each, k) or 0.0 for k in range(self._ceiling + 1)}
         best = max(promised, key=lambda k: promised[k])
@@ -183,11 +191,12 @@ class Controller:
     def _begin_burst(self, each: _Range, now: float) -> None:
         """Try another K for a few steps, where one is worth knowing and paid for."""
         own_s = each.times.seconds(each.k)
-        if own_s is None or each.credit_s is None:
+        if own_s is None:
             return
         for k in self._worth_trying(each, now):
-            expected_s = each.times.seconds(k) or 2 * own_s
-            if each.credit_s >= _BURST_STEPS * expected_s * each.last:
+            cost_s = _BURST_STEPS * (each.times.seconds(k) or own_s) * each.last
+            if self._credit_s >= cost_s:
+                self._credit_s = cost_s
                 each.burst_k, each.burst_steps, each.last_burst_at[k] = k, 0, now
             return
 
@@ -201,9 +210,17 @@ class Controller:
 
     def _goodput(self, each: _Range, k: int) -> float | None:
         """Return the tokens a second that the range should get with K, None where that can't be told."""
-        seconds = each.times.seconds(k)
+        seconds = self._known_times(each).seconds(k)
         length = self._acceptance.expected_length(k)
         return None if seconds is None or length is None else length / seconds
+
+    def _known_times(self, each: _Range) -> StepTimes:
+        """Return the step times of a range; where it has had too few steps, those of the one nearest to it that has."""
+        at = self._ranges.index(each)
+        nearest = sorted(range(len(self._ranges)), key=lambda other: abs(other - at))
+        return next(
+            (self._ranges[other].times for other in nearest if self._ranges[other].times.can_compare), each.times
+        )
 
 
 def _ranges(max_batch_size: int) -> list[tuple[int, int]]:

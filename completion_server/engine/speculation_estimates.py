@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from statistics import fmean, median
 
 from completion_server.engine.interface import Step
@@ -9,11 +10,12 @@ from completion_server.engine.interface import Step
 _MIN_REACHED = 4.0
 """Below this weight a position's own rate is not believed; that of the position before it stands in."""
 
-_CHANGE_SIGMAS = 3.5
-"""How far the recent rate must be from the long one, in standard errors, before the long one is given up."""
+_NUM_RECENT_STEPS = 32
+"""A change in acceptance is looked for over up to so many steps with drafts."""
 
-_WEIGHT_AFTER_CHANGE = 4.0
-"""Drafts that the recent rate then counts for: half of them are from before the change."""
+_CHANGE_EVIDENCE = 9.0
+"""How much likelier, as a natural logarithm, the last drafts must be with a rate of their own before what came before
+them is forgotten: five first tokens refused in a row where 85% used to be accepted."""
 
 _NUM_TIMES = 24
 _MIN_TIMES = 3
@@ -47,47 +49,53 @@ class _Rates:
             self.accepted[position] += accepted
             reached = accepted
 
-    def begin_anew(self, recent: "_Rates") -> None:
-        keep = _WEIGHT_AFTER_CHANGE / recent.reached[0]
-        self.reached = [keep * weight for weight in recent.reached]
-        self.accepted = [keep * weight for weight in recent.accepted]
+    def begin_anew(self, steps: Iterable[Step]) -> None:
+        self.reached = [0.0] * len(self.reached)
+        self.accepted = [0.0] * len(self.accepted)
+        for step in steps:
+            self.add(step)
 
 
 class Acceptance:
-    """How likely each draft token is accepted, now.
+    """How likely each draft token is accepted, now: rates over the last thousand drafts, or since they changed.
 
-    Two estimates, one over the last dozen drafts and one over a thousand: the long one counts, until the short one
-    shows that what is written has changed; then the long one begins anew.
+    A change is found as in sequential analysis: for the last one, two, three ... steps the likelihood of their first
+    draft tokens with a rate of their own is held against that with the long rate.
     """
 
     def __init__(self, num_positions: int) -> None:
         """Know nothing yet."""
-        self._recent = _Rates(num_positions, half_life_drafts=12, half_life_s=3)
-        self._long = _Rates(num_positions, half_life_drafts=1024, half_life_s=60)
+        self._rates = _Rates(num_positions, half_life_drafts=1024, half_life_s=60)
+        self._recent: deque[Step] = deque(maxlen=_NUM_RECENT_STEPS)
         self._at = 0.0
         self.drafted_at = -math.inf
         """When a draft was last verified."""
 
-    def add(self, step: Step, now: float) -> None:
-        """A step ended `now`."""
+    def add(self, step: Step, now: float) -> bool:
+        """A step ended `now`; return whether what was known before it no longer holds."""
         if not step.drafted:
-            return
-        for rates in (self._recent, self._long):
-            rates.fade(step.drafted[0], now - self._at)
-            rates.add(step)
+            return False
+        self._rates.fade(step.drafted[0], now - self._at)
+        self._rates.add(step)
+        self._recent.append(step)
         self._at = self.drafted_at = now
-        if self._has_changed():
-            self._long.begin_anew(self._recent)
+        num_since = self._num_since_change()
+        if not num_since:
+            return False
+        since = list(self._recent)[-num_since:]
+        self._rates.begin_anew(since)
+        self._recent.clear()
+        return True
 
     def expected_length(self, num_draft_tokens: int) -> float | None:
         """Return the tokens that a generation should get from a step, None where nothing is known of drafts."""
         if not num_draft_tokens:
             return 1.0
-        if self._long.reached[0] < _MIN_REACHED:
+        if self._rates.reached[0] < _MIN_REACHED:
             return None
         length = survival = 1.0
         rate = 0.0
-        for reached, accepted in zip(self._long.reached, self._long.accepted, strict=True):
+        for reached, accepted in zip(self._rates.reached, self._rates.accepted, strict=True):
             rate = accepted / reached if reached >= _MIN_REACHED else rate
             survival *= rate
             length += survival
@@ -96,14 +104,20 @@ class Acceptance:
                 break
         return length
 
-    def _has_changed(self) -> bool:
-        num, num_long = self._recent.reached[0], self._long.reached[0]
-        if num < _MIN_REACHED:
-            return False
-        recent, rate = self._recent.accepted[0] / num, self._long.accepted[0] / num_long
-        # Half a token more on either side keeps a rate of 0 or 1 from having no error at all.
-        spread = (rate * num_long + 0.5) / (num_long + 1)
-        return abs(recent - rate) > _CHANGE_SIGMAS * math.sqrt(spread * (1 - spread) / num)
+    def _num_since_change(self) -> int:
+        """Return how many steps ago acceptance most likely changed, 0 where it has not."""
+        num_long = self._rates.reached[0]
+        # Half a token more on either side: no rate is 0 or 1 for sure.
+        rate = (self._rates.accepted[0] + 0.5) / (num_long + 1)
+        num = num_accepted = 0
+        most, num_since = _CHANGE_EVIDENCE, 0
+        for at, step in enumerate(reversed(self._recent), 1):
+            num += step.drafted[0]
+            num_accepted += step.accepted[0]
+            evidence = _evidence(num_accepted, num, rate)
+            if num >= _MIN_REACHED and evidence > most:
+                most, num_since = evidence, at
+        return num_since
 
 
 class StepTimes:
@@ -118,6 +132,11 @@ class StepTimes:
         times.append((now, seconds))
         while len(times) > _MIN_TIMES and times[0][0] < now - _FORGET_AFTER_S:
             times.popleft()
+
+    @property
+    def can_compare(self) -> bool:
+        """Whether two draft lengths have been measured: then something is known of each."""
+        return sum(self._measured(k) is not None for k in self._times) > 1
 
     def age_s(self, num_draft_tokens: int, now: float) -> float:
         """Return how long ago a step with this K was last timed, infinite for never."""
@@ -181,3 +200,12 @@ def _on_line(points: list[tuple[int, float]], x: int) -> float | None:
     mean_x, mean_y = fmean(point[0] for point in points), fmean(point[1] for point in points)
     slope = sum((px - mean_x) * (py - mean_y) for px, py in points) / sum((px - mean_x) ** 2 for px, _ in points)
     return mean_y + max(0.0, slope) * (x - mean_x)
+
+
+def _evidence(num_accepted: int, num: int, rate: float) -> float:
+    """Return by how much, in natural logarithms, the counts are likelier with their own rate than with `rate`."""
+    evidence = 0.0
+    for count, chance in ((num_accepted, rate), (num - num_accepted, 1 - rate)):
+        if count:
+            evidence += count * math.log(count / num / chance)
+    return evidence

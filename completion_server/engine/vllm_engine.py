@@ -1,4 +1,4 @@
-"""vLLM behind the engine interface: with the schedulers beside it, the only file that imports vllm and torch.
+"""vLLM behind the engine interface. Only this, `vllm_arguments` and the schedulers in `vllm_speculation` import vLLM.
 
 The engine core runs in a process of its own; this side talks to it through `AsyncLLM`. Nothing here knows why a
 generation was asked for or who waits for it.
@@ -6,8 +6,6 @@ generation was asked for or who waits for it.
 
 import asyncio
 import contextlib
-import dataclasses
-import difflib
 import threading
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
@@ -26,18 +24,13 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output, Step
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.speculation import Schedule, ScheduleError, SpeculationFixedError, parse_schedule
-from completion_server.engine.speculation_table import MAX_DRAFT_TOKENS, LiveTable
+from completion_server.engine.speculation import Schedule, SpeculationFixedError
+from completion_server.engine.speculation_table import LiveTable
 from completion_server.engine.vllm_accounts import Accounts, Progress, StepMeter
+from completion_server.engine.vllm_arguments import engine_args, fixed_because, schedule_at_start
 from completion_server.engine.vllm_process import yield_to_server
 
 T = TypeVar("T")
-
-_OWN_KEYS = (
-    "model", "revision", "dtype", "max_model_len", "max_num_seqs", "tensor_parallel_size", "trust_remote_code",
-    "enforce_eager",
-)  # fmt: skip
-"""Arguments that `[engine]` has a key of the same name for."""
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
 """vLLM's finish reasons in the interface's words; with any other ("abort", "error") it gave a generation up."""
@@ -48,81 +41,6 @@ _NICE_ON_A_CPU = 5
 
 _STOP_GRACE_S = 10.0
 """How long a core may take to end by itself; one that hangs is killed after it."""
-
-
-def engine_args(settings: EngineSettings) -> dict[str, Any]:
-    """Return the keyword arguments of vLLM's AsyncEngineArgs that the settings mean.
-
-    Raises:
-        ConfigError: `[engine.vllm]` has a key that vLLM does not know, or one that has a place in `[engine]`.
-
-    """
-    args: dict[str, Any] = {
-        "model": settings.model,
-        "revision": settings.revision,
-        "dtype": settings.dtype,
-        "max_model_len": settings.max_model_len,
-        "max_num_seqs": settings.max_num_seqs,
-        "tensor_parallel_size": settings.tensor_parallel_size,
-        "trust_remote_code": settings.trust_remote_code,
-        "enforce_eager": current_platform.is_cpu() if settings.enforce_eager is None else settings.enforce_eager,
-        "enable_prefix_caching": True,
-        "scheduling_policy": "priority",
-        "use_tqdm_on_load": False,
-    }
-    if settings.draft_model and settings.num_speculative_tokens:
-        args["per_request_spec_decode_metrics"] = "summary"
-        args["speculative_config"] = {
-            "method": "draft_model",
-            "model": settings.draft_model,
-            "num_speculative_tokens": settings.num_speculative_tokens,
-        }
-        if not _fixed_by(settings):  # a schedule tells vLLM that K varies; what it says is the same as none
-            row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
-            args["speculative_config"]["num_speculative_tokens_per_batch_size"] = [row]
-    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    for key in settings.vllm:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            msg = f"engine.vllm.{key}: vLLM has no such engine argument{hint}"
-            raise ConfigError(msg)
-        if key in _OWN_KEYS:
-            msg = f"engine.vllm.{key}: set engine.{key} instead"
-            raise ConfigError(msg)
-    return args | settings.vllm
-
-
-def _fixed_by(settings: EngineSettings) -> str:
-    """Return why these settings keep K as it is at start; "" where they don't."""
-    if int(settings.vllm.get("data_parallel_size") or 1) > 1:
-        return "vLLM keeps the draft length fixed under data parallelism"
-    if settings.vllm.get("scheduler_cls"):
-        return "engine.vllm.scheduler_cls names a scheduler of another make"
-    if settings.num_speculative_tokens > MAX_DRAFT_TOKENS:
-        return f"engine.num_speculative_tokens is over {MAX_DRAFT_TOKENS}"
-    return ""
-
-
-def _fixed_because(settings: EngineSettings, config: VllmConfig) -> str:
-    """Return why K can't be changed on an engine of this configuration; "" where it can."""
-    speculative = config.speculative_config
-    if speculative is None:
-        return "the engine was started without a draft model"
-    if speculative.num_speculative_tokens_per_batch_size is None:
-        return _fixed_by(settings) or "engine.vllm.speculative_config has no num_speculative_tokens_per_batch_size"
-    return _fixed_by(settings)
-
-
-def _schedule_at_start(config: VllmConfig) -> Schedule:
-    """Return the schedule that vLLM starts with."""
-    speculative = config.speculative_config
-    if speculative is None:
-        return Schedule.fixed(0, config.scheduler_config.max_num_seqs)
-    ceiling = speculative.num_speculative_tokens
-    with contextlib.suppress(ScheduleError):  # vLLM takes some that have gaps
-        return parse_schedule(speculative.num_speculative_tokens_per_batch_size or (), ceiling)
-    return Schedule.fixed(ceiling, config.scheduler_config.max_num_seqs)
 
 
 class _Stats(StatLoggerBase):
@@ -200,14 +118,14 @@ class VllmEngine:
             max_num_seqs=config.scheduler_config.max_num_seqs,
             speculation_fixed_because=self._fixed_because,
         )
-        self._put_in_force(_schedule_at_start(config))
+        self._put_in_force(schedule_at_start(config))
 
     def _load(self) -> AsyncLLM:
         nice = self._settings.nice
         yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
         args = AsyncEngineArgs(**engine_args(self._settings))
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
-        self._fixed_because = _fixed_because(self._settings, config)
+        self._fixed_because = fixed_because(self._settings, config)
         if self._fixed_because:
             return self._make_llm(args, config)
         scheduler = "LiveAsyncScheduler" if config.scheduler_config.async_scheduling else "LiveScheduler"

@@ -80,8 +80,8 @@ async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -
 
 async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says that it can't follow; the engine runs with its K, and says why that stays."""
-    monkeypatch.setattr("completion_server.engine.vllm_engine._SCHEDULERS", "tests.support.schedulers")
     engine = make_vllm_engine()
+    monkeypatch.setattr("completion_server.engine.vllm_engine._SCHEDULERS", "tests.support.schedulers")
     try:
         await engine.start()
         assert "no longer reads a schedule" in engine.info.speculation_fixed_because
@@ -132,11 +132,11 @@ async def test_generations_side_by_side_go_on_over_changes(async_engine: "VllmEn
 def test_where_vllm_keeps_k_fixed_it_is_started_without_a_schedule(
     vllm_engine: "VllmEngine", vllm: dict[str, object], said: str
 ) -> None:
-    from completion_server.engine import vllm_engine as module
+    from completion_server.engine import vllm_arguments as module
 
     plain, kept = EngineSettings(model="m", draft_model="d"), EngineSettings(model="m", draft_model="d", vllm=vllm)
     rows = module.engine_args(plain)["speculative_config"]["num_speculative_tokens_per_batch_size"]
     assert rows == [[1, plain.max_num_seqs, plain.num_speculative_tokens]]
     assert "num_speculative_tokens_per_batch_size" not in module.engine_args(kept)["speculative_config"]
-    assert said in module._fixed_by(kept)
-    assert module._fixed_by(plain) == ""
+    assert said in module.fixed_by_settings(kept)
+    assert module.fixed_by_settings(plain) == ""

@@ -1,18 +1,31 @@
-"""Schedulers as those of a vLLM in which the list of draft lengths has another name."""
+"""Schedulers as those of a vLLM that keeps its list of draft lengths under another name."""
 
 from typing import Any
 
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+
 from completion_server.engine import vllm_speculation
-from completion_server.engine.speculation_table import join_table
 
 
-class LiveScheduler(vllm_speculation.LiveScheduler):
-    """Finds no list that it knows."""
+class _Renamed(Scheduler):
+    """Has the list under the name that vLLM knows only while vLLM plans a step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._table = join_table(self.scheduler_config.max_num_seqs, can_follow=False)
+        self._renamed = self.__dict__.pop("dynamic_sd_lookup")
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self.dynamic_sd_lookup = self._renamed
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            del self.dynamic_sd_lookup
 
 
-class LiveAsyncScheduler(LiveScheduler, vllm_speculation.LiveAsyncScheduler):
+class LiveScheduler(vllm_speculation.LiveScheduler, _Renamed):
+    """Ours, on top of such a one."""
+
+
+class LiveAsyncScheduler(vllm_speculation.LiveAsyncScheduler, _Renamed):
     """The same, planning ahead."""
