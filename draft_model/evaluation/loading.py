@@ -10,7 +10,7 @@ from draft_model.errors import PipelineError
 
 
 def load_model(folder: Path) -> LlamaForCausalLM:
-    """A model folder as a float32 model in evaluation mode, INT8 weights multiplied out; PipelineError if it is none."""
+    """A model folder as a float32 model in evaluation mode, INT8 multiplied out; PipelineError when it is not one."""
     if not (folder / "config.json").is_file():
         raise PipelineError(f"{folder} is not a model folder: it has no config.json")
     disable_progress_bar()  # type: ignore[no-untyped-call]  # It loads in a moment, and INT8 weights would draw two bars more.
