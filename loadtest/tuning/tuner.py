@@ -165,24 +165,29 @@ class Tuner:
         num_steps = rounds * len(concurrencies) * len(variants)
         for turn in turns(variants, concurrencies, rounds, f"{self._scenario.seed}/{stage}"):
             traffic = await traffic_of(self._scenario, turn.concurrency, f"{_SEEDS[stage]}/{turn.round}")
-            await self._warm_up(turn, traffic)
-            for variant in turn.variants:
+            for variant in self._by_server(turn):
+                if self._replay(variant) is not self._last or variant == turn.variants[0]:
+                    await self._warm_up(self._replay(variant), traffic)
                 self._tell(Step(stage, variant.name, turn.concurrency, len(found), num_steps))
                 found.append(await self._block(turn, variant, traffic, seconds))
         return Blocks(tuple(found))
 
-    async def _warm_up(self, turn: Turn, traffic: Schedule) -> None:
-        """Let each server see the turn's texts once: who comes first is not to fill the prefix cache for the others."""
-        for replay in dict.fromkeys(self._replay(variant) for variant in turn.variants):
-            await self._switch_to(replay)
-            await replay.run(traffic, 0.0)
+    def _by_server(self, turn: Turn) -> list[Variant]:
+        """Return a turn's variants in their order, but those of one server together: changing over takes time."""
+        servers = list(dict.fromkeys(self._replay(variant) for variant in turn.variants))
+        return sorted(turn.variants, key=lambda each: servers.index(self._replay(each)))
+
+    async def _warm_up(self, replay: Replay, traffic: Schedule) -> None:
+        """Let a server see a turn's texts once: who comes first is not to fill the prefix cache for the others."""
+        if self._last is not replay and self._last is not None:
+            await asyncio.sleep(self._switch_s)
+        self._last = replay
+        await replay.run(traffic, 0.0)
 
     async def _block(self, turn: Turn, variant: Variant, traffic: Schedule, seconds: float) -> Block:
         if variant.rows is not None:
             await self._operator.put(variant.rows)
-        replay = self._replay(variant)
-        await self._switch_to(replay)
-        heard = await replay.run(traffic, seconds)
+        heard = await self._replay(variant).run(traffic, seconds)
         criteria = self._scenario.criteria
         block = Block.of(variant, turn.concurrency, turn.round, heard.answers, heard.window_s, criteria)
         if not block.goodput:
@@ -193,11 +198,6 @@ class Tuner:
 
     def _replay(self, variant: Variant) -> Replay:
         return self._replays.get(variant.name, self._replays[""])
-
-    async def _switch_to(self, replay: Replay) -> None:
-        if self._last is not replay and self._last is not None:
-            await asyncio.sleep(self._switch_s)
-        self._last = replay
 
 
 def _concurrencies(settings: TuningSettings, slots: int) -> tuple[int, ...]:

@@ -110,9 +110,9 @@ def _of_choice(choice: Choice) -> str:
         return head + (
             f"K = {choice.k} saves {saved.value:.1f} ms of it, {choice.saved_share:.0%} ({span} ms; {tokens})."
         )
-    change = f"saves {saved.value:.1f} ms" if saved.value > 0 else f"costs {-saved.value:.1f} ms"
     if gain.high < 1:
-        return head + f"K should be 0: even the best other, {choice.best_k}, {change} of it or more ({tokens})."
+        change = f"{abs(saved.value):.1f} ms {'less' if saved.value > 0 else 'more'}"
+        return head + f"K should be 0: even with the best other, {choice.best_k}, it is {change} ({tokens})."
     return head + f"K should be 0: the best other, {choice.best_k}, is not better beyond noise ({tokens})."
 
 
