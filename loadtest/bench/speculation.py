@@ -62,8 +62,8 @@ class _Options(TypedDict):
 
 @click.command()
 @config_options
-@click.option("--rounds", type=click.IntRange(MIN_ROUNDS), default=5, show_default=True, help="Blocks of each kind.")
-@click.option("--seconds", type=click.FloatRange(0.2), default=0.8, show_default=True, help="Of a block, at the least.")
+@click.option("--rounds", type=click.IntRange(MIN_ROUNDS), default=4, show_default=True, help="Blocks of each kind.")
+@click.option("--seconds", type=click.FloatRange(0.2), default=0.6, show_default=True, help="Of a block, at the least.")
 @click.option("--changes", type=click.IntRange(1), default=100, show_default=True, help="Of K, under traffic.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which texts are completed, and in which order.")
 @click.option(

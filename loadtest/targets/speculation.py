@@ -89,7 +89,8 @@ class Operator:
         """Give what is in force, for changes that are undone at the end, however that comes.
 
         Raises:
-            TargetError: nothing can be changed on this server, or it does not answer.
+            TargetError: nothing can be changed on this server, it does not answer, or what was in force before could
+                not be put back.
 
         """
         before = await self.get()
@@ -100,7 +101,12 @@ class Operator:
         try:
             yield before
         finally:
-            await self.restore(before)
+            try:
+                await self.restore(before)
+            except TargetError as error:
+                rows = [[row.first_batch_size, row.last_batch_size, row.num_speculative_tokens] for row in before.table]
+                msg = f"{error}; what was in force before could not be put back, it was {rows}"
+                raise TargetError(msg) from error
 
     async def __aenter__(self) -> Self:
         """Return itself."""

@@ -1,7 +1,8 @@
 """Completion traffic at a set concurrency: callers who ask again, one key on, as soon as they have their answer.
 
-Who types what, and when the next key would come, is a scenario's. A block lasts for a set time, and until there are as
-many answers as callers. Nothing is shared with another block but the texts: callers are new users each time.
+Who types what, and when the next key would come, is a scenario's. A block lasts for a set time, and until there are
+half as many answers as callers; then everybody finishes what is under way. Nothing is shared with another block but the
+texts: callers are new users each time.
 """
 
 import asyncio
@@ -85,7 +86,7 @@ async def traffic_of(scenario: Scenario, concurrency: int, seed: str) -> Schedul
 
 
 class _Block:
-    """Callers until the time is up and each could have had an answer."""
+    """Callers until the time is up and half of them could have had an answer."""
 
     def __init__(self, seconds: float, num_callers: int) -> None:
         self.answers: list[Answer] = []
@@ -109,7 +110,7 @@ class _Block:
 
     def _is_over(self) -> bool:
         now_s = self._clock.now_s()
-        if not self.window_s and now_s >= self._seconds and len(self.answers) >= self._num_callers:
+        if not self.window_s and now_s >= self._seconds and 2 * len(self.answers) >= self._num_callers:
             self.window_s = now_s
         return bool(self.window_s)
 

@@ -37,7 +37,7 @@ class TuningSettings:
     rounds: int = 6
     verify_rounds: int = 6
     seconds: float = 2.0
-    """Of a block, at least; it also lasts until there are as many answers as callers."""
+    """Of a block, at least; it also lasts until there are half as many answers as callers."""
     ks: tuple[int, ...] = ()
     """K from 0 on; none takes all up to the ceiling."""
 
@@ -148,7 +148,7 @@ class Tuner:
             checks=checks,
             verification=verification,
             verdict=tuple(words(choices, table, verification)),
-            troubles=tuple(troubles(Blocks((*sweep.all, *checks.all)))),
+            troubles=tuple(troubles(Blocks((*sweep.all, *checks.all)), choices)),
             others=others,
         )
 

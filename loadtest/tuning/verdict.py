@@ -13,6 +13,7 @@ from loadtest.tuning.statistics import CONFIDENCE, Estimate, ratio_of_rounds
 
 TABLE = "table"
 _MAX_SHED_SHARE = 0.01
+_MAX_HIDDEN_GAIN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,12 @@ def words(choices: Sequence[Choice], table: Rows, found: Verification) -> list[s
     return lines
 
 
-def troubles(blocks: Blocks) -> list[str]:
+def troubles(blocks: Blocks, choices: Sequence[Choice] = ()) -> list[str]:
     """Return what makes the figures say less than they seem to."""
+    return [*_shed(blocks), *_noise(choices)]
+
+
+def _shed(blocks: Blocks) -> list[str]:
     shed = Counter(reason for each in blocks.all for reason in each.shed)
     num_requests = shed.total() + sum(each.num_answers for each in blocks.all)
     if shed.total() <= _MAX_SHED_SHARE * num_requests:
@@ -73,6 +78,16 @@ def troubles(blocks: Blocks) -> list[str]:
         f"The server turned {shed.total() / num_requests:.0%} of the requests away ({reasons}), so that less was in "
         "its engine than was asked for. For tuning start it with shed.when = never, scheduling.step_tolerance = 0 and "
         "admission.user_requests_per_s = 0."
+    ]
+
+
+def _noise(choices: Sequence[Choice]) -> list[str]:
+    hidden = [each.gain.value / each.gain.low - 1 for each in choices]
+    if not hidden or max(hidden) <= _MAX_HIDDEN_GAIN:
+        return []
+    return [
+        f"Rounds differ so much that a gain of up to {max(hidden):.0%} can't be told from noise: what pays may have "
+        "been missed. Measure on a quiet machine, in more rounds or in longer blocks."
     ]
 
 

@@ -87,3 +87,10 @@ def test_a_server_that_sheds_is_said(num_shed: int, is_said: bool) -> None:
     said = troubles(Blocks((first, *sweep.all[1:])))
     assert bool(said) is is_said
     assert all("rate_limited 30" in line for line in said)
+
+
+@pytest.mark.parametrize(("noise", "is_said"), [(0.01, False), (0.5, True)])
+def test_rounds_that_differ_too_much_are_said(noise: float, is_said: bool) -> None:
+    sweep = make_sweep(modelled(NEVER_PAYS), noise=noise)
+    said = troubles(sweep, choose(sweep))
+    assert any("can't be told from noise" in line for line in said) is is_said
