@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-import threading
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -100,8 +99,6 @@ def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Op
       completion-server speculation set --schedule schedule.json
       loadtest tune-k --server 127.0.0.1:50051 --concurrency 1,8,32 --k 1,2,4 --rounds 10
     """
-    if threading.current_thread() is threading.main_thread():
-        end_on_sigterm()
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         scenario = _scenario(options)
@@ -112,10 +109,10 @@ def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Op
             verify_rounds=options["rounds"],
             seconds=options["seconds"],
         )
+        addresses = _address("--server", server), _address("--admin", admin)
+        end_on_sigterm()
         with Bar(Console(stderr=True)) as bar:
-            tuned = asyncio.run(
-                _tune(_address("--server", server), _address("--admin", admin), scenario, settings, bar)
-            )
+            tuned = asyncio.run(_tune(*addresses, scenario, settings, bar))
     except (ScenarioError, TargetError, TuningError, DocumentsError, RecordedError) as error:
         raise Refused(str(error)) from error
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.speculation_gpu import DRAFT, TARGET, acceptance_by_position, crossing, engine_args
+from loadtest.bench.speculation_gpu import DRAFT, TARGET, acceptance_by_position, crossing
 
 FIGURES = {
     "best_k_batch_1", "speedup_batch_1", "speedup_batch_1_over_no_draft", "crossover_batch", "tuned_over_best_fixed",
@@ -52,14 +52,7 @@ def test_where_the_speed_up_ends_lies_between_two_sizes(speedups: dict[int, floa
     assert crossing(speedups) == pytest.approx(where)
 
 
-def test_vllm_takes_the_arguments_and_the_models_are_of_the_sizes_they_are_called_by() -> None:
-    from vllm.config.speculative import SpeculativeConfig
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    args = engine_args(Path("target"), Path("draft"), 5, 0.82, 128)
-    assert args.keys() <= AsyncEngineArgs.__dataclass_fields__.keys()
-    assert args["speculative_config"].keys() <= SpeculativeConfig.__dataclass_fields__.keys()
-    assert "speculative_config" not in engine_args(Path("target"), None, 5, 0.82, 128)
+def test_the_models_are_of_the_sizes_they_are_called_by() -> None:
     assert 12.5e9 < num_parameters(TARGET) < 13.5e9
     assert 1.0e9 < num_parameters(DRAFT) < 1.2e9
 
