@@ -32,7 +32,7 @@ _VOCABULARY = 32_000
 _PROMPT_TOKENS = 128
 """Few, so that the KV cache of the largest batch fits: 0.8 MiB for each token."""
 
-_LLAMA: Mapping[str, Any] = {
+_LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "dtype": "bfloat16",
@@ -44,7 +44,7 @@ _LLAMA: Mapping[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,  # an answer is as long as it is asked for
 }
-TARGET: Mapping[str, Any] = _LLAMA | {
+TARGET: dict[str, Any] = _LLAMA | {
     "hidden_size": 5120,
     "intermediate_size": 13824,
     "num_hidden_layers": 40,
@@ -71,7 +71,7 @@ TARGET: Mapping[str, Any] = _LLAMA | {
     },
 }
 """Llama 2 13B's sizes; W8A8, weights by channel, activations by token."""
-DRAFT: Mapping[str, Any] = _LLAMA | {
+DRAFT: dict[str, Any] = _LLAMA | {
     "hidden_size": 2048,
     "intermediate_size": 5632,
     "num_hidden_layers": 22,
