@@ -10,7 +10,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test check proto docs lock lock-cuda models clean \
-	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers
+	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -71,6 +71,9 @@ bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end,
 
 bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/images/peers.svg.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg
+
+bench-speculation: $(VENV)/installed ## Every draft length K at 1 to 64 at once, a table tuned from it, and how fast K changes.
+	@$(BIN)/python -m loadtest.bench.speculation
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
 	rm -rf .venv .venv-cuda build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@ from rich.table import Table
 from loadtest.commands.merge import merge
 from loadtest.commands.reports import COMMANDS
 from loadtest.commands.run import run
+from loadtest.commands.tune import tune_k
 from loadtest.traffic.scenario import packaged_scenarios
 
 
@@ -26,5 +27,5 @@ def scenarios() -> None:
     Console().print(table)
 
 
-for _command in (run, merge, *COMMANDS):
+for _command in (run, merge, *COMMANDS, tune_k):
     main.add_command(_command)

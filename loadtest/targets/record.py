@@ -103,9 +103,9 @@ class Record:
     """A request under way; whoever hears something of it says so here, and the time is taken."""
 
     __slots__ = (
-        "_has_ended", "_last_text_at_s", "_on_end", "clock", "completion_tokens", "ended_at_s", "error",
-        "first_text_at_s", "gaps_s", "is_sent", "num_messages", "outcome", "request", "sent_at_s", "server",
-        "shed_reason", "text",
+        "_has_ended", "_last_text_at_s", "_on_end", "accepted_tokens", "clock", "completion_tokens", "drafted_tokens",
+        "ended_at_s", "error", "first_text_at_s", "gaps_s", "is_sent", "num_messages", "outcome", "request",
+        "sent_at_s", "server", "shed_reason", "text",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +122,10 @@ class Record:
         self.num_messages = 0
         """Received for it, where the target counts them."""
         self.completion_tokens = 0
+        self.drafted_tokens = 0
+        """By the draft model, where the target says so."""
+        self.accepted_tokens = 0
+        """Of these, by the target model."""
         self.error = ""
         self.shed_reason = ""
         self.server: Stages | None = None
@@ -152,6 +156,10 @@ class Record:
     def count_tokens(self, completion_tokens: int) -> None:
         """Say how many tokens it has come to."""
         self.completion_tokens = completion_tokens
+
+    def count_drafts(self, drafted_tokens: int, accepted_tokens: int) -> None:
+        """Say what its drafts have come to."""
+        self.drafted_tokens, self.accepted_tokens = drafted_tokens, accepted_tokens
 
     def stages(self, stages: Stages) -> None:
         """Say where the server says the time went."""

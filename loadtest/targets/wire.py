@@ -60,6 +60,7 @@ def take_end(record: Record, end: pb.End) -> None:
     if end.text:
         record.text_came(end.text)
     record.count_tokens(end.usage.completion_tokens)
+    record.count_drafts(end.usage.drafted_tokens, end.usage.accepted_draft_tokens)
     if end.HasField("timings"):
         times = end.timings
         record.stages(Stages(times.queue_ms, times.tokenise_ms, times.prefill_ms, times.decode_ms, times.total_ms))

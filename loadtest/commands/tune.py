@@ -1,0 +1,213 @@
+"""`loadtest tune-k`."""
+
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from loadtest.commands.outcome import NEW_FILE, Exit, Refused
+from loadtest.processes import end_on_sigterm
+from loadtest.report.terminal import print_table
+from loadtest.targets import TargetError, parse_target
+from loadtest.targets.speculation import Operator
+from loadtest.traffic.documents import DocumentsError
+from loadtest.traffic.recorded import RecordedError
+from loadtest.traffic.scenario import Scenario, ScenarioError
+from loadtest.tuning.document import as_json, check_table, choice_table, sweep_table
+from loadtest.tuning.page import render_tuning
+from loadtest.tuning.replay import Replay
+from loadtest.tuning.statistics import MIN_ROUNDS
+from loadtest.tuning.tuner import Step, Tuned, Tuner, TuningError, TuningSettings
+
+_WIDTH = 150
+"""Of tables where no terminal limits them."""
+
+
+class _Options(TypedDict):
+    trace: str
+    overrides: tuple[str, ...]
+    concurrency: str | None
+    k: str | None
+    rounds: int
+    seconds: float
+    seed: str | None
+    out: Path | None
+    html: Path | None
+    as_json: bool
+
+
+@click.command("tune-k")
+@click.option("--server", required=True, metavar="HOST:PORT", help="Where the server takes completions.")
+@click.option(
+    "--admin",
+    default="127.0.0.1:50052",
+    show_default=True,
+    envvar="COMPLETION_SERVER_ADMIN_ADDRESS",
+    metavar="HOST:PORT",
+    help="Its admin listener.",
+)
+@click.option(
+    "--trace",
+    default="steady",
+    show_default=True,
+    metavar="SCENARIO",
+    help="What is completed: a scenario by its name or file, or a CSV of recorded arrivals.",
+)
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key of the scenario.")
+@click.option(
+    "--concurrency",
+    metavar="N,N,...",
+    help="Requests at once.  [default: 1,4,16,64, as far as the server has slots]",
+)
+@click.option("--k", metavar="N,N,...", help="Draft lengths to try beside 0.  [default: all up to the ceiling]")
+@click.option(
+    "--rounds",
+    type=click.IntRange(MIN_ROUNDS),
+    default=6,
+    show_default=True,
+    help="How often each K meets each concurrency; more make intervals narrower.",
+)
+@click.option("--seconds", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Of a block, at the least.")
+@click.option("--seed", help="Instead of the scenario's: other texts, another order.")
+@click.option("--out", type=NEW_FILE, help="Write the schedule and all figures, as JSON.")
+@click.option("--html", type=NEW_FILE, help="Write a page with the curves.")
+@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON instead of tables.")
+def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Options]) -> None:
+    """Find how many tokens the draft should propose (K) for each batch size, on a running server.
+
+    Callers complete what a scenario's users type, so many at once, and ask again as soon as they are answered. K
+    changes live, in random order, block by block; what counts is tokens/s. A K above 0 is taken only where it beats 0
+    beyond noise. Then the table, the best single K and 0 meet again on other texts, and the winner is recommended. What
+    was in force before is put back at the end, also after Ctrl-C.
+
+    Nothing else should use the server meanwhile. It should shed nobody: start it with shed.when=never,
+    scheduling.step_tolerance=0 and admission.user_requests_per_s=0.
+
+    Ends with status 0 where it was tuned, 2 where the input is bad or the server can't be tuned, 130 after Ctrl-C.
+
+    \b
+    Examples:
+      loadtest tune-k --server 127.0.0.1:50051 --out schedule.json --html tuning.html
+      completion-server speculation set --schedule schedule.json
+      loadtest tune-k --server 127.0.0.1:50051 --concurrency 1,8,32 --k 1,2,4 --rounds 10
+    """
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        scenario = _scenario(options)
+        settings = TuningSettings(
+            concurrencies=numbers("--concurrency", options["concurrency"], least=1),
+            ks=numbers("--k", options["k"], least=0),
+            rounds=options["rounds"],
+            verify_rounds=options["rounds"],
+            seconds=options["seconds"],
+        )
+        addresses = _address("--server", server), _address("--admin", admin)
+        end_on_sigterm()
+        with Bar(Console(stderr=True)) as bar:
+            tuned = asyncio.run(_tune(*addresses, scenario, settings, bar))
+    except (ScenarioError, TargetError, TuningError, DocumentsError, RecordedError) as error:
+        raise Refused(str(error)) from error
+    except KeyboardInterrupt:
+        click.echo("Interrupted; what was in force before is in force again.", err=True)
+        sys.exit(Exit.INTERRUPTED)
+    about = {
+        "version": version("completion-server"),
+        "started_at": started_at,
+        "scenario": scenario.name,
+        "seed": scenario.seed,
+        "rounds": settings.rounds,
+        "seconds": settings.seconds,
+    }
+    found = as_json(tuned, about)
+    if (out := options["out"]) is not None:
+        out.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
+    if (html := options["html"]) is not None:
+        facts = {"server": server, "model": str(tuned.server["model"]), "draft": str(tuned.server["draft_model"])}
+        html.write_text(render_tuning(tuned, facts | {k: str(v) for k, v in about.items()}), encoding="utf-8")
+    if as_json_only:
+        click.echo(json.dumps(found, allow_nan=False))
+    else:
+        print_tuning(tuned, Console())
+
+
+def print_tuning(tuned: Tuned, console: Console) -> None:
+    """Print what was found, the verdict last."""
+    wide = console if console.is_terminal else Console(width=_WIDTH)
+    for table in (sweep_table(tuned), choice_table(tuned), check_table(tuned)):
+        if table.rows:
+            print_table(table, wide)
+    for trouble in tuned.troubles:
+        wide.print(Text(trouble, style="bold red"))
+    for line in tuned.verdict:
+        wide.print(Text(line))
+    wide.print(Text(f"Recommended: {json.dumps(tuned.recommended)}", style="bold"))
+
+
+class Bar(Progress):
+    """How far a tuning is."""
+
+    def __init__(self, console: Console) -> None:
+        """Draw nothing yet."""
+        columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._stage, self._task = "", self.add_task("starting", total=None)
+
+    def tell(self, step: Step) -> None:
+        """Show what is done next."""
+        if not self.console.is_terminal and step.stage != self._stage:
+            self.console.print(f"{step.stage}: {step.num_steps} blocks", markup=False, highlight=False)
+        self._stage = step.stage
+        said = f"{step.stage}: {step.name}, {step.concurrency} at once"
+        self.update(self._task, description=said, completed=step.num_done, total=step.num_steps)
+
+
+def numbers(option: str, text: str | None, *, least: int) -> tuple[int, ...]:
+    """Return a list of whole numbers, rising; none where nothing was given.
+
+    Raises:
+        TuningError: one is no number or too small; it names the option and what was given.
+
+    """
+    if text is None:
+        return ()
+    found: set[int] = set()
+    for each in text.split(","):
+        if not each.strip().isdecimal() or int(each) < least:
+            msg = f"{option}: numbers of at least {least} with commas between them; got {each.strip()!r} in {text!r}"
+            raise TuningError(msg)
+        found.add(int(each))
+    return tuple(sorted(found))
+
+
+async def _tune(server: str, admin: str, scenario: Scenario, settings: TuningSettings, bar: Bar) -> Tuned:
+    replay = Replay(server, scenario)
+    try:
+        async with Operator(admin) as operator:
+            return await Tuner(operator, {"": replay}, scenario, bar.tell).tune(settings)
+    finally:
+        await replay.close()
+
+
+def _scenario(options: _Options) -> Scenario:
+    trace, overrides = options["trace"], list(options["overrides"])
+    if trace.endswith(".csv"):
+        trace, overrides = "steady", [f"recorded.file={trace}", *overrides]
+    return Scenario.load(trace, overrides).scaled(seed=options["seed"])
+
+
+def _address(option: str, text: str) -> str:
+    """Return HOST:PORT. Raises TuningError where it is none."""
+    try:
+        (host,) = parse_target(f"grpc://{text.removeprefix('grpc://')}").hosts
+    except (TargetError, ValueError) as error:
+        msg = f"{option}: must be HOST:PORT, got {text!r}"
+        raise TuningError(msg) from error
+    return host

@@ -1,0 +1,132 @@
+"""The draft lengths of a running server, as its operators see and set them."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import grpc
+
+from completion.v1 import admin_pb2 as pb
+from completion.v1.admin_pb2_grpc import AdminServiceStub
+from loadtest.targets import TargetError
+
+if TYPE_CHECKING:
+    from completion.v1.admin_pb2_grpc import AdminServiceAsyncStub
+
+BY = "loadtest"
+"""As who it sets anything."""
+
+_TIMEOUT_S = 10.0
+_MS = 1000.0
+
+
+class Operator:
+    """Somebody at a server's admin listener."""
+
+    def __init__(self, address: str) -> None:
+        """Connect to HOST:PORT when first something is asked."""
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),))
+        self._stub: AdminServiceAsyncStub = AdminServiceStub(self._channel)
+
+    async def status(self) -> pb.GetStatusResponse:
+        """Return what the server is doing.
+
+        Raises:
+            TargetError: it does not answer.
+
+        """
+        try:
+            return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+
+    async def get(self) -> pb.GetSpeculationResponse:
+        """Return what is in force, and what it came to.
+
+        Raises:
+            TargetError: the server does not answer.
+
+        """
+        try:
+            return await self._stub.GetSpeculation(pb.GetSpeculationRequest(), timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+
+    async def put(self, rows: Sequence[tuple[int, int, int]]) -> float:
+        """Put rows of (first, last, K) in force; return how long the call took, in milliseconds.
+
+        Raises:
+            TargetError: the server refuses, or does not answer.
+
+        """
+        schedule = [
+            pb.SpeculationRow(first_batch_size=first, last_batch_size=last, num_speculative_tokens=k)
+            for first, last, k in rows
+        ]
+        return await self._set(pb.SetSpeculationRequest(mode=pb.SPECULATION_MODE_SCHEDULE, schedule=schedule, by=BY))
+
+    async def restore(self, before: pb.GetSpeculationResponse) -> None:
+        """Put in force again what `get` returned, in the name of who had set it.
+
+        A server that chose for itself begins anew with the table that it had to fall back to.
+
+        Raises:
+            TargetError: the server refuses, or does not answer.
+
+        """
+        request = pb.SetSpeculationRequest(mode=before.mode, by=before.by)
+        if before.mode == pb.SPECULATION_MODE_FIXED:
+            request.num_speculative_tokens = before.schedule[0].num_speculative_tokens
+        else:
+            request.schedule.extend(before.table)
+        await self._set(request)
+
+    @asynccontextmanager
+    async def borrowed(self) -> AsyncIterator[pb.GetSpeculationResponse]:
+        """Give what is in force, for changes that are undone at the end, however that comes.
+
+        Raises:
+            TargetError: nothing can be changed on this server, it does not answer, or what was in force before could
+                not be put back.
+
+        """
+        before = await self.get()
+        if before.fixed_because or not before.max_num_speculative_tokens:
+            why = before.fixed_because or "its engine was started with 0 draft tokens"
+            msg = f"{self.address}: the server can't change its draft lengths while it runs: {why}"
+            raise TargetError(msg)
+        try:
+            yield before
+        finally:
+            try:
+                await self.restore(before)
+            except TargetError as error:
+                rows = [[row.first_batch_size, row.last_batch_size, row.num_speculative_tokens] for row in before.table]
+                msg = f"{error}; what was in force before could not be put back, it was {rows}"
+                raise TargetError(msg) from error
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up."""
+        await self._channel.close()
+
+    async def _set(self, request: pb.SetSpeculationRequest) -> float:
+        start = time.perf_counter()
+        try:
+            await self._stub.SetSpeculation(request, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error) from error
+        return (time.perf_counter() - start) * _MS
+
+    def _failure(self, error: grpc.aio.AioRpcError) -> TargetError:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return TargetError(f"{self.address}: this is not a server's admin listener (server.admin_listen)")
+        return TargetError(f"{self.address}: the admin listener does not answer: {error.details()}")

@@ -1,0 +1,194 @@
+"""A tuning as JSON and as tables."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from loadtest.part import Histogram
+from loadtest.report.figures import shown_number
+from loadtest.report.tables import Table
+from loadtest.tuning.blocks import Block, Blocks, Rows, Variant
+from loadtest.tuning.choice import OFF, crossover
+from loadtest.tuning.fit import Fit, cells, step_s
+from loadtest.tuning.statistics import Estimate, ratio_of_rounds
+from loadtest.tuning.tuner import Tuned
+from loadtest.tuning.verdict import misfit
+
+SCHEMA_VERSION = 1
+
+_MS = 1000.0
+
+
+def as_json(tuned: Tuned, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tuning for JSON. "schedule" is what to run: `speculation set --schedule` takes the whole file."""
+    checked = tuned.verification
+    return {
+        "schedule": _lists(tuned.recommended),
+        "recommended": checked.recommended.name,
+        "table": _lists(tuned.table),
+        "crossover_batch": crossover(tuned.table),
+        "verdict": list(tuned.verdict),
+        "troubles": list(tuned.troubles),
+        "schema_version": SCHEMA_VERSION,
+        "tool": "loadtest tune-k",
+        **about,
+        "server": dict(tuned.server),
+        "choices": [asdict(each) | {"saved_share": each.saved_share} for each in tuned.choices],
+        "verification": {
+            "best_fixed_k": checked.best_fixed.k,
+            "table_over_best_fixed": asdict(checked.table_over_fixed),
+            "table_over_off": asdict(checked.table_over_off),
+            "best_fixed_over_off": asdict(checked.fixed_over_off),
+            "cells": [cell(tuned.checks, *each) for each in cells(tuned.checks)],
+        },
+        "fit": {
+            "acceptance_by_position": list(tuned.fit.acceptance.by_position),
+            "survival_by_position": list(tuned.fit.acceptance.survival),
+            "step_time_terms_s": list(tuned.fit.times.terms),
+            "median_error": misfit(tuned.sweep, tuned.fit),
+        },
+        "cells": [
+            cell(blocks, *each, fit=tuned.fit) for blocks in (tuned.sweep, tuned.others) for each in cells(blocks)
+        ],
+        "blocks": [_block(each) for each in (*tuned.sweep.all, *tuned.others.all, *tuned.checks.all)],
+    }
+
+
+def cell(blocks: Blocks, concurrency: int, variant: Variant, *, fit: Fit | None = None) -> dict[str, Any]:
+    """Return the figures of a variant at a concurrency, over all rounds; None for what there is none of."""
+    found = blocks.of(concurrency, variant.name)
+    drafted, accepted = sum(each.num_drafted for each in found), sum(each.num_accepted for each in found)
+    num_drafts = drafted / variant.k if variant.k else 0
+    ttft, total = joined(each.ttft for each in found), joined(each.total for each in found)
+    values = {
+        "tokens_per_s": float(np.mean([each.goodput for each in found])),
+        "predicted_tokens_per_s": fit.goodput(concurrency, variant.k) if fit and variant.k is not None else math.nan,
+        "stream_tokens_per_s_p50": _median_of([each.stream_tokens_per_s for each in found]),
+        "seen_per_s": float(np.mean([each.seen_per_s for each in found])),
+        "ttft_ms_p50": ttft.percentile_ms(50),
+        "ttft_ms_p95": ttft.percentile_ms(95),
+        "total_ms_p50": total.percentile_ms(50),
+        "total_ms_p95": total.percentile_ms(95),
+        "step_ms": step_s(found) * _MS,
+        "mean_batch": float(np.mean([each.mean_batch for each in found])),
+        "acceptance": accepted / drafted if drafted else math.nan,
+        "accepted_length": 1 + accepted / num_drafts if num_drafts else math.nan,
+    }
+    return {
+        "concurrency": concurrency,
+        "variant": variant.name,
+        "k": variant.k,
+        "num_answers": sum(each.num_answers for each in found),
+        "num_shed": sum(len(each.shed) for each in found),
+        **{name: None if math.isnan(value) else round(value, 4) for name, value in values.items()},
+        **_over_off(blocks, concurrency, variant),
+    }
+
+
+def joined(histograms: Any) -> Histogram:  # noqa: ANN401
+    """Return the sum of histograms."""
+    found = Histogram()
+    for each in histograms:
+        found.add(each)
+    return found
+
+
+def sweep_table(tuned: Tuned) -> Table:
+    """Return a row for each concurrency and K."""
+    headings = (
+        "at once", "", "tokens/s", "predicted", "to K = 0", "each, tokens/s", "seen/s", "TTFT p50 / p95, ms",
+        "whole p50, ms", "step, ms", "accepted", "tokens a step",
+    )  # fmt: skip
+    both = Blocks((*tuned.sweep.all, *tuned.others.all))
+    rows = [_row(cell(both, *each, fit=tuned.fit)) for each in cells(both)]
+    return Table("Every K at every concurrency", headings, tuple(rows), num_words=2)
+
+
+def choice_table(tuned: Tuned) -> Table:
+    """Return a row for each concurrency: what it gets and why."""
+    rows = [
+        (
+            str(each.concurrency),
+            str(each.k),
+            str(each.best_k) if each.best_k else "-",
+            _span(each.gain),
+            f"{each.saved_ms.value:.1f} ms ({each.saved_ms.low:.1f} to {each.saved_ms.high:.1f})",
+        )
+        for each in tuned.choices
+    ]
+    headings = ("at once", "K", "best above 0", "its tokens/s to K = 0", "it saves of a completion")
+    return Table("What each concurrency gets", headings, tuple(rows))
+
+
+def check_table(tuned: Tuned) -> Table:
+    """Return the check on traffic that nothing was chosen by, a row for each concurrency."""
+    variants = tuned.checks.variants
+    rows = tuple(
+        (str(concurrency), *(shown_number(float(np.mean(tuned.checks.goodput(concurrency, v.name)))) for v in variants))
+        for concurrency in tuned.checks.concurrencies
+    )
+    return Table("The check, tokens/s", ("at once", *(each.name for each in variants)), rows)
+
+
+def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
+    def number(name: str) -> str:
+        return shown_number(math.nan if found[name] is None else found[name])
+
+    gain = found["to_off"]
+    return (
+        str(found["concurrency"]),
+        found["variant"],
+        number("tokens_per_s"),
+        number("predicted_tokens_per_s"),
+        "-" if gain is None else f"{gain['value']:.2f} ({gain['low']:.2f} to {gain['high']:.2f})",
+        number("stream_tokens_per_s_p50"),
+        number("seen_per_s"),
+        f"{number('ttft_ms_p50')} / {number('ttft_ms_p95')}",
+        number("total_ms_p50"),
+        number("step_ms"),
+        "-" if found["acceptance"] is None else f"{found['acceptance']:.0%}",
+        number("accepted_length"),
+    )
+
+
+def _over_off(blocks: Blocks, concurrency: int, variant: Variant) -> dict[str, Any]:
+    """Return goodput to that of K = 0 beside it."""
+    off = blocks.goodput(concurrency, OFF.name)
+    if variant == OFF or not len(off):
+        return {"to_off": None}
+    return {"to_off": asdict(ratio_of_rounds(blocks.goodput(concurrency, variant.name), off))}
+
+
+def _block(block: Block) -> dict[str, Any]:
+    return {
+        "variant": block.variant.name,
+        "concurrency": block.concurrency,
+        "round": block.round,
+        "tokens_per_s": round(block.goodput, 3),
+        "window_s": round(block.window_s, 4),
+        "num_answers": block.num_answers,
+        "num_tokens": block.num_tokens,
+        "num_drafted": block.num_drafted,
+        "num_accepted": block.num_accepted,
+        "num_steps": block.num_steps,
+        "decode_s": round(block.decode_s, 4),
+        "num_shed": len(block.shed),
+        "ttft": block.ttft.encode(),
+        "total": block.total.encode(),
+    }
+
+
+def _lists(rows: Rows) -> list[list[int]]:
+    return [list(row) for row in rows]
+
+
+def _span(ratio: Estimate) -> str:
+    return f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def _median_of(values: Sequence[float]) -> float:
+    found = [each for each in values if not math.isnan(each)]
+    return float(np.median(found)) if found else math.nan

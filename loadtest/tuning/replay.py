@@ -1,0 +1,142 @@
+"""Completion traffic at a set concurrency: callers who ask again, one key on, as soon as they have their answer.
+
+Who types what, and when the next key would come, is a scenario's. A block lasts for a set time, and until there are
+half as many answers as callers; then everybody finishes what is under way. Nothing is shared with another block but the
+texts: callers are new users each time.
+"""
+
+import asyncio
+import itertools
+from dataclasses import dataclass, replace
+
+from loadtest.targets import Asking, Editor, TargetError, TargetSpec
+from loadtest.targets.grpc import GrpcTarget
+from loadtest.targets.record import WHOLE, Outcome, Record, RunClock
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import Schedule, Trigger, TypedSession, make_schedule
+from loadtest.tuning.blocks import Answer
+
+_TYPED_S = 40.0
+"""Typing prepared for each caller, some 100 keys; who is through with it begins anew."""
+_SPARE = 4
+_SHED_PAUSE_S = 0.1
+_CONNECTIONS = "16"
+_MS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a block came to."""
+
+    answers: tuple[Answer, ...]
+    window_s: float
+    """While all callers were at work."""
+
+
+class Replay:
+    """One server's callers."""
+
+    def __init__(self, address: str, scenario: Scenario) -> None:
+        """Ask the server at HOST:PORT as a scenario's editors do, but for as long as they have no answer."""
+        spec = TargetSpec(address, "grpc+complete", (address,), {"connections": _CONNECTIONS})
+        asking = Asking(max_tokens=scenario.editor.max_tokens, mode=scenario.editor.mode, cancels_at_key=False)
+        self._target = GrpcTarget(spec, asking)
+
+    async def run(self, traffic: Schedule, seconds: float) -> Heard:
+        """Run a block with a caller for each session.
+
+        Raises:
+            TargetError: the server can't be reached, or a request failed.
+
+        """
+        async with self._target.editors(traffic) as editors:
+            block = _Block(seconds, len(editors))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for session, editor in zip(traffic.sessions, editors, strict=True):
+                        group.create_task(block.call(session, editor))
+            except* TargetError as failures:
+                raise failures.exceptions[0] from None
+        return Heard(tuple(block.answers), block.window_s)
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._target.__aexit__(None, None, None)
+
+
+async def traffic_of(scenario: Scenario, concurrency: int, seed: str) -> Schedule:
+    """Return texts for so many callers.
+
+    Raises:
+        DocumentsError: there is not enough text to type.
+        RecordedError: the recorded arrivals can't be read.
+        TargetError: too few of the scenario's sessions ask anything.
+
+    """
+    # Some of a scenario's sessions may never type.
+    wanted = scenario.scaled(sessions=_SPARE * concurrency, seed=f"{scenario.seed}/{seed}")
+    if scenario.recorded is None:
+        wanted = wanted.scaled(duration_s=_TYPED_S)
+    made = await asyncio.to_thread(make_schedule, wanted)
+    asking = [each for each in made.sessions if each.requests]
+    if len(asking) < concurrency:
+        msg = f"trace {scenario.name}: {len(asking)} sessions ask anything, {concurrency} are needed"
+        raise TargetError(msg)
+    return replace(made, sessions=tuple(asking[:concurrency]), events=())
+
+
+class _Block:
+    """Callers until the time is up and half of them could have had an answer."""
+
+    def __init__(self, seconds: float, num_callers: int) -> None:
+        self.answers: list[Answer] = []
+        self.window_s = 0.0
+        self._clock = RunClock()
+        self._seconds = seconds
+        self._num_callers = num_callers
+
+    async def call(self, session: TypedSession, editor: Editor) -> None:
+        for number, request in enumerate(itertools.cycle(session.requests)):
+            # Nobody waits for prefetches, and sequence numbers rise also for who begins anew.
+            asked = replace(request, trigger=Trigger.EXPLICIT, sequence=session.requests[0].sequence + number)
+            record = Record(asked, self._clock)
+            editor.send_nowait(record)
+            await record.wait_ended()
+            self.answers.append(_answer(record))
+            if self._is_over():
+                return
+            if record.outcome not in WHOLE:
+                await asyncio.sleep(_SHED_PAUSE_S)
+
+    def _is_over(self) -> bool:
+        now_s = self._clock.now_s()
+        if not self.window_s and now_s >= self._seconds and 2 * len(self.answers) >= self._num_callers:
+            self.window_s = now_s
+        return bool(self.window_s)
+
+
+def _answer(record: Record) -> Answer:
+    """Return what a caller lived.
+
+    Raises:
+        TargetError: the request failed.
+
+    """
+    if record.outcome not in {*WHOLE, Outcome.SHED}:
+        assert record.outcome is not None
+        msg = f"a request failed: {record.outcome.value} {record.error}".strip()
+        raise TargetError(msg)
+    assert record.ended_at_s is not None
+    began_s, first_s, server = record.sent_at_s, record.first_text_at_s, record.server
+    return Answer(
+        began_s=began_s,
+        ended_s=record.ended_at_s,
+        ttft_s=None if first_s is None else first_s - began_s,
+        stands_s=record.request.next_key_at_s - record.request.intended_at_s,
+        num_tokens=record.completion_tokens,
+        num_drafted=record.drafted_tokens,
+        num_accepted=record.accepted_tokens,
+        decode_s=server.decode_ms / _MS if server else 0.0,
+        engine_s=(server.prefill_ms + server.decode_ms) / _MS if server else 0.0,
+        shed_reason=(record.shed_reason or "shed") if record.outcome is Outcome.SHED else None,
+    )

@@ -1,0 +1,238 @@
+"""Tunes a running server: sweeps K live, chooses, and checks the choice on other traffic.
+
+What was in force before is in force again afterwards, also where it was interrupted.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from loadtest.targets import TargetError
+from loadtest.targets.speculation import Operator
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.schedule import Schedule
+from loadtest.tuning.blocks import Block, Blocks, Rows, Variant
+from loadtest.tuning.choice import Choice, best_fixed, choose, table_of
+from loadtest.tuning.fit import Fit, fit
+from loadtest.tuning.plan import Turn, turns
+from loadtest.tuning.replay import Replay, traffic_of
+from loadtest.tuning.verdict import Verification, rivals, troubles, verify, words
+
+CONCURRENCIES = (1, 4, 16, 64)
+
+_SEEDS = {"sweep": "tune-k/sweep", "verify": "tune-k/verify"}
+"""Of the traffic: what is checked on was not seen before."""
+
+
+class TuningError(Exception):
+    """A server can't be tuned as asked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuningSettings:
+    """How much is measured."""
+
+    concurrencies: tuple[int, ...] = ()
+    """Requests at once, rising; none takes 1, 4, 16 and 64, as far as the server has slots."""
+    rounds: int = 6
+    verify_rounds: int = 6
+    seconds: float = 2.0
+    """Of a block, at least; it also lasts until there are half as many answers as callers."""
+    ks: tuple[int, ...] = ()
+    """K from 0 on; none takes all up to the ceiling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a tuning found."""
+
+    server: Mapping[str, str | int]
+    """What was tuned."""
+    sweep: Blocks
+    fit: Fit
+    choices: tuple[Choice, ...]
+    table: Rows
+    checks: Blocks
+    verification: Verification
+    verdict: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
+    others: Blocks = field(default_factory=lambda: Blocks(()))
+    """Blocks of other servers that took turns with the sweep."""
+
+    @property
+    def recommended(self) -> Rows:
+        """The schedule to run: the table's rows, one K, or K = 0."""
+        chosen = self.verification.recommended
+        if chosen.k is None:
+            return self.table
+        return ((1, self.sweep.concurrencies[-1], chosen.k),)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is done next."""
+
+    stage: str
+    """"sweep" or "verify"."""
+    name: str
+    concurrency: int
+    num_done: int
+    num_steps: int
+
+
+Tell = Callable[[Step], None]
+
+
+class Tuner:
+    """Measures one server, and others beside it."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        replays: Mapping[str, Replay],
+        scenario: Scenario,
+        tell: Tell,
+        *,
+        switch_s: float = 0.0,
+    ) -> None:
+        """Ask the replay under a variant's name, or else the one under ""; wait `switch_s` from one to another."""
+        self._operator = operator
+        self._replays = replays
+        self._scenario = scenario
+        self._tell = tell
+        self._switch_s = switch_s
+        self._last: Replay | None = None
+
+    async def tune(self, settings: TuningSettings, beside: Sequence[Variant] = ()) -> Tuned:
+        """Tune; variants `beside` take part in the sweep, and nothing is chosen of them.
+
+        Raises:
+            TuningError: the settings don't fit the server.
+            TargetError: the server can't be reached, its K can't be changed, or a request failed.
+            DocumentsError: there is not enough text to type.
+
+        """
+        async with self._operator.borrowed() as before:
+            status = await self._operator.status()
+            concurrencies = _concurrencies(settings, status.slots)
+            ks = _ks(settings, before.max_num_speculative_tokens)
+            measured = await self.measure(
+                "sweep", [*map(Variant.fixed, ks), *beside], concurrencies, settings.rounds, settings.seconds
+            )
+            sweep, others = _parted(measured, beside)
+            choices = choose(sweep)
+            table, fixed = table_of(choices), best_fixed(sweep)
+            checks = Blocks(())
+            if len(rivals(table, fixed)) > 1:
+                checks = await self.measure(
+                    "verify",
+                    [*rivals(table, fixed), *beside],
+                    concurrencies,
+                    settings.verify_rounds,
+                    settings.seconds,
+                )
+        verification = verify(checks, table, fixed)
+        return Tuned(
+            server={
+                "address": self._operator.address,
+                "version": status.version,
+                "model": status.model,
+                "draft_model": status.draft_model,
+                "max_num_speculative_tokens": before.max_num_speculative_tokens,
+                "slots": status.slots,
+            },
+            sweep=sweep,
+            fit=fit(sweep),
+            choices=tuple(choices),
+            table=table,
+            checks=checks,
+            verification=verification,
+            verdict=tuple(words(choices, table, verification)),
+            troubles=tuple(troubles(Blocks((*sweep.all, *checks.all)), choices)),
+            others=others,
+        )
+
+    async def measure(
+        self, stage: str, variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seconds: float
+    ) -> Blocks:
+        """Measure variants by turns; see `plan`.
+
+        Raises:
+            TargetError: a server can't be reached, or answers nothing.
+
+        """
+        found: list[Block] = []
+        num_steps = rounds * len(concurrencies) * len(variants)
+        for turn in turns(variants, concurrencies, rounds, f"{self._scenario.seed}/{stage}"):
+            traffic = await traffic_of(self._scenario, turn.concurrency, f"{_SEEDS[stage]}/{turn.round}")
+            for variant in self._by_server(turn):
+                if self._replay(variant) is not self._last or variant == turn.variants[0]:
+                    await self._warm_up(self._replay(variant), traffic)
+                self._tell(Step(stage, variant.name, turn.concurrency, len(found), num_steps))
+                found.append(await self._block(turn, variant, traffic, seconds))
+        return Blocks(tuple(found))
+
+    def _by_server(self, turn: Turn) -> list[Variant]:
+        """Return a turn's variants in their order, but those of one server together: changing over takes time."""
+        servers = list(dict.fromkeys(self._replay(variant) for variant in turn.variants))
+        return sorted(turn.variants, key=lambda each: servers.index(self._replay(each)))
+
+    async def _warm_up(self, replay: Replay, traffic: Schedule) -> None:
+        """Let a server see a turn's texts once: who comes first is not to fill the prefix cache for the others."""
+        if self._last is not replay and self._last is not None:
+            await asyncio.sleep(self._switch_s)
+        self._last = replay
+        await replay.run(traffic, 0.0)
+
+    async def _block(self, turn: Turn, variant: Variant, traffic: Schedule, seconds: float) -> Block:
+        if variant.rows is not None:
+            await self._operator.put(variant.rows)
+        heard = await self._replay(variant).run(traffic, seconds)
+        criteria = self._scenario.criteria
+        block = Block.of(variant, turn.concurrency, turn.round, heard.answers, heard.window_s, criteria)
+        if not block.goodput:
+            reasons = ", ".join(sorted(set(block.shed))) or "no answer had a token"
+            msg = f"{self._operator.address}: nothing was completed at concurrency {turn.concurrency}: {reasons}"
+            raise TargetError(msg)
+        return block
+
+    def _replay(self, variant: Variant) -> Replay:
+        return self._replays.get(variant.name, self._replays[""])
+
+
+def _concurrencies(settings: TuningSettings, slots: int) -> tuple[int, ...]:
+    """Return the concurrencies to measure.
+
+    Raises:
+        TuningError: one is more than the server takes.
+
+    """
+    if not settings.concurrencies:
+        return tuple(each for each in CONCURRENCIES if each <= slots) or (1,)
+    most = max(settings.concurrencies)
+    if most > slots:
+        msg = (
+            f"--concurrency: {most} is over the {slots} requests that the server has in its engine at once "
+            "(scheduling.max_slots, engine.max_num_seqs): the others would only wait"
+        )
+        raise TuningError(msg)
+    return settings.concurrencies
+
+
+def _ks(settings: TuningSettings, ceiling: int) -> tuple[int, ...]:
+    """Return the Ks to measure, 0 among them.
+
+    Raises:
+        TuningError: one is over the ceiling.
+
+    """
+    if settings.ks and max(settings.ks) > ceiling:
+        msg = f"--k: {max(settings.ks)} is over the {ceiling} draft tokens that the engine was started with"
+        raise TuningError(msg)
+    return tuple(sorted({0, *(settings.ks or range(ceiling + 1))}))
+
+
+def _parted(measured: Blocks, beside: Sequence[Variant]) -> tuple[Blocks, Blocks]:
+    """Return the blocks of the sweep, and those beside it."""
+    own = tuple(each for each in measured.all if each.variant not in beside)
+    return Blocks(own), Blocks(tuple(each for each in measured.all if each.variant in beside))

@@ -1,0 +1,161 @@
+"""What a tuning comes to, in words: where drafting pays, what it saves, which of three schedules to run. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.tuning.blocks import Blocks, Rows, Variant
+from loadtest.tuning.choice import OFF, Choice, crossover
+from loadtest.tuning.fit import Fit, cells
+from loadtest.tuning.statistics import CONFIDENCE, Estimate, ratio_of_rounds
+
+TABLE = "table"
+_MAX_SHED_SHARE = 0.01
+_MAX_HIDDEN_GAIN = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The table against the best fixed K and against off, on traffic that nothing was chosen by."""
+
+    best_fixed: Variant
+    table_over_fixed: Estimate
+    table_over_off: Estimate
+    fixed_over_off: Estimate
+    recommended: Variant
+    """What to run: off, unless another beats it beyond noise; the table only where it also beats the fixed K."""
+
+
+def verify(blocks: Blocks, table: Rows, fixed: Variant, confidence: float = CONFIDENCE) -> Verification:
+    """Judge a table. `blocks` has the variants of `rivals`, in three rounds or more."""
+    tuned = as_variant(table)
+    over_fixed = _over(blocks, tuned, fixed, confidence)
+    over_off, fixed_over_off = _over(blocks, tuned, OFF, confidence), _over(blocks, fixed, OFF, confidence)
+    recommended = OFF
+    if fixed_over_off.low > 1:
+        recommended = fixed
+    if over_off.low > 1 and (recommended == OFF or over_fixed.low > 1):
+        recommended = tuned
+    return Verification(fixed, over_fixed, over_off, fixed_over_off, recommended)
+
+
+def as_variant(table: Rows) -> Variant:
+    """Return a table as something to measure; one with a single K is that K."""
+    return Variant.fixed(table[0][2]) if len(table) == 1 else Variant(TABLE, table)
+
+
+def rivals(table: Rows, fixed: Variant) -> list[Variant]:
+    """Return what is measured against each other: the table, the best fixed K and off, none of them twice."""
+    return list(dict.fromkeys((OFF, fixed, as_variant(table))))
+
+
+def words(choices: Sequence[Choice], table: Rows, found: Verification) -> list[str]:
+    """Return the verdict, a sentence or two for each concurrency, for the crossover and for the check."""
+    lines = [_of_choice(choice) for choice in choices]
+    lines.append(_of_crossover(table))
+    lines += _of_verification(table, found)
+    lines.append(
+        "Off is K = 0 on the running server. vLLM still runs the draft once in each step then: an engine that is "
+        "started without a draft may be faster than any of these."
+    )
+    return lines
+
+
+def troubles(blocks: Blocks, choices: Sequence[Choice] = ()) -> list[str]:
+    """Return what makes the figures say less than they seem to."""
+    return [*_shed(blocks), *_noise(choices)]
+
+
+def _shed(blocks: Blocks) -> list[str]:
+    shed = Counter(reason for each in blocks.all for reason in each.shed)
+    num_requests = shed.total() + sum(each.num_answers for each in blocks.all)
+    if shed.total() <= _MAX_SHED_SHARE * num_requests:
+        return []
+    reasons = ", ".join(f"{reason} {count}" for reason, count in shed.most_common())
+    return [
+        f"The server turned {shed.total() / num_requests:.0%} of the requests away ({reasons}), so that less was in "
+        "its engine than was asked for. For tuning start it with shed.when = never, scheduling.step_tolerance = 0 and "
+        "admission.user_requests_per_s = 0."
+    ]
+
+
+def _noise(choices: Sequence[Choice]) -> list[str]:
+    hidden = [each.gain.value / each.gain.low - 1 for each in choices]
+    if not hidden or max(hidden) <= _MAX_HIDDEN_GAIN:
+        return []
+    return [
+        f"Rounds differ so much that a gain of up to {max(hidden):.0%} can't be told from noise: what pays may have "
+        "been missed. Measure on a quiet machine, in more rounds or in longer blocks."
+    ]
+
+
+def misfit(sweep: Blocks, fit: Fit) -> float:
+    """Return how far predicted goodput lies from the measured, the median of shares."""
+    found = [
+        abs(fit.goodput(concurrency, variant.k) / float(np.mean(sweep.goodput(concurrency, variant.name))) - 1)
+        for concurrency, variant in cells(sweep)
+        if variant.k is not None
+    ]
+    return float(np.median(found))
+
+
+def _over(blocks: Blocks, first: Variant, second: Variant, confidence: float) -> Estimate:
+    """Return the goodput of one to that of another; all concurrencies weigh alike."""
+    if first == second:
+        return Estimate.exact(1.0)
+    sides = [
+        np.exp(np.mean([np.log(blocks.goodput(each, variant.name)) for each in blocks.concurrencies], axis=0))
+        for variant in (first, second)
+    ]
+    return ratio_of_rounds(sides[0], sides[1], confidence)
+
+
+def _of_choice(choice: Choice) -> str:
+    saved, gain = choice.saved_ms, choice.gain
+    head = (
+        f"At concurrency {choice.concurrency} a typical completion takes {choice.total_ms:.0f} ms without speculation. "
+    )
+    if not choice.best_k:
+        return head + "No other K was measured."
+    tokens = f"{gain.value:.2f} times the tokens/s, {gain.low:.2f} to {gain.high:.2f}"
+    if choice.k:
+        span = f"{saved.low:.1f} to {saved.high:.1f}"
+        return head + (
+            f"K = {choice.k} saves {saved.value:.1f} ms of it, {choice.saved_share:.0%} ({span} ms; {tokens})."
+        )
+    if gain.high < 1:
+        change = f"{abs(saved.value):.1f} ms {'less' if saved.value > 0 else 'more'}"
+        return head + f"K should be 0: even with the best other, {choice.best_k}, it is {change} ({tokens})."
+    return head + f"K should be 0: the best other, {choice.best_k}, is not better beyond noise ({tokens})."
+
+
+def _of_crossover(table: Rows) -> str:
+    at = crossover(table)
+    if at is None:
+        return f"Speculation pays up to the largest batch measured, {table[-1][1]}."
+    if at == 1:
+        return "Speculation pays at no batch size: K should be 0 everywhere."
+    return f"Speculation stops paying at a batch size of about {at}: K should be 0 from there on."
+
+
+def _of_verification(table: Rows, found: Verification) -> list[str]:
+    tuned, fixed = as_variant(table), found.best_fixed
+    if tuned == OFF and fixed == OFF:
+        return ["The table, the best fixed K and off are the same, K = 0: there was nothing to check."]
+    said = [
+        f"On traffic that it had not seen the table gave {_times(found.table_over_fixed)} the tokens/s of the best "
+        f"fixed K, {fixed.k}, and {_times(found.table_over_off)} those of off."
+    ]
+    if found.recommended == tuned:
+        why = "nothing beats it beyond noise" if tuned == OFF else "it wins beyond noise"
+        said.append(f"The table is recommended: {why}.")
+    else:
+        name = "Off, K = 0," if found.recommended == OFF else f"One K for all, {found.recommended.name},"
+        said.append(f"The table does not win beyond noise. {name} is recommended, as the simpler one.")
+    return said
+
+
+def _times(ratio: Estimate) -> str:
+    return f"{ratio.value:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"

@@ -1,0 +1,18 @@
+"""What the benchmark for a GPU asks of vLLM exists; it has no other test where there is no GPU."""
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.bench.speculation_gpu import engine_args
+
+
+@pytest.mark.timeout(600)
+def test_vllm_has_the_arguments() -> None:
+    from vllm.config.speculative import SpeculativeConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    drafting, plain = (engine_args(Path("target"), draft, 5, 0.82, 64) for draft in (Path("draft"), None))
+    assert drafting.keys() <= AsyncEngineArgs.__dataclass_fields__.keys()
+    assert drafting["speculative_config"].keys() <= SpeculativeConfig.__dataclass_fields__.keys()
+    assert drafting.keys() - plain.keys() == {"speculative_config"}

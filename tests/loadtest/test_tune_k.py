@@ -1,0 +1,247 @@
+"""The tuner on a real server whose engine is scripted, so that the best table is known; and what it refuses."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from completion.v1 import admin_pb2 as pb
+from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from loadtest.cli import main
+from loadtest.targets import TargetError
+from loadtest.targets.speculation import Operator
+from loadtest.traffic.scenario import Scenario
+from loadtest.tuning.replay import Replay
+from loadtest.tuning.tuner import Tuner, TuningError, TuningSettings
+from tests.support.server import RunningServer, make_config, run_server
+
+CEILING = 3
+WAIT_S = 240.0
+SCHEDULE, FIXED, AUTO = pb.SPECULATION_MODE_SCHEDULE, pb.SPECULATION_MODE_FIXED, pb.SPECULATION_MODE_AUTO
+
+# With K = 3, all accepted, a step takes 39 instead of 21 ms for one generation and gives 4 tokens instead of 1; for
+# eight it takes 169 instead of 24 ms.
+DEAR_AT_LARGE_BATCHES = ServiceTimes(decode_base_s=0.02, decode_per_seq_s=5e-4, draft_s=2e-4, verify_per_token_s=6e-3)
+# Whatever the batch: a draft costs as much as four steps.
+ALWAYS_DEAR = ServiceTimes(decode_base_s=0.01, draft_s=0.04)
+QUICK = ServiceTimes(decode_base_s=1e-3)
+CONFIG = ("admission.user_requests_per_s=0", "scheduling.max_slots=8")
+IN_SMALL = ("--seconds", "0.2", "--set", "editor.max_tokens=9")
+
+
+@asynccontextmanager
+async def serving(
+    times: ServiceTimes, *, acceptance: float = 1.0, ceiling: int = CEILING
+) -> AsyncIterator[RunningServer]:
+    def make_engine() -> ScriptedEngine:
+        return ScriptedEngine(times=times, num_speculative_tokens=ceiling, acceptance_rate=acceptance, max_num_seqs=8)
+
+    async with run_server(make_config(*CONFIG), make_engine) as server:
+        yield server
+
+
+def arguments(server: RunningServer, *more: str) -> list[str]:
+    return ["tune-k", "--server", server.ready.address, "--admin", server.ready.admin_address, *more]
+
+
+async def start(server: RunningServer, *more: str) -> asyncio.subprocess.Process:
+    """Start the command in a process of its own: one event loop of gRPC's is enough for one process."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "loadtest", *arguments(server, *more)]
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*command, env=env, stdout=pipe, stderr=pipe)
+
+
+async def tune(server: RunningServer, *more: str) -> str:
+    """Run the command to its good end; return what it printed."""
+    child = await start(server, *more)
+    try:
+        out, said = await asyncio.wait_for(child.communicate(), WAIT_S)
+    finally:
+        await stop(child)
+    assert child.returncode == 0, said.decode()
+    return out.decode()
+
+
+async def stop(child: asyncio.subprocess.Process) -> None:
+    if child.returncode is None:
+        child.kill()
+        await child.wait()
+
+
+def tuner(server: RunningServer, operator: Operator, address: str = "") -> Tuner:
+    scenario = Scenario.load("steady")
+    return Tuner(operator, {"": Replay(address or server.ready.address, scenario)}, scenario, lambda _step: None)
+
+
+async def in_force(server: RunningServer) -> pb.GetSpeculationResponse:
+    async with Operator(server.ready.admin_address) as operator:
+        return await operator.get()
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.timeout(300)
+async def test_it_finds_the_table_that_is_right_and_leaves_the_server_as_it_was(tmp_path: Path) -> None:
+    out, html = tmp_path / "schedule.json", tmp_path / "tuning.html"
+    async with serving(DEAR_AT_LARGE_BATCHES) as server:
+        before = await in_force(server)
+        output = await tune(
+            server,
+            *IN_SMALL,
+            "--rounds",
+            "4",
+            "--concurrency",
+            "1,8",
+            "--k",
+            "3",
+            "--out",
+            str(out),
+            "--html",
+            str(html),
+        )
+        after = await in_force(server)
+    found = json.loads(out.read_text())
+    assert found["table"] == [[1, 2, 3], [3, 8, 0]]
+    assert found["crossover_batch"] == 3
+    assert found["fit"]["acceptance_by_position"][0] > 0.9
+    assert found["verification"]["best_fixed_k"] in {0, 3}
+    assert found["verification"]["table_over_off"]["value"] > 1
+    assert "Recommended: " in output
+    alone = {each["k"]: each for each in found["cells"] if each["concurrency"] == 1}
+    assert alone[3]["accepted_length"] > 3
+    assert alone[3]["tokens_per_s"] > alone[0]["tokens_per_s"]
+    assert alone[0]["acceptance"] is None
+    assert html.read_text().startswith("<!doctype html>")
+    assert (after.mode, after.by, after.schedule) == (before.mode, before.by, before.schedule)
+
+
+@pytest.mark.timeout(300)
+async def test_the_file_is_what_an_operator_sets(tmp_path: Path) -> None:
+    from completion_server.client.speculation_command import read_schedule
+
+    out = tmp_path / "schedule.json"
+    async with serving(ALWAYS_DEAR, acceptance=0.5) as server:
+        output = await tune(
+            server, *IN_SMALL, "--rounds", "3", "--concurrency", "1,2", "--k", "1", "--out", str(out), "--json"
+        )
+    found = json.loads(output)
+    assert found == json.loads(out.read_text())
+    assert (found["table"], found["recommended"]) == ([[1, 2, 0]], "K = 0")
+    assert "Speculation pays at no batch size: K should be 0 everywhere." in found["verdict"]
+    assert [row.num_speculative_tokens for row in read_schedule(out)] == [0]
+
+
+async def fail_in_the_middle(operator: Operator) -> None:
+    async with operator.borrowed():
+        await operator.put(((1, 1, 2),))
+        assert (await operator.get()).by == "loadtest"
+        raise RuntimeError("in the middle")
+
+
+@pytest.mark.parametrize("mode", [SCHEDULE, AUTO])
+async def test_what_was_in_force_comes_back_in_its_own_name(mode: "pb.SpeculationMode.ValueType") -> None:
+    row = pb.SpeculationRow(first_batch_size=1, last_batch_size=8, num_speculative_tokens=1)
+    async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
+        await operator.restore(pb.GetSpeculationResponse(mode=mode, table=[row], by="ada@host"))
+        with pytest.raises(RuntimeError, match="in the middle"):
+            await fail_in_the_middle(operator)
+        after = await operator.get()
+    assert (after.mode, after.by, list(after.table)) == (mode, "ada@host", [row])
+
+
+@pytest.mark.timeout(300)
+async def test_ctrl_c_puts_back_what_was_in_force() -> None:
+    async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
+        child = await start(server, "--concurrency", "1")
+
+        async def is_tuning() -> bool:
+            assert child.returncode is None
+            return (await operator.get()).by == "loadtest"
+
+        try:
+            await until(is_tuning)
+            child.send_signal(signal.SIGINT)
+            _out, said = await asyncio.wait_for(child.communicate(), WAIT_S)
+        finally:
+            await stop(child)
+        after = await operator.get()
+    assert child.returncode == 130, said
+    assert b"what was in force before is in force again" in said
+    assert (after.mode, after.by, after.schedule[0].num_speculative_tokens) == (FIXED, "configuration", CEILING)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--concurrency", "1,x"), "--concurrency: numbers of at least 1 with commas between them; got 'x' in '1,x'"),
+        (("--concurrency", "0"), "got '0'"),
+        (("--k", "-1"), "--k: numbers of at least 0"),
+        (("--trace", "stedy"), "did you mean 'steady'"),
+        (("--trace", "nowhere.csv"), "recorded.file: no such file"),
+        (("--out", "/nowhere/schedule.json"), "there is no folder /nowhere"),
+        (("--rounds", "2"), "x>=3"),
+        (("--admin", "localhost"), "--admin: must be HOST:PORT, got 'localhost'"),
+    ],
+)
+def test_bad_input_is_refused_by_name_before_anything_is_asked(options: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(main, ["tune-k", "--server", "127.0.0.1:1", *options])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (TuningSettings((1, 9)), "--concurrency: 9 is over the 8 requests that the server has in its engine at once"),
+        (TuningSettings((1,), ks=(4,)), "--k: 4 is over the 3 draft tokens that the engine was started with"),
+    ],
+)
+async def test_what_the_server_cant_do_is_refused_by_name(settings: TuningSettings, said: str) -> None:
+    async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
+        with pytest.raises(TuningError, match=said):
+            await tuner(server, operator).tune(settings)
+        assert (await operator.get()).by == "configuration"
+
+
+async def test_a_server_without_a_draft_says_why() -> None:
+    async with serving(QUICK, ceiling=0) as server, Operator(server.ready.admin_address) as operator:
+        with pytest.raises(TargetError, match=r"can't change .*: the engine was started without a draft model"):
+            await tuner(server, operator).tune(TuningSettings())
+
+
+async def test_a_server_that_is_not_there_is_said() -> None:
+    async with Operator("127.0.0.1:1") as operator:
+        with pytest.raises(TargetError, match=r"127\.0\.0\.1:1: the admin listener does not answer"):
+            await operator.get()
+
+
+async def test_the_two_listeners_are_told_apart() -> None:
+    async with serving(QUICK) as server, Operator(server.ready.address) as operator:
+        with pytest.raises(TargetError, match="this is not a server's admin listener"):
+            await operator.get()
+
+
+async def test_a_server_that_takes_no_completions_leaves_what_was_in_force() -> None:
+    async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
+        with pytest.raises(TargetError, match=r"no connection to 127\.0\.0\.1:1"):
+            await tuner(server, operator, "127.0.0.1:1").tune(TuningSettings((1,)))
+        assert (await operator.get()).by == "configuration"
+
+
+async def test_put_says_what_the_server_says_of_a_bad_row() -> None:
+    async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
+        with pytest.raises(TargetError, match="over the 3"):
+            await operator.put(((1, 8, 4),))
