@@ -46,7 +46,7 @@ class TargetFigures:
 
 
 def read_texts(path: Path, max_texts: int | None = None) -> list[str]:
-    """All or the first texts of a file, JSON lines or Parquet with a column `text`; EvaluationError when it has none."""
+    """All or the first texts of a file, JSON lines or Parquet with a column `text`; EvaluationError when none."""
     try:
         texts = _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
     except (OSError, ValueError, KeyError) as error:

@@ -89,7 +89,7 @@ def load(folder: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)  # type: ignore[no-untyped-call]
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     except (ImportError, KeyError, OSError, RuntimeError, ValueError) as error:
         raise Refused(f"transformers does not load {folder}: {str(error).strip().partition(chr(10))[0]}") from error
