@@ -47,7 +47,9 @@ def main() -> int:
         os.kill(child, signal.SIGKILL)
     _, status, used = os.wait4(child, 0)
     kill_descendants()
-    if not is_over or used.ru_utime + used.ru_stime >= limits["cpu_s"]:
+    # Who ignores the signal is killed a second later.
+    is_spent = os.waitstatus_to_exitcode(status) == -signal.SIGXCPU or used.ru_utime + used.ru_stime >= limits["cpu_s"]
+    if not is_over or is_spent:
         return TIMED_OUT
     return PASSED if status == 0 and os.read(told, len(DONE)) == DONE else FAILED
 
