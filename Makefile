@@ -9,7 +9,7 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check proto docs lock lock-cuda models clean \
+.PHONY: help serve test check proto docs lock lock-cuda models calibration test-calibration clean \
 	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation
 
 help: ## List the targets.
@@ -35,7 +35,7 @@ proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
 docs: $(VENV)/installed ## Write the tables of docs/configuration.md from the configuration itself.
 	@$(BIN)/python docs/generate_configuration.py
 
-lock: $(VENV)/installed-dev ## Renew the locked requirement lists, those for a CPU and for development.
+lock: $(VENV)/installed-dev ## Renew the locked requirement lists, those for a CPU, calibration and development.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cpu
 
 lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; works on any machine.
@@ -48,6 +48,11 @@ models: $(VENV)/installed ## Train the embedded models anew, from corpus to mode
 
 bench-models: $(VENV)/installed ## Loss, single-line infilling, acceptance, what INT8 costs: the models that come along.
 	@$(BIN)/python -m loadtest.bench.models
+
+calibration: .venv-calibration/installed ## Set up the environment that `target-model quantize --calibration` needs.
+
+test-calibration: calibration $(VENV)/installed-dev ## The calibrated path with the real llmcompressor, its copy in vLLM.
+	@$(BIN)/python -m pytest tests/calibration
 
 bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, and vLLM's own server beside it.
 	@$(BIN)/python -m loadtest.bench.overhead
@@ -76,7 +81,14 @@ bench-speculation: $(VENV)/installed ## Every draft length K at 1 to 64 at once,
 	@$(BIN)/python -m loadtest.bench.speculation
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
-	rm -rf .venv .venv-cuda build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cuda .venv-calibration build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# Install torch's CPU build with a given pip.
+define install_torch
+$(1) install --quiet --no-deps -r requirements/torch-cpu.txt 2>/dev/null \
+	|| { echo "pip finds no CPU build of torch; taking it from PyTorch's own CPU index, $(TORCH_CPU_INDEX)"; \
+	     $(1) install --quiet --no-deps --index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt; }
+endef
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -86,15 +98,20 @@ $(BIN)/python:
 
 $(VENV)/installed: requirements/$(ENGINE).txt requirements/torch-cpu.txt pyproject.toml | $(BIN)/python
 	@echo "Installing the locked requirements for $(ENGINE) into $(VENV), about two minutes from a warm package cache ..."
-	@if [ "$(ENGINE)" = cpu ]; then \
-		$(PIP) install --quiet --no-deps -r requirements/torch-cpu.txt 2>/dev/null \
-		|| { echo "pip finds no CPU build of torch; taking it from PyTorch's own CPU index, $(TORCH_CPU_INDEX)"; \
-		     $(PIP) install --quiet --no-deps --index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt; }; \
-	fi
+	@if [ "$(ENGINE)" = cpu ]; then $(call install_torch,$(PIP)); fi
 	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/$(ENGINE).txt
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/installed-dev: requirements/dev.txt $(VENV)/installed
 	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/dev.txt
+	@touch $@
+
+# Always on CPU builds: what is calibrated must fit in memory, not be fast.
+.venv-calibration/installed: requirements/calibration.txt requirements/torch-cpu.txt | $(BIN)/python
+	@echo "Installing llmcompressor into .venv-calibration, about a minute from a warm package cache ..."
+	@$(PYTHON) -m venv --clear .venv-calibration
+	@$(call install_torch,.venv-calibration/bin/python -m pip --disable-pip-version-check)
+	@.venv-calibration/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --require-hashes \
+		-r requirements/calibration.txt
 	@touch $@

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Renew the locked lists: `sh requirements/lock.sh` those for a CPU and for development, `sh requirements/lock.sh cuda`
-# the one for CUDA, on any machine. What is locked stays as it is where it can; delete a list to take the newest of
+# Renew the locked lists: `sh requirements/lock.sh` those for a CPU, calibration and development, `sh requirements/lock.sh
+# cuda` the one for CUDA, on any machine. What is locked stays as it is where it can; delete a list to take the newest of
 # everything. Needs uv, which the development list brings, and for the CPU an index or folder that has torch's CPU build.
 set -eu
 cd "$(dirname "$0")"
@@ -10,6 +10,7 @@ case "${1:-cpu}" in
 cpu)
     lock cpu.in --overrides cpu-overrides.in --no-emit-package torch -o cpu.txt
     lock dev.in -o dev.txt
+    lock calibration.in --overrides cpu-overrides.in --no-emit-package torch -o calibration.txt
     ;;
 cuda) lock cuda.in --overrides cuda-overrides.in --python-platform x86_64-manylinux_2_28 -o cuda.txt ;;
 *)

@@ -2,13 +2,15 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
-from target_model.errors import QuantiseError, TargetError
+from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
+from target_model.errors import TargetError
 from target_model.evaluate import Material, measure, read_texts, render, to_json
 from target_model.quantise import Report, quantise_folder
 from target_model.tasks import Task, read_tasks
@@ -41,23 +43,72 @@ def main() -> None:
     show_default=True,
     help="w8a8: weights int8 per output channel, activations int8 per token.",
 )
+@click.option(
+    "--calibration",
+    type=FILE,
+    default=None,
+    metavar="DATA",
+    help="Code to calibrate on: Parquet or JSON lines with a column text. Needs `make calibration`.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    default=Calibration.num_samples,
+    show_default=True,
+    help="Texts of DATA that are used, spread evenly.",
+)
+@click.option(
+    "--smoothing",
+    type=click.FloatRange(0, 1),
+    default=Calibration.smoothing,
+    show_default=True,
+    help="SmoothQuant's strength; 0: GPTQ alone.",
+)
+@click.option(
+    "--calibration-python",
+    type=FILE,
+    default=ENVIRONMENT,
+    metavar="PYTHON",
+    help="Of another environment with llmcompressor, such as one for CUDA.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def quantize(model: Path, out: Path, scheme: str, as_json: bool) -> None:
+def quantize(
+    *,
+    model: Path,
+    out: Path,
+    scheme: str,
+    calibration: Path | None,
+    samples: int,
+    smoothing: float,
+    calibration_python: Path,
+    as_json: bool,
+) -> None:
     """Write an INT8 copy that vLLM loads on CPU and GPU.
 
-    Needs no calibration data. Embeddings, norms and the output head stay as they are, the tokenizer is copied, and the
-    folder appears whole or not at all.
+    Needs no data; with --calibration, SmoothQuant and GPTQ choose the rounding that changes the model's answers on it
+    least. Embeddings and the output head stay as they are, the tokenizer is copied, and the folder appears whole or not
+    at all.
 
     \b
     Example:
       target-model quantize --model target_model/embedded --out work/embedded-int8
+      target-model quantize --model target_model/embedded --out work/embedded-calibrated \\
+          --calibration work/embedded/corpus/train-00000.parquet
     """
+    warnings: list[str] = []
     try:
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(scheme, total=None)
-            report = quantise_folder(model, out, lambda done, total: progress.update(task, completed=done, total=total))
-    except QuantiseError as error:
+            update = partial(_update, progress, task)
+            if calibration is None:
+                report = quantise_folder(model, out, update)
+            else:
+                how = Calibration(read_texts(calibration), samples, smoothing, calibration_python)
+                report, warnings = quantise_calibrated(model, out, how, update)
+    except TargetError as error:
         raise click.ClickException(str(error)) from error
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
     click.echo(json.dumps(asdict(report)) if as_json else describe(report, out))
 
 
@@ -100,6 +151,10 @@ def evaluate(
     click.echo(to_json(found) if as_json else render(found))
 
 
+def _update(progress: Progress, task: TaskID, done: int, total: int) -> None:
+    progress.update(task, completed=done, total=total)
+
+
 def named_model(text: str) -> tuple[str, Path]:
     """A name and a folder; the folder's own name where none is given."""
     name, found, folder = text.partition("=")
@@ -115,10 +170,11 @@ def spread(tasks: list[Task], most: int | None) -> list[Task]:
 
 def describe(report: Report, out: Path) -> str:
     """The report in a few lines."""
+    worst = report.worst_relative_error
     return (
         f"{out}: {report.num_quantised} matrices in int8, {report.num_kept} tensors kept\n"
-        f"{report.bytes_before / MIB:.1f} -> {report.bytes_after / MIB:.1f} MiB, "
-        f"largest relative error of a matrix {report.worst_relative_error:.2%}"
+        f"{report.bytes_before / MIB:.1f} -> {report.bytes_after / MIB:.1f} MiB"
+        + ("" if worst is None else f", largest relative error of a matrix {worst:.2%}")
     )
 
 

@@ -45,8 +45,8 @@ class TargetFigures:
     lines: Score | None
 
 
-def read_texts(path: Path, max_texts: int) -> list[str]:
-    """The texts of a file of JSON lines or of Parquet with a column `text`; EvaluationError when there are none."""
+def read_texts(path: Path, max_texts: int | None = None) -> list[str]:
+    """All or the first texts of a file, JSON lines or Parquet with a column `text`; EvaluationError when none."""
     try:
         texts = _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
     except (OSError, ValueError, KeyError) as error:

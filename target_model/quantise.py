@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,16 @@ COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 
 @dataclass(frozen=True)
 class Report:
-    """What a quantisation did: counts, sizes on disk, and the largest relative error of a matrix (Frobenius norms)."""
+    """What a quantisation did: counts, sizes on disk, and the largest relative error of a matrix (Frobenius norms).
+
+    The error is None where matrices were changed before they were rounded.
+    """
 
     num_quantised: int
     num_kept: int
     bytes_before: int
     bytes_after: int
-    worst_relative_error: float
+    worst_relative_error: float | None
 
 
 def read_config(model: Path) -> dict[str, Any]:
@@ -68,7 +71,7 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
         placed: dict[str, str] = {}
         for file in files:
             converted: dict[str, Tensor] = {}
-            for name, tensor in _tensors(file):
+            for name, tensor in tensors_of(file):
                 if is_quantised(name, tensor):
                     error = _convert(name, tensor, converted)
                     worst, num_quantised = max(worst, error), num_quantised + 1
@@ -80,7 +83,9 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
             placed |= dict.fromkeys(converted, file.name)
         if num_quantised == 0:
             raise QuantiseError(f"{model} has no linear layers that this scheme knows")
-        _write_side_files(model, folder, config, placed if len(files) > 1 else None)
+        write_side_files(model, folder, config)
+        if len(files) > 1:
+            _write_index(folder, placed)
         size_after = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     size_before = sum(file.stat().st_size for file in files)
     return Report(num_quantised, total - num_quantised, size_before, size_after, worst)
@@ -107,9 +112,11 @@ def _names(file: Path) -> list[str]:
         raise QuantiseError(f"{file} is not a safetensors file: {error}") from error
 
 
-def _tensors(file: Path) -> list[tuple[str, Tensor]]:
-    with safe_open(file, framework="pt") as tensors:
-        return [(name, tensors.get_tensor(name)) for name in tensors.keys()]  # noqa: SIM118
+def tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a safetensors file, one in memory at a time; QuantiseError when it is none."""
+    for name in _names(file):
+        with safe_open(file, framework="pt") as tensors:
+            yield name, tensors.get_tensor(name)
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
@@ -119,14 +126,22 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
         raise QuantiseError(f"cannot write {path.name}: {error}; nothing was left there") from error
 
 
-def _write_side_files(model: Path, folder: Path, config: dict[str, Any], placed: dict[str, str] | None) -> None:
-    """Copy tokenizer and generation files, and write the configuration (and the index of a model in several files)."""
+def is_weight(path: Path) -> bool:
+    """Whether a file of a model folder holds weights, or says in which file they are."""
+    return path.suffix == ".safetensors" or path.name == INDEX
+
+
+def write_side_files(model: Path, folder: Path, config: dict[str, Any]) -> None:
+    """Copy tokenizer and generation files, and write the configuration of an INT8 model."""
     for path in sorted(model.iterdir()):
-        if path.suffix in COPIED_SUFFIXES and path.name not in {"config.json", INDEX}:
+        if path.suffix in COPIED_SUFFIXES and path.name != "config.json" and not is_weight(path):
             shutil.copyfile(path, folder / path.name)
     full = {**config, "quantization_config": quantization_config()}
     (folder / "config.json").write_text(json.dumps(full, indent=2) + "\n", encoding="utf-8")
-    if placed is not None:
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        index = {"metadata": {"total_size": size}, "weight_map": placed}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_index(folder: Path, placed: dict[str, str]) -> None:
+    """Say in which file each tensor of a model in several files is."""
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    index = {"metadata": {"total_size": size}, "weight_map": placed}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

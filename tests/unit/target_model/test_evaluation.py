@@ -15,7 +15,6 @@ from target_model.__main__ import main, named_model, spread
 from target_model.errors import EvaluationError
 from target_model.evaluate import LINE_TOKENS, Material, measure, read_texts, render, to_json
 from target_model.prompts import build_prompts
-from target_model.sandbox import Limits, Verdict, run_program
 from target_model.scoring import Share, score
 from target_model.served import Speed
 from target_model.tasks import Task, is_exact, only_function, only_line, read_tasks
@@ -46,30 +45,14 @@ def test_the_authors_own_completions_all_pass_and_empty_ones_none(tasks: list[Ta
     assert (empty.passed.value, empty.exact.value) == (0.0, 0.0)
 
 
+def test_a_completion_that_ends_the_program_before_its_check_has_not_passed(tasks: list[Task]) -> None:
+    assert score(tasks, ["    raise SystemExit(0)\n", "    import os; os._exit(0)\n"]).passed.hits == 0
+
+
 def test_other_words_pass_without_being_the_same(tasks: list[Task]) -> None:
     found = score(tasks, ["    y = x << 1\n", "    return 2 * x\n"])
     assert (found.passed.value, found.exact.value) == (1.0, 0.0)
     assert score(tasks, ["    y = x\n", "    return x + x  \n"]).exact.hits == 1
-
-
-@pytest.mark.parametrize(
-    ("program", "verdict"),
-    [
-        ("pass", Verdict.PASSED),
-        ("assert 1 == 2", Verdict.FAILED),
-        ("while True: pass", Verdict.TIMED_OUT),
-        ("import time; time.sleep(60)", Verdict.TIMED_OUT),
-        ("x = bytearray(1 << 31)", Verdict.FAILED),
-        ("open('big', 'wb').write(bytes(1 << 22))", Verdict.FAILED),
-        ("[open(str(n), 'w') for n in range(100)]\nfs = [open(str(n)) for n in range(100)]", Verdict.FAILED),
-        ("import socket; socket.create_connection(('127.0.0.1', 9))", Verdict.FAILED),
-        ("import os; assert 'HOME' not in os.environ and os.listdir() == []", Verdict.PASSED),
-        ("import os; os.fork() or __import__('time').sleep(60)", Verdict.PASSED),
-        ("raise SystemExit(3)", Verdict.FAILED),
-    ],
-)
-def test_a_program_is_held_within_its_limits(program: str, verdict: Verdict) -> None:
-    assert run_program(program, Limits(wall_s=3.0, cpu_s=1)) is verdict
 
 
 def test_only_what_was_asked_for_is_kept() -> None:
