@@ -6,7 +6,7 @@ Each part that is there is used; interrupted anywhere, the same call goes on.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,9 +14,11 @@ from rich.console import Console
 from draft_model.card import render_card
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
+from draft_model.data.generated import save_splits
 from draft_model.data.layouts import EMBEDDED
 from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder, train_tokenizer
+from draft_model.distil.generate import Generation, draw_cursors, generate_splits
 from draft_model.evaluation.held_out import evaluate, held_out_splits
 from draft_model.evaluation.loading import load_model
 from draft_model.evaluation.offline import Pair, measure
@@ -32,6 +34,8 @@ from draft_model.training.model import num_parameters
 from draft_model.training.trainer import TrainResult
 from draft_model.training.world import World
 
+GENERATION = Generation(max_tokens=48, temperature=0.0, seed=30)
+GENERATED_SHARE = 0.5
 PAIR_CURSORS = 200
 PAIR_TOKENS = 32
 
@@ -47,10 +51,14 @@ class Role:
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """What both models share. `mix` is the target's share in the draft's loss; 0 trains it on text alone."""
+    """What both models share. `mix` is the target's share in the draft's loss; 0 trains it on text alone.
+
+    Half of the draft's fill-in-the-middle samples have what the target wrote at `num_generated` cursors, none at 0.
+    """
 
     data: DataSettings
-    mix: float = 0.5
+    mix: float = 0.7
+    num_generated: int = 0
     num_cursors: int = PAIR_CURSORS
 
 
@@ -64,8 +72,12 @@ def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, c
     build_data(corpus, root / "tokenizer", EMBEDDED, root / "data", settings.data)
     world = World()
     first = train(target.preset, root / "data", root / "target", target.budget, world, console)
-    taught = Distillation(root / "target" / MODEL, settings.mix) if settings.mix else None
-    second = train(draft.preset, root / "data", root / "draft", draft.budget, world, console, distillation=taught)
+    written = root / "target" / MODEL
+    lessons = _write_lessons(corpus, root, written, settings) if settings.num_generated else root / "data"
+    second = train(
+        draft.preset, lessons, root / "draft", draft.budget, world, console,
+        start_from=written, distillation=Distillation(written, settings.mix) if settings.mix else None,
+    )  # fmt: skip
     console.print("measuring on held-out files")
     runs = ((target, root / "target", first), (draft, root / "draft", second))
     figures = _measure(runs, corpus, settings.num_cursors)
@@ -83,6 +95,17 @@ def ensure_tokenizer(corpus: Corpus, out: Path, vocab_size: int) -> None:
     tokenizer = train_tokenizer((document.text for document in corpus.documents(Side.TRAIN)), vocab_size)
     with folder_atomically(out) as folder:
         tokenizer.save_pretrained(str(folder))
+
+
+def _write_lessons(corpus: Corpus, root: Path, target: Path, settings: BuildSettings) -> Path:
+    """Let the target write at cursors of the corpus, unless it has, and make the draft's data with that."""
+    encoder, generated = load_encoder(target), root / "generated.jsonl"
+    if not generated.is_file():
+        cursors = draw_cursors(corpus.texts(Side.TRAIN), encoder, settings.num_generated, GENERATION.seed)
+        save_splits(generate_splits(target, encoder, cursors, GENERATION), generated)
+    data = replace(settings.data, generated_share=GENERATED_SHARE)
+    build_data(corpus, root / "tokenizer", EMBEDDED, root / "data-draft", data, generated=generated)
+    return root / "data-draft"
 
 
 def _measure(runs: Sequence[tuple[Role, Path, TrainResult]], corpus: Corpus, num_cursors: int) -> BuildFigures:

@@ -26,15 +26,19 @@ from draft_model.training.budget import Budget
 @click.option("--target-minutes", type=click.FloatRange(min=0), default=None, help="Training budget of the target.")
 @click.option("--draft-minutes", type=click.FloatRange(min=0), default=None, help="Training budget of the draft.")
 @click.option(
-    "--mix", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="The target's share in the draft's loss."
+    "--mix", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="The target's share in the draft's loss."
 )
+@click.option(
+    "--generated", type=click.IntRange(min=0), default=6_000, show_default=True,
+    help="Cursors at which the target writes what its draft learns from.",
+)  # fmt: skip
 @click.option("--target-out", type=FOLDER, default=Path("target_model/embedded"), show_default=True)
 @click.option("--draft-out", type=FOLDER, default=Path("draft_model/embedded"), show_default=True)
 @click.option("--seed", type=int, default=None, help="Another seed than the presets'.")
 @plain_errors
 def build_embedded(
     *, work: Path, repositories: Path | None, hold_out: tuple[str, ...], data_tokens: int, target_minutes: float | None,
-    draft_minutes: float | None, mix: float, target_out: Path, draft_out: Path, seed: int | None,
+    draft_minutes: float | None, mix: float, generated: int, target_out: Path, draft_out: Path, seed: int | None,
 ) -> None:  # fmt: skip
     """Corpus, tokenizer, data, target, draft, figures, cards and both model folders.
 
@@ -48,7 +52,7 @@ def build_embedded(
     if not (work / "corpus" / MANIFEST).is_file():
         _collect(work, repositories, hold_out)
     target, draft = _preset("embedded-target", seed), _preset("embedded-draft", seed)
-    settings = BuildSettings(DataSettings(int(data_tokens), seed=target.train.seed), mix)
+    settings = BuildSettings(DataSettings(int(data_tokens), seed=target.train.seed), mix, generated)
     figures = build_pair(
         work,
         Role(target, Budget(minutes=target.train.minutes if target_minutes is None else target_minutes), target_out),

@@ -91,7 +91,7 @@ def test_the_commands_measure_what_was_built(built: BuildFigures, work: Path, tm
     sizes = ["--cursors", "4", "--max-tokens", "4", "--out", str(tmp_path / "report")]
     report = run(main, [*ONE_THREAD, "evaluate", *pair, *sizes])
     assert report.exit_code == 0, report.output
-    assert "| kind of code |" in report.stdout
+    assert "| kind of code, foretold |" in report.stdout
     assert (tmp_path / "report" / "report.json").is_file()
 
 
@@ -106,7 +106,7 @@ def test_the_steps_one_by_one(
         "data --corpus corpus --tokenizer tokenizer --out data --tokens 4e3 --row-tokens 64,32 --block-tokens 64 "
         "--blocks-per-shard 16",
         "train --preset tiny --data data --out run --tokens 512",
-        "train --preset tiny --data data --out taught --steps 2 --teacher run/model --mix 1",
+        "train --preset tiny --data data --out taught --steps 2 --teacher run/model --mix 1 --start-from run/model",
     ]
     for step in steps:
         done = CliRunner().invoke(main, [*ONE_THREAD, *step.split()])
