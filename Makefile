@@ -42,7 +42,7 @@ lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; 
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cuda
 
 models: $(VENV)/installed ## Train the embedded models anew, from corpus to model card (hours on two cores).
-	@$(BIN)/draft-model build-embedded --target-out target_model/embedded-bf16
+	@$(BIN)/draft-model build-embedded
 	@rm -rf target_model/embedded
 	@$(BIN)/target-model quantize --model target_model/embedded-bf16 --out target_model/embedded
 
@@ -58,9 +58,8 @@ bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, an
 	@$(BIN)/python -m loadtest.bench.overhead
 
 bench-engine: $(VENV)/installed ## Speculation, INT8 and the prefix cache, each on and off, in one interleaved run.
-	@rm -rf work/embedded-int8
-	@$(BIN)/target-model quantize --model target_model/embedded --out work/embedded-int8 --scheme w8a8
-	@$(BIN)/python -m loadtest.bench.engine_table --int8-model work/embedded-int8
+	@$(BIN)/python -m loadtest.bench.engine_table --set engine.model=target_model/embedded-bf16 \
+		--int8-model target_model/embedded
 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
 	@$(BIN)/python -m loadtest.bench.prompt_replay

@@ -26,8 +26,8 @@ def main() -> None:
 
     \b
     Example:
-      target-model quantize --model target_model/embedded --out work/embedded-int8
-      target-model evaluate --model bf16=target_model/embedded --model int8=work/embedded-int8
+      target-model quantize --model target_model/embedded-bf16 --out work/embedded-int8
+      target-model evaluate --model bf16=target_model/embedded-bf16 --model int8=target_model/embedded
     """
 
 
@@ -91,8 +91,8 @@ def quantize(
 
     \b
     Example:
-      target-model quantize --model target_model/embedded --out work/embedded-int8
-      target-model quantize --model target_model/embedded --out work/embedded-calibrated \\
+      target-model quantize --model target_model/embedded-bf16 --out work/embedded-int8
+      target-model quantize --model target_model/embedded-bf16 --out work/embedded-calibrated \\
           --calibration work/embedded/corpus/train-00000.parquet
     """
     warnings: list[str] = []
@@ -134,8 +134,9 @@ def evaluate(
 
     \b
     Example:
-      target-model evaluate --model bf16=target_model/embedded --model int8=work/embedded-int8 \\
-          --single-line HumanEval-SingleLineInfilling.jsonl.gz --held-out work/embedded/corpus/held_out-00000.parquet
+      target-model evaluate --model bf16=target_model/embedded-bf16 --model int8=target_model/embedded \\
+          --single-line target_model/benchmarks/HumanEval-SingleLineInfilling.jsonl.gz \\
+          --held-out draft_model/held_out/held_out-00000.parquet
     """
     try:
         material = Material(

@@ -32,7 +32,7 @@ from draft_model.training.budget import Budget
     "--generated", type=click.IntRange(min=0), default=6_000, show_default=True,
     help="Cursors at which the target writes what its draft learns from.",
 )  # fmt: skip
-@click.option("--target-out", type=FOLDER, default=Path("target_model/embedded"), show_default=True)
+@click.option("--target-out", type=FOLDER, default=Path("target_model/embedded-bf16"), show_default=True)
 @click.option("--draft-out", type=FOLDER, default=Path("draft_model/embedded"), show_default=True)
 @click.option("--seed", type=int, default=None, help="Another seed than the presets'.")
 @plain_errors

@@ -116,7 +116,7 @@ def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
 
     \b
     Example:
-      draft-model held-out --model target_model/embedded
+      draft-model held-out --model target_model/embedded --corpus draft_model/held_out
     """
     texts = Corpus(corpus_folder).texts(Side.HELD_OUT)
     show(asdict(evaluate_held_out(load_model(model), load_encoder(model), texts)), as_json=as_json)

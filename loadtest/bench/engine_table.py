@@ -94,7 +94,7 @@ def main(
 
     \b
     Example:
-        target-model quantize --model target_model/embedded --out build/int8 --scheme w8a8
+        target-model quantize --model my-model --out build/int8 --scheme w8a8
         python -m loadtest.bench.engine_table --int8-model build/int8
     """
     end_on_sigterm()

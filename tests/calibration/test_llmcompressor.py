@@ -12,7 +12,7 @@ from target_model.__main__ import main
 from target_model.calibrate import Calibration, quantise_calibrated
 from target_model.errors import QuantiseError
 from target_model.quantise import quantise_folder
-from tests.support.models import TARGET
+from tests.support.models import TARGET_BF16
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [path.read_text() for path in sorted((ROOT / "target_model").glob("*.py"))]
@@ -22,14 +22,14 @@ HELD_OUT = [path.read_text() for path in sorted((ROOT / "loadtest" / "report").g
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("calibrated") / "model"
-    report, warnings = quantise_calibrated(TARGET, out, Calibration(TEXTS))
-    assert report.num_quantised == 7 * json.loads((TARGET / "config.json").read_text())["num_hidden_layers"]
+    report, warnings = quantise_calibrated(TARGET_BF16, out, Calibration(TEXTS))
+    assert report.num_quantised == 7 * json.loads((TARGET_BF16 / "config.json").read_text())["num_hidden_layers"]
     assert warnings == []
     return out
 
 
 def test_it_holds_what_the_copy_made_without_data_holds(calibrated: Path, tmp_path: Path) -> None:
-    quantise_folder(TARGET, tmp_path / "plain")
+    quantise_folder(TARGET_BF16, tmp_path / "plain")
     assert (calibrated / "config.json").read_text() == (tmp_path / "plain" / "config.json").read_text()
     ours, plain = (load_file(folder / "model.safetensors") for folder in (calibrated, tmp_path / "plain"))
     assert {name: values.shape for name, values in ours.items()} == {name: v.shape for name, v in plain.items()}
@@ -41,7 +41,7 @@ def test_it_holds_what_the_copy_made_without_data_holds(calibrated: Path, tmp_pa
 def test_the_engine_loads_it_and_its_loss_is_near(calibrated: Path, tmp_path: Path) -> None:
     data, out = tmp_path / "held_out.jsonl", tmp_path / "figures.json"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in HELD_OUT))
-    command = ["evaluate", "--model", f"bf16={TARGET}", "--model", f"int8={calibrated}", "--held-out", str(data)]
+    command = ["evaluate", "--model", f"bf16={TARGET_BF16}", "--model", f"int8={calibrated}", "--held-out", str(data)]
     result = CliRunner().invoke(main, [*command, "--out", str(out)])
     assert result.exit_code == 0, result.output
     full, int8 = json.loads(out.read_text())
@@ -50,9 +50,9 @@ def test_the_engine_loads_it_and_its_loss_is_near(calibrated: Path, tmp_path: Pa
 
 
 def test_gptq_alone_and_what_it_refuses(tmp_path: Path) -> None:
-    report, _ = quantise_calibrated(TARGET, tmp_path / "rounded", Calibration(TEXTS[:2], smoothing=0.0))
+    report, _ = quantise_calibrated(TARGET_BF16, tmp_path / "rounded", Calibration(TEXTS[:2], smoothing=0.0))
     assert report.num_quantised > 0
-    plain = load_file(TARGET / "model.safetensors")
+    plain = load_file(TARGET_BF16 / "model.safetensors")
     kept = load_file(tmp_path / "rounded" / "model.safetensors")
     assert torch.equal(kept["model.norm.weight"], plain["model.norm.weight"])
     assert torch.equal(kept["model.layers.0.input_layernorm.weight"], plain["model.layers.0.input_layernorm.weight"]), (

@@ -7,15 +7,23 @@ import pytest
 from draft_model.data.tokenizer import load_encoder
 from draft_model.evaluation.loading import load_model
 from draft_model.training.model import num_parameters
+from target_model.quantise import quantise_folder
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = {"embedded-target": ROOT / "target_model/embedded", "embedded-draft": ROOT / "draft_model/embedded"}
+FOLDERS = {"embedded-target": ROOT / "target_model/embedded-bf16", "embedded-draft": ROOT / "draft_model/embedded"}
+INT8 = ROOT / "target_model/embedded"
 MAX_TOTAL_BYTES = 40_000_000
 
 
-def test_both_together_are_small() -> None:
-    total = sum(path.stat().st_size for folder in FOLDERS.values() for path in folder.iterdir())
-    assert total <= MAX_TOTAL_BYTES
+def test_all_together_are_small() -> None:
+    folders = [*FOLDERS.values(), INT8]
+    assert sum(path.stat().st_size for folder in folders for path in folder.iterdir()) <= MAX_TOTAL_BYTES
+
+
+def test_the_target_that_is_served_is_the_int8_copy_of_the_other(tmp_path: Path) -> None:
+    quantise_folder(FOLDERS["embedded-target"], tmp_path / "copy")
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "copy" / name).read_bytes() == (INT8 / name).read_bytes()
 
 
 def test_they_share_a_tokenizer() -> None:
