@@ -61,7 +61,7 @@ def test_gptq_alone_and_what_it_refuses(tmp_path: Path) -> None:
 
     broken = tmp_path / "broken"
     broken.mkdir()
-    for path in TARGET.glob("*.json"):
+    for path in TARGET_BF16.glob("*.json"):
         (broken / path.name).write_bytes(path.read_bytes())
     name = "model.layers.0.mlp.up_proj.weight"
     save_file(plain | {name: plain[name] * float("nan")}, broken / "model.safetensors", metadata={"format": "pt"})
