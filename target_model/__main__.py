@@ -144,7 +144,10 @@ def evaluate(
             spread(read_tasks(single_line), max_tasks) if single_line else (),
             read_texts(held_out, MAX_TEXTS) if held_out else (),
         )
-        found = [measure(name, path, material) for name, path in map(named_model, models)]
+        found = []
+        for name, path in map(named_model, models):
+            click.echo(f"measuring {name} ...", err=True)
+            found.append(measure(name, path, material))
     except TargetError as error:
         raise click.ClickException(str(error)) from error
     if out is not None:
