@@ -35,6 +35,8 @@ class Engine:
         self._llm = llm
         self.took_s = 0.0
         """How long the last call of `complete` took."""
+        self.context_tokens: int = llm.llm_engine.model_config.max_model_len
+        """Of a prompt and its completion together."""
 
     def complete(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0,

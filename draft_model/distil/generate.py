@@ -38,11 +38,17 @@ def draw_cursors(texts: Sequence[str], encoder: LayoutEncoder, num_cursors: int,
 def generate_splits(
     target: Path, encoder: LayoutEncoder, cursors: Sequence[Split], generation: Generation
 ) -> list[Split]:
-    """The cursors with the target's completions in place of people's; those that came out empty are left out."""
+    """The cursors with the target's completions in place of people's.
+
+    Those whose prompt leaves no room for a completion are left out, and those where it came out empty.
+    """
+    prompts = [encoder.encode_prompt(cursor.before, cursor.typed, cursor.after) for cursor in cursors]
     with open_engine(target) as engine:
+        most = engine.context_tokens - generation.max_tokens
+        fitting = [(cursor, prompt) for cursor, prompt in zip(cursors, prompts, strict=True) if len(prompt) <= most]
         outputs = engine.complete(
-            [encoder.encode_prompt(cursor.before, cursor.typed, cursor.after) for cursor in cursors],
+            [prompt for _, prompt in fitting],
             max_tokens=generation.max_tokens, temperature=generation.temperature, seed=generation.seed,
         )  # fmt: skip
     written = (encoder.decode(ids) for ids in outputs)
-    return [replace(cursor, completion=text) for cursor, text in zip(cursors, written, strict=True) if text]
+    return [replace(cursor, completion=text) for (cursor, _), text in zip(fitting, written, strict=True) if text]

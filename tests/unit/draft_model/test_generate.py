@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from draft_model.data.fim import Split
 from draft_model.data.layouts import LayoutEncoder
 from draft_model.distil import generate
 from draft_model.engine import SpeculationCounts
 
 
 class Canned:
-    def __init__(self, answers: Sequence[Sequence[int]]) -> None:
+    def __init__(self, answers: Sequence[Sequence[int]], context_tokens: int = 1024) -> None:
         self.answers = answers
+        self.context_tokens = context_tokens
         self.asked: list[list[int]] = []
 
     def complete(self, prompts: Sequence[list[int]], **_: object) -> Sequence[Sequence[int]]:
@@ -37,6 +39,23 @@ def test_the_completions_are_the_targets_and_the_prompts_those_of_the_server(
     assert engine.asked == [encoder.encode_prompt(one.before, one.typed, one.after) for one in cursors]
     assert [split.completion for split in splits] == ["abc", *["x"] * (len(cursors) - 2)]
     assert splits[1].before == cursors[2].before
+
+
+def test_prompts_that_leave_no_room_for_a_completion_are_left_out(
+    encoder: LayoutEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, long = Split("", "x = ", "one", ""), Split("y = 1\n" * 9, "x = ", "two", "")
+    room = len(encoder.encode_prompt(short.before, short.typed, short.after)) + 8
+    engine = Canned([encoder.encode("abc")], context_tokens=room)
+
+    @contextmanager
+    def opened(_: Path) -> Iterator[Canned]:
+        yield engine
+
+    monkeypatch.setattr(generate, "open_engine", opened)
+    splits = generate.generate_splits(Path("target"), encoder, [long, short], generate.Generation(8, 0.0, 1))
+    assert splits == [Split("", "x = ", "abc", "")]
+    assert len(engine.asked) == 1
 
 
 def test_counts_since_are_differences() -> None:
