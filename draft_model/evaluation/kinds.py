@@ -8,7 +8,8 @@ Decided token by token, in this order:
     logic       operators, numbers, and other strings
     identifiers all other names
 
-Where the text cannot be tokenised to its end (the cursor is in an open string, say), the rest counts as logic.
+Where the tokenizer gives up (a piece of a file may begin with an indentation that no later line fits) it begins anew
+there; a character that it can't begin with counts as logic.
 """
 
 import builtins
@@ -72,6 +73,16 @@ def _is_known(name: str) -> bool:
 
 def kinds_of(text: str) -> list[Kind]:
     """The kind of every character of `text`; blanks between tokens count with the token behind them."""
+    kinds: list[Kind] = []
+    while len(kinds) < len(text):
+        rest = text[len(kinds) :]
+        found = _kinds_up_to_a_fault(rest) or _kinds_up_to_a_fault(rest[: rest.find("\n") + 1] or rest)
+        kinds += found or [Kind.LOGIC]
+    return kinds
+
+
+def _kinds_up_to_a_fault(text: str) -> list[Kind]:
+    """The kinds of the characters up to where Python's tokenizer gives up, an indentation that does not fit say."""
     starts = _line_starts(text)
     kinds: list[Kind] = []
     line = _Line()
@@ -80,7 +91,7 @@ def kinds_of(text: str) -> list[Kind]:
             break
         end = starts[token.end[0] - 1] + token.end[1]
         kinds += [line.kind_of(token)] * (min(end, len(text)) - len(kinds))
-    return kinds + [Kind.LOGIC] * (len(text) - len(kinds))
+    return kinds
 
 
 def _line_starts(text: str) -> list[int]:

@@ -104,6 +104,19 @@ def test_each_kind_of_code(piece: str, kind: Kind) -> None:
     assert kinds_of(CODE)[CODE.index(piece)] is kind
 
 
+def test_a_piece_of_a_file_has_the_kinds_of_the_whole() -> None:
+    piece = CODE[CODE.index("        total") :] + "\ndef more(x):\n    return x\n"
+    kinds = kinds_of(piece)
+    assert kinds[piece.index("return len")] is Kind.IDIOMS
+    assert kinds[piece.index("more")] is Kind.IDENTIFIERS
+    assert kinds[piece.index("(x)")] is Kind.SYNTAX
+
+
+def test_an_open_string_costs_its_own_line_at_most() -> None:
+    text = 'x = "abc\ny = len(z)\n'
+    assert kinds_of(text)[text.index("len")] is Kind.IDIOMS
+
+
 @given(st.text(alphabet="ab1 ()'\"#\n\\=é", max_size=80))
 def test_every_character_has_a_kind_whatever_the_text(text: str) -> None:
     assert len(kinds_of(text)) == len(text)
