@@ -3,6 +3,7 @@
 Everything happens when an operator asks or a step ends; there is no task here and nothing waits.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -68,11 +69,14 @@ class LiveSpeculation:
         self._table = Schedule.fixed(0, 1)
         self._by = CONFIGURED
         self._since_s = unix_time_s()
+        self._has_begun = False
         engine.watch_steps(self._hear)
 
     def begin(self) -> None:
         """Put what is configured in force, once the engine has started."""
+        self._has_begun = True
         self._table = self._engine.speculation
+        self._mode = Mode.FIXED if len(self._table.rows) == 1 else Mode.SCHEDULE
         self._since_s = self._unix_time_s()
         info, mode = self._engine.info, Mode(self._settings.mode)
         if info.speculation_fixed_because:
@@ -113,6 +117,7 @@ class LiveSpeculation:
             SpeculationFixedError: this engine can't change it.
 
         """
+        self._refuse_if_fixed()
         self._take(Mode.FIXED, Schedule.fixed(num_draft_tokens, self._engine.info.max_num_seqs), by)
 
     def set_schedule(self, rows: Iterable[Sequence[int]], by: str) -> None:
@@ -153,6 +158,9 @@ class LiveSpeculation:
 
     def _refuse_if_fixed(self) -> None:
         """Say that nothing can be changed before saying what is wrong with a schedule."""
+        if not self._has_begun:
+            msg = "the engine is starting: its ceiling is not known yet"
+            raise SpeculationFixedError(msg)
         if because := self._engine.info.speculation_fixed_because:
             raise SpeculationFixedError(because)
 
@@ -167,4 +175,6 @@ class LiveSpeculation:
         except Exception:
             # It is the engine that tells of its steps: an error here would be taken for one of its own.
             logger.exception("the draft lengths are no longer chosen by the server")
-            self._take(Mode.SCHEDULE, self._table, self._by)
+            self._controller, self._mode = None, Mode.SCHEDULE
+            with contextlib.suppress(SpeculationFixedError):  # an engine that came back without live lengths
+                self._take(Mode.SCHEDULE, self._table, self._by)

@@ -172,6 +172,8 @@ class Controller:
     def _move_all(self, now: float) -> None:
         """Go to what promises the most now that drafts fare otherwise, for batch sizes that are not about, too."""
         for each in self._ranges:
+            # What failed before the change says nothing of now, nor does a trial that began then.
+            each.held_until, each.hold_s, each.trial = 0.0, self._settings.hold_s, None
             if self._move(each, now):
                 each.burst_k = None
 

@@ -126,7 +126,9 @@ class LiveTable:
         try:
             yield
         finally:
-            os.environ.pop(TABLE_ENV, None)
+            # A load that was given up may end late, when the next one has its own there.
+            if os.environ.get(TABLE_ENV) == self._path:
+                del os.environ[TABLE_ENV]
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
 

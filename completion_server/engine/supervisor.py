@@ -172,7 +172,9 @@ class SupervisedEngine:
     @property
     def speculation(self) -> Schedule:
         """The draft lengths in force, or while an engine restarts those that will be."""
-        return self._schedule or self._engine.speculation
+        if self._schedule is None or self._info.speculation_fixed_because:
+            return self._engine.speculation
+        return self._schedule
 
     def set_speculation(self, schedule: Schedule) -> None:
         """Change the draft lengths of the engine and of those that replace it; see the interface."""

@@ -34,7 +34,7 @@ from draft_model.evaluation.report import as_record, offline_figures, render_rep
 TEMPERATURES = (0.2, 0.8)
 ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))
 IDENTITY_LENGTH = 4
-IDENTITY_TOKENS = 64
+IDENTITY_TOKENS = 32
 
 
 @click.command()

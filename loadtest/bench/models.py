@@ -26,11 +26,13 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--target", type=FOLDER, default=TARGET, show_default=True, help="The target as it is served, INT8.")
 @click.option("--target-bf16", type=FOLDER, default=TARGET_BF16, show_default=True, help="The same in bfloat16.")
 @click.option("--draft", type=FOLDER, default=DRAFT, show_default=True)
-@click.option("--cursors", type=click.IntRange(10), default=150, show_default=True, help="For acceptance.")
-@click.option("--max-tasks", type=click.IntRange(1), help="Of the 1,033 single lines, spread evenly.  [default: all]")
+@click.option("--cursors", type=click.IntRange(10), default=100, show_default=True, help="For acceptance.")
+@click.option(
+    "--max-tasks", type=click.IntRange(1), default=400, show_default=True, help="Of the 1,033 single lines, evenly."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON object alone.")
 def main(
-    *, target: Path, target_bf16: Path, draft: Path, cursors: int, max_tasks: int | None, as_json: bool
+    *, target: Path, target_bf16: Path, draft: Path, cursors: int, max_tasks: int, as_json: bool
 ) -> None:  # fmt: skip
     """Evaluate a target in INT8 and bfloat16, and its draft. The last line is a JSON object.
 
@@ -42,15 +44,15 @@ def main(
     """
     with tempfile.TemporaryDirectory(prefix="bench-models-") as folder:
         targets, pair = Path(folder) / "targets.json", Path(folder) / "pair"
-        fewer = ["--max-tasks", str(max_tasks)] if max_tasks else []
         said = _run(
             "target_model", "evaluate", "--model", f"int8={target}", "--model", f"bf16={target_bf16}",
-            "--single-line", str(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz"), *fewer,
+            "--single-line", str(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz"),
+            "--max-tasks", str(max_tasks),
             "--held-out", str(HELD_OUT / "held_out-00000.parquet"), "--out", str(targets),
         )  # fmt: skip
         said += "\n" + _run(
             "draft_model", "evaluate", "--target", str(target), "--draft", str(draft), "--corpus", str(HELD_OUT),
-            "--speculate", str(SPECULATE), "--cursors", str(cursors), "--out", str(pair),
+            "--speculate", str(SPECULATE), "--cursors", str(cursors), "--greedy-only", "--out", str(pair),
             "--prompts", str(BENCHMARKS / "HumanEval.jsonl.gz"),
         )  # fmt: skip
         found = figures(_read(targets), _read(pair / "report.json"))

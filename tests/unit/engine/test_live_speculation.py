@@ -195,6 +195,41 @@ def test_the_server_chooses_what_pays_and_keeps_it_over_a_restart() -> None:
     on_bench(scenario)
 
 
+def test_nothing_can_be_set_before_the_engine_has_started() -> None:
+    async def main() -> None:
+        bench = Bench(SpeculationSettings(), CEILING)
+        changes: list[Callable[[], None]] = [
+            lambda: bench.live.set_fixed(1, "ada"),
+            lambda: bench.live.set_schedule(ROWS, "ada"),
+            lambda: bench.live.set_auto("ada"),
+        ]
+        for change in changes:
+            with pytest.raises(SpeculationFixedError, match="is starting"):
+                change()
+
+    virtual_time.run(main())
+
+
+def test_a_chooser_whose_engine_came_back_fixed_gives_up_and_the_engine_lives(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.live.set_auto("ada", ROWS)
+
+        def refuse(_schedule: Schedule) -> None:
+            raise SpeculationFixedError("the engine does not follow the table of draft lengths")
+
+        monkeypatch.setattr(bench.supervised, "set_speculation", refuse)
+        monkeypatch.setattr(bench.live._controller, "hear", lambda _step, _now: Schedule.fixed(0, SEQS))
+        await bench.ask("a")
+        assert bench.supervised.state is EngineState.READY
+        assert bench.live.in_force.mode is Mode.SCHEDULE
+
+    with caplog.at_level(logging.ERROR):
+        on_bench(scenario)
+    assert caplog.text.count("no longer chosen by the server") == 1
+
+
 def test_a_fault_of_the_chooser_does_not_reach_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

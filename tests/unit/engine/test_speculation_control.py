@@ -209,6 +209,16 @@ def test_batch_sizes_that_are_not_about_follow_a_change() -> None:
     assert {each.k for each in machine.controller._ranges} == {0}
 
 
+def test_a_change_ends_what_a_failed_trial_held() -> None:
+    machine = Machine(controller(4), linear, acceptance=0.9, batch_size=4)
+    machine.run(30)
+    for each in machine.controller._ranges:
+        each.k, each.held_until = 6, machine.now + 1000
+    machine.acceptance = 0.02
+    machine.run(20)
+    assert machine.controller.schedule.num_draft_tokens(4) == 0
+
+
 def test_acceptance_of_positions_that_were_not_drafted_is_that_of_those_before() -> None:
     rates = Acceptance(3)
     for _ in range(10):
