@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import click
 from rich.console import Console
@@ -13,8 +14,9 @@ from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
 from target_model.errors import TargetError
 from target_model.evaluate import Material, measure, read_texts, render, to_json
 from target_model.quantise import Report, quantise_folder
-from target_model.tasks import Task, read_tasks
+from target_model.tasks import read_tasks
 
+T = TypeVar("T")
 MIB = 1 << 20
 MAX_TEXTS = 100
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -122,11 +124,12 @@ def quantize(
 @click.option(
     "--max-tasks", type=click.IntRange(min=1), default=None, help="Of each set, spread evenly.  [default: all]"
 )
+@click.option("--max-texts", type=click.IntRange(min=1), default=MAX_TEXTS, show_default=True, help="For the loss.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Also write the figures there as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     *, models: tuple[str, ...], humaneval: Path | None, single_line: Path | None, held_out: Path | None,
-    max_tasks: int | None, out: Path | None, as_json: bool,
+    max_tasks: int | None, max_texts: int, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Quality, speed and memory of models in vLLM: what INT8 costs and what it gives.
 
@@ -142,7 +145,7 @@ def evaluate(
         material = Material(
             spread(read_tasks(humaneval), max_tasks) if humaneval else (),
             spread(read_tasks(single_line), max_tasks) if single_line else (),
-            read_texts(held_out, MAX_TEXTS) if held_out else (),
+            spread(read_texts(held_out), max_texts) if held_out else (),
         )
         found = []
         for name, path in map(named_model, models):
@@ -165,11 +168,11 @@ def named_model(text: str) -> tuple[str, Path]:
     return (name, Path(folder)) if found else (Path(text).name, Path(text))
 
 
-def spread(tasks: list[Task], most: int | None) -> list[Task]:
-    """At most so many tasks, evenly over all."""
-    if most is None or most >= len(tasks):
-        return tasks
-    return [tasks[number * len(tasks) // most] for number in range(most)]
+def spread(all_of_them: list[T], most: int | None) -> list[T]:
+    """At most so many, evenly over all."""
+    if most is None or most >= len(all_of_them):
+        return all_of_them
+    return [all_of_them[number * len(all_of_them) // most] for number in range(most)]
 
 
 def describe(report: Report, out: Path) -> str:

@@ -45,15 +45,15 @@ class TargetFigures:
     lines: Score | None
 
 
-def read_texts(path: Path, max_texts: int | None = None) -> list[str]:
-    """All or the first texts of a file, JSON lines or Parquet with a column `text`; EvaluationError when none."""
+def read_texts(path: Path) -> list[str]:
+    """The texts of a file, JSON lines or Parquet with a column `text`; EvaluationError when none."""
     try:
         texts = _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
     except (OSError, ValueError, KeyError) as error:
         raise EvaluationError(f"{path} has no texts that can be read: {error}") from error
     if not texts:
         raise EvaluationError(f"{path} has no texts")
-    return texts[:max_texts]
+    return texts
 
 
 def measure(

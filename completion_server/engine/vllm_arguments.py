@@ -51,7 +51,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
             "model": settings.draft_model,
             "num_speculative_tokens": settings.num_speculative_tokens,
         }
-        if not fixed_by_settings(settings):  # a schedule tells vLLM that K varies; what it says is the same as none
+        if not fixed_by_settings(settings):
+            # A schedule tells vLLM that K may vary; a GPU then does without full CUDA graphs (docs/speculation.md).
             row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
             args["speculative_config"]["num_speculative_tokens_per_batch_size"] = [row]
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}

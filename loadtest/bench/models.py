@@ -16,6 +16,8 @@ import click
 from loadtest.bench.figures import report_console
 
 SPECULATE = 4
+TEXTS = 24
+"""Of the 71 held-out files, evenly."""
 TARGET, TARGET_BF16 = Path("target_model/embedded"), Path("target_model/embedded-bf16")
 DRAFT, HELD_OUT = Path("draft_model/embedded"), Path("draft_model/held_out")
 BENCHMARKS = Path("target_model/benchmarks")
@@ -47,7 +49,7 @@ def main(
         said = _run(
             "target_model", "evaluate", "--model", f"int8={target}", "--model", f"bf16={target_bf16}",
             "--single-line", str(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz"),
-            "--max-tasks", str(max_tasks),
+            "--max-tasks", str(max_tasks), "--max-texts", str(TEXTS),
             "--held-out", str(HELD_OUT / "held_out-00000.parquet"), "--out", str(targets),
         )  # fmt: skip
         said += "\n" + _run(

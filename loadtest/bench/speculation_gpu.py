@@ -168,6 +168,8 @@ def engine_args(target: Path, draft: Path | None, k: int, acceptance: float, max
             "method": "draft_model",
             "model": str(draft),
             "num_speculative_tokens": k,
+            # As the server starts its engine: K may vary, which costs full CUDA graphs.
+            "num_speculative_tokens_per_batch_size": [[1, max_num_seqs, k]],
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_rates": acceptance_by_position(acceptance, k),
         }
