@@ -141,10 +141,10 @@ def test_the_prompts_are_the_servers_with_the_cursor_on_an_empty_line(tasks: lis
 
 def test_texts_are_read_from_lines_and_bad_ones_are_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": "y"}\n')
-    assert read_texts(tmp_path / "a.jsonl", 1) == ["x"]
+    assert spread(read_texts(tmp_path / "a.jsonl"), 1) == ["x"]
     (tmp_path / "b.jsonl").write_text('{"body": "x"}\n')
     with pytest.raises(EvaluationError, match="no texts"):
-        read_texts(tmp_path / "b.jsonl", 1)
+        read_texts(tmp_path / "b.jsonl")
 
 
 def test_tasks_are_spread_and_models_named(tasks: list[Task]) -> None:
