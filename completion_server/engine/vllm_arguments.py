@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 from typing import Any
 
-from vllm.config import VllmConfig
+from vllm.config import SpeculativeConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
@@ -22,6 +22,9 @@ _OWN_KEYS = (
     "enforce_eager",
 )  # fmt: skip
 """Arguments that `[engine]` has a key of the same name for."""
+
+_SCHEDULE_KEY = "num_speculative_tokens_per_batch_size"
+"""What tells vLLM that K may vary; a version without it runs with a fixed one."""
 
 
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         if not fixed_by_settings(settings):
             # A schedule tells vLLM that K may vary; a GPU then does without full CUDA graphs (docs/speculation.md).
             row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
-            args["speculative_config"]["num_speculative_tokens_per_batch_size"] = [row]
+            args["speculative_config"][_SCHEDULE_KEY] = [row]
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for key in settings.vllm:
         if key not in known:
@@ -70,6 +73,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
 
 def fixed_by_settings(settings: EngineSettings) -> str:
     """Return why these settings keep K as it is at start; "" where they don't."""
+    if _SCHEDULE_KEY not in {field.name for field in dataclasses.fields(SpeculativeConfig)}:
+        return f"this vLLM has no {_SCHEDULE_KEY}"
     if int(settings.vllm.get("data_parallel_size") or 1) > 1:
         return "vLLM keeps the draft length fixed under data parallelism"
     if settings.vllm.get("scheduler_cls"):
@@ -84,10 +89,8 @@ def fixed_because(settings: EngineSettings, config: VllmConfig) -> str:
     speculative = config.speculative_config
     if speculative is None:
         return "the engine was started without a draft model"
-    if speculative.num_speculative_tokens_per_batch_size is None:
-        return (
-            fixed_by_settings(settings) or "engine.vllm.speculative_config has no num_speculative_tokens_per_batch_size"
-        )
+    if getattr(speculative, _SCHEDULE_KEY, None) is None:
+        return fixed_by_settings(settings) or f"engine.vllm.speculative_config has no {_SCHEDULE_KEY}"
     return fixed_by_settings(settings)
 
 
@@ -98,5 +101,5 @@ def schedule_at_start(config: VllmConfig) -> Schedule:
         return Schedule.fixed(0, config.scheduler_config.max_num_seqs)
     ceiling = speculative.num_speculative_tokens
     with contextlib.suppress(ScheduleError):  # vLLM takes some that have gaps
-        return parse_schedule(speculative.num_speculative_tokens_per_batch_size or (), ceiling)
+        return parse_schedule(getattr(speculative, _SCHEDULE_KEY, None) or (), ceiling)
     return Schedule.fixed(ceiling, config.scheduler_config.max_num_seqs)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from dataclasses import make_dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -140,3 +141,15 @@ def test_where_vllm_keeps_k_fixed_it_is_started_without_a_schedule(
     assert "num_speculative_tokens_per_batch_size" not in module.engine_args(kept)["speculative_config"]
     assert said in module.fixed_by_settings(kept)
     assert module.fixed_by_settings(plain) == ""
+
+
+def test_a_vllm_that_knows_no_schedule_is_started_without_one(
+    vllm_engine: "VllmEngine", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from completion_server.engine import vllm_arguments as module
+
+    older = make_dataclass("SpeculativeConfig", ["method", "num_speculative_tokens"])
+    monkeypatch.setattr(module, "SpeculativeConfig", older)
+    settings = EngineSettings(model="m", draft_model="d")
+    assert "num_speculative_tokens_per_batch_size" not in module.engine_args(settings)["speculative_config"]
+    assert "this vLLM has no" in module.fixed_by_settings(settings)
