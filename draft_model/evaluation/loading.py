@@ -1,5 +1,6 @@
 """Model folders as models to measure."""
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ def load_model(folder: Path) -> LlamaForCausalLM:
     if not (folder / "config.json").is_file():
         raise PipelineError(f"{folder} is not a model folder: it has no config.json")
     disable_progress_bar()  # type: ignore[no-untyped-call]  # It loads in a moment, and INT8 weights would draw two bars more.
-    model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # INT8 imports deprecated parts of torch.
+        model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     model.requires_grad_(False)
     return model

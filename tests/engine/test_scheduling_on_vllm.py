@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,7 +13,8 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server import app as code
 from completion_server.core.request import Trigger
-from completion_server.engine.interface import Engine, EngineInfo, EngineStats, Job, Output
+from completion_server.engine.interface import Engine, EngineInfo, EngineStats, Job, Output, Step
+from completion_server.engine.speculation import Schedule
 from tests.support.server import Answer, RunningServer, ask, eventually, make_config, request, run_server
 
 if TYPE_CHECKING:
@@ -49,6 +50,16 @@ class Lent:
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
+
+    @property
+    def speculation(self) -> Schedule:
+        return self._engine.speculation
+
+    def set_speculation(self, schedule: Schedule) -> None:
+        self._engine.set_speculation(schedule)
+
+    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
+        self._engine.watch_steps(on_step)
 
 
 @asynccontextmanager
