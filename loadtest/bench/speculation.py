@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import click
-import numpy as np
 from rich.console import Console
 
 from loadtest.bench.contest import PAUSE_S
@@ -34,9 +33,9 @@ from loadtest.tuning.choice import OFF, crossover
 from loadtest.tuning.document import as_json
 from loadtest.tuning.page import render_tuning
 from loadtest.tuning.replay import Replay, traffic_of
-from loadtest.tuning.statistics import MIN_ROUNDS, Estimate, ratio_of_rounds
+from loadtest.tuning.statistics import MIN_ROUNDS
 from loadtest.tuning.tuner import Step, Tuned, Tuner, TuningError, TuningSettings
-from loadtest.tuning.verdict import as_variant
+from loadtest.tuning.verdict import as_variant, goodput_ratio
 
 CEILING = 8
 NO_DRAFT = Variant("no draft")
@@ -113,16 +112,16 @@ def main(
 def figures(tuned: Tuned) -> dict[str, float]:
     """Return the figures of the last line; nan for what there is none of."""
     first, over = tuned.choices[0], tuned.verification
-    checked = Blocks((*tuned.checks.all,)) if tuned.checks.all else Blocks((*tuned.sweep.all, *tuned.others.all))
     best = Variant.fixed(first.best_k)
     both = Blocks((*tuned.sweep.all, *tuned.others.all))
+    checked = tuned.checks if tuned.checks.all else both
     where = crossover(tuned.table)
     return {
         "best_k_batch_1": first.k,
         "best_k_above_0_batch_1": first.best_k,
         "speedup_batch_1": first.gain.value,
-        "speedup_batch_1_over_no_draft": _over(both, best, NO_DRAFT, [first.concurrency]).value,
-        "off_over_no_draft_batch_1": _over(both, OFF, NO_DRAFT, [first.concurrency]).value,
+        "speedup_batch_1_over_no_draft": goodput_ratio(both, best, NO_DRAFT, concurrencies=[first.concurrency]).value,
+        "off_over_no_draft_batch_1": goodput_ratio(both, OFF, NO_DRAFT, concurrencies=[first.concurrency]).value,
         "crossover_batch": math.nan if where is None else where,
         "tuned_over_best_fixed": over.table_over_fixed.value,
         "tuned_over_best_fixed_low": over.table_over_fixed.low,
@@ -131,17 +130,8 @@ def figures(tuned: Tuned) -> dict[str, float]:
         "tuned_over_off": over.table_over_off.value,
         "tuned_over_off_low": over.table_over_off.low,
         "tuned_over_off_high": over.table_over_off.high,
-        "tuned_over_no_draft": _over(checked, as_variant(tuned.table), NO_DRAFT, checked.concurrencies).value,
+        "tuned_over_no_draft": goodput_ratio(checked, as_variant(tuned.table), NO_DRAFT).value,
     }
-
-
-def _over(blocks: Blocks, first: Variant, second: Variant, concurrencies: Sequence[int]) -> Estimate:
-    """Return the tokens/s of one to that of another; concurrencies weigh alike."""
-    sides = [
-        np.exp(np.mean([np.log(blocks.goodput(each, variant.name)) for each in concurrencies], axis=0))
-        for variant in (first, second)
-    ]
-    return ratio_of_rounds(sides[0], sides[1])
 
 
 async def _measure(

@@ -31,8 +31,11 @@ class Verification:
 def verify(blocks: Blocks, table: Rows, fixed: Variant, confidence: float = CONFIDENCE) -> Verification:
     """Judge a table. `blocks` has the variants of `rivals`, in three rounds or more."""
     tuned = as_variant(table)
-    over_fixed = _over(blocks, tuned, fixed, confidence)
-    over_off, fixed_over_off = _over(blocks, tuned, OFF, confidence), _over(blocks, fixed, OFF, confidence)
+    over_fixed = goodput_ratio(blocks, tuned, fixed, confidence)
+    over_off, fixed_over_off = (
+        goodput_ratio(blocks, tuned, OFF, confidence),
+        goodput_ratio(blocks, fixed, OFF, confidence),
+    )
     recommended = OFF
     if fixed_over_off.low > 1:
         recommended = fixed
@@ -101,12 +104,19 @@ def misfit(sweep: Blocks, fit: Fit) -> float:
     return float(np.median(found))
 
 
-def _over(blocks: Blocks, first: Variant, second: Variant, confidence: float) -> Estimate:
-    """Return the goodput of one to that of another; all concurrencies weigh alike."""
+def goodput_ratio(
+    blocks: Blocks, first: Variant, second: Variant, confidence: float = CONFIDENCE,
+    concurrencies: Sequence[int] | None = None,
+) -> Estimate:  # fmt: skip
+    """Return the goodput of one to that of another; all concurrencies weigh alike, those given or all of them."""
     if first == second:
         return Estimate.exact(1.0)
     sides = [
-        np.exp(np.mean([np.log(blocks.goodput(each, variant.name)) for each in blocks.concurrencies], axis=0))
+        np.exp(
+            np.mean(
+                [np.log(blocks.goodput(each, variant.name)) for each in concurrencies or blocks.concurrencies], axis=0
+            )
+        )
         for variant in (first, second)
     ]
     return ratio_of_rounds(sides[0], sides[1], confidence)

@@ -16,7 +16,11 @@ FIGURES = {
 def test_editors_are_served_lose_their_streams_and_come_back() -> None:
     command = [sys.executable, "-m", "loadtest.bench.sessions", "--sessions", "40", "--requests-per-s", "40"]
     done = subprocess.run(
-        [*command, "--seconds", "5", "--storm"], capture_output=True, text=True, check=False, timeout=170
+        [*command, "--seconds", "5", "--storm", "--set", "shed.lag_ms=0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -26,4 +30,4 @@ def test_editors_are_served_lose_their_streams_and_come_back() -> None:
     assert found["reconnects"] == 40
     assert found["sessions_lost"] == 0
     assert found["rate_ratio_to_bare_grpc"] > 0
-    assert found["messages_per_request"] > 0, "how many depends on how much a busy machine sheds"
+    assert found["messages_per_request"] > 1

@@ -6,6 +6,7 @@ import pytest
 
 from draft_model.data.tokenizer import load_encoder
 from draft_model.evaluation.loading import load_model
+from draft_model.presets import find_preset
 from draft_model.training.model import num_parameters
 from target_model.quantise import quantise_folder
 
@@ -32,8 +33,11 @@ def test_they_share_a_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("name", list(FOLDERS))
-def test_a_model_is_what_the_card_says(name: str) -> None:
-    model, encoder = load_model(FOLDERS[name]), load_encoder(FOLDERS[name])
+def test_a_model_has_the_shape_of_its_preset_and_the_card_says_so(name: str) -> None:
+    model, encoder, shape = load_model(FOLDERS[name]), load_encoder(FOLDERS[name]), find_preset(name).shape
+    assert (model.config.num_hidden_layers, model.config.hidden_size) == (shape.num_layers, shape.hidden_size)
+    assert model.config.max_position_embeddings == shape.context_tokens
+    assert num_parameters(model) == shape.num_parameters
     assert model.config.vocab_size == encoder.vocab_size
     assert model.generation_config.eos_token_id == encoder.end
     assert f"| parameters | {num_parameters(model):,} |" in (FOLDERS[name] / "README.md").read_text(encoding="utf-8")
