@@ -38,6 +38,7 @@ class _Options(TypedDict):
     max_tokens: int | None
     temperature: float | None
     seed: int | None
+    no_speculation: bool
     stop: tuple[str, ...]
     session: str | None
     language: str | None
@@ -50,6 +51,7 @@ class _Options(TypedDict):
 @click.option("--max-tokens", type=click.IntRange(1), help="Upper limit of tokens; the server's default if not given.")
 @click.option("--temperature", type=click.FloatRange(0), help="0 always takes the likeliest token.")
 @click.option("--seed", type=click.IntRange(0), help="Makes sampling repeatable.")
+@click.option("--no-speculation", is_flag=True, help="No draft model for this request.")
 @click.option("--stop", multiple=True, help="A string that ends the completion. May be given more than once.")
 @click.option(
     "--timeout-ms", type=click.IntRange(1), default=10_000, show_default=True, help="The deadline of the request."
@@ -112,6 +114,7 @@ def _request(file: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest
         temperature=options["temperature"],
         seed=options["seed"],
         stop=options["stop"],
+        without_speculation=options["no_speculation"],
     )
 
 

@@ -47,6 +47,8 @@ class Sampling:
 
     temperature: float = 0.0
     seed: int | None = None
+    speculate: bool = True
+    """Whether a draft model may propose tokens."""
 
 
 @dataclass(frozen=True, slots=True)

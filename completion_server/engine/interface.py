@@ -88,7 +88,7 @@ class Step:
     seconds: float | None = None
     """Since the end of the step before it; None where the engine may have rested in between."""
     has_prompts: bool = False
-    """Whether some of these generations got their first tokens: then the step also computed their prompts."""
+    """Whether the step also computed prompts, whole ones or pieces of them."""
     drafted: tuple[int, ...] = ()
     """Draft tokens that it verified, by position; as long as the longest draft."""
     accepted: tuple[int, ...] = ()

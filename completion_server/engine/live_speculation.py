@@ -39,6 +39,7 @@ class InForce:
     """The draft lengths in force, and where they come from."""
 
     schedule: Schedule
+    """K by batch size; in mode AUTO without the short bursts in which the server tries another."""
     mode: Mode
     table: Schedule
     """What the operator set last; in mode AUTO what the server falls back to."""
@@ -65,6 +66,8 @@ class LiveSpeculation:
         self._unix_time_s = unix_time_s
         self._figures = SlidingFigures(clock)
         self._controller: Controller | None = None
+        self._chosen = Schedule.fixed(0, 1)
+        """What the controller last held best."""
         self._mode = Mode.FIXED
         self._table = Schedule.fixed(0, 1)
         self._by = CONFIGURED
@@ -75,6 +78,7 @@ class LiveSpeculation:
     def begin(self) -> None:
         """Put what is configured in force, once the engine has started."""
         self._has_begun = True
+        self._figures = SlidingFigures(self._clock)  # loading the models is no part of them
         self._table = self._engine.speculation
         self._mode = Mode.FIXED if len(self._table.rows) == 1 else Mode.SCHEDULE
         self._since_s = self._unix_time_s()
@@ -96,7 +100,7 @@ class LiveSpeculation:
         """What is in force."""
         info = self._engine.info
         return InForce(
-            schedule=self._engine.speculation,
+            schedule=self._controller.chosen if self._controller else self._engine.speculation,
             mode=self._mode,
             table=self._table,
             ceiling=info.num_speculative_tokens,
@@ -145,16 +149,14 @@ class LiveSpeculation:
         table = parse_schedule(given, info.num_speculative_tokens) if given else self._table
         self._take(Mode.AUTO, table, by)
         self._controller = Controller(table, info.num_speculative_tokens, info.max_num_seqs)
+        self._chosen = self._controller.chosen
 
     def _take(self, mode: Mode, table: Schedule, by: str) -> None:
         """Put an operator's table in force."""
-        self._put_in_force(table)
+        self._engine.set_speculation(table)
+        self._since_s = self._unix_time_s()
         self._mode, self._table, self._by, self._controller = mode, table, by, None
         logger.info("draft lengths set to %s %s by %s", mode.value, table.as_lists(), by)
-
-    def _put_in_force(self, schedule: Schedule) -> None:
-        self._engine.set_speculation(schedule)
-        self._since_s = self._unix_time_s()
 
     def _refuse_if_fixed(self) -> None:
         """Say that nothing can be changed before saying what is wrong with a schedule."""
@@ -170,8 +172,13 @@ class LiveSpeculation:
             return
         try:
             schedule = self._controller.hear(step, self._clock.now())
-            if schedule is not None:
-                self._put_in_force(schedule)
+            if schedule is None:
+                return
+            self._engine.set_speculation(schedule)
+            if self._controller.chosen != self._chosen:
+                self._chosen = self._controller.chosen
+                self._since_s = self._unix_time_s()
+                logger.info("draft lengths chosen: %s", self._chosen.as_lists())
         except Exception:
             # It is the engine that tells of its steps: an error here would be taken for one of its own.
             logger.exception("the draft lengths are no longer chosen by the server")

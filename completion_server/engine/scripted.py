@@ -336,7 +336,8 @@ class ScriptedEngine:
         """Return how many tokens the step computed for a generation."""
         if generation.is_decoding:
             num_accepted = generation.num_accepted_of(tally.num_draft_tokens, self.acceptance_rate)
-            tally.add_draft(num_accepted)
+            if generation.job.sampling.speculate:
+                tally.add_draft(num_accepted)
             return generation.num_room(1 + num_accepted)
         generation.num_prompt_left -= generation.num_prompt_now
         tally.has_prompts |= generation.num_prompt_now > 0

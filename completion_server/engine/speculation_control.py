@@ -99,9 +99,13 @@ class Controller:
 
     @property
     def schedule(self) -> Schedule:
-        """What should be in force now."""
-        lookup = [0, *(each.k_now for each in self._range_of[1:])]
-        return Schedule.of_lookup(lookup)
+        """What should be in force now, bursts included."""
+        return Schedule.of_lookup([0, *(each.k_now for each in self._range_of[1:])])
+
+    @property
+    def chosen(self) -> Schedule:
+        """What is held best, whatever a burst tries at the moment."""
+        return Schedule.of_lookup([0, *(each.k for each in self._range_of[1:])])
 
     def hear(self, step: Step, now: float) -> Schedule | None:
         """Take in a step that ended `now`; return a new schedule where one should come into force."""

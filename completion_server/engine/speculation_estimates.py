@@ -2,7 +2,6 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from statistics import fmean, median
 
 from completion_server.engine.interface import Step
@@ -15,7 +14,15 @@ _NUM_RECENT_STEPS = 32
 
 _CHANGE_EVIDENCE = 9.0
 """How much likelier, as a natural logarithm, the last drafts must be with a rate of their own before what came before
-them is forgotten: five first tokens refused in a row where 85% used to be accepted."""
+them is forgotten: five first tokens refused in a row where 85% used to be accepted. It is what a first change takes;
+see `_Caution`."""
+
+_MOST_CHANGE_EVIDENCE = 72.0
+_REVERSED_WITHIN_S = 10.0
+_CALM_HALF_LIFE_S = 60.0
+
+_HALF_LIFE_DRAFTS = 1024
+_HALF_LIFE_S = 60.0
 
 _NUM_TIMES = 24
 _MIN_TIMES = 3
@@ -30,15 +37,13 @@ _TRIAL_SIGMAS = 2.0
 class _Rates:
     """Sums by position that fade: by half over so many drafts, and over so many seconds."""
 
-    def __init__(self, num_positions: int, half_life_drafts: float, half_life_s: float) -> None:
-        self._half_life_drafts = half_life_drafts
-        self._half_life_s = half_life_s
+    def __init__(self, num_positions: int) -> None:
         self.reached = [0.0] * num_positions
         """Draft tokens before which all were accepted."""
         self.accepted = [0.0] * num_positions
 
     def fade(self, num_drafts: int, seconds: float) -> None:
-        keep = 2.0 ** -(num_drafts / self._half_life_drafts + seconds / self._half_life_s)
+        keep = 2.0 ** -(num_drafts / _HALF_LIFE_DRAFTS + seconds / _HALF_LIFE_S)
         self.reached = [keep * weight for weight in self.reached]
         self.accepted = [keep * weight for weight in self.accepted]
 
@@ -49,11 +54,41 @@ class _Rates:
             self.accepted[position] += accepted
             reached = accepted
 
-    def begin_anew(self, steps: Iterable[Step]) -> None:
-        self.reached = [0.0] * len(self.reached)
-        self.accepted = [0.0] * len(self.accepted)
-        for step in steps:
-            self.add(step)
+    def merge(self, other: "_Rates") -> None:
+        self.reached = [ours + theirs for ours, theirs in zip(self.reached, other.reached, strict=True)]
+        self.accepted = [ours + theirs for ours, theirs in zip(self.accepted, other.accepted, strict=True)]
+
+    @property
+    def first_rate(self) -> float:
+        """The chance of the first draft token: half a token more on either side, as no rate is 0 or 1 for sure."""
+        return (self.accepted[0] + 0.5) / (self.reached[0] + 1)
+
+
+class _Caution:
+    """How much evidence a change takes.
+
+    Completions differ in how predictable they are, and one after another looks like change after change, each undone by
+    the next. Where that happens, each takes twice the evidence of the one before, and calm forgets it slowly.
+    """
+
+    def __init__(self) -> None:
+        self._extra = 0.0
+        self._at = 0.0
+        self._change: tuple[float, bool] | None = None
+        """When the last one was, and whether drafts fared better after it."""
+
+    def needed(self, now: float) -> float:
+        """Return the logarithm of a likelihood ratio that a change must reach."""
+        return _CHANGE_EVIDENCE + self._extra * math.exp2((self._at - now) / _CALM_HALF_LIFE_S)
+
+    def is_reversal(self, *, is_better: bool, now: float) -> bool:
+        """Take note of a change; return whether it undoes one just before it, so that neither was one."""
+        before, self._change = self._change, (now, is_better)
+        if before is None or before[1] == is_better or now - before[0] > _REVERSED_WITHIN_S:
+            return False
+        self._extra = min(2 * self.needed(now), _MOST_CHANGE_EVIDENCE) - _CHANGE_EVIDENCE
+        self._at = now
+        return True
 
 
 class Acceptance:
@@ -65,7 +100,10 @@ class Acceptance:
 
     def __init__(self, num_positions: int) -> None:
         """Know nothing yet."""
-        self._rates = _Rates(num_positions, half_life_drafts=1024, half_life_s=60)
+        self._rates = _Rates(num_positions)
+        self._forgotten = _Rates(num_positions)
+        """What was known before the last change."""
+        self._caution = _Caution()
         self._recent: deque[Step] = deque(maxlen=_NUM_RECENT_STEPS)
         self._at = 0.0
         self.drafted_at = -math.inf
@@ -79,13 +117,21 @@ class Acceptance:
         self._rates.add(step)
         self._recent.append(step)
         self._at = self.drafted_at = now
-        num_since = self._num_since_change()
-        if not num_since:
-            return False
-        since = list(self._recent)[-num_since:]
-        self._rates.begin_anew(since)
+        num_since = self._num_since_change(self._caution.needed(now))
+        if num_since:
+            self._change(list(self._recent)[-num_since:], now)
+        return num_since > 0
+
+    def _change(self, since: list[Step], now: float) -> None:
+        """Forget what was known before some steps; or, where they only undo a change, learn from all of it."""
+        before, after = self._rates, _Rates(len(self._rates.reached))
+        for step in since:
+            after.add(step)
+        if self._caution.is_reversal(is_better=after.first_rate > before.first_rate, now=now):
+            before.merge(self._forgotten)
+        else:
+            self._rates, self._forgotten = after, before
         self._recent.clear()
-        return True
 
     def expected_length(self, num_draft_tokens: int) -> float | None:
         """Return the tokens that a generation should get from a step, None where nothing is known of drafts."""
@@ -104,13 +150,11 @@ class Acceptance:
                 break
         return length
 
-    def _num_since_change(self) -> int:
+    def _num_since_change(self, needed: float) -> int:
         """Return how many steps ago acceptance most likely changed, 0 where it has not."""
-        num_long = self._rates.reached[0]
-        # Half a token more on either side: no rate is 0 or 1 for sure.
-        rate = (self._rates.accepted[0] + 0.5) / (num_long + 1)
+        rate = self._rates.first_rate
         num = num_accepted = 0
-        most, num_since = _CHANGE_EVIDENCE, 0
+        most, num_since = needed, 0
         for at, step in enumerate(reversed(self._recent), 1):
             num += step.drafted[0]
             num_accepted += step.accepted[0]

@@ -20,6 +20,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
+SPECULATE = "completion_server.speculate"
+"""In the `extra_args` of vLLM's sampling parameters: False where no drafts are wanted for a request."""
+
 TABLE_ENV = "COMPLETION_SERVER_SPECULATION_TABLE"
 """Where the engine core finds the table's file."""
 

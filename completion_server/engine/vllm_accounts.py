@@ -15,6 +15,8 @@ from completion_server.engine.interface import Step
 class Progress:
     """What the engine core has computed for one generation, read before outputs are merged for a slow consumer."""
 
+    speculates: bool = True
+    """Whether drafts are proposed for it."""
     num_tokens: int = 0
     num_steps: int = 0
     num_drafted: int = 0
@@ -32,7 +34,7 @@ class Progress:
 
     def add(self, num_tokens: int, num_draft_tokens: int) -> None:
         """A step gave tokens. The first one verified no draft."""
-        if self.num_steps:
+        if self.num_steps and self.speculates:
             self.num_drafted += num_draft_tokens
         self.num_tokens += num_tokens
         self.num_steps += 1
@@ -48,32 +50,37 @@ class StepMeter:
         self._now: float | None = None
         self._num_seqs = 0
         self._num_tokens = 0
+        self._num_ended = 0
         self._has_prompts = False
 
-    def output(self, num_tokens: int, at: float, *, is_first: bool) -> None:
-        """A generation got tokens in the step that ended `at`."""
+    def output(self, num_tokens: int, at: float, *, is_first: bool = False, is_last: bool = False) -> None:
+        """A generation got tokens in the step that ended `at`, perhaps its first or last ones."""
         self._now = at
         self._num_seqs += 1
         self._num_tokens += num_tokens
+        self._num_ended += is_last
         self._has_prompts |= is_first
 
-    def end(self, speculation: Any, *, goes_on: bool) -> None:
+    def end(self, speculation: Any, num_running: int) -> None:
         """All outputs of the step were told. `speculation` is vLLM's SpecDecodingStats, None without drafts."""
         before, now = self._ended_at, self._now
         # Without outputs it was a piece of a prompt, or nothing: the next step's beginning is not known.
-        self._ended_at = now if goes_on else None
+        self._ended_at = now if num_running else None
         if now is not None:
+            # What runs and got nothing had a piece of its prompt computed, or will in the next step, which is planned.
+            has_pieces = num_running > self._num_seqs - self._num_ended
             drafted = _drafted(speculation) if speculation is not None else ()
             accepted = tuple(speculation.num_accepted_tokens_per_pos[: len(drafted)]) if drafted else ()
             step = Step(
                 num_seqs=self._num_seqs,
                 num_tokens=self._num_tokens,
                 seconds=None if before is None else now - before,
-                has_prompts=self._has_prompts,
+                has_prompts=self._has_prompts or has_pieces,
                 drafted=drafted,
                 accepted=accepted,
             )
-            self._now, self._num_seqs, self._num_tokens, self._has_prompts = None, 0, 0, False
+            self._now, self._num_seqs, self._num_tokens = None, 0, 0
+            self._num_ended, self._has_prompts = 0, False
             self.on_step(step)
 
 
@@ -100,7 +107,8 @@ class Accounts:
                 self._count(output, None if state is None else state.external_req_id, num_draft_tokens)
                 if output.new_token_ids:
                     is_first = getattr(output, "prefill_stats", None) is not None
-                    self.meter.output(len(output.new_token_ids), at, is_first=is_first)
+                    is_last = output.finish_reason is not None
+                    self.meter.output(len(output.new_token_ids), at, is_first=is_first, is_last=is_last)
             return process_outputs(outputs, at, *args, **kwargs)
 
         processor.process_outputs = counted

@@ -25,7 +25,7 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output, Step
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation import Schedule, SpeculationFixedError
-from completion_server.engine.speculation_table import LiveTable
+from completion_server.engine.speculation_table import SPECULATE, LiveTable
 from completion_server.engine.vllm_accounts import Accounts, Progress, StepMeter
 from completion_server.engine.vllm_arguments import engine_args, fixed_because, schedule_at_start
 from completion_server.engine.vllm_process import yield_to_server
@@ -57,7 +57,7 @@ class _Stats(StatLoggerBase):
             self.num_running = scheduler_stats.num_running_reqs
             self.num_waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             self.kv_usage = scheduler_stats.kv_cache_usage
-            self._meter.end(scheduler_stats.spec_decoding_stats, goes_on=self.num_running > 0)
+            self._meter.end(scheduler_stats.spec_decoding_stats, self.num_running)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
@@ -131,8 +131,12 @@ class VllmEngine:
         scheduler = "LiveAsyncScheduler" if config.scheduler_config.async_scheduling else "LiveScheduler"
         config.scheduler_config.scheduler_cls = f"{_SCHEDULERS}.{scheduler}"
         self._table = LiveTable(config.scheduler_config.max_num_seqs)
-        with self._table.offered():
-            llm = self._make_llm(args, config)
+        try:
+            with self._table.offered():
+                llm = self._make_llm(args, config)
+        except BaseException:
+            self._table.close()
+            raise
         self._fixed_because = self._table.unfollowed_because
         return llm
 
@@ -154,7 +158,7 @@ class VllmEngine:
         if llm is None:
             msg = "the engine is not running"
             raise EngineDeadError(msg)
-        progress = self._accounts.progress[job.id] = Progress()
+        progress = self._accounts.progress[job.id] = Progress(job.sampling.speculate)
         prompt = tokens_input(job.prompt_token_ids, cache_salt=job.cache_salt or None)
         stream = llm.generate(prompt, _sampling_params(job), job.id, priority=job.priority)
         try:
@@ -268,6 +272,7 @@ def _sampling_params(job: Job) -> SamplingParams:
         include_stop_str_in_output=True,
         output_kind=RequestOutputKind.DELTA,
         skip_special_tokens=True,
+        extra_args=None if job.sampling.speculate else {SPECULATE: False},
     )
 
 

@@ -3,15 +3,19 @@
 Two things of vLLM are relied upon: that its configuration names the scheduler's class (`scheduler_cls`), and that this
 scheduler reads its attribute `dynamic_sd_lookup`, K by batch size, at each step. Where a version lacks the attribute
 the scheduler stays as vLLM made it, and says so in the table.
+
+A request that wants no drafts says so in its sampling parameters. Its drafts are dropped before the step that would
+verify them, as vLLM does itself with those that a grammar forbids; the draft model still reads along.
 """
 
 from typing import Any
 
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from completion_server.engine.speculation_table import join_table
+from completion_server.engine.speculation_table import SPECULATE, join_table
 
 
 class _FollowsTable(Scheduler):
@@ -28,7 +32,15 @@ class _FollowsTable(Scheduler):
             lookup = self._table.read_new()
             if lookup is not None:
                 self.dynamic_sd_lookup = lookup
+        for request in self.running:
+            if request.spec_token_ids and not _speculates(request.sampling_params):
+                request.spec_token_ids = []
         return super().schedule(*args, **kwargs)
+
+
+def _speculates(sampling_params: SamplingParams | None) -> bool:
+    extra = sampling_params.extra_args if sampling_params is not None else None
+    return extra is None or extra.get(SPECULATE) is not False
 
 
 class LiveScheduler(_FollowsTable):

@@ -170,7 +170,8 @@ def _sampling(message: pb.CompleteRequest) -> Sampling:
         raise InvalidRequestError("temperature", f"must be from 0 to {_MAX_TEMPERATURE:g}, got {temperature:g}")
     if message.HasField("seed") and message.seed > _MAX_SEED:
         raise InvalidRequestError("seed", f"must be at most {_MAX_SEED}, got {message.seed}")
-    return Sampling(temperature, message.seed if message.HasField("seed") else None)
+    seed = message.seed if message.HasField("seed") else None
+    return Sampling(temperature, seed, speculate=not message.without_speculation)
 
 
 def _snippets(message: pb.CompleteRequest) -> Iterator[Snippet]:

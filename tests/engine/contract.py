@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import pytest
 
+from completion_server.core.request import Sampling
 from completion_server.engine.interface import Engine, EngineDeadError, Job, Output, Step
 from completion_server.engine.speculation import Schedule, ScheduleError, SpeculationFixedError
 
@@ -269,6 +270,23 @@ class EngineContract:
         assert text == still.text
         if ceiling:
             engine.set_speculation(Schedule.fixed(ceiling, num_seqs))
+
+    async def test_a_generation_may_want_no_drafts(self, engine: Engine) -> None:
+        await self.idle(engine)
+        token_ids = prompt(64, 47)
+        with_drafts = await run_job(engine, Job("drafted", token_ids, 32))
+        steps: list[Step] = []
+        engine.watch_steps(steps.append)
+        without = await run_job(engine, Job("undrafted", token_ids, 32, Sampling(speculate=False)))
+        await self.idle(engine)
+        engine.watch_steps(lambda _step: None)
+        assert without.text == with_drafts.text
+        assert without.last.drafted_tokens == without.last.accepted_draft_tokens == 0
+        assert not any(step.drafted for step in steps)
+        beside = [Job(f"beside-{i}", prompt(64, 80 + i), 32, Sampling(speculate=i % 2 == 0)) for i in range(4)]
+        results = await asyncio.gather(*(run_job(engine, job) for job in beside))
+        drafted = [result.last.drafted_tokens > 0 for result in results]
+        assert drafted == [engine.info.num_speculative_tokens > 0, False] * 2
 
     async def test_steps_are_told_with_what_they_yielded(self, engine: Engine) -> None:
         await self.idle(engine)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator
 from dataclasses import make_dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
+from completion_server.core.request import Sampling
 from completion_server.engine.interface import Job, Step
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation import Schedule
@@ -118,9 +120,32 @@ async def test_a_change_takes_effect_within_two_steps(async_engine: "VllmEngine"
 
 
 async def test_generations_side_by_side_go_on_over_changes(async_engine: "VllmEngine") -> None:
+    """Which of them share a step may move the last bits, and with them a close choice of a token in a few."""
+    alone = [await say(async_engine, "alone", variant, changes=False) for variant in range(8)]
     texts = await asyncio.gather(*(say(async_engine, "side", variant, changes=True) for variant in range(8)))
-    assert all(texts)
     async_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
+    assert sum(text == undisturbed for text, undisturbed in zip(texts, alone, strict=True)) >= 4
+
+
+async def test_a_generation_may_want_no_drafts_with_asynchronous_scheduling(async_engine: "VllmEngine") -> None:
+    drafted = [await run_job(async_engine, Job(f"drafted-{i}", prompt(64, 60 + i), 48)) for i in range(3)]
+    plain = Sampling(speculate=False)
+    without = [await run_job(async_engine, Job(f"without-{i}", prompt(64, 60 + i), 48, plain)) for i in range(3)]
+    assert [result.text for result in without] == [result.text for result in drafted]
+    assert [result.last.drafted_tokens for result in without] == [0, 0, 0]
+    assert all(result.last.drafted_tokens for result in drafted)
+
+
+async def test_draft_lengths_change_under_tensor_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models are split over two processes; the scheduler that follows the table is in neither."""
+    cpus = sorted(os.sched_getaffinity(0))
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cpus[0]}|{cpus[-1]}")
+    engine = make_vllm_engine("engine.tensor_parallel_size=2")
+    try:
+        await engine.start()
+        await check_changes(engine)
+    finally:
+        await engine.stop()
 
 
 @pytest.mark.parametrize(

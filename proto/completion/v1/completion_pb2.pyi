@@ -236,6 +236,7 @@ class CompleteRequest(_message.Message):
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    WITHOUT_SPECULATION_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Names the editor session. Required, at most 128 bytes."""
     sequence: _builtins.int
@@ -260,6 +261,8 @@ class CompleteRequest(_message.Message):
     """Sampling temperature; not set takes the server's default, 0 is greedy."""
     seed: _builtins.int
     """Makes sampling repeatable."""
+    without_speculation: _builtins.bool
+    """No draft model proposes tokens for this request, which tells what one brings; greedily the text is the same."""
     @_builtins.property
     def snippets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContextSnippet]:
         """Text from elsewhere that helps."""
@@ -284,10 +287,11 @@ class CompleteRequest(_message.Message):
         temperature: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
+        without_speculation: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "document_uri", b"document_uri", "language_id", b"language_id", "max_tokens", b"max_tokens", "mode", b"mode", "prefix", b"prefix", "seed", b"seed", "sequence", b"sequence", "session_id", b"session_id", "snippets", b"snippets", "stop", b"stop", "suffix", b"suffix", "temperature", b"temperature", "trigger", b"trigger"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "document_uri", b"document_uri", "language_id", b"language_id", "max_tokens", b"max_tokens", "mode", b"mode", "prefix", b"prefix", "seed", b"seed", "sequence", b"sequence", "session_id", b"session_id", "snippets", b"snippets", "stop", b"stop", "suffix", b"suffix", "temperature", b"temperature", "trigger", b"trigger", "without_speculation", b"without_speculation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015

@@ -31,7 +31,7 @@ async def test_the_completion_goes_to_standard_output_and_its_cost_to_standard_e
 async def test_the_request_carries_what_the_user_asked_for(serve: Serve, run: Run, source: Path) -> None:
     fake = await serve()
     options = "--mode multi --max-tokens 9 --temperature 0.5 --seed 7 --stop END --stop ; --user ada --session s1"
-    more = "--timeout-ms 4000 --token secret"
+    more = "--timeout-ms 4000 --token secret --no-speculation"
     result = await run(complete, f"{source}:2:9", "--server", fake.address, *options.split(), *more.split())
     assert result.exit_code == 0
     assert fake.requests == [
@@ -48,6 +48,7 @@ async def test_the_request_carries_what_the_user_asked_for(serve: Serve, run: Ru
             temperature=0.5,
             seed=7,
             stop=["END", ";"],
+            without_speculation=True,
         )
     ]
     assert fake.metadata[0]["x-user-id"] == "ada"

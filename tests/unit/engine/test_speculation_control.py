@@ -20,6 +20,13 @@ from completion_server.simulation import virtual_time
 MAX_BATCH = 32
 
 
+class Unchanging(Controller):
+    """Leaves the operator's table in force."""
+
+    def hear(self, _step: Step, _now: float) -> None:
+        """Change nothing."""
+
+
 @dataclass
 class Machine:
     """Takes steps of one batch size, and does what a controller says."""
@@ -29,6 +36,10 @@ class Machine:
     """How long a step takes with K."""
     acceptance: float = 0.8
     batch_size: int = 4
+    kinds: tuple[float, ...] = ()
+    """Where there are any, each completion draws its acceptance from these instead."""
+    writing: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """By place in the batch: acceptance of the completion there, and how many tokens it still needs."""
     now: float = 0.0
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     changes: list[tuple[float, int]] = field(default_factory=list)
@@ -52,13 +63,24 @@ class Machine:
         self.now += took_s
         self.time_with[k] = self.time_with.get(k, 0.0) + took_s
         accepted = [0] * k
-        for _ in range(self.batch_size):
+        for place in range(self.batch_size):
+            acceptance, num_left = self._writing(place)
             for position in range(k):
-                if self.rng.random() >= self.acceptance:
+                if self.rng.random() >= acceptance:
                     break
                 accepted[position] += 1
+                num_left -= 1
+            self.writing[place] = (acceptance, num_left - 1)
         num_tokens = self.batch_size + sum(accepted)
         return Step(self.batch_size, num_tokens, took_s, False, (self.batch_size,) * k, tuple(accepted))
+
+    def _writing(self, place: int) -> tuple[float, int]:
+        if not self.kinds:
+            return self.acceptance, 0
+        acceptance, num_left = self.writing.get(place, (0.0, 0))
+        if num_left > 0:
+            return acceptance, num_left
+        return self.rng.choice(self.kinds), self.rng.randint(15, 45)
 
 
 def expected(acceptance: float, k: int) -> float:
@@ -198,6 +220,20 @@ def test_chance_is_hardly_taken_for_a_change(acceptance: float) -> None:
         is_accepted = rng.random() < acceptance
         num_seen += rates.add(Step(1, 1 + is_accepted, drafted=(1,), accepted=(int(is_accepted),)), at / 30)
     assert num_seen <= 5
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("kinds", [(0.1, 0.9), (0.3, 0.8)])
+def test_completions_that_differ_are_no_change_after_change(batch_size: int, kinds: tuple[float, ...]) -> None:
+    """Each completion is as predictable as it is: what pays is one K for all of them."""
+
+    def tokens_per_s(choice: Controller) -> float:
+        machine = Machine(choice, linear, batch_size=batch_size, kinds=kinds)
+        machine.run(30)
+        return machine.run(60)
+
+    best = max(tokens_per_s(Unchanging(Schedule.fixed(k, MAX_BATCH), 6, MAX_BATCH)) for k in range(7))
+    assert tokens_per_s(controller(4)) > 0.95 * best
 
 
 def test_batch_sizes_that_are_not_about_follow_a_change() -> None:

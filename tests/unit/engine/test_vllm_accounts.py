@@ -16,10 +16,10 @@ def test_a_step_is_put_together_from_pieces() -> None:
     meter = StepMeter()
     meter.on_step = steps.append
     meter.output(1, 10.0, is_first=True)
-    meter.end(None, goes_on=True)
-    meter.output(3, 10.5, is_first=False)
-    meter.output(1, 10.5, is_first=False)
-    meter.end(spec([2, 2, 0], [1, 1, 0]), goes_on=True)
+    meter.end(None, num_running=1)
+    meter.output(3, 10.5)
+    meter.output(1, 10.5, is_last=True)
+    meter.end(spec([2, 2, 0], [1, 1, 0]), num_running=1)
     assert steps == [Step(1, 1, None, True), Step(2, 4, 0.5, False, (2, 2), (1, 1))]
 
 
@@ -27,21 +27,34 @@ def test_where_the_engine_may_have_rested_a_step_has_no_time() -> None:
     steps: list[Step] = []
     meter = StepMeter()
     meter.on_step = steps.append
-    for at, goes_on in ((1.0, True), (2.0, False), (9.0, True), (10.0, True)):
-        meter.output(1, at, is_first=False)
-        meter.end(None, goes_on=goes_on)
-    meter.end(None, goes_on=True)  # a piece of a prompt: no outputs
-    meter.output(1, 12.0, is_first=False)
-    meter.end(None, goes_on=True)
+    for at, num_running in ((1.0, 1), (2.0, 0), (9.0, 1), (10.0, 1)):
+        meter.output(1, at, is_last=not num_running)
+        meter.end(None, num_running)
+    meter.end(None, num_running=1)  # a piece of a prompt: no outputs
+    meter.output(1, 12.0)
+    meter.end(None, num_running=1)
     assert [step.seconds for step in steps] == [None, 1.0, None, 1.0, None]
+    assert not any(step.has_prompts for step in steps)
+
+
+def test_a_step_that_computes_a_piece_of_a_prompt_beside_others_says_so() -> None:
+    steps: list[Step] = []
+    meter = StepMeter()
+    meter.on_step = steps.append
+    for num_running in (1, 2, 1):
+        meter.output(1, 1.0)
+        meter.end(None, num_running)
+    assert [step.has_prompts for step in steps] == [False, True, False]
 
 
 def test_a_vllm_that_does_not_tell_positions_is_understood() -> None:
     steps: list[Step] = []
     meter = StepMeter()
     meter.on_step = steps.append
-    meter.output(3, 1.0, is_first=False)
-    meter.end(SimpleNamespace(num_drafts=2, num_draft_tokens=6, num_accepted_tokens_per_pos=[2, 1, 0, 0]), goes_on=True)
+    meter.output(3, 1.0)
+    meter.end(
+        SimpleNamespace(num_drafts=2, num_draft_tokens=6, num_accepted_tokens_per_pos=[2, 1, 0, 0]), num_running=1
+    )
     assert (steps[0].drafted, steps[0].accepted) == ((2, 2, 2), (2, 1, 0))
 
 
@@ -68,7 +81,9 @@ def test_outputs_are_counted_for_whom_they_are() -> None:
     accounts.watch(processor)
 
     def output(request_id: str, num_tokens: int) -> SimpleNamespace:
-        return SimpleNamespace(request_id=request_id, new_token_ids=[7] * num_tokens, spec_decode_metrics=None)
+        return SimpleNamespace(
+            request_id=request_id, new_token_ids=[7] * num_tokens, spec_decode_metrics=None, finish_reason=None
+        )
 
     processor.process_outputs([output("a-1", 1)], 1.0, None)
     processor.process_outputs([output("a-1", 2), output("gone", 3)], 2.0, None)

@@ -33,12 +33,13 @@ def test_a_whole_message_becomes_a_request() -> None:
             temperature=0.5,
             seed=3,
             stop=["\n\n"],
+            without_speculation=True,
         ),
         deadline_s=2.0,
     )
     assert (request.sequence, request.prefix, request.suffix, request.max_tokens) == (7, "for i in ra", "\n", 9)
     assert (request.trigger, request.mode) == (Trigger.EXPLICIT, Mode.MULTI_LINE)
-    assert request.sampling == Sampling(0.5, 3)
+    assert request.sampling == Sampling(0.5, 3, speculate=False)
     assert request.snippets == (Snippet("b.py", "x = 1", 0.5),)
     assert request.stop == ("\n\n",)
     assert request.deadline.at == 52.0
