@@ -6,6 +6,7 @@ Imports vLLM, and starts nothing.
 import contextlib
 import dataclasses
 import difflib
+import importlib
 from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
@@ -92,6 +93,15 @@ def fixed_because(settings: EngineSettings, config: VllmConfig) -> str:
     if getattr(speculative, _SCHEDULE_KEY, None) is None:
         return fixed_by_settings(settings) or f"engine.vllm.speculative_config has no {_SCHEDULE_KEY}"
     return fixed_by_settings(settings)
+
+
+def unfit_schedulers(module: str) -> str:
+    """Return why the module of schedulers that follow a schedule can't be used with this vLLM; "" where it can."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 - vLLM may have moved, renamed or remade what they are built on
+        return f"this vLLM has other schedulers: {error}"
+    return ""
 
 
 def schedule_at_start(config: VllmConfig) -> Schedule:

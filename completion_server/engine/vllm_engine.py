@@ -27,7 +27,7 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation import Schedule, SpeculationFixedError
 from completion_server.engine.speculation_table import SPECULATE, LiveTable
 from completion_server.engine.vllm_accounts import Accounts, Progress, StepMeter
-from completion_server.engine.vllm_arguments import engine_args, fixed_because, schedule_at_start
+from completion_server.engine.vllm_arguments import engine_args, fixed_because, schedule_at_start, unfit_schedulers
 from completion_server.engine.vllm_process import yield_to_server
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class VllmEngine:
         yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
         args = AsyncEngineArgs(**engine_args(self._settings))
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
-        self._fixed_because = fixed_because(self._settings, config)
+        self._fixed_because = fixed_because(self._settings, config) or unfit_schedulers(_SCHEDULERS)
         if self._fixed_because:
             return self._make_llm(args, config)
         scheduler = "LiveAsyncScheduler" if config.scheduler_config.async_scheduling else "LiveScheduler"

@@ -168,6 +168,13 @@ def test_where_vllm_keeps_k_fixed_it_is_started_without_a_schedule(
     assert module.fixed_by_settings(plain) == ""
 
 
+def test_a_vllm_whose_schedulers_are_elsewhere_keeps_its_k(vllm_engine: "VllmEngine") -> None:
+    from completion_server.engine import vllm_arguments as module
+
+    assert module.unfit_schedulers("completion_server.engine.vllm_speculation") == ""
+    assert "other schedulers: No module named" in module.unfit_schedulers("tests.support.no_such_schedulers")
+
+
 def test_a_vllm_that_knows_no_schedule_is_started_without_one(
     vllm_engine: "VllmEngine", monkeypatch: pytest.MonkeyPatch
 ) -> None:
