@@ -1,6 +1,8 @@
 """The command line: `target-model --help`."""
 
 import json
+import signal
+import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ from rich.progress import Progress, TaskID
 
 from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
 from target_model.errors import TargetError
-from target_model.evaluate import Material, measure, read_texts, render, to_json
+from target_model.evaluate import Material, measure_all, read_texts, render, to_json
 from target_model.quantise import Report, quantise_folder
 from target_model.tasks import read_tasks
 
@@ -31,6 +33,12 @@ def main() -> None:
       target-model quantize --model target_model/embedded-bf16 --out work/embedded-int8
       target-model evaluate --model bf16=target_model/embedded-bf16 --model int8=target_model/embedded
     """
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(_signal: int, _frame: object) -> None:
+    """Leave by an exception, so that nothing half-written stays."""
+    sys.exit(128 + signal.SIGTERM)
 
 
 @main.command()
@@ -147,10 +155,8 @@ def evaluate(
             spread(read_tasks(single_line), max_tasks) if single_line else (),
             spread(read_texts(held_out), max_texts) if held_out else (),
         )
-        found = []
-        for name, path in map(named_model, models):
-            click.echo(f"measuring {name} ...", err=True)
-            found.append(measure(name, path, material))
+        named = [named_model(text) for text in models]
+        found = measure_all(named, material, lambda name: click.echo(f"measuring {name} ...", err=True))
     except TargetError as error:
         raise click.ClickException(str(error)) from error
     if out is not None:

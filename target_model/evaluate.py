@@ -4,13 +4,13 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from target_model.errors import EvaluationError
 from target_model.prompts import build_prompts
 from target_model.quantise import weight_files
-from target_model.scoring import Score, Share, score
+from target_model.scoring import Mean, Score, Share, mean_per_unit, score
 from target_model.served import ServedModel, Speed, serving
 from target_model.tasks import Task, only_function, only_line
 
@@ -32,6 +32,31 @@ class Material:
 
 
 @dataclass(frozen=True)
+class TextLosses:
+    """Nats of each text, over its tokens less the first one of each row."""
+
+    nats: tuple[float, ...]
+    num_tokens: tuple[int, ...]
+    num_bytes: int
+
+    @property
+    def per_token(self) -> Mean:
+        """Nats a token."""
+        return mean_per_unit(self.nats, self.num_tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits for each byte of the texts."""
+        return sum(self.nats) / math.log(2) / self.num_bytes
+
+    def more_than(self, other: "TextLosses | None") -> Mean | None:
+        """Nats a token more than `other`'s; None where there is none, or its tokens are others."""
+        if other is None or other.num_tokens != self.num_tokens:
+            return None
+        return mean_per_unit([a - b for a, b in zip(self.nats, other.nats, strict=True)], self.num_tokens)
+
+
+@dataclass(frozen=True)
 class TargetFigures:
     """What one model reaches; None where nothing was given to measure it on."""
 
@@ -39,7 +64,10 @@ class TargetFigures:
     weight_bytes: int
     memory_bytes: int
     speed: Speed
-    loss: float | None
+    loss: Mean | None
+    """Nats a token of held-out code."""
+    loss_more: Mean | None
+    """By how much that is more than the first model's, text by text; None of the first, and of another tokenizer."""
     bits_per_byte: float | None
     functions: Score | None
     lines: Score | None
@@ -56,30 +84,48 @@ def read_texts(path: Path) -> list[str]:
     return texts
 
 
-def measure(
-    name: str, model: Path, material: Material,
+def measure_all(
+    models: Sequence[tuple[str, Path]], material: Material, on_begin: Callable[[str], None],
     serve: Callable[[Path], AbstractContextManager[ServedModel]] = serving,
-) -> TargetFigures:  # fmt: skip
-    """Measure one model. Raises EvaluationError when the server builds no prompts for it, QuantiseError when it is no
-    model.
+) -> list[TargetFigures]:  # fmt: skip
+    """Measure models, named and one after another.
+
+    Raises EvaluationError when the server builds no prompts for one, QuantiseError when it is no model.
     """
+    found: list[TargetFigures] = []
+    first: TextLosses | None = None
+    for name, model in models:
+        on_begin(name)
+        figures, losses = _measure(name, model, material, serve)
+        found.append(replace(figures, loss_more=losses.more_than(first)) if losses else figures)
+        first = first or losses
+    return found
+
+
+def _measure(
+    name: str, model: Path, material: Material, serve: Callable[[Path], AbstractContextManager[ServedModel]]
+) -> tuple[TargetFigures, TextLosses | None]:
     weight_bytes = sum(file.stat().st_size for file in weight_files(model))
     prompts = {id(tasks): build_prompts(model, tasks) for tasks in (material.functions, material.lines) if tasks}
     with serve(model) as served:
         timed = next(iter(prompts.values()), None) or [served.encode("def main():\n")]
         speed, memory = served.time(timed), served.memory_bytes()
-        loss, bits = _losses(served, material.texts) if material.texts else (None, None)
+        losses = _losses(served, material.texts) if material.texts else None
         written = {
             "functions": _complete(served, material.functions, prompts, FUNCTION_TOKENS),
             "lines": _complete(served, material.lines, prompts, LINE_TOKENS),
         }
     functions = [only_function(text) for text in written["functions"]]
     lines = [only_line(text) for text in written["lines"]]
-    return TargetFigures(
-        name, weight_bytes, memory, speed, loss, bits,
-        score(material.functions, functions) if functions else None,
-        score(material.lines, lines) if lines else None,
+    figures = TargetFigures(
+        name=name, weight_bytes=weight_bytes, memory_bytes=memory, speed=speed,
+        loss=losses.per_token if losses else None,
+        loss_more=None,
+        bits_per_byte=losses.bits_per_byte if losses else None,
+        functions=score(material.functions, functions) if functions else None,
+        lines=score(material.lines, lines) if lines else None,
     )  # fmt: skip
+    return figures, losses
 
 
 def _complete(
@@ -88,16 +134,20 @@ def _complete(
     return served.complete(prompts[id(tasks)], max_tokens) if tasks else []
 
 
-def _losses(served: ServedModel, texts: Sequence[str]) -> tuple[float, float]:
-    """Nats a token, and bits a byte, over texts cut into rows; each row's first token is given."""
-    rows, num_bytes = [], 0
-    for text in texts:
+def _losses(served: ServedModel, texts: Sequence[str]) -> TextLosses:
+    """Losses of texts that are cut into rows; each row's first token is given."""
+    rows: list[Sequence[int]] = []
+    of_text: list[int] = []
+    for number, text in enumerate(texts):
         ids = served.encode(text)
-        rows += [ids[at : at + ROW_TOKENS] for at in range(0, len(ids) - 1, ROW_TOKENS)]
-        num_bytes += len(text.encode())
-    rows = [row for row in rows if len(row) > 1]
-    nats = sum(served.losses(rows))
-    return nats / sum(len(row) - 1 for row in rows), nats / math.log(2) / num_bytes
+        cut = [ids[at : at + ROW_TOKENS] for at in range(0, len(ids) - 1, ROW_TOKENS)]
+        rows += [row for row in cut if len(row) > 1]
+        of_text += [number] * (len(rows) - len(of_text))
+    nats, num_tokens = [0.0] * len(texts), [0] * len(texts)
+    for number, row, loss in zip(of_text, rows, served.losses(rows), strict=True):
+        nats[number] += loss
+        num_tokens[number] += len(row) - 1
+    return TextLosses(tuple(nats), tuple(num_tokens), sum(len(text.encode()) for text in texts))
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -111,6 +161,12 @@ def _read_parquet(path: Path) -> list[str]:
     return texts
 
 
+_NOTE = (
+    "In brackets: 95% intervals, of shares Wilson's, of losses as if other files had been drawn; the difference is "
+    "taken file by file."
+)
+
+
 def render(found: Sequence[TargetFigures]) -> str:
     """All models side by side, in Markdown."""
     rows: list[tuple[str, Callable[[TargetFigures], str]]] = [
@@ -119,24 +175,21 @@ def render(found: Sequence[TargetFigures]) -> str:
         ("TTFT alone, ms", lambda one: f"{one.speed.ttft_ms:.1f}"),
         ("tokens/s alone", lambda one: f"{one.speed.tokens_per_s:.0f}"),
         ("tokens/s together", lambda one: f"{one.speed.tokens_per_s_together:.0f}"),
-        ("held-out loss, nats a token", lambda one: _number(one.loss)),
-        ("held-out bits per byte", lambda one: _number(one.bits_per_byte)),
+        ("held-out loss, nats a token", lambda one: str(one.loss or "-")),
+        ("more than the first model's", lambda one: str(one.loss_more or "-")),
+        ("held-out bits per byte", lambda one: "-" if one.bits_per_byte is None else f"{one.bits_per_byte:.4f}"),
         ("HumanEval pass@1", lambda one: _share(one.functions.passed if one.functions else None)),
         ("single line, exact", lambda one: _share(one.lines.exact if one.lines else None)),
         ("single line, pass@1", lambda one: _share(one.lines.passed if one.lines else None)),
     ]
     head = f"| figure | {' | '.join(one.name for one in found)} |"
     lines = [f"| {name} | {' | '.join(tell(one) for one in found)} |" for name, tell in rows]
-    return "\n".join([head, "| --- |" + " --- |" * len(found), *lines, "", "In brackets: 95% intervals (Wilson).", ""])
+    return "\n".join([head, "| --- |" + " --- |" * len(found), *lines, "", _NOTE, ""])
 
 
 def to_json(found: Sequence[TargetFigures]) -> str:
     """The same as JSON."""
     return json.dumps([asdict(one) for one in found], indent=1) + "\n"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 def _share(share: Share | None) -> str:

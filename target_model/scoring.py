@@ -39,6 +39,36 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Mean:
+    """A mean per unit over texts of several units each, and its 95% interval: as if other texts had been drawn.
+
+    `interval` is None of a single text.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+
+    def __str__(self) -> str:
+        """As in "2.4370 (2.3771 to 2.4969)"."""
+        between = "" if self.interval is None else " ({:.4f} to {:.4f})".format(*self.interval)
+        return f"{self.value:.4f}{between}"
+
+
+def mean_per_unit(sums: Sequence[float], units: Sequence[int]) -> Mean:
+    """The mean of what sums to `sums[i]` over the `units[i]` units of text i.
+
+    The interval takes whole texts for what is drawn, since the tokens of one resemble each other (ratio estimator,
+    linearised).
+    """
+    value, num = sum(sums) / sum(units), len(sums)
+    if num == 1:
+        return Mean(value, None)
+    squares = math.fsum((total - value * size) ** 2 for total, size in zip(sums, units, strict=True))
+    half = Z_95 * math.sqrt(squares * num / (num - 1)) / sum(units)
+    return Mean(value, (value - half, value + half))
+
+
+@dataclass(frozen=True)
 class Score:
     """Of one set of tasks: programs that pass their check, and completions that are the author's own text."""
 

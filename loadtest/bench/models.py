@@ -47,7 +47,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="bench-models-") as folder:
         targets, pair = Path(folder) / "targets.json", Path(folder) / "pair"
         said = _run(
-            "target_model", "evaluate", "--model", f"int8={target}", "--model", f"bf16={target_bf16}",
+            "target_model", "evaluate", "--model", f"bf16={target_bf16}", "--model", f"int8={target}",
             "--single-line", str(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz"),
             "--max-tasks", str(max_tasks), "--max-texts", str(TEXTS),
             "--held-out", str(HELD_OUT / "held_out-00000.parquet"), "--out", str(targets),
@@ -63,12 +63,12 @@ def main(
     click.echo(json.dumps(found))
 
 
-def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of merit from what the two commands wrote; INT8 is the first target, bfloat16 the second.
+def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of merit from what the two commands wrote; bfloat16 is the first target, INT8 the second.
 
     Losses are nats a token, shares 0 to 1, times milliseconds. `acceptance_*` is accepted over drafted tokens.
     """
-    int8, bf16 = targets
+    _bf16, int8 = targets
     run, offline = pair["engine"]["runs"][0], pair["offline"]["at_temperature"]["0.0"]
     return {
         "held_out_bits_per_byte": int8["bits_per_byte"],
@@ -78,7 +78,8 @@ def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> di
         "acceptance_offline": offline["acceptance_by_length"][str(SPECULATE)],
         "foretold_share": offline["agreement"],
         "mean_accepted_length_k4": run["mean_accepted_length"]["0.0"],
-        "int8_loss_increase": int8["loss"] - bf16["loss"],
+        "int8_loss_increase": int8["loss_more"]["value"],
+        "int8_loss_increase_interval": int8["loss_more"]["interval"],
         "greedy_identical_share": pair["identity"]["share"],
         "speedup_k4_batch_1": run["speedup"],
         "target_step_ms": pair["engine"]["target_step_ms"],

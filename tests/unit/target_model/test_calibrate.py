@@ -4,7 +4,11 @@ The real llmcompressor runs in `make test-calibration`.
 """
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -67,6 +71,23 @@ def test_the_copy_has_the_format_of_the_one_made_without_data(model: Path, tmp_p
     assert (report.num_quantised, report.num_kept, report.worst_relative_error) == (1, 1, None)
     assert warnings == ["odd"]
     assert seen == [(1, 2), (2, 2)]
+
+
+def test_a_signal_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    """As a service manager ends it; the other environment's process ends with it."""
+    python = interpreter(tmp_path, "(here / 'pid').write_text(str(os.getpid())); signal.pause()")
+    (tmp_path / "texts.jsonl").write_text('{"text": "x = 1"}\n')
+    command = [sys.executable, "-m", "target_model", "quantize", "--model", str(model), "--out", str(tmp_path / "out")]
+    command += ["--calibration", str(tmp_path / "texts.jsonl"), "--calibration-python", str(python)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.terminate()
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert not [path.name for path in tmp_path.iterdir() if "out" in path.name]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_the_other_environment_is_told_what_to_do(model: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from target_model.__main__ import main, named_model, spread
 from target_model.errors import EvaluationError
-from target_model.evaluate import LINE_TOKENS, Material, measure, read_texts, render, to_json
+from target_model.evaluate import LINE_TOKENS, Material, TextLosses, measure_all, read_texts, render, to_json
 from target_model.prompts import build_prompts
-from target_model.scoring import Share, score
+from target_model.scoring import Share, mean_per_unit, score
 from target_model.served import Speed
 from target_model.tasks import Task, is_exact, only_function, only_line, read_tasks
 from tests.support.models import TARGET
@@ -90,8 +90,9 @@ def test_what_is_no_task_file_is_a_clear_error(content: bytes, message: str, tmp
 class Canned:
     """A served model that writes the authors' own text."""
 
-    def __init__(self, tasks: list[Task]) -> None:
+    def __init__(self, tasks: list[Task], nats: float) -> None:
         self.tasks = tasks
+        self.nats = nats
 
     def complete(self, prompts: list[list[int]], max_tokens: int) -> list[str]:
         assert max_tokens == LINE_TOKENS
@@ -101,7 +102,7 @@ class Canned:
         return list(text.encode())
 
     def losses(self, rows: list[list[int]]) -> list[float]:
-        return [math.log(2) * (len(row) - 1) for row in rows]
+        return [self.nats * (len(row) - 1) for row in rows]
 
     def time(self, prompts: list[list[int]]) -> Speed:
         assert prompts
@@ -112,21 +113,46 @@ class Canned:
 
 
 def test_models_are_measured_side_by_side(tasks: list[Task]) -> None:
+    nats = iter((math.log(2), math.log(2) + 0.01))
+
     @contextmanager
     def serve(_: Path) -> Iterator[Any]:
-        yield Canned(tasks[:1])
+        yield Canned(tasks[:1], next(nats))
 
-    material = Material(lines=tasks[:1], texts=["x" * 1025])
-    found = measure("bf16", TARGET, material, serve)
-    assert found.lines is not None
-    assert (found.lines.passed.value, found.lines.exact.value) == (1.0, 1.0)
-    assert found.functions is None
-    assert found.loss == pytest.approx(math.log(2))
-    assert found.bits_per_byte == pytest.approx(1022 / 1025)
-    table = render([found, found])
-    assert table.splitlines()[0] == "| figure | bf16 | bf16 |"
+    material = Material(lines=tasks[:1], texts=["x" * 1025, "y" * 600])
+    begun: list[str] = []
+    first, second = measure_all([("bf16", TARGET), ("int8", TARGET)], material, begun.append, serve)
+    assert begun == [first.name, second.name] == ["bf16", "int8"]
+    assert first.lines is not None
+    assert (first.lines.passed.value, first.lines.exact.value) == (1.0, 1.0)
+    assert first.functions is None
+    assert first.loss is not None
+    assert second.loss_more is not None
+    assert first.loss.value == pytest.approx(math.log(2))
+    assert first.loss_more is None
+    assert second.loss_more.value == pytest.approx(0.01)
+    assert first.bits_per_byte == pytest.approx((1022 + 598) / 1625)
+    table = render([first, second])
+    assert table.splitlines()[0] == "| figure | bf16 | int8 |"
     assert "| HumanEval pass@1 | - | - |" in table
-    assert json.loads(to_json([found]))[0]["lines"]["exact"] == {"hits": 1, "total": 1}
+    assert "| more than the first model's | - | 0.0100 (0.0100 to 0.0100) |" in table
+    told = json.loads(to_json([first, second]))
+    assert told[0]["lines"]["exact"] == {"hits": 1, "total": 1}
+    assert told[1]["loss_more"]["interval"] == pytest.approx([0.01, 0.01])
+
+
+def test_a_mean_over_texts_is_as_sure_as_they_agree() -> None:
+    """Twenty texts of three tokens, half of them at 1 nat a token and half at 3: tokens of one text count as one."""
+    found = mean_per_unit([3.0, 9.0] * 10, [3, 3] * 10)
+    assert found.value == 2.0
+    assert found.interval == pytest.approx((2 - 1.96 / math.sqrt(19), 2 + 1.96 / math.sqrt(19)), abs=1e-3)
+    assert mean_per_unit([3.0], [3]).interval is None
+    assert str(mean_per_unit([3.0], [3])) == "1.0000"
+
+
+def test_losses_over_other_tokens_are_not_compared() -> None:
+    ours, theirs = TextLosses((2.0,), (2,), 9), TextLosses((2.0,), (3,), 9)
+    assert ours.more_than(theirs) is ours.more_than(None) is None
 
 
 def test_the_prompts_are_the_servers_with_the_cursor_on_an_empty_line(tasks: list[Task]) -> None:
