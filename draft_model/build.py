@@ -80,7 +80,7 @@ def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, c
     )  # fmt: skip
     console.print("measuring on held-out files")
     runs = ((target, root / "target", first), (draft, root / "draft", second))
-    figures = _measure(runs, corpus, settings.num_cursors)
+    figures = _measure(runs, corpus, settings)
     save_figures(figures, root / "figures.json")
     for name, (role, run, _) in zip(("target", "draft"), runs, strict=True):
         rewrite_card(run / MODEL, render_card(figures, name), role.out)
@@ -108,12 +108,15 @@ def _write_lessons(corpus: Corpus, root: Path, target: Path, settings: BuildSett
     return root / "data-draft"
 
 
-def _measure(runs: Sequence[tuple[Role, Path, TrainResult]], corpus: Corpus, num_cursors: int) -> BuildFigures:
+def _measure(
+    runs: Sequence[tuple[Role, Path, TrainResult]], corpus: Corpus, settings: BuildSettings
+) -> BuildFigures:
     """Evaluate the weights as exported: rounded to bfloat16, computed in float32."""
     texts = corpus.texts(Side.HELD_OUT)
     target, draft = (_measure_model(role, run, result, texts) for role, run, result in runs)
-    pair = measure_pair(runs[0][1] / MODEL, runs[1][1] / MODEL, texts, num_cursors)
-    return BuildFigures(target, draft, pair, corpus.manifest.sources, len(texts))
+    pair = measure_pair(runs[0][1] / MODEL, runs[1][1] / MODEL, texts, settings.num_cursors)
+    sources = corpus.manifest.sources
+    return BuildFigures(target, draft, pair, sources, len(texts), settings.mix, settings.num_generated)
 
 
 def _measure_model(role: Role, run: Path, result: TrainResult, texts: Sequence[str]) -> ModelFigures:

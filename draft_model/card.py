@@ -28,6 +28,7 @@ def render_card(figures: BuildFigures, role: str) -> str:
         *_measured(figures, model),
         *_probed(model.probes),
         *_trained(model),
+        *(_taught(figures) if role == "draft" else ()),
         *_read(figures),
     )
     return "\n\n".join(sections) + "\n"
@@ -121,6 +122,16 @@ def _trained(model: ModelFigures) -> tuple[str, ...]:
             "rerun gives a model like this one, not the same one.",
         ),
     )
+
+
+def _taught(figures: BuildFigures) -> tuple[str, ...]:
+    """What the draft has from its target."""
+    layers = f"{figures.draft.preset.shape.num_layers} of its {figures.target.preset.shape.num_layers} layers."
+    mix = f"{figures.mix:.0%} of its loss is the divergence from the target's distribution (forward KL)."
+    cursors = f"{figures.num_generated:,} cursors."
+    generated = f"Half of its fill-in-the-middle samples have what the target wrote at {cursors}"
+    said = ["It began with the target's embedding and", layers]
+    return (_paragraph(*said, *([mix] if figures.mix else []), *([generated] if figures.num_generated else [])),)
 
 
 def _read(figures: BuildFigures) -> tuple[str, ...]:

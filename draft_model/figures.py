@@ -32,13 +32,18 @@ class ModelFigures:
 
 @dataclass(frozen=True)
 class BuildFigures:
-    """Both models and the corpus that they share."""
+    """Both models and the corpus that they share.
+
+    `mix` is the target's share in the draft's loss; at `num_generated` cursors the target wrote what the draft read.
+    """
 
     target: ModelFigures
     draft: ModelFigures
     pair: OfflineFigures
     sources: tuple[SourceSummary, ...]
     num_held_out_files: int
+    mix: float
+    num_generated: int
 
 
 def save_figures(figures: BuildFigures, path: Path) -> None:

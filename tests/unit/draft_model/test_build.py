@@ -74,6 +74,11 @@ def test_the_card_tells_what_was_measured(built: BuildFigures, work: Path) -> No
     assert f"{built.target.evaluation.bits_per_byte:.3f}" in card
     assert f"| parameters | {built.target.num_parameters:,} |" in card
     assert "standard library" not in card
+    assert "It began with" not in card
+    taught = " ".join((work / "out" / "draft" / "README.md").read_text(encoding="utf-8").split())
+    layers = f"{built.draft.preset.shape.num_layers} of its {built.target.preset.shape.num_layers} layers."
+    assert f"It began with the target's embedding and {layers} 70% of its loss is" in taught
+    assert "what the target wrote" not in taught
     assert "| three | - | MIT | held-out | 8 |" in card
     assert card.count("| no |") + card.count("| yes |") == len(PROBES)
     figures = json.loads((work / "figures.json").read_text())
