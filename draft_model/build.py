@@ -1,6 +1,6 @@
 """The embedded pair from nothing: corpus, tokenizer, data, target, draft, figures, cards, two model folders.
 
-    corpus/  tokenizer/  data/  target/  draft/  figures.json
+    corpus/  tokenizer/  data/  target/  draft-TARGET/  figures.json
 
 Each part that is there is used; interrupted anywhere, the same call goes on.
 """
@@ -26,7 +26,7 @@ from draft_model.evaluation.probes import run_probes
 from draft_model.evaluation.report import OfflineFigures, offline_figures
 from draft_model.export import rewrite_card
 from draft_model.figures import BuildFigures, ModelFigures, save_figures
-from draft_model.files import folder_atomically
+from draft_model.files import folder_atomically, weights_digest
 from draft_model.presets import Preset
 from draft_model.run import MODEL, Distillation, train
 from draft_model.training.budget import Budget
@@ -73,13 +73,15 @@ def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, c
     world = World()
     first = train(target.preset, root / "data", root / "target", target.budget, world, console)
     written = root / "target" / MODEL
-    lessons = _write_lessons(corpus, root, written, settings) if settings.num_generated else root / "data"
+    # A target that was trained on is another teacher: its draft begins anew, in a folder of its own.
+    of_draft = root / f"draft-{weights_digest(written)}"
+    lessons = _write_lessons(corpus, root, written, of_draft, settings) if settings.num_generated else root / "data"
     second = train(
-        draft.preset, lessons, root / "draft", draft.budget, world, console,
+        draft.preset, lessons, of_draft / "run", draft.budget, world, console,
         start_from=written, distillation=Distillation(written, settings.mix) if settings.mix else None,
     )  # fmt: skip
     console.print("measuring on held-out files")
-    runs = ((target, root / "target", first), (draft, root / "draft", second))
+    runs = ((target, root / "target", first), (draft, of_draft / "run", second))
     figures = _measure(runs, corpus, settings)
     save_figures(figures, root / "figures.json")
     for name, (role, run, _) in zip(("target", "draft"), runs, strict=True):
@@ -97,15 +99,15 @@ def ensure_tokenizer(corpus: Corpus, out: Path, vocab_size: int) -> None:
         tokenizer.save_pretrained(str(folder))
 
 
-def _write_lessons(corpus: Corpus, root: Path, target: Path, settings: BuildSettings) -> Path:
+def _write_lessons(corpus: Corpus, root: Path, target: Path, out: Path, settings: BuildSettings) -> Path:
     """Let the target write at cursors of the corpus, unless it has, and make the draft's data with that."""
-    encoder, generated = load_encoder(target), root / "generated.jsonl"
+    encoder, generated = load_encoder(target), out / "generated.jsonl"
     if not generated.is_file():
         cursors = draw_cursors(corpus.texts(Side.TRAIN), encoder, settings.num_generated, GENERATION.seed)
         save_splits(generate_splits(target, encoder, cursors, GENERATION), generated)
     data = replace(settings.data, generated_share=GENERATED_SHARE)
-    build_data(corpus, root / "tokenizer", EMBEDDED, root / "data-draft", data, generated=generated)
-    return root / "data-draft"
+    build_data(corpus, root / "tokenizer", EMBEDDED, out / "data", data, generated=generated)
+    return out / "data"
 
 
 def _measure(

@@ -28,6 +28,14 @@ class SpeculationCounts:
         return SpeculationCounts(self.num_drafts - earlier.num_drafts, tuple(new - old for new, old in pairs))
 
 
+@dataclass(frozen=True)
+class Completion:
+    """Token ids without the end token, and whether the model ended it: else it was cut off."""
+
+    ids: list[int]
+    is_whole: bool
+
+
 class Engine:
     """A running engine."""
 
@@ -41,8 +49,8 @@ class Engine:
     def complete(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0,
         ignore_end: bool = False,
-    ) -> list[list[int]]:  # fmt: skip
-        """The completion of every prompt, without the end token; past it with `ignore_end`."""
+    ) -> list[Completion]:  # fmt: skip
+        """The completion of every prompt; past its end with `ignore_end`."""
         from vllm import SamplingParams
 
         params = [
@@ -60,7 +68,8 @@ class Engine:
         )  # fmt: skip
         self.took_s = time.perf_counter() - begun
         end = self._llm.get_tokenizer().eos_token_id
-        return [_without_end(list(output.outputs[0].token_ids), end) for output in outputs]
+        written = (output.outputs[0] for output in outputs)
+        return [Completion(_without_end(list(one.token_ids), end), one.finish_reason == "stop") for one in written]
 
     def speculation(self, num_speculative_tokens: int) -> SpeculationCounts:
         """What speculation came to so far."""

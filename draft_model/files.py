@@ -81,3 +81,11 @@ def file_digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except OSError as error:
         raise PipelineError(f"cannot read {path}: {error.strerror}") from error
+
+
+def weights_digest(folder: Path) -> str:
+    """A short name for a model folder's weights; PipelineError when it has none that can be read."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise PipelineError(f"{folder} is not a model folder: it has no *.safetensors")
+    return hashlib.sha256("".join(map(file_digest, files)).encode()).hexdigest()[:16]

@@ -18,7 +18,7 @@ from draft_model.data.shards import TOKENIZER
 from draft_model.data.tokenizer import check_same_vocabulary, load_tokenizer
 from draft_model.evaluation.loading import load_model
 from draft_model.export import export_model
-from draft_model.files import file_digest, write_atomically
+from draft_model.files import file_digest, weights_digest, write_atomically
 from draft_model.presets import Preset
 from draft_model.training.budget import Budget
 from draft_model.training.flops import peak_flops
@@ -79,8 +79,8 @@ def train(
     source = BlockSource(data, preset.train.seed)
     teacher = _load_teacher(distillation, data, world) if distillation else None
     start = _load_same_vocabulary(start_from, data) if start_from else None
-    taught = f"{distillation.teacher.name}:{distillation.mix}" if distillation else ""
-    begun = f" from {start_from.name}" if start_from else ""
+    taught = f"{weights_digest(distillation.teacher)}:{distillation.mix}" if distillation else ""
+    begun = f" from {weights_digest(start_from)}" if start_from else ""
     fingerprint = run_fingerprint(preset, repr(source.manifest), taught + begun)
     saved = SavePoint(out / CHECKPOINT, fingerprint, checkpoint_every_s)
     with ExitStack() as stack:

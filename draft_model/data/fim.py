@@ -33,12 +33,15 @@ class Split:
     typed: str
     completion: str
     after: str
+    is_whole: bool = True
+    """Whether the completion ends there; else it was cut off, and nothing teaches a model to end in that place."""
 
 
 def encode_split(encoder: LayoutEncoder, split: Split) -> tuple[list[int], int]:
     """Token ids of a training sample and the index of the completion's first token in them."""
     prompt = encoder.encode_prompt(split.before, split.typed, split.after)
-    return [*prompt, *encoder.encode(split.completion), encoder.end], len(prompt)
+    end = [encoder.end] if split.is_whole else []
+    return [*prompt, *encoder.encode(split.completion), *end], len(prompt)
 
 
 def split_at_random(text: str, rng: Random, *, is_typed_line_only: bool = True) -> Split:
@@ -59,14 +62,15 @@ def split_at_random(text: str, rng: Random, *, is_typed_line_only: bool = True) 
         stop = _stop_inside_line(text, cursor, line_end, rng)
     else:
         stop = line_end
-    stop = min(max(stop, cursor), len(text), cursor + MAX_COMPLETION_CHARS)
+    meant = min(max(stop, cursor), len(text))
+    stop = min(meant, cursor + MAX_COMPLETION_CHARS)
     after = _draw_after(text, stop, rng)
     marker = (
         line_start
         if is_typed_line_only
         else _lines_up(text, line_start, max(0, rng.randint(-RECENT_LINES, RECENT_LINES)))
     )
-    return Split(text[:marker], text[marker:cursor], text[cursor:stop], after)
+    return Split(text[:marker], text[marker:cursor], text[cursor:stop], after, is_whole=stop == meant)
 
 
 def draw_cursor(text: str, rng: Random) -> int:

@@ -50,5 +50,9 @@ def generate_splits(
             [prompt for _, prompt in fitting],
             max_tokens=generation.max_tokens, temperature=generation.temperature, seed=generation.seed,
         )  # fmt: skip
-    written = (encoder.decode(ids) for ids in outputs)
-    return [replace(cursor, completion=text) for (cursor, _), text in zip(fitting, written, strict=True) if text]
+    written = ((encoder.decode(output.ids), output.is_whole) for output in outputs)
+    return [
+        replace(cursor, completion=text, is_whole=is_whole)
+        for (cursor, _), (text, is_whole) in zip(fitting, written, strict=True)
+        if text
+    ]

@@ -40,7 +40,8 @@ def _pass(
     temperature: float, has_draft: bool,
 ) -> Served:  # fmt: skip
     before = engine.speculation(num_speculative_tokens)
-    texts = engine.complete(prompts, max_tokens=max_tokens, temperature=temperature)
+    completions = engine.complete(prompts, max_tokens=max_tokens, temperature=temperature)
+    texts = [completion.ids for completion in completions]
     counted = engine.speculation(num_speculative_tokens).since(before)
     acceptance = Acceptance(counted.num_drafts, counted.accepted_at) if has_draft else None
     return Served(texts, acceptance, sum(map(len, texts)) / engine.took_s)

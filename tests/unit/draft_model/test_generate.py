@@ -9,16 +9,18 @@ import pytest
 from draft_model.data.fim import Split
 from draft_model.data.layouts import LayoutEncoder
 from draft_model.distil import generate
-from draft_model.engine import SpeculationCounts
+from draft_model.engine import Completion, SpeculationCounts
 
 
 class Canned:
-    def __init__(self, answers: Sequence[Sequence[int]], context_tokens: int = 1024) -> None:
-        self.answers = answers
+    """The second answer is cut off."""
+
+    def __init__(self, answers: Sequence[list[int]], context_tokens: int = 1024) -> None:
+        self.answers = [Completion(ids, is_whole=number != 1) for number, ids in enumerate(answers)]
         self.context_tokens = context_tokens
         self.asked: list[list[int]] = []
 
-    def complete(self, prompts: Sequence[list[int]], **_: object) -> Sequence[Sequence[int]]:
+    def complete(self, prompts: Sequence[list[int]], **_: object) -> Sequence[Completion]:
         self.asked += prompts
         return self.answers
 
@@ -28,7 +30,7 @@ def test_the_completions_are_the_targets_and_the_prompts_those_of_the_server(
 ) -> None:
     cursors = generate.draw_cursors([source, "<|fim_middle|>\n" * 50], encoder, 6, seed=1)
     assert all("<|fim_middle|>" not in cursor.before + cursor.after for cursor in cursors)
-    engine = Canned([encoder.encode("abc"), [], *[encoder.encode("x")] * (len(cursors) - 2)])
+    engine = Canned([encoder.encode("abc"), encoder.encode("y"), [], *[encoder.encode("x")] * (len(cursors) - 3)])
 
     @contextmanager
     def opened(_: Path) -> Iterator[Canned]:
@@ -37,8 +39,9 @@ def test_the_completions_are_the_targets_and_the_prompts_those_of_the_server(
     monkeypatch.setattr(generate, "open_engine", opened)
     splits = generate.generate_splits(Path("target"), encoder, cursors, generate.Generation(8, 0.2, 1))
     assert engine.asked == [encoder.encode_prompt(one.before, one.typed, one.after) for one in cursors]
-    assert [split.completion for split in splits] == ["abc", *["x"] * (len(cursors) - 2)]
-    assert splits[1].before == cursors[2].before
+    assert [split.completion for split in splits] == ["abc", "y", *["x"] * (len(cursors) - 3)]
+    assert splits[2].before == cursors[3].before
+    assert [split.is_whole for split in splits] == [True, False, *[True] * (len(cursors) - 3)]
 
 
 def test_prompts_that_leave_no_room_for_a_completion_are_left_out(

@@ -253,6 +253,9 @@ def test_a_run_that_starts_from_a_model_is_another_run(data: Path, preset: Prese
     assert begun < first, "it begins with what the other has learnt"
     with pytest.raises(PipelineError, match="another"):
         train(preset, data, tmp_path / "draft", Budget(steps=3), World(), CONSOLE)
+    train(preset, data, tmp_path / "target", Budget(steps=3), World(), CONSOLE)
+    with pytest.raises(PipelineError, match="another"):  # of the same name, trained on
+        train(preset, data, tmp_path / "draft", Budget(steps=3), World(), CONSOLE, start_from=start)
 
 
 def test_a_run_leaves_a_model_its_figures_and_a_picture(data: Path, preset: Preset, tmp_path: Path) -> None:
