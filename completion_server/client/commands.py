@@ -51,7 +51,7 @@ class _Options(TypedDict):
 @click.option("--max-tokens", type=click.IntRange(1), help="Upper limit of tokens; the server's default if not given.")
 @click.option("--temperature", type=click.FloatRange(0), help="0 always takes the likeliest token.")
 @click.option("--seed", type=click.IntRange(0), help="Makes sampling repeatable.")
-@click.option("--no-speculation", is_flag=True, help="No draft model for this request.")
+@click.option("--no-speculation", is_flag=True, help="Take no tokens from a draft model.")
 @click.option("--stop", multiple=True, help="A string that ends the completion. May be given more than once.")
 @click.option(
     "--timeout-ms", type=click.IntRange(1), default=10_000, show_default=True, help="The deadline of the request."

@@ -93,6 +93,8 @@ class Step:
     """Draft tokens that it verified, by position; as long as the longest draft."""
     accepted: tuple[int, ...] = ()
     """Of these, accepted; as long as `drafted`."""
+    has_undrafted: bool = False
+    """Whether some of these generations wanted no drafts: what it took and yielded then says nothing of K."""
 
     @property
     def num_draft_tokens(self) -> int:

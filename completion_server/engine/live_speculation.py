@@ -172,9 +172,8 @@ class LiveSpeculation:
             return
         try:
             schedule = self._controller.hear(step, self._clock.now())
-            if schedule is None:
-                return
-            self._engine.set_speculation(schedule)
+            if schedule is not None:
+                self._engine.set_speculation(schedule)
             if self._controller.chosen != self._chosen:
                 self._chosen = self._controller.chosen
                 self._since_s = self._unix_time_s()

@@ -338,6 +338,8 @@ class ScriptedEngine:
             num_accepted = generation.num_accepted_of(tally.num_draft_tokens, self.acceptance_rate)
             if generation.job.sampling.speculate:
                 tally.add_draft(num_accepted)
+            else:
+                tally.has_undrafted = True
             return generation.num_room(1 + num_accepted)
         generation.num_prompt_left -= generation.num_prompt_now
         tally.has_prompts |= generation.num_prompt_now > 0

@@ -113,6 +113,7 @@ class Tally:
         self.num_draft_tokens = num_draft_tokens
         self.num_tokens = 0
         self.has_prompts = False
+        self.has_undrafted = False
         self._num_seqs = 0
         self._num_drafts = 0
         self._accepted = [0] * num_draft_tokens
@@ -138,4 +139,5 @@ class Tally:
             has_prompts=self.has_prompts,
             drafted=drafted,
             accepted=tuple(self._accepted[: len(drafted)]),
+            has_undrafted=self.has_undrafted,
         )

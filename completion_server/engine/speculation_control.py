@@ -17,7 +17,7 @@ first i draft tokens are all accepted, in T(b, K) seconds. The K with the most w
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from completion_server.engine.interface import Step
@@ -89,7 +89,8 @@ class Controller:
         self._max_batch_size = max_batch_size
         self._acceptance = Acceptance(ceiling)
         self._ranges = [
-            _Range(first, last, table.num_draft_tokens(last), self._settings) for first, last in _ranges(max_batch_size)
+            _Range(first, last, table.num_draft_tokens(last), self._settings)
+            for first, last in _ranges(max_batch_size, {row.last for row in table.rows})
         ]
         self._range_of = [self._ranges[0], *(each for each in self._ranges for _ in range(each.first, each.last + 1))]
         self._credit_s = math.inf
@@ -118,7 +119,7 @@ class Controller:
         each = self._range_of[min(timed.num_seqs, self._max_batch_size)]
         k_before = each.k_now
         self._pay(each, timed)
-        is_clean = timed.seconds is not None and not timed.has_prompts
+        is_clean = timed.seconds is not None and not (timed.has_prompts or timed.has_undrafted or step.has_undrafted)
         if is_clean and timed.num_draft_tokens == step.num_draft_tokens:
             self._learn(each, timed, at)
         self._decide(each, at)
@@ -229,13 +230,18 @@ class Controller:
         )
 
 
-def _ranges(max_batch_size: int) -> list[tuple[int, int]]:
-    """Split the batch sizes: each size alone up to 4, then two ranges for each doubling."""
+def _ranges(max_batch_size: int, ends: Container[int] = ()) -> list[tuple[int, int]]:
+    """Split the batch sizes: each size alone up to 4, then two ranges for each doubling, and behind each of `ends`."""
     ranges: list[tuple[int, int]] = []
     first = 1
-    while first <= max_batch_size:
-        width = max(1, 1 << max(0, (first - 1).bit_length() - 2)) if first > 1 else 1
-        last = min(max_batch_size, first + width - 1)
-        ranges.append((first, last))
-        first = last + 1
+    for size in range(1, max_batch_size + 1):
+        if size == max_batch_size or size in ends or size in _usual_ends(size):
+            ranges.append((first, size))
+            first = size + 1
     return ranges
+
+
+def _usual_ends(size: int) -> tuple[int, int]:
+    """Return where a range ends near a size: 1, 2, 3, 4, 6, 8, 12, 16, 24 ..."""
+    double = 1 << (size - 1).bit_length()
+    return double * 3 // 4, double

@@ -24,6 +24,11 @@ _CALM_HALF_LIFE_S = 60.0
 _HALF_LIFE_DRAFTS = 1024
 _HALF_LIFE_S = 60.0
 
+_WARY_EVIDENCE = 20.0
+_WARY_HALF_LIFE_STEPS = 128
+"""Where a change takes more evidence than that, rates fade by half over so many steps: a real fall is then followed
+within seconds, evidence or not."""
+
 _NUM_TIMES = 24
 _MIN_TIMES = 3
 _FORGET_AFTER_S = 60.0
@@ -42,8 +47,8 @@ class _Rates:
         """Draft tokens before which all were accepted."""
         self.accepted = [0.0] * num_positions
 
-    def fade(self, num_drafts: int, seconds: float) -> None:
-        keep = 2.0 ** -(num_drafts / _HALF_LIFE_DRAFTS + seconds / _HALF_LIFE_S)
+    def fade(self, half_lives: float) -> None:
+        keep = math.exp2(-half_lives)
         self.reached = [keep * weight for weight in self.reached]
         self.accepted = [keep * weight for weight in self.accepted]
 
@@ -87,8 +92,12 @@ class _Caution:
         if before is None or before[1] == is_better or now - before[0] > _REVERSED_WITHIN_S:
             return False
         self._extra = min(2 * self.needed(now), _MOST_CHANGE_EVIDENCE) - _CHANGE_EVIDENCE
-        self._at = now
+        self._at, self._change = now, None
         return True
+
+    def is_wary(self, now: float) -> bool:
+        """Whether changes take so much evidence that rates had better follow by themselves."""
+        return self.needed(now) > _WARY_EVIDENCE
 
 
 class Acceptance:
@@ -113,25 +122,32 @@ class Acceptance:
         """A step ended `now`; return whether what was known before it no longer holds."""
         if not step.drafted:
             return False
-        self._rates.fade(step.drafted[0], now - self._at)
+        half_lives = step.drafted[0] / _HALF_LIFE_DRAFTS
+        if self._caution.is_wary(now):
+            half_lives = max(half_lives, 1 / _WARY_HALF_LIFE_STEPS)
+        self._rates.fade(half_lives + (now - self._at) / _HALF_LIFE_S)
         self._rates.add(step)
         self._recent.append(step)
         self._at = self.drafted_at = now
         num_since = self._num_since_change(self._caution.needed(now))
-        if num_since:
-            self._change(list(self._recent)[-num_since:], now)
-        return num_since > 0
+        return self._change(list(self._recent)[-num_since:], now) if num_since else False
 
-    def _change(self, since: list[Step], now: float) -> None:
-        """Forget what was known before some steps; or, where they only undo a change, learn from all of it."""
+    def _change(self, since: list[Step], now: float) -> bool:
+        """Forget what was known before some steps; or, where they only undo a change, learn from all of it.
+
+        Return whether it was forgotten.
+        """
         before, after = self._rates, _Rates(len(self._rates.reached))
         for step in since:
             after.add(step)
-        if self._caution.is_reversal(is_better=after.first_rate > before.first_rate, now=now):
+        is_reversal = self._caution.is_reversal(is_better=after.first_rate > before.first_rate, now=now)
+        if is_reversal:
             before.merge(self._forgotten)
+            self._forgotten = _Rates(len(before.reached))
         else:
             self._rates, self._forgotten = after, before
         self._recent.clear()
+        return not is_reversal
 
     def expected_length(self, num_draft_tokens: int) -> float | None:
         """Return the tokens that a generation should get from a step, None where nothing is known of drafts."""

@@ -52,14 +52,18 @@ class StepMeter:
         self._num_tokens = 0
         self._num_ended = 0
         self._has_prompts = False
+        self._has_undrafted = False
 
-    def output(self, num_tokens: int, at: float, *, is_first: bool = False, is_last: bool = False) -> None:
+    def output(
+        self, num_tokens: int, at: float, *, is_first: bool = False, is_last: bool = False, is_undrafted: bool = False
+    ) -> None:
         """A generation got tokens in the step that ended `at`, perhaps its first or last ones."""
         self._now = at
         self._num_seqs += 1
         self._num_tokens += num_tokens
         self._num_ended += is_last
         self._has_prompts |= is_first
+        self._has_undrafted |= is_undrafted
 
     def end(self, speculation: Any, num_running: int) -> None:
         """All outputs of the step were told. `speculation` is vLLM's SpecDecodingStats, None without drafts."""
@@ -78,9 +82,10 @@ class StepMeter:
                 has_prompts=self._has_prompts or has_pieces,
                 drafted=drafted,
                 accepted=accepted,
+                has_undrafted=self._has_undrafted,
             )
             self._now, self._num_seqs, self._num_tokens = None, 0, 0
-            self._num_ended, self._has_prompts = 0, False
+            self._num_ended, self._has_prompts, self._has_undrafted = 0, False, False
             self.on_step(step)
 
 
@@ -104,19 +109,22 @@ class Accounts:
             num_draft_tokens = self.lookup[min(len(outputs), len(self.lookup) - 1)]
             for output in outputs:
                 state = states.get(output.request_id)
-                self._count(output, None if state is None else state.external_req_id, num_draft_tokens)
+                progress = self.progress.get(state.external_req_id) if state is not None else None
+                self._count(output, progress, num_draft_tokens)
                 if output.new_token_ids:
-                    is_first = getattr(output, "prefill_stats", None) is not None
-                    is_last = output.finish_reason is not None
-                    self.meter.output(len(output.new_token_ids), at, is_first=is_first, is_last=is_last)
+                    self.meter.output(
+                        len(output.new_token_ids), at,
+                        is_first=getattr(output, "prefill_stats", None) is not None,
+                        is_last=output.finish_reason is not None,
+                        is_undrafted=progress is not None and not progress.speculates,
+                    )  # fmt: skip
             return process_outputs(outputs, at, *args, **kwargs)
 
         processor.process_outputs = counted
 
-    def _count(self, output: Any, job_id: str | None, num_draft_tokens: int) -> None:
+    def _count(self, output: Any, progress: Progress | None, num_draft_tokens: int) -> None:
         num_tokens = len(output.new_token_ids)
         self.num_generated_tokens += num_tokens
-        progress = self.progress.get(job_id) if job_id is not None else None
         if progress is None:
             self.num_unwanted_tokens += num_tokens
             return

@@ -158,7 +158,7 @@ class VllmEngine:
         if llm is None:
             msg = "the engine is not running"
             raise EngineDeadError(msg)
-        progress = self._accounts.progress[job.id] = Progress(job.sampling.speculate)
+        progress = self._accounts.progress[job.id] = Progress(job.sampling.speculate or bool(self._fixed_because))
         prompt = tokens_input(job.prompt_token_ids, cache_salt=job.cache_salt or None)
         stream = llm.generate(prompt, _sampling_params(job), job.id, priority=job.priority)
         try:

@@ -5,7 +5,7 @@ scheduler reads its attribute `dynamic_sd_lookup`, K by batch size, at each step
 the scheduler stays as vLLM made it, and says so in the table.
 
 A request that wants no drafts says so in its sampling parameters. Its drafts are dropped before the step that would
-verify them, as vLLM does itself with those that a grammar forbids; the draft model still reads along.
+verify them, as vLLM does itself with those that a grammar forbids; where no other runs none are made.
 """
 
 from typing import Any
@@ -32,10 +32,16 @@ class _FollowsTable(Scheduler):
             lookup = self._table.read_new()
             if lookup is not None:
                 self.dynamic_sd_lookup = lookup
-        for request in self.running:
-            if request.spec_token_ids and not _speculates(request.sampling_params):
-                request.spec_token_ids = []
-        return super().schedule(*args, **kwargs)
+        undrafted = [request for request in self.running if not _speculates(request.sampling_params)]
+        for request in undrafted:
+            request.spec_token_ids = []
+        if self._table is None or not undrafted or len(undrafted) < len(self.running):
+            return super().schedule(*args, **kwargs)
+        lookup, self.dynamic_sd_lookup = self.dynamic_sd_lookup, [0] * len(self.dynamic_sd_lookup)
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            self.dynamic_sd_lookup = lookup
 
 
 def _speculates(sampling_params: SamplingParams | None) -> bool:

@@ -167,7 +167,7 @@ class Tuner:
             traffic = await traffic_of(self._scenario, turn.concurrency, f"{_SEEDS[stage]}/{turn.round}")
             for variant in self._by_server(turn):
                 if self._replay(variant) is not self._last or variant == turn.variants[0]:
-                    await self._warm_up(self._replay(variant), traffic)
+                    await self._warm_up(self._replay(variant), traffic, seconds)
                 self._tell(Step(stage, variant.name, turn.concurrency, len(found), num_steps))
                 found.append(await self._block(turn, variant, traffic, seconds))
         return Blocks(tuple(found))
@@ -177,12 +177,12 @@ class Tuner:
         servers = list(dict.fromkeys(self._replay(variant) for variant in turn.variants))
         return sorted(turn.variants, key=lambda each: servers.index(self._replay(each)))
 
-    async def _warm_up(self, replay: Replay, traffic: Schedule) -> None:
-        """Let a server see a turn's texts once: who comes first is not to fill the prefix cache for the others."""
+    async def _warm_up(self, replay: Replay, traffic: Schedule, seconds: float) -> None:
+        """Let a server see what a block gets through: the first one is not to fill the prefix cache for the others."""
         if self._last is not replay and self._last is not None:
             await asyncio.sleep(self._switch_s)
         self._last = replay
-        await replay.run(traffic, 0.0)
+        await replay.run(traffic, seconds)
 
     async def _block(self, turn: Turn, variant: Variant, traffic: Schedule, seconds: float) -> Block:
         if variant.rows is not None:

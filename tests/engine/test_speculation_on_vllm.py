@@ -134,6 +134,10 @@ async def test_a_generation_may_want_no_drafts_with_asynchronous_scheduling(asyn
     assert [result.text for result in without] == [result.text for result in drafted]
     assert [result.last.drafted_tokens for result in without] == [0, 0, 0]
     assert all(result.last.drafted_tokens for result in drafted)
+    mixed = [Job(f"mixed-{i}", prompt(64, 60 + i % 3), 48, Sampling(speculate=i % 2 == 0)) for i in range(6)]
+    results = await asyncio.gather(*(run_job(async_engine, job) for job in mixed))
+    assert [result.last.drafted_tokens > 0 for result in results] == [True, False] * 3
+    assert sum(result.text == drafted[i % 3].text for i, result in enumerate(results)) >= 3
 
 
 async def test_draft_lengths_change_under_tensor_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:

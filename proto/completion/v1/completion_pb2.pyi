@@ -262,7 +262,7 @@ class CompleteRequest(_message.Message):
     seed: _builtins.int
     """Makes sampling repeatable."""
     without_speculation: _builtins.bool
-    """No draft model proposes tokens for this request, which tells what one brings; greedily the text is the same."""
+    """No tokens that a draft model proposes are taken for this request; greedily the text is the same."""
     @_builtins.property
     def snippets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContextSnippet]:
         """Text from elsewhere that helps."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import pytest
 
@@ -195,6 +196,22 @@ def test_the_server_chooses_what_pays_and_keeps_it_over_a_restart() -> None:
         bench.live.set_fixed(3, "bob")
         await bench.ask("more", 300)
         assert (bench.live.in_force.mode, bench.live.in_force.schedule) == (Mode.FIXED, Schedule.fixed(3, SEQS))
+
+    on_bench(scenario)
+
+
+def test_since_when_changes_with_every_choice_and_with_nothing_else() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.live.set_auto("ada", [[1, 8, 0]])
+        bench.engines[-1].acceptance_rate = 0.9
+        asking = asyncio.create_task(bench.ask("long", 20_000))
+        seen = [bench.live.in_force]
+        while not asking.done():
+            await asyncio.sleep(0.003)
+            seen.append(bench.live.in_force)
+        assert seen[-1].schedule.num_draft_tokens(1) > 0
+        for before, now in pairwise(seen):
+            assert (before.schedule == now.schedule) == (before.since_unix_ms == now.since_unix_ms)
 
     on_bench(scenario)
 
