@@ -122,6 +122,7 @@ def tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors lets nobody but the owner read it.
     except SafetensorError as error:
         raise QuantiseError(f"cannot write {path.name}: {error}; nothing was left there") from error
 

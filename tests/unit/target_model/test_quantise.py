@@ -79,6 +79,11 @@ def test_the_copy_holds_int8_matrices_and_keeps_the_rest(model: Path, tmp_path: 
         assert file.metadata() == {"format": "pt"}
 
 
+def test_whoever_serves_the_copy_may_read_it(model: Path, tmp_path: Path) -> None:
+    quantise_folder(model, tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
 def test_the_configuration_is_what_compressed_tensors_expects(model: Path, tmp_path: Path) -> None:
     quantise_folder(model, tmp_path / "out")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
