@@ -96,8 +96,8 @@ def quantize(
     """Write an INT8 copy that vLLM loads on CPU and GPU.
 
     Needs no data; with --calibration, SmoothQuant and GPTQ choose the rounding that changes the model's answers on it
-    least. Embeddings and the output head stay as they are, the tokenizer is copied, and the folder appears whole or not
-    at all.
+    least. Embeddings and the output head stay as they are, tokenizer and card are copied, and the folder appears whole
+    or not at all.
 
     \b
     Example:
