@@ -102,6 +102,7 @@ def quantize(
     \b
     Example:
       target-model quantize --model target_model/embedded-bf16 --out work/embedded-int8
+      draft-model corpus --out work/embedded/corpus    # code to calibrate on
       target-model quantize --model target_model/embedded-bf16 --out work/embedded-calibrated \\
           --calibration work/embedded/corpus/train-00000.parquet
     """
