@@ -4,7 +4,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,11 @@ def test_a_mean_over_texts_is_as_sure_as_they_agree() -> None:
     assert found.interval == pytest.approx((2 - 1.96 / math.sqrt(19), 2 + 1.96 / math.sqrt(19)), abs=1e-3)
     assert mean_per_unit([3.0], [3]).interval is None
     assert str(mean_per_unit([3.0], [3])) == "1.0000"
+
+
+def test_texts_of_one_token_have_no_loss(tasks: list[Task]) -> None:
+    with pytest.raises(EvaluationError, match="no held-out text has two tokens"):
+        list(measure_all([("one", TARGET)], Material(texts=["x", ""]), print, lambda _: nullcontext(Canned(tasks, 1.0))))
 
 
 def test_losses_over_other_tokens_are_not_compared() -> None:
