@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -87,20 +87,18 @@ def read_texts(path: Path) -> list[str]:
 def measure_all(
     models: Sequence[tuple[str, Path]], material: Material, on_begin: Callable[[str], None],
     serve: Callable[[Path], AbstractContextManager[ServedModel]] = serving,
-) -> list[TargetFigures]:  # fmt: skip
-    """Measure models, named and one after another.
+) -> Iterator[TargetFigures]:  # fmt: skip
+    """Measure models, named and one after another; each one's figures come when it is done.
 
     Raises EvaluationError when the server builds no prompts for one or no text has two tokens, QuantiseError when it is
     no model.
     """
-    found: list[TargetFigures] = []
     first: TextLosses | None = None
     for name, model in models:
         on_begin(name)
         figures, losses = _measure(name, model, material, serve)
-        found.append(replace(figures, loss_more=losses.more_than(first)) if losses else figures)
+        yield replace(figures, loss_more=losses.more_than(first)) if losses else figures
         first = first or losses
-    return found
 
 
 def _measure(

@@ -13,7 +13,9 @@ from click.testing import CliRunner
 
 from target_model.__main__ import main, named_model, spread
 from target_model.errors import EvaluationError
-from target_model.evaluate import LINE_TOKENS, Material, TextLosses, measure_all, read_texts, render, to_json
+from target_model.evaluate import (
+    LINE_TOKENS, Material, TargetFigures, TextLosses, measure_all, read_texts, render, to_json,
+)  # fmt: skip
 from target_model.prompts import build_prompts
 from target_model.scoring import Share, mean_per_unit, score
 from target_model.served import Speed
@@ -183,6 +185,33 @@ def test_tasks_are_spread_and_models_named(tasks: list[Task]) -> None:
     assert spread(tasks, None) == tasks
     assert named_model("int8=a/b") == ("int8", Path("a/b"))
     assert named_model("a/b") == ("b", Path("a/b"))
+
+
+FIGURES = TargetFigures("first", 1 << 20, 1 << 20, Speed(1.0, 2.0, 3.0), None, None, None, None, None)
+
+
+def test_what_was_measured_is_told_before_a_later_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "new" / "figures.json"
+
+    def measured(*_: object) -> Iterator[TargetFigures]:
+        yield FIGURES
+        assert json.loads(out.read_text())[0]["name"] == "first"
+        raise ValueError("what vLLM says")
+
+    monkeypatch.setattr("target_model.__main__.measure_all", measured)
+    result = CliRunner().invoke(main, ["evaluate", "--model", "first", "--model", "second", "--out", str(out)])
+    assert str(result.exception) == "what vLLM says"
+    assert "| figure | first |" in result.stdout
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr("target_model.__main__.measure_all", lambda *_: pytest.fail("measured"))
+    result = CliRunner().invoke(main, ["evaluate", "--model", "first", "--out", str(tmp_path / "file" / "out.json")])
+    assert result.exit_code == 1
+    assert "Error: cannot write" in result.output
 
 
 def test_the_command_explains_what_is_wrong() -> None:
