@@ -154,7 +154,9 @@ def test_a_mean_over_texts_is_as_sure_as_they_agree() -> None:
 
 def test_texts_of_one_token_have_no_loss(tasks: list[Task]) -> None:
     with pytest.raises(EvaluationError, match="no held-out text has two tokens"):
-        list(measure_all([("one", TARGET)], Material(texts=["x", ""]), print, lambda _: nullcontext(Canned(tasks, 1.0))))
+        list(
+            measure_all([("one", TARGET)], Material(texts=["x", ""]), print, lambda _: nullcontext(Canned(tasks, 1.0)))
+        )
 
 
 def test_losses_over_other_tokens_are_not_compared() -> None:
