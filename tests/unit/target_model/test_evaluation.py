@@ -14,7 +14,14 @@ from click.testing import CliRunner
 from target_model.__main__ import main, named_model, spread
 from target_model.errors import EvaluationError
 from target_model.evaluate import (
-    LINE_TOKENS, Material, TargetFigures, TextLosses, measure_all, read_texts, render, to_json,
+    LINE_TOKENS,
+    Material,
+    TargetFigures,
+    TextLosses,
+    measure_all,
+    read_texts,
+    render,
+    to_json,
 )  # fmt: skip
 from target_model.prompts import build_prompts
 from target_model.scoring import Share, mean_per_unit, score
@@ -22,6 +29,7 @@ from target_model.served import Speed
 from target_model.tasks import Task, is_exact, only_function, only_line, read_tasks
 from tests.support.models import TARGET
 
+BENCHMARKS = Path("target_model/benchmarks")
 RECORD = {
     "task_id": "Set/1",
     "prompt": "def double(x):\n",
@@ -45,6 +53,14 @@ def test_the_authors_own_completions_all_pass_and_empty_ones_none(tasks: list[Ta
     assert (own.passed.value, own.exact.value) == (1.0, 1.0)
     empty = score(tasks, ["", ""])
     assert (empty.passed.value, empty.exact.value) == (0.0, 0.0)
+
+
+def test_of_the_files_that_come_along_the_authors_own_completions_pass() -> None:
+    tasks = read_tasks(BENCHMARKS / "HumanEval.jsonl.gz")
+    assert len(tasks) == 164
+    some = tasks[::4]
+    assert score(some, [task.solution for task in some]).passed.value == 1.0
+    assert score(some, [""] * len(some)).passed.value == 0.0
 
 
 def test_a_completion_that_ends_the_program_before_its_check_has_not_passed(tasks: list[Task]) -> None:
