@@ -10,6 +10,7 @@ from target_model import confined
 from target_model.sandbox import Limits, Verdict, run_program, run_programs
 
 LIMITS = Limits(cpu_s=1)
+UNSHARE = f"import ctypes; exit(ctypes.CDLL(None).unshare({confined.NAMESPACES}) != 0)"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_nothing_that_it_started_outlives_it(leaves: str) -> None:
 
 @pytest.mark.skipif(
     subprocess.run(
-        [sys.executable, "-c", f"import ctypes; exit(ctypes.CDLL(None).unshare({confined.NAMESPACES}) != 0)"], check=False
+        [sys.executable, "-c", UNSHARE], check=False
     ).returncode != 0,
     reason="this kernel allows no namespaces",
 )  # fmt: skip
