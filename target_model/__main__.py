@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
-from target_model.errors import TargetError
-from target_model.evaluate import Material, measure_all, read_texts, render, to_json
+from target_model.errors import EvaluationError, TargetError
+from target_model.evaluate import Material, TargetFigures, measure_all, read_texts, render, to_json
 from target_model.quantise import Report, quantise_folder
 from target_model.tasks import read_tasks
 
@@ -96,12 +96,13 @@ def quantize(
     """Write an INT8 copy that vLLM loads on CPU and GPU.
 
     Needs no data; with --calibration, SmoothQuant and GPTQ choose the rounding that changes the model's answers on it
-    least. Embeddings and the output head stay as they are, the tokenizer is copied, and the folder appears whole or not
-    at all.
+    least. Embeddings and the output head stay as they are, tokenizer and card are copied, and the folder appears whole
+    or not at all.
 
     \b
     Example:
       target-model quantize --model target_model/embedded-bf16 --out work/embedded-int8
+      draft-model corpus --out work/embedded/corpus    # code to calibrate on
       target-model quantize --model target_model/embedded-bf16 --out work/embedded-calibrated \\
           --calibration work/embedded/corpus/train-00000.parquet
     """
@@ -133,7 +134,7 @@ def quantize(
     "--max-tasks", type=click.IntRange(min=1), default=None, help="Of each set, spread evenly.  [default: all]"
 )
 @click.option("--max-texts", type=click.IntRange(min=1), default=MAX_TEXTS, show_default=True, help="For the loss.")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Also write the figures there as JSON.")
+@click.option("--out", type=FILE, default=None, help="Also write the figures there as JSON, after each model.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     *, models: tuple[str, ...], humaneval: Path | None, single_line: Path | None, held_out: Path | None,
@@ -149,23 +150,39 @@ def evaluate(
           --single-line target_model/benchmarks/HumanEval-SingleLineInfilling.jsonl.gz \\
           --held-out draft_model/held_out/held_out-00000.parquet
     """
+    found: list[TargetFigures] = []
     try:
+        if out is not None:
+            write_figures(found, out)  # Before the hours of measuring, to see that it can be.
         material = Material(
             spread(read_tasks(humaneval), max_tasks) if humaneval else (),
             spread(read_tasks(single_line), max_tasks) if single_line else (),
             spread(read_texts(held_out), max_texts) if held_out else (),
         )
         named = [named_model(text) for text in models]
-        found = measure_all(named, material, lambda name: click.echo(f"measuring {name} ...", err=True))
+        for figures in measure_all(named, material, lambda name: click.echo(f"measuring {name} ...", err=True)):
+            found.append(figures)
+            if out is not None:
+                write_figures(found, out)
     except TargetError as error:
         raise click.ClickException(str(error)) from error
-    if out is not None:
-        out.write_text(to_json(found), encoding="utf-8")
-    click.echo(to_json(found) if as_json else render(found))
+    finally:
+        # Whatever stops a later model, vLLM's own errors and signals too.
+        if found:
+            click.echo(to_json(found) if as_json else render(found))
 
 
 def _update(progress: Progress, task: TaskID, done: int, total: int) -> None:
     progress.update(task, completed=done, total=total)
+
+
+def write_figures(found: list[TargetFigures], out: Path) -> None:
+    """Write what was measured so far as JSON, in a new folder if need be; EvaluationError when the disk refuses."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(to_json(found), encoding="utf-8")
+    except OSError as error:
+        raise EvaluationError(f"cannot write {out}: {error.strerror or error}") from error
 
 
 def named_model(text: str) -> tuple[str, Path]:

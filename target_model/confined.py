@@ -1,6 +1,9 @@
 """The inner side of the sandbox, run as a script: confines a child, lets it run the program from standard input.
 
-    sandbox.py -> this script, which watches -> its child, confined, which becomes the program
+    sandbox.py -> this script -> its child, which watches -> its child, confined, which becomes the program
+
+The one that watches is the first process of a PID namespace: with it the kernel ends all that the program started,
+however fast that forks. Where the kernel allows no namespaces, the script itself watches, and kills what it finds.
 
 Exit status: `PASSED` when the program reached its end, `FAILED` when it ended otherwise, `TIMED_OUT`. That the end was
 reached is told through a pipe: a program that exits with status 0 half-way, past its checks, has not passed. When the
@@ -23,7 +26,10 @@ PASSED, FAILED, TIMED_OUT = 0, 10, 11
 DONE = b"done"
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+NAMESPACES = 0x10000000 | 0x20000000 | 0x40000000
+"""CLONE_NEWUSER, CLONE_NEWPID and CLONE_NEWNET."""
+_WATCHERS = 2
+"""Processes of the namespace's user that are not the program's."""
 _libc = ctypes.CDLL(None)
 
 
@@ -31,6 +37,15 @@ def main() -> int:
     """Run the program; the status says how it ended."""
     limits = json.loads(sys.argv[1])
     program = sys.stdin.buffer.read()
+    is_apart = _libc.unshare(NAMESPACES) == 0
+    if is_apart and os.fork():
+        return os.waitstatus_to_exitcode(os.wait()[1])
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return watch(program, limits, is_apart)
+
+
+def watch(program: bytes, limits: dict[str, Any], is_apart: bool) -> int:
+    """Run the program in a child; the status says how it ended."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
@@ -39,14 +54,15 @@ def main() -> int:
     child = os.fork()
     if child == 0:
         os.close(told)
-        confine(limits)
+        confine(limits, is_apart)
         become(program, tell)
     os.close(tell)
     is_over = bool(select.select([os.pidfd_open(child)], [], [], limits["wall_s"])[0])
     if not is_over:
         os.kill(child, signal.SIGKILL)
     _, status, used = os.wait4(child, 0)
-    kill_descendants()
+    if not is_apart:
+        kill_descendants()
     # Who ignores the signal is killed a second later.
     is_spent = os.waitstatus_to_exitcode(status) == -signal.SIGXCPU or used.ru_utime + used.ru_stime >= limits["cpu_s"]
     if not is_over or is_spent:
@@ -75,13 +91,14 @@ def kill_descendants() -> None:
             return
 
 
-def confine(limits: dict[str, Any]) -> None:
+def confine(limits: dict[str, Any], is_apart: bool) -> None:
     """Limits on this process and all that it starts, for good."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
-    if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0:
+    if is_apart:
         # In a namespace of its own, else the user's other processes would count too. Root's are never counted.
-        resource.setrlimit(resource.RLIMIT_NPROC, (limits["num_processes"], limits["num_processes"]))
+        most = limits["num_processes"] + _WATCHERS
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     else:
         socket.socket = _Refused  # type: ignore[misc]
     forbid_writing_elsewhere()

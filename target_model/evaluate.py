@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -87,19 +87,18 @@ def read_texts(path: Path) -> list[str]:
 def measure_all(
     models: Sequence[tuple[str, Path]], material: Material, on_begin: Callable[[str], None],
     serve: Callable[[Path], AbstractContextManager[ServedModel]] = serving,
-) -> list[TargetFigures]:  # fmt: skip
-    """Measure models, named and one after another.
+) -> Iterator[TargetFigures]:  # fmt: skip
+    """Measure models, named and one after another; each one's figures come when it is done.
 
-    Raises EvaluationError when the server builds no prompts for one, QuantiseError when it is no model.
+    Raises EvaluationError when the server builds no prompts for one or no text has two tokens, QuantiseError when it is
+    no model.
     """
-    found: list[TargetFigures] = []
     first: TextLosses | None = None
     for name, model in models:
         on_begin(name)
         figures, losses = _measure(name, model, material, serve)
-        found.append(replace(figures, loss_more=losses.more_than(first)) if losses else figures)
+        yield replace(figures, loss_more=losses.more_than(first)) if losses else figures
         first = first or losses
-    return found
 
 
 def _measure(
@@ -135,7 +134,10 @@ def _complete(
 
 
 def _losses(served: ServedModel, texts: Sequence[str]) -> TextLosses:
-    """Losses of texts that are cut into rows; each row's first token is given."""
+    """Losses of texts that are cut into rows; each row's first token is given.
+
+    Raises EvaluationError when no text has a second token.
+    """
     rows: list[Sequence[int]] = []
     of_text: list[int] = []
     for number, text in enumerate(texts):
@@ -143,6 +145,8 @@ def _losses(served: ServedModel, texts: Sequence[str]) -> TextLosses:
         cut = [ids[at : at + ROW_TOKENS] for at in range(0, len(ids) - 1, ROW_TOKENS)]
         rows += [row for row in cut if len(row) > 1]
         of_text += [number] * (len(rows) - len(of_text))
+    if not rows:
+        raise EvaluationError("no held-out text has two tokens: there is nothing to foretell")
     nats, num_tokens = [0.0] * len(texts), [0] * len(texts)
     for number, row, loss in zip(of_text, rows, served.losses(rows), strict=True):
         nats[number] += loss

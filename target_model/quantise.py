@@ -19,6 +19,8 @@ from target_model.scheme import dequantise_weight, is_quantised, quantise_weight
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
+CARD = "README.md"
+CARD_NOTE = "This folder is the INT8 copy; what is said above was measured before the rounding.\n"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def weight_files(model: Path) -> list[Path]:
 
 
 def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None] = lambda done, total: None) -> Report:
-    """Write `model` with its linear layers in INT8 to the new folder `out`, tokenizer and card files copied.
+    """Write `model` with its linear layers in INT8 to the new folder `out`, tokenizer and card copied.
 
     `on_tensor(done, total)` is called after every tensor. Weights files are treated one at a time, so memory holds one
     of them. Raises QuantiseError for a folder that is not a model, an `out` that exists, or a disk that refuses.
@@ -122,6 +124,7 @@ def tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(0o644)  # safetensors lets nobody but the owner read it.
     except SafetensorError as error:
         raise QuantiseError(f"cannot write {path.name}: {error}; nothing was left there") from error
 
@@ -132,10 +135,13 @@ def is_weight(path: Path) -> bool:
 
 
 def write_side_files(model: Path, folder: Path, config: dict[str, Any]) -> None:
-    """Copy tokenizer and generation files, and write the configuration of an INT8 model."""
+    """Copy tokenizer and generation files and the card, and write the configuration of an INT8 model."""
     for path in sorted(model.iterdir()):
         if path.suffix in COPIED_SUFFIXES and path.name != "config.json" and not is_weight(path):
             shutil.copyfile(path, folder / path.name)
+    if (model / CARD).exists():
+        card = (model / CARD).read_text(encoding="utf-8").rstrip("\n")
+        (folder / CARD).write_text(f"{card}\n\n{CARD_NOTE}", encoding="utf-8")
     full = {**config, "quantization_config": quantization_config()}
     (folder / "config.json").write_text(json.dumps(full, indent=2) + "\n", encoding="utf-8")
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from target_model.sandbox import Verdict, run_programs
 from target_model.tasks import Task, is_exact
@@ -10,27 +10,33 @@ from target_model.tasks import Task, is_exact
 Z_95 = 1.959964
 
 
+def wilson(hits: int, total: int) -> tuple[float, float]:
+    """Wilson's 95% interval of the share behind `hits` of `total`; good near 0 and 1 too."""
+    if not total:
+        return 0.0, 1.0
+    value, spread = hits / total, Z_95**2 / total
+    middle = (value + spread / 2) / (1 + spread)
+    half = Z_95 / (1 + spread) * math.sqrt(value * (1 - value) / total + spread / (4 * total))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 @dataclass(frozen=True)
 class Share:
-    """`hits` of `total`, and the 95% interval of the share that is behind it (Wilson's, good near 0 and 1)."""
+    """`hits` of `total`, and the 95% interval of the share that is behind it (Wilson's)."""
 
     hits: int
     total: int
+    interval: tuple[float, float] = field(init=False)
+    """A field, so that it is in what is written as JSON."""
+
+    def __post_init__(self) -> None:
+        """Work out the interval."""
+        object.__setattr__(self, "interval", wilson(self.hits, self.total))
 
     @property
     def value(self) -> float:
         """The share, 0 to 1."""
         return self.hits / self.total if self.total else 0.0
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Its 95% confidence interval."""
-        if not self.total:
-            return 0.0, 1.0
-        spread = Z_95**2 / self.total
-        middle = (self.value + spread / 2) / (1 + spread)
-        half = Z_95 / (1 + spread) * math.sqrt(self.value * (1 - self.value) / self.total + spread / (4 * self.total))
-        return max(0.0, middle - half), min(1.0, middle + half)
 
     def __str__(self) -> str:
         """As in "4.7% (3.5 to 6.3)"."""

@@ -87,8 +87,9 @@ def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> di
     }
 
 
-def _share(counted: Mapping[str, int]) -> float:
-    return counted["hits"] / counted["total"]
+def _share(counted: Mapping[str, Any]) -> float:
+    share: float = counted["hits"] / counted["total"]
+    return share
 
 
 def _read(path: Path) -> Any:  # noqa: ANN401 - whatever the command wrote

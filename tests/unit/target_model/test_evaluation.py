@@ -4,7 +4,7 @@ import gzip
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,23 @@ from click.testing import CliRunner
 
 from target_model.__main__ import main, named_model, spread
 from target_model.errors import EvaluationError
-from target_model.evaluate import LINE_TOKENS, Material, TextLosses, measure_all, read_texts, render, to_json
+from target_model.evaluate import (
+    LINE_TOKENS,
+    Material,
+    TargetFigures,
+    TextLosses,
+    measure_all,
+    read_texts,
+    render,
+    to_json,
+)  # fmt: skip
 from target_model.prompts import build_prompts
 from target_model.scoring import Share, mean_per_unit, score
 from target_model.served import Speed
 from target_model.tasks import Task, is_exact, only_function, only_line, read_tasks
 from tests.support.models import TARGET
 
+BENCHMARKS = Path("target_model/benchmarks")
 RECORD = {
     "task_id": "Set/1",
     "prompt": "def double(x):\n",
@@ -43,6 +53,14 @@ def test_the_authors_own_completions_all_pass_and_empty_ones_none(tasks: list[Ta
     assert (own.passed.value, own.exact.value) == (1.0, 1.0)
     empty = score(tasks, ["", ""])
     assert (empty.passed.value, empty.exact.value) == (0.0, 0.0)
+
+
+def test_of_the_files_that_come_along_the_authors_own_completions_pass() -> None:
+    tasks = read_tasks(BENCHMARKS / "HumanEval.jsonl.gz")
+    assert len(tasks) == 164
+    some = tasks[::4]
+    assert score(some, [task.solution for task in some]).passed.value == 1.0
+    assert score(some, [""] * len(some)).passed.value == 0.0
 
 
 def test_a_completion_that_ends_the_program_before_its_check_has_not_passed(tasks: list[Task]) -> None:
@@ -137,7 +155,7 @@ def test_models_are_measured_side_by_side(tasks: list[Task]) -> None:
     assert "| HumanEval pass@1 | - | - |" in table
     assert "| more than the first model's | - | 0.0100 (0.0100 to 0.0100) |" in table
     told = json.loads(to_json([first, second]))
-    assert told[0]["lines"]["exact"] == {"hits": 1, "total": 1}
+    assert told[0]["lines"]["exact"] == {"hits": 1, "total": 1, "interval": pytest.approx([0.2065, 1.0], abs=5e-4)}
     assert told[1]["loss_more"]["interval"] == pytest.approx([0.01, 0.01])
 
 
@@ -148,6 +166,13 @@ def test_a_mean_over_texts_is_as_sure_as_they_agree() -> None:
     assert found.interval == pytest.approx((2 - 1.96 / math.sqrt(19), 2 + 1.96 / math.sqrt(19)), abs=1e-3)
     assert mean_per_unit([3.0], [3]).interval is None
     assert str(mean_per_unit([3.0], [3])) == "1.0000"
+
+
+def test_texts_of_one_token_have_no_loss(tasks: list[Task]) -> None:
+    with pytest.raises(EvaluationError, match="no held-out text has two tokens"):
+        list(
+            measure_all([("one", TARGET)], Material(texts=["x", ""]), print, lambda _: nullcontext(Canned(tasks, 1.0)))
+        )
 
 
 def test_losses_over_other_tokens_are_not_compared() -> None:
@@ -178,6 +203,33 @@ def test_tasks_are_spread_and_models_named(tasks: list[Task]) -> None:
     assert spread(tasks, None) == tasks
     assert named_model("int8=a/b") == ("int8", Path("a/b"))
     assert named_model("a/b") == ("b", Path("a/b"))
+
+
+FIGURES = TargetFigures("first", 1 << 20, 1 << 20, Speed(1.0, 2.0, 3.0), None, None, None, None, None)
+
+
+def test_what_was_measured_is_told_before_a_later_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "new" / "figures.json"
+
+    def measured(*_: object) -> Iterator[TargetFigures]:
+        yield FIGURES
+        assert json.loads(out.read_text())[0]["name"] == "first"
+        raise ValueError("what vLLM says")
+
+    monkeypatch.setattr("target_model.__main__.measure_all", measured)
+    result = CliRunner().invoke(main, ["evaluate", "--model", "first", "--model", "second", "--out", str(out)])
+    assert str(result.exception) == "what vLLM says"
+    assert "| figure | first |" in result.stdout
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr("target_model.__main__.measure_all", lambda *_: pytest.fail("measured"))
+    result = CliRunner().invoke(main, ["evaluate", "--model", "first", "--out", str(tmp_path / "file" / "out.json")])
+    assert result.exit_code == 1
+    assert "Error: cannot write" in result.output
 
 
 def test_the_command_explains_what_is_wrong() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from target_model.__main__ import main
 from target_model.errors import QuantiseError
-from target_model.quantise import quantise_folder
+from target_model.quantise import CARD_NOTE, quantise_folder
 from target_model.scheme import dequantise_weight, quantise_weight, quantization_config
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -77,6 +77,19 @@ def test_the_copy_holds_int8_matrices_and_keeps_the_rest(model: Path, tmp_path: 
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
+
+
+def test_whoever_serves_the_copy_may_read_it(model: Path, tmp_path: Path) -> None:
+    quantise_folder(model, tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def test_the_copy_has_the_card_and_a_model_needs_none(model: Path, tmp_path: Path) -> None:
+    quantise_folder(model, tmp_path / "without")
+    assert not (tmp_path / "without" / "README.md").exists()
+    (model / "README.md").write_text("# A model\n")
+    quantise_folder(model, tmp_path / "with")
+    assert (tmp_path / "with" / "README.md").read_text() == f"# A model\n\n{CARD_NOTE}"
 
 
 def test_the_configuration_is_what_compressed_tensors_expects(model: Path, tmp_path: Path) -> None:

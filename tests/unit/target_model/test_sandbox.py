@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from target_model import confined
 from target_model.sandbox import Limits, Verdict, run_program, run_programs
 
 LIMITS = Limits(cpu_s=1)
+UNSHARE = f"import ctypes; exit(ctypes.CDLL(None).unshare({confined.NAMESPACES}) != 0)"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,17 @@ def test_nothing_that_it_started_outlives_it(leaves: str) -> None:
     program = f"import os, time\nif os.fork() == 0:\n    {leaves}{sleep}\ntime.sleep(0.2)"
     assert run_program(program, LIMITS) is Verdict.PASSED
     assert not [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or [])]
+
+
+@pytest.mark.skipif(
+    subprocess.run(
+        [sys.executable, "-c", UNSHARE], check=False
+    ).returncode != 0,
+    reason="this kernel allows no namespaces",
+)  # fmt: skip
+def test_other_processes_are_out_of_its_sight() -> None:
+    program = f"import os\ntry:\n    os.kill({os.getpid()}, 0)\nexcept ProcessLookupError:\n    pass"
+    assert run_program(program, LIMITS) is Verdict.PASSED
 
 
 def test_verdicts_come_in_the_order_of_the_programs() -> None:
