@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import difflib
 import importlib
+import logging
+import os
 from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
@@ -18,11 +20,15 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation import Schedule, ScheduleError, parse_schedule
 from completion_server.engine.speculation_table import MAX_DRAFT_TOKENS
 
+logger = logging.getLogger(__name__)
+
 _OWN_KEYS = (
     "model", "revision", "dtype", "max_model_len", "max_num_seqs", "tensor_parallel_size", "trust_remote_code",
     "enforce_eager",
 )  # fmt: skip
 """Arguments that `[engine]` has a key of the same name for."""
+
+_V2_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
 
 _SCHEDULE_KEY = "num_speculative_tokens_per_batch_size"
 """What tells vLLM that K may vary; a version without it runs with a fixed one."""
@@ -83,6 +89,17 @@ def fixed_by_settings(settings: EngineSettings) -> str:
     if settings.num_speculative_tokens > MAX_DRAFT_TOKENS:
         return f"engine.num_speculative_tokens is over {MAX_DRAFT_TOKENS}"
     return ""
+
+
+def choose_model_runner(settings: EngineSettings) -> None:
+    """Where K may vary on a GPU, let vLLM use the model runner that drafts K tokens; to be called before it is set up.
+
+    Its newer one, the default, drafts up to the ceiling at each step, whatever K is, and runs a draft model without
+    CUDA graphs (vLLM 0.32, by its code). Who sets VLLM_USE_V2_MODEL_RUNNER decides.
+    """
+    if settings.draft_model and not current_platform.is_cpu() and not fixed_by_settings(settings):
+        os.environ.setdefault(_V2_RUNNER_ENV, "0")
+        logger.info("draft lengths may change: %s=%s", _V2_RUNNER_ENV, os.environ[_V2_RUNNER_ENV])
 
 
 def fixed_because(settings: EngineSettings, config: VllmConfig) -> str:

@@ -27,7 +27,13 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation import Schedule, SpeculationFixedError
 from completion_server.engine.speculation_table import SPECULATE, LiveTable
 from completion_server.engine.vllm_accounts import Accounts, Progress, StepMeter
-from completion_server.engine.vllm_arguments import engine_args, fixed_because, schedule_at_start, unfit_schedulers
+from completion_server.engine.vllm_arguments import (
+    choose_model_runner,
+    engine_args,
+    fixed_because,
+    schedule_at_start,
+    unfit_schedulers,
+)
 from completion_server.engine.vllm_process import yield_to_server
 
 T = TypeVar("T")
@@ -123,6 +129,7 @@ class VllmEngine:
     def _load(self) -> AsyncLLM:
         nice = self._settings.nice
         yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
+        choose_model_runner(self._settings)
         args = AsyncEngineArgs(**engine_args(self._settings))
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
         self._fixed_because = fixed_because(self._settings, config) or unfit_schedulers(_SCHEDULERS)

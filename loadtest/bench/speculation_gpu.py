@@ -8,6 +8,7 @@ tokens; nothing is between them and the benchmark. Not run by us yet: vLLM refus
 import asyncio
 import json
 import math
+import os
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -168,7 +169,7 @@ def engine_args(target: Path, draft: Path | None, k: int, acceptance: float, max
             "method": "draft_model",
             "model": str(draft),
             "num_speculative_tokens": k,
-            # As the server starts its engine: K may vary, which costs full CUDA graphs.
+            # As the server starts its engine: K may vary, which costs full CUDA graphs (and see `_measure`).
             "num_speculative_tokens_per_batch_size": [[1, max_num_seqs, k]],
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_rates": acceptance_by_position(acceptance, k),
@@ -180,6 +181,7 @@ async def _measure(
     k: int, acceptance: float, sizes: Sequence[int], tokens: int, rounds: int, seed: int
 ) -> dict[int, tuple[list[float], list[float]]]:
     """Return tokens/s of each round by batch size, with a draft and without."""
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # as the server does where K may vary
     chance, console = random.Random(seed), Console(stderr=True)
     rates: dict[int, tuple[list[float], list[float]]] = {size: ([], []) for size in sizes}
     async with AsyncExitStack() as stack:

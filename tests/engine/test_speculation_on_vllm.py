@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator
 from dataclasses import make_dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -177,6 +178,20 @@ def test_a_vllm_whose_schedulers_are_elsewhere_keeps_its_k(vllm_engine: "VllmEng
 
     assert module.unfit_schedulers("completion_server.engine.vllm_speculation") == ""
     assert "other schedulers: No module named" in module.unfit_schedulers("tests.support.no_such_schedulers")
+
+
+@pytest.mark.parametrize(("draft", "before", "after"), [("d", None, "0"), ("d", "1", "1"), ("", None, None)])
+def test_on_a_gpu_the_runner_is_one_that_drafts_k_tokens(
+    vllm_engine: "VllmEngine", monkeypatch: pytest.MonkeyPatch, draft: str, before: str | None, after: str | None
+) -> None:
+    from completion_server.engine import vllm_arguments as module
+
+    monkeypatch.setattr(module, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", before or "")
+    if before is None:
+        monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    module.choose_model_runner(EngineSettings(model="m", draft_model=draft))
+    assert os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == after
 
 
 def test_a_vllm_that_knows_no_schedule_is_started_without_one(
