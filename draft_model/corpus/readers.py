@@ -129,8 +129,9 @@ def read_hugging_face(name: str, split: str = "train", config: str | None = None
 
 def document_of(record: Mapping[str, Any], origin: str) -> Document:
     """A row as a document. Without a repository it is its own; without a licence its licence is not known."""
-    text = _column(record, "text")
-    if not isinstance(text, str):
+    has_text = any(column in record for column in _COLUMNS["text"])
+    text = _column(record, "text") or ""  # An empty file is no reason to stop: its size speaks against it later.
+    if not has_text or not isinstance(text, str):
         raise PipelineError(f"{origin} has no column for the text: {', '.join(sorted(record)) or 'it has none'}")
     path = str(_column(record, "path") or "unnamed.py")
     licence: Any = _column(record, "licence") or "unknown"

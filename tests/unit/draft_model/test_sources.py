@@ -167,6 +167,12 @@ def test_rows_of_known_data_sets_are_understood(tmp_path: Path) -> None:
     assert document_of({"text": "x"}, "here").licence == "unknown"
 
 
+@pytest.mark.parametrize("text", ["", None])
+def test_an_empty_file_is_too_small_and_no_missing_column(text: str | None) -> None:
+    empty = document_of({"content": text, "path": "a/__init__.py", "license": "mit"}, "here")
+    assert judge(empty, Rules()) is Refusal.SIZE
+
+
 def test_a_data_set_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
