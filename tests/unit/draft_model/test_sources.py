@@ -68,6 +68,8 @@ def test_permissive_licences_alone_are_fine(licence: str, is_fine: bool) -> None
         ("Apache Software License", "Apache-2.0"),
         ("GNU Lesser General Public License v3 (LGPLv3)", "GNU Lesser General Public License v3 (LGPLv3)"),
         ("mit", "mit"),
+        ("The Unlicense (Unlicense)", "Unlicense"),
+        ("UNLICENSED", "UNLICENSED"),
     ],
 )
 def test_what_packages_say_is_read_as_a_name(said: str, meant: str) -> None:
@@ -156,6 +158,22 @@ def test_folders_wheels_and_archives_are_read(repositories: Path, tmp_path: Path
     (tmp_path / "bad.whl").write_bytes(b"no")
     with pytest.raises(PipelineError, match="not an archive"):
         list(read_archive(tmp_path / "bad.whl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "licence"),
+    [
+        ("LICENSE", "Permission is hereby granted, free of charge, to any person obtaining a copy", "MIT"),
+        ("COPYING", "GNU GENERAL PUBLIC LICENSE", "unknown"),
+        ("License.txt", "All rights reserved.", "unknown"),
+        ("README", "Ours.", OWN),
+        ("license.py", "x = 1", OWN),
+    ],
+)
+def test_a_folder_is_ones_own_only_without_a_licence_file(name: str, text: str, licence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    (tmp_path / "a.py").write_text("x = 1\n")
+    assert {item.licence for item in read_folder(tmp_path, (".py",))} == {licence}
 
 
 def test_rows_of_known_data_sets_are_understood(tmp_path: Path) -> None:
