@@ -27,7 +27,7 @@ from draft_model.training.loss import Teacher, cross_entropies, divergences, nex
 from draft_model.training.model import make_model, make_pruned, num_parameters, spread_layers
 from draft_model.training.optim import is_hidden_matrix
 from draft_model.training.plan import GPU_GIB, describe_plan, make_plan
-from draft_model.training.record import METRICS, PICTURE, read_metrics
+from draft_model.training.record import METRICS, PICTURE, read_metrics, recording
 from draft_model.training.trainer import Progress, SavePoint, Trainer, run_fingerprint
 from draft_model.training.world import World
 
@@ -142,6 +142,40 @@ def test_a_full_disk_keeps_the_last_checkpoint(
         trainer(tmp_path / "run", Budget(steps=4)).run(Recorder())
     assert (tmp_path / "run").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+class FullDiskBoard:
+    """In the place of TensorBoard's writer, whose own thread meets the full disk."""
+
+    def __init__(self, folder: str) -> None:
+        """Start as if there were room."""
+
+    def add_scalar(self, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_records_on_a_full_disk_end_the_run_with_one_line(
+    data: Path, preset: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", FullDiskBoard)
+    with pytest.raises(PipelineError, match=r"cannot write to .*: No space left on device"):
+        train(preset, data, tmp_path / "run", Budget(steps=2), World(), CONSOLE)
+    with pytest.raises(PipelineError, match="No space left on device"), recording(tmp_path):
+        pass
+    with pytest.raises(PipelineError, match="the loss is nan"), recording(tmp_path):
+        raise PipelineError("the loss is nan")
+
+
+def test_going_on_removes_what_a_killed_process_left_of_a_checkpoint(
+    trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    (tmp_path / ".run.123.tmp").write_bytes(b"half a checkpoint")
+    (tmp_path / ".other.123.tmp").write_bytes(b"of another run")
+    trainer(tmp_path / "run", Budget(steps=1))
+    assert [path.name for path in tmp_path.iterdir()] == [".other.123.tmp"]
 
 
 def test_a_step_that_does_not_divide_is_refused(data: Path, preset: Preset, tmp_path: Path) -> None:
@@ -299,6 +333,15 @@ def command(data: Path, out: Path, *more: str, processes: int = 1) -> list[str]:
         launch += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
     arguments = ["draft_model", "train", "--preset", "tiny", "--data", str(data), "--out", str(out), *more]
     return [*launch, "tests.unit.draft_model.tiny", *arguments[1:]]
+
+
+def test_a_terminated_run_leaves_nothing_half_written(data: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(command(data, tmp_path / "run", "--steps", "100000"), cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while len(read_metrics(tmp_path / "run")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(data: Path, tmp_path: Path) -> None:
