@@ -16,9 +16,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from draft_model.data.blocks import Block, BlockSource
+from draft_model.data.tokenizer import load_tokenizer
 from draft_model.errors import PipelineError
+from draft_model.evaluation.loading import load_model
+from draft_model.export import export_model
 from draft_model.presets import PRESETS, Preset, find_preset
 from draft_model.run import Distillation, load_outcome, train
 from draft_model.training.budget import Budget
@@ -317,6 +321,45 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_anything_is_written(
             preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, distillation=Distillation(embedded, 0.5)
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_draft_has_as_many_embeddings_as_its_target_which_may_be_padded(
+    data: Path, preset: Preset, tmp_path: Path
+) -> None:
+    padded = replace(preset.shape, vocab_size=preset.shape.vocab_size + 8)
+    tokenizer = load_tokenizer(data / "tokenizer")
+    export_model(make_model(padded, 1).state_dict(), padded, tokenizer, "", tmp_path / "target")
+    taught = {"distillation": Distillation(tmp_path / "target", 0.5)}
+    for name, learnt_from in (("taught", taught), ("begun", {"start_from": tmp_path / "target"})):
+        train(preset, data, tmp_path / name, Budget(steps=1), World(), CONSOLE, **learnt_from)  # type: ignore[arg-type]
+        config = json.loads((tmp_path / name / "model" / "config.json").read_text())
+        assert config["vocab_size"] == padded.vocab_size
+
+
+def test_a_target_of_another_family_teaches_with_its_own_network_and_is_no_start(
+    data: Path, preset: Preset, tmp_path: Path
+) -> None:
+    shape = preset.shape
+    qwen = Qwen2ForCausalLM(  # type: ignore[no-untyped-call]
+        Qwen2Config(
+            vocab_size=shape.vocab_size,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+        )
+    )
+    torch.nn.init.normal_(qwen.model.layers[0].self_attn.q_proj.bias)
+    qwen.save_pretrained(str(tmp_path / "qwen"))
+    load_tokenizer(data / "tokenizer").save_pretrained(str(tmp_path / "qwen"))
+    ids = torch.arange(16)[None]
+    assert torch.equal(load_model(tmp_path / "qwen")(input_ids=ids).logits, qwen.eval()(input_ids=ids).logits)
+    distillation = Distillation(tmp_path / "qwen", 0.5)
+    train(preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, distillation=distillation)
+    with pytest.raises(PipelineError, match="a Llama, not qwen2"):
+        train(preset, data, tmp_path / "other", Budget(steps=1), World(), CONSOLE, start_from=tmp_path / "qwen")
 
 
 def test_lines_behind_the_checkpoint_and_torn_lines_are_forgotten(data: Path, preset: Preset, tmp_path: Path) -> None:
