@@ -25,7 +25,7 @@ import numpy.typing as npt
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.generated import load_splits
-from draft_model.data.layouts import Layout
+from draft_model.data.layouts import Layout, read_layout
 from draft_model.data.samples import FIM_SHARE, CorpusText, SampleMaker, window_chars
 from draft_model.data.tokenizer import load_tokenizer, make_encoder
 from draft_model.errors import PipelineError
@@ -85,7 +85,7 @@ def load_manifest(folder: Path) -> DataManifest:
     told = json.loads(path.read_text(encoding="utf-8"))
     settings = told.pop("settings")
     settings["row_tokens"] = tuple(settings["row_tokens"])
-    return DataManifest(DataSettings(**settings), Layout(**told.pop("layout")), **told)
+    return DataManifest(DataSettings(**settings), read_layout(told.pop("layout")), **told)
 
 
 def build_data(
