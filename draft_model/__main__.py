@@ -1,6 +1,8 @@
 """The command line: `draft-model --help`. It turns expected failures into one line, and does nothing else."""
 
 import os
+import signal
+import sys
 
 import click
 import torch
@@ -22,16 +24,23 @@ def main(threads: int | None) -> None:
     \b
     A draft for a target of your own:
       draft-model corpus --out corpus --parquet code.parquet
-      draft-model data --corpus corpus --tokenizer TARGET --out data --tokens 50e9
+      draft-model data --corpus corpus --tokenizer TARGET --out data --tokens 50e9 --row-tokens 4096 \\
+          --block-tokens 16384
       torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --teacher TARGET
       draft-model evaluate --target TARGET --draft run/model --corpus corpus
     The embedded pair, hours on two cores; interrupted, the same command goes on:
       draft-model build-embedded
     """
+    signal.signal(signal.SIGTERM, _leave)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if threads or "OMP_NUM_THREADS" not in os.environ:  # torchrun divides the cores itself
         torch.set_num_threads(threads or os.cpu_count() or 1)
     disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _leave(_signal: int, _frame: object) -> None:
+    """Leave by an exception, so that nothing half-written stays."""
+    sys.exit(128 + signal.SIGTERM)
 
 
 for command in (

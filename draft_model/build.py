@@ -53,7 +53,7 @@ class Role:
 class BuildSettings:
     """What both models share. `mix` is the target's share in the draft's loss; 0 trains it on text alone.
 
-    Half of the draft's fill-in-the-middle samples have what the target wrote at `num_generated` cursors, none at 0.
+    About half of the draft's samples have what the target wrote at `num_generated` cursors, none at 0.
     """
 
     data: DataSettings
@@ -110,9 +110,7 @@ def _write_lessons(corpus: Corpus, root: Path, target: Path, out: Path, settings
     return out / "data"
 
 
-def _measure(
-    runs: Sequence[tuple[Role, Path, TrainResult]], corpus: Corpus, settings: BuildSettings
-) -> BuildFigures:
+def _measure(runs: Sequence[tuple[Role, Path, TrainResult]], corpus: Corpus, settings: BuildSettings) -> BuildFigures:
     """Evaluate the weights as exported: rounded to bfloat16, computed in float32."""
     texts = corpus.texts(Side.HELD_OUT)
     target, draft = (_measure_model(role, run, result, texts) for role, run, result in runs)
@@ -124,7 +122,7 @@ def _measure(
 def _measure_model(role: Role, run: Path, result: TrainResult, texts: Sequence[str]) -> ModelFigures:
     model, encoder = load_model(run / MODEL), load_encoder(run / MODEL)
     return ModelFigures(
-        role.preset, num_parameters(model), result.num_steps, result.num_tokens, result.active_s,
+        role.preset, num_parameters(model), result.num_steps, result.num_tokens, result.active_s, role.budget.minutes,
         evaluate(model, encoder, texts), run_probes(model, encoder),
     )  # fmt: skip
 

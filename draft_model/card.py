@@ -117,10 +117,16 @@ def _trained(model: ModelFigures) -> tuple[str, ...]:
             "cut at any character; most others are plain text tokenised in pieces cut at random characters, so that",
             "the model knows words from their beginnings. The loss is over every token.",
         ),
-        _paragraph(
-            "Made by `draft-model build-embedded`. A budget in minutes ends where the machine's speed puts it: a",
-            "rerun gives a model like this one, not the same one.",
-        ),
+        _paragraph("Made by `draft-model build-embedded`.", _repeatable(model)),
+    )
+
+
+def _repeatable(model: ModelFigures) -> str:
+    if model.minutes is None:
+        return f"The budget was {model.num_steps:,} steps: a rerun on the same kind of machine gives the same model."
+    return (
+        f"The budget was {model.minutes:g} minutes, which end where the machine's speed puts it: a rerun gives a model "
+        "like this one, not the same one."
     )
 
 
@@ -129,7 +135,7 @@ def _taught(figures: BuildFigures) -> tuple[str, ...]:
     layers = f"{figures.draft.preset.shape.num_layers} of its {figures.target.preset.shape.num_layers} layers."
     mix = f"{figures.mix:.0%} of its loss is the divergence from the target's distribution (forward KL)."
     cursors = f"{figures.num_generated:,} cursors."
-    generated = f"Half of its fill-in-the-middle samples have what the target wrote at {cursors}"
+    generated = f"About half of its samples have what the target wrote at {cursors}"
     said = ["It began with the target's embedding and", layers]
     return (_paragraph(*said, *([mix] if figures.mix else []), *([generated] if figures.num_generated else [])),)
 

@@ -6,7 +6,7 @@ Imported only where it is used: vLLM takes seconds to import and changes the pro
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,9 +48,9 @@ class Engine:
 
     def complete(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0,
-        ignore_end: bool = False,
+        ignore_end: bool = False, stops: Sequence[int] = (),
     ) -> list[Completion]:  # fmt: skip
-        """The completion of every prompt; past its end with `ignore_end`."""
+        """The completion of every prompt; past its end with `ignore_end`. The tokens `stops` end one too."""
         from vllm import SamplingParams
 
         params = [
@@ -59,6 +59,7 @@ class Engine:
                 temperature=temperature,
                 seed=seed + number if temperature else None,
                 ignore_eos=ignore_end,
+                stop_token_ids=list(stops),
             )
             for number in range(len(prompts))
         ]
@@ -67,9 +68,9 @@ class Engine:
             [{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False
         )  # fmt: skip
         self.took_s = time.perf_counter() - begun
-        end = self._llm.get_tokenizer().eos_token_id
+        ends = {self._llm.get_tokenizer().eos_token_id, *stops}
         written = (output.outputs[0] for output in outputs)
-        return [Completion(_without_end(list(one.token_ids), end), one.finish_reason == "stop") for one in written]
+        return [Completion(_without_end(list(one.token_ids), ends), one.finish_reason == "stop") for one in written]
 
     def speculation(self, num_speculative_tokens: int) -> SpeculationCounts:
         """What speculation came to so far."""
@@ -82,8 +83,8 @@ class Engine:
         return SpeculationCounts(drafts, tuple(accepted))
 
 
-def _without_end(ids: list[int], end: int) -> list[int]:
-    return ids[:-1] if ids and ids[-1] == end else ids
+def _without_end(ids: list[int], ends: Container[int]) -> list[int]:
+    return ids[:-1] if ids and ids[-1] in ends else ids
 
 
 @contextmanager

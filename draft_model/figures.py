@@ -14,13 +14,17 @@ from draft_model.presets import Preset
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """One trained model: what it is, what it took, what it reaches."""
+    """One trained model: what it is, what it took, what it reaches.
+
+    `minutes` is the training budget; None where it was a number of steps.
+    """
 
     preset: Preset
     num_parameters: int
     num_steps: int
     num_tokens: int
     active_s: float
+    minutes: float | None
     evaluation: Evaluation
     probes: list[ProbeResult]
 

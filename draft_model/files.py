@@ -1,6 +1,7 @@
 """Files and folders that appear whole or not at all: written beside their final place, then renamed."""
 
 import contextlib
+import glob
 import hashlib
 import os
 import shutil
@@ -38,6 +39,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed processes left beside `path` in `replacing`; no other process may be writing it."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        temporary.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
     """Yield a new folder beside `path` to fill; on success it takes the place of `path`, on failure it is removed.
@@ -46,6 +53,7 @@ def folder_atomically(path: Path) -> Iterator[Path]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _recover(path)
         new = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     except OSError as error:
         raise PipelineError(f"cannot write beside {path}: {error.strerror}; nothing was changed") from error
@@ -57,6 +65,15 @@ def folder_atomically(path: Path) -> Iterator[Path]:
         raise PipelineError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _recover(path: Path) -> None:
+    """Put back what a process that was killed in `_swap` had moved aside; remove it where `path` is there."""
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*.old"):
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(path)
 
 
 def _swap(new: Path, path: Path) -> None:

@@ -9,14 +9,16 @@ import json
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from draft_model.data.blocks import BlockSource
 from draft_model.data.shards import TOKENIZER
 from draft_model.data.tokenizer import check_same_vocabulary, load_tokenizer
-from draft_model.evaluation.loading import load_model
+from draft_model.errors import PipelineError
+from draft_model.evaluation.loading import load_model, read_config
 from draft_model.export import export_model
 from draft_model.files import file_digest, weights_digest, write_atomically
 from draft_model.presets import Preset
@@ -51,9 +53,13 @@ class RunOutcome:
     active_s: float
 
 
-def fit_preset(preset: Preset, data: Path) -> Preset:
-    """The preset with the vocabulary of the data: a draft takes its target's."""
-    vocab_size = BlockSource(data, 0).manifest.vocab_size
+def fit_preset(preset: Preset, data: Path, target: Path | None = None) -> Preset:
+    """The preset with as many embeddings as its target has, which may be padded, else with the vocabulary of the data.
+
+    vLLM serves a draft only with a target of the same `vocab_size`.
+    """
+    told = read_config(target) if target else {}
+    vocab_size = int(told.get("vocab_size", BlockSource(data, 0).manifest.vocab_size))
     return replace(preset, shape=replace(preset.shape, vocab_size=vocab_size))
 
 
@@ -73,12 +79,12 @@ def train(
 
     A new run starts with layers of the model `start_from`, if given, else at random. Raises PipelineError for a loss
     that is not finite, a disk that refuses, data that is missing, a teacher or start whose vocabulary is another, a
-    start of other widths, or a checkpoint of another run.
+    start of other widths or of another family, or a checkpoint of another run.
     """
-    preset = fit_preset(preset, data)
+    preset = fit_preset(preset, data, distillation.teacher if distillation else start_from)
     source = BlockSource(data, preset.train.seed)
     teacher = _load_teacher(distillation, data, world) if distillation else None
-    start = _load_same_vocabulary(start_from, data) if start_from else None
+    start = _load_start(start_from, data) if start_from else None
     taught = f"{weights_digest(distillation.teacher)}:{distillation.mix}" if distillation else ""
     begun = f" from {weights_digest(start_from)}" if start_from else ""
     fingerprint = run_fingerprint(preset, repr(source.manifest), taught + begun)
@@ -108,7 +114,14 @@ def _load_teacher(distillation: Distillation, data: Path, world: World) -> Teach
     return Teacher(model, distillation.mix)
 
 
-def _load_same_vocabulary(folder: Path, data: Path) -> LlamaForCausalLM:
+def _load_start(folder: Path, data: Path) -> LlamaForCausalLM:
+    family = read_config(folder).get("model_type")
+    if family != "llama":
+        raise PipelineError(f"a model to start from must be a Llama, not {family}: its layers become the draft's")
+    return cast("LlamaForCausalLM", _load_same_vocabulary(folder, data))
+
+
+def _load_same_vocabulary(folder: Path, data: Path) -> PreTrainedModel:
     check_same_vocabulary(data / TOKENIZER, folder)
     return load_model(folder)
 

@@ -1,7 +1,6 @@
 """Refuses copies and near copies: exact ones by hash, near ones by MinHash and locality-sensitive hashing.
 
-The index is in memory, about 1 KB a document. datasketch can keep the same index in Redis, which processes on several
-machines share.
+One process with its index in memory, about 3.2 KB a document: docs/models.md says what to do with more than fits.
 """
 
 import hashlib

@@ -14,7 +14,7 @@ PERMISSIVE = frozenset(
     }
 )  # fmt: skip
 OWN = "own"
-"""The licence of folders that a person names as theirs."""
+"""The licence of folders that a person names as theirs and that have no licence file."""
 
 _NAMES: tuple[tuple[str, str], ...] = (
     # The first pattern that is found decides, so what is copyleft or public domain in part comes first.
@@ -26,7 +26,7 @@ _NAMES: tuple[tuple[str, str], ...] = (
     (r"\bbsd|new bsd|3-clause bsd", "BSD-3-Clause"),
     (r"python software foundation|\bpsf", "PSF-2.0"),
     (r"\bisc\b", "ISC"),
-    (r"unlicense", "Unlicense"),
+    (r"\bunlicense\b", "Unlicense"),  # "UNLICENSED" is npm's word for the opposite.
     (r"\bcc0", "CC0-1.0"),
     (r"\bzlib", "Zlib"),
 )

@@ -5,6 +5,7 @@ Folders, the running Python and its packages, wheels and source archives, JSON l
 
 import importlib.metadata
 import json
+import re
 import sys
 import sysconfig
 import tarfile
@@ -22,7 +23,8 @@ from draft_model.errors import PipelineError
 STDLIB = "python-stdlib"
 STDLIB_LICENCE = "PSF-2.0"
 PARQUET_ROWS = 1_000
-_LICENCE_FILES = ("LICENSE*", "LICENCE*", "COPYING*", "license*")
+UNKNOWN = "unknown"
+_LICENCE_NAME = re.compile(r"(licen[cs]e|copying).*", re.IGNORECASE)
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "content", "code"),
     "repository": ("repository", "repo_name", "max_stars_repo_name", "repository_name", "repo"),
@@ -33,10 +35,10 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 def read_folder(root: Path, suffixes: tuple[str, ...], licence: str | None = None) -> Iterator[Document]:
-    """A folder as one repository. Without `licence` it is what the folder's licence file says, else the owner's."""
+    """A folder as one repository. Without `licence` it is what the folder's licence file says; without one, `OWN`."""
     if not root.is_dir():
         raise PipelineError(f"{root} is not a folder")
-    found = licence or _folder_licence(root) or OWN
+    found = licence or _folder_licence(root, suffixes, OWN)
     for path in sorted(root.rglob("*")):
         if path.suffix in suffixes and path.is_file():
             text = _read(path)
@@ -49,7 +51,7 @@ def read_repositories(root: Path, suffixes: tuple[str, ...]) -> Iterator[Documen
     if not root.is_dir():
         raise PipelineError(f"{root} is not a folder")
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        yield from read_folder(folder, suffixes, _folder_licence(folder) or "unknown")
+        yield from read_folder(folder, suffixes, _folder_licence(folder, suffixes, UNKNOWN))
 
 
 def read_stdlib() -> Iterator[Document]:
@@ -129,16 +131,17 @@ def read_hugging_face(name: str, split: str = "train", config: str | None = None
 
 def document_of(record: Mapping[str, Any], origin: str) -> Document:
     """A row as a document. Without a repository it is its own; without a licence its licence is not known."""
-    text = _column(record, "text")
-    if not isinstance(text, str):
+    has_text = any(column in record for column in _COLUMNS["text"])
+    text = _column(record, "text") or ""  # An empty file is no reason to stop: its size speaks against it later.
+    if not has_text or not isinstance(text, str):
         raise PipelineError(f"{origin} has no column for the text: {', '.join(sorted(record)) or 'it has none'}")
     path = str(_column(record, "path") or "unnamed.py")
-    licence: Any = _column(record, "licence") or "unknown"
+    licence: Any = _column(record, "licence") or UNKNOWN
     names = [licence] if isinstance(licence, str) else list(licence)
     return Document(
         str(_column(record, "repository") or path),
         path,
-        " AND ".join(read_licence(str(name)) for name in names) or "unknown",
+        " AND ".join(read_licence(str(name)) for name in names) or UNKNOWN,
         text,
     )
 
@@ -154,7 +157,7 @@ def licence_of_metadata(metadata: Mapping[str, Any]) -> str:
     if named:
         return " AND ".join(sorted(set(named)))
     said = str(metadata.get("license", "") or "")
-    return licence_of_text(said) or read_licence(said[:80]) or "unknown"
+    return licence_of_text(said) or read_licence(said[:80]) or UNKNOWN
 
 
 def _metadata_of(message: Message) -> dict[str, Any]:
@@ -179,9 +182,11 @@ def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
         raise PipelineError(f"{path} is not an archive that can be read: {error}") from error
 
 
-def _folder_licence(root: Path) -> str:
-    files = sorted(file for pattern in _LICENCE_FILES for file in root.glob(pattern) if file.is_file())
-    return next((licence_of_text(_read(file) or "") for file in files), "")
+def _folder_licence(root: Path, suffixes: tuple[str, ...], without: str) -> str:
+    """What the first licence file says; `without` where there is none, which is not the same as one that says no."""
+    named = sorted(path for path in root.iterdir() if _LICENCE_NAME.fullmatch(path.name) and path.is_file())
+    files = [path for path in named if path.suffix not in suffixes]  # No licence.py.
+    return (licence_of_text(_read(files[0]) or "") or UNKNOWN) if files else without
 
 
 def _column(record: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a data set's own value

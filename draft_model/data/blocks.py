@@ -5,8 +5,9 @@ go on in mid-epoch takes the number of the step and nothing else.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from draft_model.data.shards import DataManifest, load_manifest, shard_paths
 from draft_model.errors import PipelineError
+
+OPEN_SHARDS = 128
+"""At a time: each holds two file descriptors as long as it is mapped, and a process may have 1,024."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class BlockSource:
     """The blocks of a data folder, read in place from disk."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        """Open every shard; PipelineError when some are missing."""
+        """Look for every shard; PipelineError when some are missing."""
         self.manifest: DataManifest = load_manifest(folder)
         settings = self.manifest.settings
         paths = [shard_paths(folder, number) for number in range(settings.num_shards)]
@@ -38,8 +42,7 @@ class BlockSource:
             raise PipelineError(
                 f"{folder} lacks {missing} of {len(paths)} shards; run the same `draft-model data` again"
             )
-        self._ids = [np.load(ids, mmap_mode="r") for ids, _ in paths]
-        self._is_middle = [np.load(middle, mmap_mode="r") for _, middle in paths]
+        self._shard = lru_cache(OPEN_SHARDS)(partial(_open_shard, folder))
         self._blocks_a_shard = settings.blocks_a_shard
         self._row_tokens = settings.row_tokens
         self._seed = seed
@@ -51,9 +54,15 @@ class BlockSource:
         epoch, at = divmod(place, self.num_blocks)
         shard, row = divmod(int(_order(self._seed, epoch, self.num_blocks)[at]), self._blocks_a_shard)
         tokens = self._row_tokens[row % len(self._row_tokens)]
-        ids = torch.from_numpy(self._ids[shard][row].astype(np.int64)).view(-1, tokens)
-        bits = np.unpackbits(self._is_middle[shard][row], count=self.block_tokens).astype(np.bool_)
+        all_ids, is_middle = self._shard(shard)
+        ids = torch.from_numpy(all_ids[row].astype(np.int64)).view(-1, tokens)
+        bits = np.unpackbits(is_middle[row], count=self.block_tokens).astype(np.bool_)
         return Block(ids, torch.from_numpy(bits).view(-1, tokens))
+
+
+def _open_shard(folder: Path, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    ids, is_middle = (np.load(path, mmap_mode="r") for path in shard_paths(folder, number))
+    return ids, is_middle
 
 
 @lru_cache(maxsize=2)

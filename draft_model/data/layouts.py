@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 
 from draft_model.errors import PipelineError
 
+COMPLETION_ENDS = {"codellama": "▁<EOT>"}
+"""Where a family ends a completion otherwise than a file ("Code Llama", section 2.3)."""
 PREFIX_FIRST, SUFFIX_FIRST, PREFIX_ONLY = "prefix_first", "suffix_first", "prefix_only"
 
 
@@ -31,6 +33,9 @@ class Layout:
     file: str
     is_typed_line_only: bool
     """Whether exactly the cursor's line stands behind the middle marker; else finished lines may stand there too."""
+    # Not shown: the fingerprints of runs have the layout as it is shown, and the name says as much.
+    ends: tuple[str, ...] = field(default=(), repr=False)
+    """Further tokens that end a completion, where the vocabulary has them."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -59,7 +64,12 @@ def ask_server(model: Path, settings: dict[str, Any] | None = None) -> Layout:
     if done.returncode:
         raise PipelineError(f"the server builds no prompts for {model}: {done.stderr.strip()[-300:]}")
     told = json.loads(done.stdout.splitlines()[0])["template"]
-    return Layout(**{name: told[name] for name in Layout.__slots__})
+    return read_layout({name: told[name] for name in Layout.__slots__})
+
+
+def read_layout(told: dict[str, Any]) -> Layout:
+    """A layout from JSON."""
+    return Layout(**told | {"ends": tuple(told.get("ends", ()))})
 
 
 class LayoutEncoder:
@@ -77,7 +87,13 @@ class LayoutEncoder:
         self.layout = layout
         self.end = vocabulary[end]
         self.begin = _begin_ids(backend)
-        self._backend = backend
+        plain = _without_blank(backend)
+        self._opening = " " if plain else ""
+        self._backend = plain or backend
+        self.stops = sorted(
+            {vocabulary[token] for token in (*layout.markers, *layout.ends, end) if token in vocabulary}
+        )
+        """The tokens at which the server ends a completion."""
         self._ids = {marker: vocabulary[marker] for marker in layout.markers}
         self._reserved = (*layout.markers, end)
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
@@ -100,7 +116,8 @@ class LayoutEncoder:
         """Token ids of the prompt that asks for what stands between `typed` and `after`."""
         layout = self.layout
         if layout.order == PREFIX_ONLY:
-            return [*self.begin, *self.encode(before + typed)]
+            return [*self.begin, *self.encode(self._opening + before + typed)]
+        before = self._opening + before
         left = [self._ids[layout.prefix], *self.encode(before if layout.middle else before + typed)]
         right = [self._ids[layout.suffix], *self.encode(after)]
         both = left + right if layout.order == PREFIX_FIRST else right + left
@@ -111,7 +128,40 @@ class LayoutEncoder:
     def encode_file(self, pieces: Sequence[str]) -> list[int]:
         """Token ids of plain text from left to right, each piece tokenised on its own, as another file is shown."""
         opening = [self._ids[self.layout.file]] if self.layout.file else list(self.begin)
+        pieces = [self._opening + piece if number == 0 else piece for number, piece in enumerate(pieces)]
         return opening + [token for piece in pieces for token in self.encode(piece)]
+
+
+def _without_blank(backend: Tokenizer) -> Tokenizer | None:
+    """A copy that puts no blank before a text and takes none away; None where the tokenizer puts none.
+
+    The server puts one blank before the whole prompt's text instead, and none before its other parts.
+    """
+    spec = json.loads(backend.to_str())
+    parts = [*_parts(spec["normalizer"], "normalizers"), *_parts(spec["pre_tokenizer"], "pretokenizers")]
+    adding = [part for part in parts if _adds_blank(part)]
+    for part in adding:
+        part |= {"prepend": ""} if part["type"] == "Prepend" else {}
+        part |= {"prepend_scheme": "never"} if part["type"] == "Metaspace" else {}
+        part |= {"add_prefix_space": False} if part["type"] == "ByteLevel" else {}
+    for part in _parts(spec["decoder"], "decoders"):
+        part |= {"start": 0} if part["type"] == "Strip" else {}
+        part |= {"prepend_scheme": "never"} if part["type"] == "Metaspace" else {}
+    return Tokenizer.from_str(json.dumps(spec)) if adding else None
+
+
+def _parts(stage: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    if stage is None:
+        return []
+    return [part for inner in stage[name] for part in _parts(inner, name)] if stage["type"] == "Sequence" else [stage]
+
+
+def _adds_blank(part: dict[str, Any]) -> bool:
+    return (
+        part["type"] == "Prepend"
+        or (part["type"] == "Metaspace" and part["prepend_scheme"] != "never")
+        or (part["type"] == "ByteLevel" and bool(part["add_prefix_space"]))
+    )
 
 
 def _begin_ids(backend: Tokenizer) -> list[int]:

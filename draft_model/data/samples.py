@@ -21,6 +21,8 @@ FIM_SHARE = 0.7
 RAGGED_SHARE = 0.6
 RAGGED_MEAN_CHARS = 40
 MIN_WINDOW_CHARS, MAX_WINDOW_CHARS = 120, 2800
+LONGEST_ROW_TOKENS = 1024
+"""For which `MAX_WINDOW_CHARS` is meant: longer rows have longer windows, or nothing is learnt of far positions."""
 GOLDEN_RATIO = 0.6180339887498949
 MAX_TRIES = 100
 CHARS_A_TOKEN = 2.6
@@ -56,15 +58,24 @@ class CorpusText:
         return text[start : len(text) if end < 0 else end + 1]
 
 
+def window_chars(row_tokens: int) -> int:
+    """The longest window where the longest row has `row_tokens`."""
+    return MAX_WINDOW_CHARS * max(row_tokens, LONGEST_ROW_TOKENS) // LONGEST_ROW_TOKENS
+
+
 @dataclass(frozen=True)
 class SampleMaker:
-    """Draws samples from texts, and from what a target wrote at cursors of its own (`generated`)."""
+    """Draws samples from texts, and from what a target wrote at cursors of its own (`generated`).
+
+    `max_window_chars` is the longest window's length; `window_chars` says what goes with rows.
+    """
 
     texts: CorpusText
     encoder: LayoutEncoder
     fim_share: float = FIM_SHARE
     generated: Sequence[Split] = ()
     generated_share: float = 0.0
+    max_window_chars: int = MAX_WINDOW_CHARS
 
     def draw(self, position: float, max_tokens: int, rng: Random) -> Sample:
         """One sample of the window at `position`: split for fill-in-the-middle, or plain text from left to right.
@@ -73,7 +84,7 @@ class SampleMaker:
         """
         if self.generated and rng.random() < self.generated_share:
             return self._split(self.generated[int(position * len(self.generated))])
-        num_chars = exp(rng.uniform(log(MIN_WINDOW_CHARS), log(MAX_WINDOW_CHARS)))
+        num_chars = exp(rng.uniform(log(MIN_WINDOW_CHARS), log(self.max_window_chars)))
         text = self.texts.window(position, int(min(num_chars, max_tokens * CHARS_A_TOKEN)))
         if text.strip() and rng.random() < self.fim_share:
             only_line = self.encoder.layout.is_typed_line_only

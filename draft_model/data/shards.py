@@ -25,8 +25,8 @@ import numpy.typing as npt
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.generated import load_splits
-from draft_model.data.layouts import Layout
-from draft_model.data.samples import FIM_SHARE, CorpusText, SampleMaker
+from draft_model.data.layouts import Layout, read_layout
+from draft_model.data.samples import FIM_SHARE, CorpusText, SampleMaker, window_chars
 from draft_model.data.tokenizer import load_tokenizer, make_encoder
 from draft_model.errors import PipelineError
 from draft_model.files import file_digest, write_atomically
@@ -85,7 +85,7 @@ def load_manifest(folder: Path) -> DataManifest:
     told = json.loads(path.read_text(encoding="utf-8"))
     settings = told.pop("settings")
     settings["row_tokens"] = tuple(settings["row_tokens"])
-    return DataManifest(DataSettings(**settings), Layout(**told.pop("layout")), **told)
+    return DataManifest(DataSettings(**settings), read_layout(told.pop("layout")), **told)
 
 
 def build_data(
@@ -167,7 +167,7 @@ def make_shard(
     texts = [text for text in corpus.texts(Side.TRAIN, parts[number % len(parts)]) if not encoder.holds_marker(text)]
     maker = SampleMaker(
         CorpusText(texts), encoder, settings.fim_share,
-        load_splits(generated) if generated else (), settings.generated_share,
+        load_splits(generated) if generated else (), settings.generated_share, window_chars(max(settings.row_tokens)),
     )  # fmt: skip
     dtype = np.uint16 if manifest.vocab_size <= MAX_SHORT_VOCAB else np.uint32
     ids = np.empty((settings.blocks_a_shard, settings.block_tokens), dtype)

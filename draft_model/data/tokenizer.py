@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from draft_model.data.layouts import EMBEDDED, Layout, LayoutEncoder, ask_server
+from draft_model.data.layouts import COMPLETION_ENDS, EMBEDDED, Layout, LayoutEncoder, ask_server
 from draft_model.errors import PipelineError
 from draft_model.presets import CONTEXT_TOKENS, VOCAB_SIZE
 
@@ -65,8 +65,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def make_encoder(tokenizer: PreTrainedTokenizerFast, layout: Layout = EMBEDDED) -> LayoutEncoder:
-    """The tokenizer in a layout; its own end token ends a completion."""
-    end: Any = tokenizer.eos_token
+    """The tokenizer in a layout; its own end token ends a completion, unless the family has another for that."""
+    end: Any = COMPLETION_ENDS.get(layout.name, tokenizer.eos_token)
     return LayoutEncoder(tokenizer.backend_tokenizer, layout, str(end))
 
 

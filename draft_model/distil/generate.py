@@ -49,6 +49,7 @@ def generate_splits(
         outputs = engine.complete(
             [prompt for _, prompt in fitting],
             max_tokens=generation.max_tokens, temperature=generation.temperature, seed=generation.seed,
+            stops=encoder.stops,
         )  # fmt: skip
     written = ((encoder.decode(output.ids), output.is_whole) for output in outputs)
     return [

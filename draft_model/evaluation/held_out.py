@@ -7,7 +7,7 @@ from random import Random
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.layouts import LayoutEncoder
@@ -57,7 +57,7 @@ def held_out_splits(
 
 @torch.inference_mode()
 def evaluate(
-    model: LlamaForCausalLM, encoder: LayoutEncoder, texts: Sequence[str], num_splits: int = NUM_SPLITS
+    model: PreTrainedModel, encoder: LayoutEncoder, texts: Sequence[str], num_splits: int = NUM_SPLITS
 ) -> Evaluation:
     """Measure a model on held-out texts, in float32."""
     rows, num_bytes = text_rows(texts, encoder, model.config.max_position_embeddings)

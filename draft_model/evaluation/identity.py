@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from draft_model.errors import PipelineError
 
@@ -54,7 +54,7 @@ def read_prompts(path: Path) -> list[str]:
 
 @torch.inference_mode()
 def compare(
-    target: LlamaForCausalLM, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]],
+    target: PreTrainedModel, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]],
     others: Sequence[Sequence[int]], end: int,
 ) -> Identity:  # fmt: skip
     """Find where each prompt's two greedy texts part, if they do; a text that stops earlier goes on with `end`."""

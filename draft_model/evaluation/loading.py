@@ -1,22 +1,38 @@
-"""Model folders as models to measure."""
+"""Model folders as models to measure and to learn from."""
 
+import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from draft_model.errors import PipelineError
 
 
-def load_model(folder: Path) -> LlamaForCausalLM:
-    """A model folder as a float32 model in evaluation mode, INT8 multiplied out; PipelineError when it is not one."""
-    if not (folder / "config.json").is_file():
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a model folder; PipelineError when there is none that can be read."""
+    path = folder / "config.json"
+    if not path.is_file():
         raise PipelineError(f"{folder} is not a model folder: it has no config.json")
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PipelineError(f"{path} can't be read: {error}") from error
+    return config
+
+
+def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A model folder of any family in evaluation mode, INT8 multiplied out; PipelineError when it is not one."""
+    read_config(folder)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # It loads in a moment, and INT8 weights would draw two bars more.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # INT8 imports deprecated parts of torch.
-        model = LlamaForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
+        except (OSError, ValueError) as error:  # A family that transformers does not know, or weights that are missing.
+            raise PipelineError(f"{folder} can't be loaded: {error}") from error
     model.requires_grad_(False)
     return model

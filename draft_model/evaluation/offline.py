@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from draft_model.data.fim import Split
 from draft_model.data.layouts import LayoutEncoder
@@ -57,8 +57,8 @@ class Tally:
 class Pair:
     """A target and its draft, in evaluation mode, with their encoder."""
 
-    target: LlamaForCausalLM
-    draft: LlamaForCausalLM
+    target: PreTrainedModel
+    draft: PreTrainedModel
     encoder: LayoutEncoder
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from draft_model.data.layouts import LayoutEncoder
 
@@ -63,7 +63,7 @@ PROBES: tuple[Probe, ...] = (
 )
 
 
-def complete(model: LlamaForCausalLM, encoder: LayoutEncoder, before: str, typed: str, after: str) -> str:
+def complete(model: PreTrainedModel, encoder: LayoutEncoder, before: str, typed: str, after: str) -> str:
     """The greedy completion at a cursor, at most `MAX_NEW_TOKENS` tokens."""
     prompt = torch.tensor([encoder.encode_prompt(before, typed, after)])
     generator: Any = model
@@ -79,9 +79,7 @@ def complete(model: LlamaForCausalLM, encoder: LayoutEncoder, before: str, typed
     return encoder.decode(output[0, prompt.shape[1] :].tolist())
 
 
-def run_probes(
-    model: LlamaForCausalLM, encoder: LayoutEncoder, probes: tuple[Probe, ...] = PROBES
-) -> list[ProbeResult]:
+def run_probes(model: PreTrainedModel, encoder: LayoutEncoder, probes: tuple[Probe, ...] = PROBES) -> list[ProbeResult]:
     """What the model writes at every probe."""
     results = []
     for probe in probes:

@@ -7,10 +7,10 @@ et al., 2023): a draft is accepted as far as its distribution covers the target'
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 
-def next_token_logits(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+def next_token_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Logits of every next token: ids (rows, tokens) -> (rows * (tokens - 1), vocabulary)."""
     # Through the model's own forward: sharded weights are gathered by hooks on it.
     logits: Tensor = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
@@ -29,7 +29,7 @@ def divergences(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     return functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
 
 
-def token_losses(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+def token_losses(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Cross-entropy in nats of every next token: ids (rows, tokens) -> losses (rows, tokens - 1)."""
     return cross_entropies(next_token_logits(model, ids), ids).view(ids.shape[0], -1)
 
@@ -37,7 +37,7 @@ def token_losses(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
 class Teacher:
     """A target whose distribution a draft learns; `mix` is the share of the divergence in the loss, 0 to 1."""
 
-    def __init__(self, model: LlamaForCausalLM, mix: float) -> None:
+    def __init__(self, model: PreTrainedModel, mix: float) -> None:
         self.mix = mix
         model.requires_grad_(False)
         self._model = model

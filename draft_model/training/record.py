@@ -5,7 +5,7 @@ A run that goes on after an interruption forgets the lines behind its checkpoint
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -43,24 +43,32 @@ class Recorder:
         """Keep the lines of the steps that are done and open the file to go on."""
         kept = (json.dumps(line) + "\n" for line in read_metrics(self._folder) if line["step"] <= step)
         write_atomically(self._folder / METRICS, "".join(kept).encode())
-        self._lines = (self._folder / METRICS).open("a", encoding="utf-8", buffering=1)
+        with _refusals(self._folder):
+            self._lines = (self._folder / METRICS).open("a", encoding="utf-8", buffering=1)
 
     def step(self, progress: Progress) -> None:
         """Write one line and one point of every curve; PipelineError when the disk refuses."""
         told = asdict(progress)
         assert self._lines is not None
-        try:
+        with _refusals(self._folder):
             self._lines.write(json.dumps(told) + "\n")
-        except OSError as error:
-            raise PipelineError(f"cannot write {self._folder / METRICS}: {error.strerror}") from error
-        for name in _SHOWN:
-            self._board.add_scalar(name, told[name], progress.step)
+            for name in _SHOWN:
+                self._board.add_scalar(name, told[name], progress.step)
 
     def close(self) -> None:
-        """Finish the files."""
-        if self._lines is not None:
-            self._lines.close()
-        self._board.close()
+        """Finish the files; PipelineError when the disk refuses."""
+        with _refusals(self._folder), ExitStack() as files:
+            files.callback(self._board.close)
+            if self._lines is not None:
+                files.callback(self._lines.close)
+
+
+@contextmanager
+def _refusals(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PipelineError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -68,11 +76,15 @@ def recording(folder: Path) -> Iterator[Recorder]:
     """A recorder for a run's folder, which draws the picture at the end."""
     from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
 
-    recorder = Recorder(folder, SummaryWriter(str(folder / BOARD)))
+    with _refusals(folder):
+        recorder = Recorder(folder, SummaryWriter(str(folder / BOARD)))
     try:
         yield recorder
-    finally:
-        recorder.close()
+    except BaseException:
+        with suppress(PipelineError):  # What stopped the run is what is told.
+            recorder.close()
+        raise
+    recorder.close()
     draw_losses(folder)
 
 

@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM
 
 from draft_model.data.blocks import Block
 from draft_model.errors import PipelineError
+from draft_model.files import remove_unfinished
 from draft_model.presets import Preset
 from draft_model.training.budget import Budget
 from draft_model.training.checkpoint import (
@@ -216,6 +217,8 @@ class Trainer:
         self._world.wait()
 
     def _resume(self) -> None:
+        if self._world.is_main:
+            remove_unfinished(self._saved.path)
         checkpoint = load_checkpoint(self._saved.path, self._saved.fingerprint)
         if checkpoint is None:
             return

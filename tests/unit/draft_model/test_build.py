@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draft_model.__main__ import main
 from draft_model.build import BuildSettings, Role, build_pair
+from draft_model.card import render_card
 from draft_model.corpus.store import Corpus
 from draft_model.data.shards import DataSettings
 from draft_model.evaluation.probes import PROBES
@@ -74,6 +75,11 @@ def test_the_card_tells_what_was_measured(built: BuildFigures, work: Path) -> No
     assert f"{built.target.evaluation.bits_per_byte:.3f}" in card
     assert f"| parameters | {built.target.num_parameters:,} |" in card
     assert "standard library" not in card
+    assert "budget was 3 steps: a rerun on the same kind of machine gives the same model" in " ".join(card.split())
+    in_minutes = " ".join(render_card(replace(built, target=replace(built.target, minutes=90.0)), "target").split())
+    assert "budget was 90 minutes, which end where the machine's speed puts it" in in_minutes
+    taught_by_text = render_card(replace(built, num_generated=6000), "draft")
+    assert "About half of its samples have what the target wrote at 6,000 cursors" in " ".join(taught_by_text.split())
     assert "It began with" not in card
     taught = " ".join((work / "out" / "draft" / "README.md").read_text(encoding="utf-8").split())
     layers = f"{built.draft.preset.shape.num_layers} of its {built.target.preset.shape.num_layers} layers."

@@ -15,7 +15,7 @@ from draft_model.data.blocks import BlockSource
 from draft_model.data.fim import Split
 from draft_model.data.generated import load_splits, save_splits
 from draft_model.data.layouts import EMBEDDED, LayoutEncoder
-from draft_model.data.samples import CorpusText, SampleMaker
+from draft_model.data.samples import CorpusText, SampleMaker, window_chars
 from draft_model.data.shards import DataSettings, build_data, shard_paths
 from draft_model.errors import PipelineError
 
@@ -122,6 +122,24 @@ def test_the_marks_are_those_that_were_packed(data: Path, encoder: LayoutEncoder
         assert bool(block.is_middle[block.ids == encoder.end].all())
     assert np.load(shard_paths(data, 0)[0]).dtype == np.uint16
     assert source.block(0).ids.dtype == torch.int64
+
+
+def test_few_shards_are_open_at_a_time(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draft_model.data.blocks.OPEN_SHARDS", 1)
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+    source = BlockSource(data, 1)
+    for place in range(source.num_blocks):
+        source.block(place)
+    assert len(list(descriptors.iterdir())) - before == 2
+
+
+def test_long_rows_have_long_samples_and_those_of_the_embedded_models_stay(encoder: LayoutEncoder) -> None:
+    assert [window_chars(tokens) for tokens in (64, 1024, 4096)] == [2800, 2800, 11_200]
+    corpus = CorpusText(["value = compute(first, second)\n" * 1000])
+    maker = SampleMaker(corpus, encoder, max_window_chars=window_chars(4096))
+    lengths = [len(maker.draw(0.1, 4096, Random(seed)).ids) for seed in range(40)]
+    assert max(lengths) > 2000
 
 
 def test_generated_text_comes_back_and_nothing_else_is_taken_for_it(tmp_path: Path) -> None:

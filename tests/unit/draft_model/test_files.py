@@ -63,3 +63,21 @@ def test_a_failing_swap_brings_the_old_folder_back(tmp_path: Path, monkeypatch: 
     with pytest.raises(PipelineError, match="nothing was changed"), folder_atomically(tmp_path / "model") as folder:
         (folder / "weights").write_text("new")
     assert (tmp_path / "model" / "weights").read_text() == "old"
+
+
+def test_a_process_killed_while_it_swapped_lost_nothing(tmp_path: Path) -> None:
+    aside = tmp_path / ".model.123.old"
+    aside.mkdir()
+    (aside / "weights").write_text("old")
+    with pytest.raises(ValueError, match="other"):
+        fill_and_fail(tmp_path / "model", ValueError("other"))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "weights").read_text() == "old"
+
+
+def test_what_a_process_killed_after_the_swap_left_is_removed(tmp_path: Path) -> None:
+    for name in (".model.123.old", "model"):
+        (tmp_path / name).mkdir()
+    with folder_atomically(tmp_path / "model") as folder:
+        (folder / "weights").write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -8,8 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+from transformers import PreTrainedTokenizerFast
 
-from draft_model.data.fim import split_at_random
+from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.layouts import EMBEDDED, Layout, LayoutEncoder, ask_server
 from draft_model.data.tokenizer import load_tokenizer, make_encoder
 from draft_model.errors import PipelineError
@@ -45,6 +47,49 @@ def test_prompts_are_token_for_token_those_of_the_server(
     # So large that neither side is cut.
     built = ask_for_prompts(tokenizer_folder, settings | {"max_prompt_tokens": 100_000}, requests)
     assert built == [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
+
+
+@pytest.fixture
+def code_llama(tmp_path: Path, source: str) -> Path:
+    """A tokenizer of Code Llama's kind: a blank before every text, markers of its own."""
+    backend = Tokenizer(models.BPE())
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    special = ["<s>", "</s>", "▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"]
+    lines = source.splitlines(keepends=True)
+    backend.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=200, special_tokens=special, show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")  # type: ignore[no-untyped-call]
+    tokenizer.save_pretrained(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("settings", [{}, PREFIX_ONLY])
+def test_a_tokenizer_that_puts_blanks_before_texts_does_so_once_as_in_the_server(
+    settings: dict[str, Any], code_llama: Path, source: str
+) -> None:
+    encoder = make_encoder(load_tokenizer(code_llama), ask_server(code_llama, settings))
+    splits = [split_at_random(source, Random(seed)) for seed in range(20)]
+    requests = [
+        {"prefix": split.before + split.typed, "suffix": split.after, "session": str(number)}
+        for number, split in enumerate(splits)
+    ]
+    asked = ask_server(code_llama, settings)
+    built = ask_for_prompts(code_llama, settings | {"max_prompt_tokens": 100_000}, requests)
+    expected = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
+    if asked.middle:  # Where finished lines may stand behind the middle marker, the server chooses how many.
+        middle = load_tokenizer(code_llama).get_vocab()[asked.middle]
+        built, expected = ([ids[: ids.index(middle)][-9:] for ids in prompts] for prompts in (built, expected))
+    assert built == expected
+    assert encoder.decode(encoder.encode("  x y")) == "  x y"
+
+
+def test_a_completion_ends_where_its_family_ends_it(code_llama: Path) -> None:
+    tokenizer, layout = load_tokenizer(code_llama), ask_server(code_llama)
+    encoder, vocabulary = make_encoder(tokenizer, layout), tokenizer.get_vocab()
+    assert encoder.end == vocabulary["▁<EOT>"]
+    assert set(encoder.stops) == {vocabulary[token] for token in ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")}
+    ids, middle_from = encode_split(encoder, Split("", "", "x", "y"))
+    assert ids[middle_from:] == [vocabulary["x"], encoder.end]
 
 
 def test_a_tokenizer_that_the_server_refuses_is_a_clear_error(tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ def test_permissive_licences_alone_are_fine(licence: str, is_fine: bool) -> None
         ("Apache Software License", "Apache-2.0"),
         ("GNU Lesser General Public License v3 (LGPLv3)", "GNU Lesser General Public License v3 (LGPLv3)"),
         ("mit", "mit"),
+        ("The Unlicense (Unlicense)", "Unlicense"),
+        ("UNLICENSED", "UNLICENSED"),
     ],
 )
 def test_what_packages_say_is_read_as_a_name(said: str, meant: str) -> None:
@@ -158,6 +160,22 @@ def test_folders_wheels_and_archives_are_read(repositories: Path, tmp_path: Path
         list(read_archive(tmp_path / "bad.whl"))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "licence"),
+    [
+        ("LICENSE", "Permission is hereby granted, free of charge, to any person obtaining a copy", "MIT"),
+        ("COPYING", "GNU GENERAL PUBLIC LICENSE", "unknown"),
+        ("License.txt", "All rights reserved.", "unknown"),
+        ("README", "Ours.", OWN),
+        ("license.py", "x = 1", OWN),
+    ],
+)
+def test_a_folder_is_ones_own_only_without_a_licence_file(name: str, text: str, licence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    (tmp_path / "a.py").write_text("x = 1\n")
+    assert {item.licence for item in read_folder(tmp_path, (".py",))} == {licence}
+
+
 def test_rows_of_known_data_sets_are_understood(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(ROW) + "\n")
     pq.write_table(pa.Table.from_pylist([ROW]), tmp_path / "a.parquet")
@@ -165,6 +183,12 @@ def test_rows_of_known_data_sets_are_understood(tmp_path: Path) -> None:
     assert list(read_jsonl(tmp_path / "a.jsonl")) == [expected]
     assert list(read_parquet(tmp_path / "a.parquet")) == [expected]
     assert document_of({"text": "x"}, "here").licence == "unknown"
+
+
+@pytest.mark.parametrize("text", ["", None])
+def test_an_empty_file_is_too_small_and_no_missing_column(text: str | None) -> None:
+    empty = document_of({"content": text, "path": "a/__init__.py", "license": "mit"}, "here")
+    assert judge(empty, Rules()) is Refusal.SIZE
 
 
 def test_a_data_set_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

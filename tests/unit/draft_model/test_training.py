@@ -16,9 +16,13 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from draft_model.data.blocks import Block, BlockSource
+from draft_model.data.tokenizer import load_tokenizer
 from draft_model.errors import PipelineError
+from draft_model.evaluation.loading import load_model
+from draft_model.export import export_model
 from draft_model.presets import PRESETS, Preset, find_preset
 from draft_model.run import Distillation, load_outcome, train
 from draft_model.training.budget import Budget
@@ -27,7 +31,7 @@ from draft_model.training.loss import Teacher, cross_entropies, divergences, nex
 from draft_model.training.model import make_model, make_pruned, num_parameters, spread_layers
 from draft_model.training.optim import is_hidden_matrix
 from draft_model.training.plan import GPU_GIB, describe_plan, make_plan
-from draft_model.training.record import METRICS, PICTURE, read_metrics
+from draft_model.training.record import METRICS, PICTURE, read_metrics, recording
 from draft_model.training.trainer import Progress, SavePoint, Trainer, run_fingerprint
 from draft_model.training.world import World
 
@@ -142,6 +146,40 @@ def test_a_full_disk_keeps_the_last_checkpoint(
         trainer(tmp_path / "run", Budget(steps=4)).run(Recorder())
     assert (tmp_path / "run").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+class FullDiskBoard:
+    """In the place of TensorBoard's writer, whose own thread meets the full disk."""
+
+    def __init__(self, folder: str) -> None:
+        """Start as if there were room."""
+
+    def add_scalar(self, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_records_on_a_full_disk_end_the_run_with_one_line(
+    data: Path, preset: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", FullDiskBoard)
+    with pytest.raises(PipelineError, match=r"cannot write to .*: No space left on device"):
+        train(preset, data, tmp_path / "run", Budget(steps=2), World(), CONSOLE)
+    with pytest.raises(PipelineError, match="No space left on device"), recording(tmp_path):
+        pass
+    with pytest.raises(PipelineError, match="the loss is nan"), recording(tmp_path):
+        raise PipelineError("the loss is nan")
+
+
+def test_going_on_removes_what_a_killed_process_left_of_a_checkpoint(
+    trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    (tmp_path / ".run.123.tmp").write_bytes(b"half a checkpoint")
+    (tmp_path / ".other.123.tmp").write_bytes(b"of another run")
+    trainer(tmp_path / "run", Budget(steps=1))
+    assert [path.name for path in tmp_path.iterdir()] == [".other.123.tmp"]
 
 
 def test_a_step_that_does_not_divide_is_refused(data: Path, preset: Preset, tmp_path: Path) -> None:
@@ -285,6 +323,45 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_draft_has_as_many_embeddings_as_its_target_which_may_be_padded(
+    data: Path, preset: Preset, tmp_path: Path
+) -> None:
+    padded = replace(preset.shape, vocab_size=preset.shape.vocab_size + 8)
+    tokenizer = load_tokenizer(data / "tokenizer")
+    export_model(make_model(padded, 1).state_dict(), padded, tokenizer, "", tmp_path / "target")
+    taught = {"distillation": Distillation(tmp_path / "target", 0.5)}
+    for name, learnt_from in (("taught", taught), ("begun", {"start_from": tmp_path / "target"})):
+        train(preset, data, tmp_path / name, Budget(steps=1), World(), CONSOLE, **learnt_from)  # type: ignore[arg-type]
+        config = json.loads((tmp_path / name / "model" / "config.json").read_text())
+        assert config["vocab_size"] == padded.vocab_size
+
+
+def test_a_target_of_another_family_teaches_with_its_own_network_and_is_no_start(
+    data: Path, preset: Preset, tmp_path: Path
+) -> None:
+    shape = preset.shape
+    qwen = Qwen2ForCausalLM(  # type: ignore[no-untyped-call]
+        Qwen2Config(
+            vocab_size=shape.vocab_size,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+        )
+    )
+    torch.nn.init.normal_(qwen.model.layers[0].self_attn.q_proj.bias)
+    qwen.save_pretrained(str(tmp_path / "qwen"))
+    load_tokenizer(data / "tokenizer").save_pretrained(str(tmp_path / "qwen"))
+    ids = torch.arange(16)[None]
+    assert torch.equal(load_model(tmp_path / "qwen")(input_ids=ids).logits, qwen.eval()(input_ids=ids).logits)
+    distillation = Distillation(tmp_path / "qwen", 0.5)
+    train(preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, distillation=distillation)
+    with pytest.raises(PipelineError, match="a Llama, not qwen2"):
+        train(preset, data, tmp_path / "other", Budget(steps=1), World(), CONSOLE, start_from=tmp_path / "qwen")
+
+
 def test_lines_behind_the_checkpoint_and_torn_lines_are_forgotten(data: Path, preset: Preset, tmp_path: Path) -> None:
     train(preset, data, tmp_path / "run", Budget(steps=3), World(), CONSOLE)
     with (tmp_path / "run" / METRICS).open("a") as lines:
@@ -299,6 +376,15 @@ def command(data: Path, out: Path, *more: str, processes: int = 1) -> list[str]:
         launch += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
     arguments = ["draft_model", "train", "--preset", "tiny", "--data", str(data), "--out", str(out), *more]
     return [*launch, "tests.unit.draft_model.tiny", *arguments[1:]]
+
+
+def test_a_terminated_run_leaves_nothing_half_written(data: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(command(data, tmp_path / "run", "--steps", "100000"), cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while len(read_metrics(tmp_path / "run")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(data: Path, tmp_path: Path) -> None:
