@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
+M = TypeVar("M", bound=PreTrainedModel)
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
@@ -42,7 +43,7 @@ class World:
         """Whether this process writes files and shows progress."""
         return self.rank == 0
 
-    def shard(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
+    def shard(self, model: M) -> M:
         """Put the model on the device, and its weights on all processes when there are several."""
         model.to(self.device)  # type: ignore[arg-type]
         if self.size == 1:
@@ -50,7 +51,7 @@ class World:
         mesh = init_device_mesh(torch.device(self.device).type, (self.size,))
         # On a CPU autocast alone decides on precision, as it does in a single process.
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if self.device != "cpu" else MixedPrecisionPolicy()
-        for layer in model.model.layers:
+        for layer in cast("Any", model).model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
         return model

@@ -405,8 +405,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(data: Path, tmp_path: Path) 
 
 
 def test_two_processes_train_the_same_as_one_and_take_each_others_checkpoints(data: Path, tmp_path: Path) -> None:
-    def run(name: str, steps: int, processes: int) -> list[float]:
-        arguments = command(data, tmp_path / name, "--steps", str(steps), processes=processes)
+    def run(name: str, steps: int, processes: int, *more: str) -> list[float]:
+        arguments = command(data, tmp_path / name, "--steps", str(steps), *more, processes=processes)
         done = subprocess.run(arguments, cwd=ROOT, check=False, capture_output=True, timeout=100)
         assert done.returncode == 0, done.stderr[-3000:]
         return [step["loss"] for step in read_metrics(tmp_path / name)]
@@ -416,6 +416,9 @@ def test_two_processes_train_the_same_as_one_and_take_each_others_checkpoints(da
     assert two == pytest.approx(one, abs=0.02)
     # Each goes on with the other's number of processes.
     assert run("a", 12, 2) == pytest.approx(run("b", 12, 1), abs=0.02)
+    # A teacher is spread over them, too.
+    teacher = ("--teacher", str(tmp_path / "a" / "model"))
+    assert run("c", 4, 2, *teacher) == pytest.approx(run("d", 4, 1, *teacher), abs=0.02)
 
 
 def test_operations_are_counted_by_hand() -> None:
