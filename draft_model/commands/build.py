@@ -29,7 +29,7 @@ from draft_model.training.budget import Budget
     "--mix", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="The target's share in the draft's loss."
 )
 @click.option(
-    "--generated", type=click.IntRange(min=0), default=6_000, show_default=True,
+    "--generated", type=click.IntRange(min=0), default=12_000, show_default=True,
     help="Cursors at which the target writes what its draft learns from.",
 )  # fmt: skip
 @click.option("--target-out", type=FOLDER, default=Path("target_model/embedded-bf16"), show_default=True)
