@@ -35,9 +35,10 @@ class _FollowsTable(Scheduler):
         undrafted = [request for request in self.running if not _speculates(request.sampling_params)]
         for request in undrafted:
             request.spec_token_ids = []
-        if self._table is None or not undrafted or len(undrafted) < len(self.running):
+        lookup = self.dynamic_sd_lookup if self._table is not None else None
+        if not lookup or not undrafted or len(undrafted) < len(self.running):
             return super().schedule(*args, **kwargs)
-        lookup, self.dynamic_sd_lookup = self.dynamic_sd_lookup, [0] * len(self.dynamic_sd_lookup)
+        self.dynamic_sd_lookup = [0] * len(lookup)
         try:
             return super().schedule(*args, **kwargs)
         finally:

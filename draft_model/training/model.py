@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from draft_model.errors import PipelineError
 from draft_model.presets import Shape
@@ -84,6 +84,6 @@ def _shape_of(model: LlamaForCausalLM) -> Shape:
     )  # fmt: skip
 
 
-def num_parameters(model: LlamaForCausalLM) -> int:
+def num_parameters(model: PreTrainedModel) -> int:
     """Number of distinct parameters, the tied embedding counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
