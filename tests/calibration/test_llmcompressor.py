@@ -45,7 +45,7 @@ def test_the_engine_loads_it_and_its_loss_is_near(calibrated: Path, tmp_path: Pa
     result = CliRunner().invoke(main, [*command, "--out", str(out)])
     assert result.exit_code == 0, result.output
     full, int8 = json.loads(out.read_text())
-    assert int8["loss"] == pytest.approx(full["loss"], rel=0.02)
+    assert int8["loss"]["value"] == pytest.approx(full["loss"]["value"], rel=0.02)
     assert int8["weight_bytes"] < full["weight_bytes"]
 
 
