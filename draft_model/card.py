@@ -117,13 +117,13 @@ def _trained(model: ModelFigures) -> tuple[str, ...]:
             "cut at any character; most others are plain text tokenised in pieces cut at random characters, so that",
             "the model knows words from their beginnings. The loss is over every token.",
         ),
-        _paragraph("Made by `draft-model build-embedded`.", _repeatable(model)),
+        _paragraph("Made by the steps of `draft-model build-embedded`.", _budget(model)),
     )
 
 
-def _repeatable(model: ModelFigures) -> str:
+def _budget(model: ModelFigures) -> str:
     if model.minutes is None:
-        return f"The budget was {model.num_steps:,} steps: a rerun on the same kind of machine gives the same model."
+        return f"The budget was {model.num_steps:,} steps."
     return (
         f"The budget was {model.minutes:g} minutes, which end where the machine's speed puts it: a rerun gives a model "
         "like this one, not the same one."

@@ -335,11 +335,11 @@ class ScriptedEngine:
     def _num_computed(self, generation: Generation, tally: Tally) -> int:
         """Return how many tokens the step computed for a generation."""
         if generation.is_decoding:
-            num_accepted = generation.num_accepted_of(tally.num_draft_tokens, self.acceptance_rate)
-            if generation.job.sampling.speculate:
-                tally.add_draft(num_accepted)
-            else:
+            if not generation.job.sampling.speculate:
                 tally.has_undrafted = True
+                return 1
+            num_accepted = generation.num_accepted_of(tally.num_draft_tokens, self.acceptance_rate)
+            tally.add_draft(num_accepted)
             return generation.num_room(1 + num_accepted)
         generation.num_prompt_left -= generation.num_prompt_now
         tally.has_prompts |= generation.num_prompt_now > 0

@@ -39,12 +39,7 @@ class Generation:
         self._news = asyncio.Event()
 
     def num_accepted_of(self, num_draft_tokens: int, acceptance_rate: float) -> int:
-        """Draw how many draft tokens of a step the model agrees with: all up to the first that it does not.
-
-        None of a job that wants no draft.
-        """
-        if not self.job.sampling.speculate:
-            return 0
+        """Draw how many draft tokens of a step the model agrees with: all up to the first that it does not."""
         self._num_drafted += num_draft_tokens
         for num in range(num_draft_tokens):
             if self._rng.random() >= acceptance_rate:

@@ -48,13 +48,18 @@ class Schedule:
     @classmethod
     def of_lookup(cls, lookup: Sequence[int]) -> "Schedule":
         """Return the shortest schedule whose `lookup` is this list of two entries or more."""
-        rows: list[Row] = []
-        for batch_size, num_draft_tokens in enumerate(lookup[1:], 1):
-            if rows and rows[-1].num_draft_tokens == num_draft_tokens:
-                rows[-1] = Row(rows[-1].first, batch_size, num_draft_tokens)
+        return cls.of_rows(Row(batch_size, batch_size, k) for batch_size, k in enumerate(lookup[1:], 1))
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Row]) -> "Schedule":
+        """Return the shortest schedule that says the same as rows which follow one another without a gap."""
+        merged: list[Row] = []
+        for row in rows:
+            if merged and merged[-1].num_draft_tokens == row.num_draft_tokens:
+                merged[-1] = Row(merged[-1].first, row.last, row.num_draft_tokens)
             else:
-                rows.append(Row(batch_size, batch_size, num_draft_tokens))
-        return cls(tuple(rows))
+                merged.append(row)
+        return cls(tuple(merged))
 
     @property
     def largest(self) -> int:

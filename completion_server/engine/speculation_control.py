@@ -21,7 +21,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from completion_server.engine.interface import Step
-from completion_server.engine.speculation import Schedule
+from completion_server.engine.speculation import Row, Schedule
 from completion_server.engine.speculation_estimates import Acceptance, StepTimes, Trial
 
 _BURST_STEPS = 6
@@ -101,12 +101,12 @@ class Controller:
     @property
     def schedule(self) -> Schedule:
         """What should be in force now, bursts included."""
-        return Schedule.of_lookup([0, *(each.k_now for each in self._range_of[1:])])
+        return Schedule.of_rows(Row(each.first, each.last, each.k_now) for each in self._ranges)
 
     @property
     def chosen(self) -> Schedule:
         """What is held best, whatever a burst tries at the moment."""
-        return Schedule.of_lookup([0, *(each.k for each in self._range_of[1:])])
+        return Schedule.of_rows(Row(each.first, each.last, each.k) for each in self._ranges)
 
     def hear(self, step: Step, now: float) -> Schedule | None:
         """Take in a step that ended `now`; return a new schedule where one should come into force."""

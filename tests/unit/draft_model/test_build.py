@@ -75,7 +75,7 @@ def test_the_card_tells_what_was_measured(built: BuildFigures, work: Path) -> No
     assert f"{built.target.evaluation.bits_per_byte:.3f}" in card
     assert f"| parameters | {built.target.num_parameters:,} |" in card
     assert "standard library" not in card
-    assert "budget was 3 steps: a rerun on the same kind of machine gives the same model" in " ".join(card.split())
+    assert "budget was 3 steps." in " ".join(card.split())
     in_minutes = " ".join(render_card(replace(built, target=replace(built.target, minutes=90.0)), "target").split())
     assert "budget was 90 minutes, which end where the machine's speed puts it" in in_minutes
     taught_by_text = render_card(replace(built, num_generated=6000), "draft")
