@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -105,32 +105,25 @@ def _measure(
     name: str, model: Path, material: Material, serve: Callable[[Path], AbstractContextManager[ServedModel]]
 ) -> tuple[TargetFigures, TextLosses | None]:
     weight_bytes = sum(file.stat().st_size for file in weight_files(model))
-    prompts = {id(tasks): build_prompts(model, tasks) for tasks in (material.functions, material.lines) if tasks}
+    of_functions, of_lines = (
+        build_prompts(model, tasks) if tasks else None for tasks in (material.functions, material.lines)
+    )
     with serve(model) as served:
-        timed = next(iter(prompts.values()), None) or [served.encode("def main():\n")]
+        some = of_functions or of_lines
+        timed = some.token_ids if some else [served.encode("def main():\n")]
         speed, memory = served.time(timed), served.memory_bytes()
         losses = _losses(served, material.texts) if material.texts else None
-        written = {
-            "functions": _complete(served, material.functions, prompts, FUNCTION_TOKENS),
-            "lines": _complete(served, material.lines, prompts, LINE_TOKENS),
-        }
-    functions = [only_function(text) for text in written["functions"]]
-    lines = [only_line(text) for text in written["lines"]]
+        functions = served.complete(of_functions, FUNCTION_TOKENS) if of_functions else []
+        lines = served.complete(of_lines, LINE_TOKENS) if of_lines else []
     figures = TargetFigures(
         name=name, weight_bytes=weight_bytes, memory_bytes=memory, speed=speed,
         loss=losses.per_token if losses else None,
         loss_more=None,
         bits_per_byte=losses.bits_per_byte if losses else None,
-        functions=score(material.functions, functions) if functions else None,
-        lines=score(material.lines, lines) if lines else None,
+        functions=score(material.functions, [only_function(text) for text in functions]) if functions else None,
+        lines=score(material.lines, [only_line(text) for text in lines]) if lines else None,
     )  # fmt: skip
     return figures, losses
-
-
-def _complete(
-    served: ServedModel, tasks: Sequence[Task], prompts: Mapping[int, list[list[int]]], max_tokens: int
-) -> list[str]:
-    return served.complete(prompts[id(tasks)], max_tokens) if tasks else []
 
 
 def _losses(served: ServedModel, texts: Sequence[str]) -> TextLosses:

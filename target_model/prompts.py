@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from target_model.errors import EvaluationError
@@ -13,8 +14,16 @@ MAX_PROMPT_TOKENS = 896
 """Of a task's prompt: what the embedded models can hold, less a completion."""
 
 
-def build_prompts(model: Path, tasks: Sequence[Task], max_prompt_tokens: int = MAX_PROMPT_TOKENS) -> list[list[int]]:
-    """Token ids of every task's prompt. Where a line is missing the cursor stands on an empty line, as in an editor.
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids of prompts, and the tokens at which the server ends their completions."""
+
+    token_ids: list[list[int]]
+    stops: list[int]
+
+
+def build_prompts(model: Path, tasks: Sequence[Task], max_prompt_tokens: int = MAX_PROMPT_TOKENS) -> Prompts:
+    """Every task's prompt; there is at least one. Where a line is missing the cursor stands on an empty line.
 
     Raises EvaluationError with the server's words when it builds none.
     """
@@ -28,9 +37,13 @@ def build_prompts(model: Path, tasks: Sequence[Task], max_prompt_tokens: int = M
     refused = next((answer["error"] for answer in answers if "error" in answer), None)
     if refused:
         raise EvaluationError(f"a task's prompt does not fit: {refused}")
-    return [answer["token_ids"] for answer in answers]
+    return Prompts([answer["token_ids"] for answer in answers], answers[0]["stop_token_ids"])
 
 
 def _request(number: int, task: Task) -> dict[str, str]:
     suffix = f"\n{task.suffix}" if task.suffix else ""
-    return {"prefix": task.prefix, "suffix": suffix, "session": str(number), "document_uri": "file:///task.py"}
+    # In this mode newlines do not end a completion: what is asked for is cut out of the text (`tasks.only_line`).
+    mode = "multi_line"
+    return {
+        "prefix": task.prefix, "suffix": suffix, "session": str(number), "document_uri": "file:///task.py", "mode": mode,
+    }  # fmt: skip

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from target_model.prompts import Prompts
+
 MAX_SEQS = 32
 TIMED_RUNS = 9
 TIMED_TOKENS = 64
@@ -35,9 +37,10 @@ class ServedModel:
     def __init__(self, llm: Any) -> None:  # noqa: ANN401 - vLLM's own type, imported late
         self._llm = llm
 
-    def complete(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[str]:
+    def complete(self, prompts: Prompts, max_tokens: int) -> list[str]:
         """Greedy completions as text."""
-        return [output.outputs[0].text for output in self._generate(prompts, max_tokens)]
+        outputs = self._generate(prompts.token_ids, max_tokens, stop_token_ids=prompts.stops)
+        return [output.outputs[0].text for output in outputs]
 
     def losses(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """Nats of every row, summed over its tokens behind the first."""

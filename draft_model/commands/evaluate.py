@@ -89,7 +89,9 @@ def evaluate(
         if with_engine:
             cursors_ids = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
             step = stepping(progress, "vLLM", len(lengths) + 3)
-            online = measure_engine(target, draft, cursors_ids, sorted(set(lengths)), max_tokens, temperatures, step)
+            online = measure_engine(
+                target, draft, cursors_ids, sorted(set(lengths)), max_tokens, encoder.stops, temperatures, step
+            )
         identity = _identity(pair, target, draft, prompts) if prompts else None
     if out is not None:
         write_report(out, offline, online, identity)
@@ -101,8 +103,12 @@ def evaluate(
 
 def _identity(pair: Pair, target: Path, draft: Path, prompts: Path) -> Identity:
     ids = [pair.encoder.encode_prompt(prompt, "", "") for prompt in read_prompts(prompts)]
-    (alone,) = serve(target, None, ids, num_speculative_tokens=0, max_tokens=IDENTITY_TOKENS)
-    (drafted,) = serve(target, draft, ids, num_speculative_tokens=IDENTITY_LENGTH, max_tokens=IDENTITY_TOKENS)
+    (alone,), (drafted,) = (
+        serve(
+            target, model, ids, num_speculative_tokens=length, max_tokens=IDENTITY_TOKENS, stops=pair.encoder.stops
+        )
+        for model, length in ((None, 0), (draft, IDENTITY_LENGTH))
+    )  # fmt: skip
     return compare(pair.target, ids, alone.texts, drafted.texts, pair.encoder.end)
 
 

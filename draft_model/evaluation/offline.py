@@ -64,15 +64,15 @@ class Pair:
 
 @torch.inference_mode()
 def complete(
-    pair: Pair, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0, *, end: int | None = None
+    pair: Pair, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0, *, stops: Sequence[int] = ()
 ) -> list[int]:
-    """What the target writes behind a prompt, the token `end` included where it comes; without one, on and on."""
+    """What the target writes behind a prompt, up to the first of the tokens `stops` and with it; without any, on."""
     ids = torch.tensor([list(prompt)])
     sampling: dict[str, Any] = (
         {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     )
     generator: Any = pair.target
-    generator.generation_config.eos_token_id = end
+    generator.generation_config.eos_token_id = list(stops) or None
     output: Tensor = generator.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, pad_token_id=pair.encoder.end, **sampling
     )
@@ -101,7 +101,7 @@ def measure(
     tally = Tally()
     for number, split in enumerate(splits):
         prompt = pair.encoder.encode_prompt(split.before, split.typed, split.after)
-        written = complete(pair, prompt, max_tokens, temperature, end=pair.encoder.end)
+        written = complete(pair, prompt, max_tokens, temperature, stops=pair.encoder.stops)
         beyond = complete(pair, [*prompt, *written], MAX_DRAFT, temperature)
         tally.add(foretold(pair, prompt, [*written, *beyond]), token_kinds(pair.encoder, split, written))
         on_split(number + 1, len(splits))

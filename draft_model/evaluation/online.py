@@ -24,27 +24,23 @@ class Served:
 
 def serve(
     target: Path, draft: Path | None, prompts: Sequence[Sequence[int]], *, num_speculative_tokens: int,
-    max_tokens: int, temperatures: Sequence[float] = (0.0,), max_num_seqs: int = 1,
+    max_tokens: int, stops: Sequence[int], temperatures: Sequence[float] = (0.0,), max_num_seqs: int = 1,
 ) -> list[Served]:  # fmt: skip
-    """Complete all prompts at every temperature, one sequence at a time unless told otherwise, on one engine."""
+    """Complete all prompts at every temperature, one sequence at a time unless told otherwise, on one engine.
+
+    The tokens `stops` end a completion.
+    """
     with open_engine(target, draft, num_speculative_tokens=num_speculative_tokens, max_num_seqs=max_num_seqs) as engine:
         engine.complete(prompts[:1], max_tokens=max_tokens)
-        has_draft = draft is not None
-        return [
-            _pass(engine, prompts, num_speculative_tokens, max_tokens, degree, has_draft) for degree in temperatures
-        ]
-
-
-def _pass(
-    engine: Engine, prompts: Sequence[Sequence[int]], num_speculative_tokens: int, max_tokens: int,
-    temperature: float, has_draft: bool,
-) -> Served:  # fmt: skip
-    before = engine.speculation(num_speculative_tokens)
-    completions = engine.complete(prompts, max_tokens=max_tokens, temperature=temperature)
-    texts = [completion.ids for completion in completions]
-    counted = engine.speculation(num_speculative_tokens).since(before)
-    acceptance = Acceptance(counted.num_drafts, counted.accepted_at) if has_draft else None
-    return Served(texts, acceptance, sum(map(len, texts)) / engine.took_s)
+        served = []
+        for degree in temperatures:
+            before = engine.speculation(num_speculative_tokens)
+            completions = engine.complete(prompts, max_tokens=max_tokens, temperature=degree, stops=stops)
+            counted = engine.speculation(num_speculative_tokens).since(before)
+            texts = [completion.ids for completion in completions]
+            acceptance = Acceptance(counted.num_drafts, counted.accepted_at) if draft else None
+            served.append(Served(texts, acceptance, sum(map(len, texts)) / engine.took_s))
+        return served
 
 
 def step_time_s(model: Path, prompt: Sequence[int]) -> float:
@@ -65,14 +61,15 @@ def _time_a_step(engine: Engine, prompt: Sequence[int]) -> float:
 
 def measure_engine(
     target: Path, draft: Path, prompts: Sequence[Sequence[int]], lengths: Sequence[int], max_tokens: int,
-    temperatures: Sequence[float] = (), on_run: Callable[[], None] = lambda: None,
+    stops: Sequence[int], temperatures: Sequence[float] = (), on_run: Callable[[], None] = lambda: None,
 ) -> EngineFigures:  # fmt: skip
     """Serve the prompts without the draft and with each K of `lengths`, one at a time, and time both models' steps.
 
-    Greedily, then at each temperature. `on_run` is called after every engine's run, `len(lengths) + 3` times.
+    Greedily, then at each temperature; the tokens `stops` end a completion. `on_run` is called after every engine's
+    run, `len(lengths) + 3` times.
     """
     degrees = (0.0, *temperatures)
-    (alone,) = serve(target, None, prompts, num_speculative_tokens=0, max_tokens=max_tokens)
+    (alone,) = serve(target, None, prompts, num_speculative_tokens=0, max_tokens=max_tokens, stops=stops)
     on_run()
     steps = []
     for model in (target, draft):
@@ -81,7 +78,8 @@ def measure_engine(
     runs = []
     for length in lengths:
         served = serve(
-            target, draft, prompts, num_speculative_tokens=length, max_tokens=max_tokens, temperatures=degrees
+            target, draft, prompts, num_speculative_tokens=length, max_tokens=max_tokens, stops=stops,
+            temperatures=degrees,
         )  # fmt: skip
         counted = {degree: one.acceptance for degree, one in zip(degrees, served, strict=True) if one.acceptance}
         same = sum(left == right for left, right in zip(served[0].texts, alone.texts, strict=True))

@@ -10,6 +10,8 @@ from draft_model.presets import Shape
 
 INIT_STD = 0.02
 ROPE_THETA = 10_000.0
+IN_EVERY_LAYER = ("attention_bias", "hidden_act", "mlp_bias", "rms_norm_eps", "rope_parameters", "tie_word_embeddings")
+"""What two Llama configurations must have in common beside sizes, for a layer of one to work in the other."""
 
 
 def make_config(shape: Shape, end_token_id: int = 0) -> LlamaConfig:
@@ -52,15 +54,17 @@ def make_pruned(shape: Shape, source: LlamaForCausalLM) -> LlamaForCausalLM:
     """
     theirs = _shape_of(source)
     widths = replace(theirs, num_layers=shape.num_layers, context_tokens=shape.context_tokens)
-    asked = vars(shape)
-    differing = [f"{name} {value}, not {asked[name]}" for name, value in vars(widths).items() if value != asked[name]]
+    config = make_config(shape)
+    had = vars(widths) | {name: getattr(source.config, name) for name in IN_EVERY_LAYER}
+    asked = vars(shape) | {name: getattr(config, name) for name in IN_EVERY_LAYER}
+    differing = [f"{name} {value}, not {asked[name]}" for name, value in had.items() if value != asked[name]]
     if differing:
         told = "; ".join(differing)
         raise PipelineError(f"a model to start from may differ in its number of layers only; it has {told}")
     depth = theirs.num_layers
     if depth < shape.num_layers:
         raise PipelineError(f"a model of {depth} layers has no {shape.num_layers} to start from")
-    model = LlamaForCausalLM(make_config(shape))  # type: ignore[no-untyped-call]
+    model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     model.model.embed_tokens.load_state_dict(source.model.embed_tokens.state_dict())
     model.model.norm.load_state_dict(source.model.norm.state_dict())
     for layer, number in zip(model.model.layers, spread_layers(depth, shape.num_layers), strict=True):

@@ -12,12 +12,16 @@ from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.loading import load_model
 from draft_model.evaluation.offline import Pair, measure
 from draft_model.evaluation.online import serve
+from draft_model.training.loss import token_losses
+from target_model.prompts import Prompts
+from target_model.served import serving
 from tests.support.models import DRAFT, TARGET
 
 ROOT = Path(__file__).parents[2]
 NUM_CURSORS = 40
 MAX_TOKENS = 24
 SPECULATE = 4
+SOURCES = ("tasks.py", "scheme.py")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,9 @@ def offline_and_served() -> tuple[Acceptance, Acceptance]:
     torch.set_num_threads(2)
     tally = measure(Pair(load_model(TARGET), load_model(DRAFT), encoder), splits, MAX_TOKENS)
     prompts = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
-    (served,) = serve(TARGET, DRAFT, prompts, num_speculative_tokens=SPECULATE, max_tokens=MAX_TOKENS)
+    (served,) = serve(
+        TARGET, DRAFT, prompts, num_speculative_tokens=SPECULATE, max_tokens=MAX_TOKENS, stops=encoder.stops
+    )
     gc.collect()
     assert served.acceptance is not None
     return tally.by_length[SPECULATE], served.acceptance
@@ -40,3 +46,23 @@ def test_the_engine_accepts_what_was_computed_offline(offline_and_served: tuple[
     assert served.num_drafts > 100
     assert served.per_token == pytest.approx(offline.per_token, abs=0.02)
     assert served.per_position == pytest.approx(offline.per_position, abs=0.05)
+
+
+@pytest.mark.timeout(300)
+def test_a_served_target_has_the_loss_of_its_weights_and_ends_where_it_is_told_to() -> None:
+    encoder = load_encoder(TARGET)
+    rows = [encoder.encode((ROOT / "target_model" / name).read_text(encoding="utf-8"))[:300] for name in SOURCES]
+    prompts = [encoder.encode_prompt("", f"def {name}(", "") for name in ("main", "close")]
+    with serving(TARGET) as served:
+        losses = served.losses(rows)
+        whole = served.complete(Prompts(prompts, encoder.stops), 12)
+        at_once = served.complete(Prompts(prompts, list(range(encoder.vocab_size))), 12)
+        speed, memory_bytes = served.time(prompts), served.memory_bytes()
+    gc.collect()
+    model = load_model(TARGET)
+    for row, loss in zip(rows, losses, strict=True):
+        assert loss == pytest.approx(float(token_losses(model, torch.tensor([row])).sum()), rel=0.01)
+    assert all(whole), "something is written"
+    assert at_once == ["", ""], "every token ends the completion"
+    assert min(speed.ttft_ms, speed.tokens_per_s, speed.tokens_per_s_together) > 0
+    assert memory_bytes > 1 << 28, "an engine with torch in it"

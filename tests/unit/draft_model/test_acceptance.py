@@ -145,6 +145,14 @@ def test_what_the_draft_foretells_is_what_it_would_draft_token_by_token(pair: Pa
         assert matches[at] is (int(logits.argmax()) == token)
 
 
+def test_a_completion_ends_with_the_first_of_its_stops(pair: Pair) -> None:
+    prompt = pair.encoder.encode_prompt("", "def f(", "")
+    written = complete(pair, prompt, 8)
+    other = next(token for token in range(pair.encoder.vocab_size) if token not in written)
+    assert len(written) == 8
+    assert complete(pair, prompt, 8, stops=[other, written[3]]) == written[: written.index(written[3]) + 1]
+
+
 def test_a_model_foretells_itself(pair: Pair, source: str) -> None:
     twin = Pair(pair.target, pair.target, pair.encoder)
     splits = held_out_splits([source], 4)

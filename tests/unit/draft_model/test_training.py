@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from draft_model.data.blocks import Block, BlockSource
 from draft_model.data.tokenizer import load_tokenizer
@@ -28,7 +28,7 @@ from draft_model.run import Distillation, load_outcome, train
 from draft_model.training.budget import Budget
 from draft_model.training.flops import PEAK_FLOPS, flops_per_token
 from draft_model.training.loss import Teacher, cross_entropies, divergences, next_token_logits
-from draft_model.training.model import make_model, make_pruned, num_parameters, spread_layers
+from draft_model.training.model import make_config, make_model, make_pruned, num_parameters, spread_layers
 from draft_model.training.optim import is_hidden_matrix
 from draft_model.training.plan import GPU_GIB, describe_plan, make_plan
 from draft_model.training.record import METRICS, PICTURE, read_metrics, recording
@@ -281,6 +281,22 @@ def test_a_start_of_other_widths_or_fewer_layers_is_refused(preset: Preset) -> N
         make_pruned(preset.shape, wider)
     with pytest.raises(PipelineError, match="1 layers has no 2"):
         make_pruned(preset.shape, make_model(replace(preset.shape, num_layers=1), 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 1e6}),
+        ("attention_bias", True),
+        ("rms_norm_eps", 1e-6),
+        ("tie_word_embeddings", False),
+    ],
+)
+def test_a_start_whose_layers_compute_something_else_is_refused(preset: Preset, name: str, value: object) -> None:
+    other = make_config(preset.shape)
+    setattr(other, name, value)
+    with pytest.raises(PipelineError, match=name):
+        make_pruned(preset.shape, LlamaForCausalLM(other))  # type: ignore[no-untyped-call]
 
 
 def test_a_run_that_starts_from_a_model_is_another_run(data: Path, preset: Preset, tmp_path: Path) -> None:

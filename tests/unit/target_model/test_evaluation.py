@@ -23,7 +23,7 @@ from target_model.evaluate import (
     render,
     to_json,
 )  # fmt: skip
-from target_model.prompts import build_prompts
+from target_model.prompts import Prompts, build_prompts
 from target_model.scoring import Share, mean_per_unit, score
 from target_model.served import Speed
 from target_model.tasks import Task, is_exact, only_function, only_line, read_tasks
@@ -112,9 +112,9 @@ class Canned:
         self.tasks = tasks
         self.nats = nats
 
-    def complete(self, prompts: list[list[int]], max_tokens: int) -> list[str]:
+    def complete(self, prompts: Prompts, max_tokens: int) -> list[str]:
         assert max_tokens == LINE_TOKENS
-        return [task.solution + "and more\n" for task in self.tasks[: len(prompts)]]
+        return [task.solution + "and more\n" for task in self.tasks[: len(prompts.token_ids)]]
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -181,9 +181,11 @@ def test_losses_over_other_tokens_are_not_compared() -> None:
 
 
 def test_the_prompts_are_the_servers_with_the_cursor_on_an_empty_line(tasks: list[Task]) -> None:
-    line, function = build_prompts(TARGET, tasks)
+    prompts = build_prompts(TARGET, tasks)
+    line, function = prompts.token_ids
     assert line[0] == function[0] == 1
     assert line[-1] == function[-1] == 3
+    assert prompts.stops == [1, 2, 3, 4], "the markers, and no newline"
     with pytest.raises(EvaluationError, match="does not fit"):
         build_prompts(TARGET, [Task("x", "a" * 100_000, "", "", "")])
     with pytest.raises(EvaluationError, match="builds no prompts"):
