@@ -4,6 +4,7 @@ import contextlib
 import glob
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -33,8 +34,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
-        raise PipelineError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from error
+    except Exception as error:
+        _raise_refusal(path, error)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -61,10 +63,29 @@ def folder_atomically(path: Path) -> Iterator[Path]:
         new.chmod(0o755)
         yield new
         _swap(new, path)
-    except OSError as error:
-        raise PipelineError(f"cannot write {path}: {error.strerror or error}; nothing was changed") from error
+    except Exception as error:
+        _raise_refusal(path, error)
+        raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _raise_refusal(path: Path, error: BaseException) -> None:
+    """Raise PipelineError where `error` is the disk's refusal to write `path`; nothing where it is something else."""
+    told = _told_by_disk(error)
+    if told:
+        raise PipelineError(f"cannot write {path}: {told}; nothing was changed") from error
+
+
+def _told_by_disk(error: BaseException) -> str | None:
+    """What the disk said: in an OSError, in any error of a library in Rust, or below one of torch's writer."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    if number:
+        return os.strerror(int(number[1]))
+    below = error.__context__ if type(error) is RuntimeError else None
+    return _told_by_disk(below) if below else None
 
 
 def _recover(path: Path) -> None:

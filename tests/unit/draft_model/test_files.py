@@ -1,10 +1,18 @@
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from draft_model.errors import PipelineError
 from draft_model.files import folder_atomically, write_atomically
+from tests.support.disk import files_up_to
+
+LIMIT = 50_000
 
 
 def full_disk(*_: object) -> None:
@@ -29,6 +37,32 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(PipelineError, match="No space left"):
         write_atomically(tmp_path / "file", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def save_with_torch(path: Path) -> None:
+    with path.open("wb") as file:
+        torch.save(torch.zeros(LIMIT), file)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: (folder / "card").write_bytes(bytes(LIMIT + 1)),
+        lambda folder: save_file({"weights": torch.zeros(LIMIT)}, folder / "model.safetensors"),
+        lambda folder: Tokenizer(WordLevel({str(word): word for word in range(LIMIT)})).save(str(folder / "t.json")),
+        lambda folder: save_with_torch(folder / "checkpoint"),
+    ],
+    ids=["python", "safetensors", "tokenizers", "torch"],
+)
+def test_a_disk_that_refuses_leaves_the_old_folder_whoever_writes(
+    write: Callable[[Path], object], tmp_path: Path
+) -> None:
+    with folder_atomically(tmp_path / "model") as folder:
+        (folder / "weights").write_text("old")
+    refused = pytest.raises(PipelineError, match="File too large; nothing was changed")
+    with files_up_to(LIMIT), refused, folder_atomically(tmp_path / "model") as folder:
+        write(folder)
+    assert (tmp_path / "model" / "weights").read_text() == "old"
 
 
 def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
