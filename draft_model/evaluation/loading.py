@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from draft_model.errors import PipelineError
@@ -26,12 +26,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A model folder of any family in evaluation mode, INT8 multiplied out; PipelineError when it is not one."""
-    read_config(folder)
+    quantised = read_config(folder).get("quantization_config", {}).get("quant_method")
     disable_progress_bar()  # type: ignore[no-untyped-call]  # It loads in a moment, and INT8 weights would draw two bars more.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # INT8 imports deprecated parts of torch.
+        # Multiplied out now, not at the first pass: until then the layers would be int8, which nothing can start from.
+        how = CompressedTensorsConfig(dequantize=True) if quantised == "compressed-tensors" else None
         try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=dtype, **({"quantization_config": how} if how else {})
+            )
         except (OSError, ValueError) as error:  # A family that transformers does not know, or weights that are missing.
             raise PipelineError(f"{folder} can't be loaded: {error}") from error
     model.requires_grad_(False)

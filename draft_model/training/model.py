@@ -52,8 +52,8 @@ def make_pruned(shape: Shape, source: LlamaForCausalLM) -> LlamaForCausalLM:
     A draft that starts so has its target's features from the first step. Raises PipelineError when the two differ in
     more than their depth.
     """
-    theirs = _shape_of(source)
-    widths = replace(theirs, num_layers=shape.num_layers, context_tokens=shape.context_tokens)
+    sizes = _shape_of(source)
+    widths = replace(sizes, num_layers=shape.num_layers, context_tokens=shape.context_tokens)
     config = make_config(shape)
     had = vars(widths) | {name: getattr(source.config, name) for name in IN_EVERY_LAYER}
     asked = vars(shape) | {name: getattr(config, name) for name in IN_EVERY_LAYER}
@@ -61,14 +61,15 @@ def make_pruned(shape: Shape, source: LlamaForCausalLM) -> LlamaForCausalLM:
     if differing:
         told = "; ".join(differing)
         raise PipelineError(f"a model to start from may differ in its number of layers only; it has {told}")
-    depth = theirs.num_layers
+    depth = sizes.num_layers
     if depth < shape.num_layers:
         raise PipelineError(f"a model of {depth} layers has no {shape.num_layers} to start from")
     model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     model.model.embed_tokens.load_state_dict(source.model.embed_tokens.state_dict())
     model.model.norm.load_state_dict(source.model.norm.state_dict())
     for layer, number in zip(model.model.layers, spread_layers(depth, shape.num_layers), strict=True):
-        layer.load_state_dict(source.model.layers[number].state_dict())
+        state = source.model.layers[number].state_dict()  # A layer that was INT8 still has its scales in it.
+        layer.load_state_dict({name: state[name] for name in layer.state_dict()})
     return model
 
 

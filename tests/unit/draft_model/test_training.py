@@ -11,7 +11,7 @@ from dataclasses import replace
 from io import StringIO
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -35,6 +35,7 @@ from draft_model.training.record import METRICS, PICTURE, read_metrics, recordin
 from draft_model.training.trainer import Progress, SavePoint, Trainer, run_fingerprint
 from draft_model.training.world import World
 from tests.support.disk import files_up_to
+from tests.support.models import TARGET
 
 CONSOLE = Console(file=StringIO())
 ROOT = Path(__file__).parents[3]
@@ -268,6 +269,14 @@ def test_a_draft_starts_with_its_targets_embedding_and_outer_layers(preset: Pres
     assert torch.equal(ours["model.layers.1.mlp.down_proj.weight"], theirs["model.layers.4.mlp.down_proj.weight"])
     assert torch.equal(ours["model.layers.0.self_attn.q_proj.weight"], theirs["model.layers.0.self_attn.q_proj.weight"])
     assert num_parameters(draft) == preset.shape.num_parameters
+
+
+def test_a_draft_starts_from_an_int8_target_multiplied_out() -> None:
+    target = cast("LlamaForCausalLM", load_model(TARGET))
+    draft = make_pruned(find_preset("embedded-draft").shape, target)
+    theirs, ours = (model.model.layers[0].mlp.down_proj.weight for model in (target, draft))
+    assert torch.equal(ours, theirs)
+    assert len(theirs[0].unique()) <= 255, "a row of int8 times one scale"
 
 
 def test_a_start_of_other_widths_or_fewer_layers_is_refused(preset: Preset) -> None:
