@@ -14,11 +14,11 @@ from rich.console import Console
 from draft_model.card import render_card
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
-from draft_model.data.generated import save_splits
 from draft_model.data.layouts import EMBEDDED
 from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder, train_tokenizer
-from draft_model.distil.generate import Generation, draw_cursors, generate_splits
+from draft_model.distil.generate import Generation, draw_cursors, generate
+from draft_model.errors import PipelineError
 from draft_model.evaluation.held_out import evaluate, held_out_splits
 from draft_model.evaluation.loading import load_model
 from draft_model.evaluation.offline import Pair, measure
@@ -32,7 +32,7 @@ from draft_model.run import MODEL, Distillation, train
 from draft_model.training.budget import Budget
 from draft_model.training.model import num_parameters
 from draft_model.training.trainer import TrainResult
-from draft_model.training.world import World
+from draft_model.training.world import joined_world
 
 GENERATION = Generation(max_tokens=48, temperature=0.0, seed=30)
 GENERATED_SHARE = 0.5
@@ -70,19 +70,23 @@ def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, c
     corpus = Corpus(root / "corpus")
     ensure_tokenizer(corpus, root / "tokenizer", target.preset.shape.vocab_size)
     build_data(corpus, root / "tokenizer", EMBEDDED, root / "data", settings.data)
-    world = World()
-    first = train(target.preset, root / "data", root / "target", target.budget, world, console)
-    written = root / "target" / MODEL
-    # A target that was trained on is another teacher: its draft begins anew, in a folder of its own.
-    of_draft = root / f"draft-{weights_digest(written)}"
-    lessons = _write_lessons(corpus, root, written, of_draft, settings) if settings.num_generated else root / "data"
-    second = train(
-        draft.preset, lessons, of_draft / "run", draft.budget, world, console,
-        start_from=written, distillation=Distillation(written, settings.mix) if settings.mix else None,
-    )  # fmt: skip
+    with joined_world() as world:
+        if world.size > 1:
+            raise PipelineError(
+                "the embedded pair is built by one process, which uses one GPU: start it without torchrun"
+            )
+        first = train(target.preset, root / "data", root / "target", target.budget, world, console)
+        written = root / "target" / MODEL
+        # A target that was trained on is another teacher: its draft begins anew, in a folder of its own.
+        of_draft = root / f"draft-{weights_digest(written)}"
+        lessons = _write_lessons(corpus, root, written, of_draft, settings) if settings.num_generated else root / "data"
+        second = train(
+            draft.preset, lessons, of_draft / "run", draft.budget, world, console,
+            start_from=written, distillation=Distillation(written, settings.mix) if settings.mix else None,
+        )  # fmt: skip
     console.print("measuring on held-out files")
     runs = ((target, root / "target", first), (draft, of_draft / "run", second))
-    figures = _measure(runs, corpus, settings)
+    figures = _measure(runs, corpus, settings, world.name)
     save_figures(figures, root / "figures.json")
     for name, (role, run, _) in zip(("target", "draft"), runs, strict=True):
         rewrite_card(run / MODEL, render_card(figures, name), role.out)
@@ -101,29 +105,31 @@ def ensure_tokenizer(corpus: Corpus, out: Path, vocab_size: int) -> None:
 
 def _write_lessons(corpus: Corpus, root: Path, target: Path, out: Path, settings: BuildSettings) -> Path:
     """Let the target write at cursors of the corpus, unless it has, and make the draft's data with that."""
-    encoder, generated = load_encoder(target), out / "generated.jsonl"
+    encoder, generated = load_encoder(target), out / f"generated-{settings.num_generated}.jsonl"
     if not generated.is_file():
         cursors = draw_cursors(corpus.texts(Side.TRAIN), encoder, settings.num_generated, GENERATION.seed)
-        save_splits(generate_splits(target, encoder, cursors, GENERATION), generated)
+        generate(target, encoder, cursors, GENERATION, generated)
     data = replace(settings.data, generated_share=GENERATED_SHARE)
     build_data(corpus, root / "tokenizer", EMBEDDED, out / "data", data, generated=generated)
     return out / "data"
 
 
-def _measure(runs: Sequence[tuple[Role, Path, TrainResult]], corpus: Corpus, settings: BuildSettings) -> BuildFigures:
+def _measure(
+    runs: Sequence[tuple[Role, Path, TrainResult]], corpus: Corpus, settings: BuildSettings, device: str
+) -> BuildFigures:
     """Evaluate the weights as exported: rounded to bfloat16, computed in float32."""
     texts = corpus.texts(Side.HELD_OUT)
-    target, draft = (_measure_model(role, run, result, texts) for role, run, result in runs)
+    target, draft = (_measure_model(role, run, result, texts, device) for role, run, result in runs)
     pair = measure_pair(runs[0][1] / MODEL, runs[1][1] / MODEL, texts, settings.num_cursors)
     sources = corpus.manifest.sources
     return BuildFigures(target, draft, pair, sources, len(texts), settings.mix, settings.num_generated)
 
 
-def _measure_model(role: Role, run: Path, result: TrainResult, texts: Sequence[str]) -> ModelFigures:
+def _measure_model(role: Role, run: Path, result: TrainResult, texts: Sequence[str], device: str) -> ModelFigures:
     model, encoder = load_model(run / MODEL), load_encoder(run / MODEL)
     return ModelFigures(
-        role.preset, num_parameters(model), result.num_steps, result.num_tokens, result.active_s, role.budget.minutes,
-        evaluate(model, encoder, texts), run_probes(model, encoder),
+        role.preset, num_parameters(model), result.num_steps, result.num_tokens, result.active_s, device,
+        role.budget.minutes, evaluate(model, encoder, texts), run_probes(model, encoder),
     )  # fmt: skip
 
 

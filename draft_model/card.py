@@ -111,7 +111,7 @@ def _trained(model: ModelFigures) -> tuple[str, ...]:
         ),
         _paragraph(
             f"{model.num_tokens:,} tokens in {model.num_steps:,} steps, {model.active_s / 60:.0f} active minutes on",
-            f"CPU cores that other work shared. Muon ({settings.muon_lr:g}) for the matrices in the layers, AdamW",
+            f"{model.device}. Muon ({settings.muon_lr:g}) for the matrices in the layers, AdamW",
             f"({settings.adam_lr:g}) for embedding and norms, bfloat16 autocast, decay to zero over the last",
             f"{1 - settings.decay_from:.0%} of the budget. {FIM_SHARE:.0%} of the samples are fill-in-the-middle,",
             "cut at any character; most others are plain text tokenised in pieces cut at random characters, so that",

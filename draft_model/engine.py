@@ -6,11 +6,13 @@ Imported only where it is used: vLLM takes seconds to import and changes the pro
 import os
 import time
 import warnings
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from draft_model.errors import PipelineError
 
 _PREFIX = "vllm:spec_decode_"
 
@@ -89,9 +91,13 @@ def _without_end(ids: list[int], ends: Container[int]) -> list[int]:
 
 @contextmanager
 def open_engine(
-    target: Path, draft: Path | None = None, *, num_speculative_tokens: int = 0, max_num_seqs: int = 32
-) -> Iterator[Engine]:
-    """Start vLLM on a target, with a draft when one is given; stop it at the end."""
+    target: Path, draft: Path | None = None, *, num_speculative_tokens: int = 0, max_num_seqs: int = 32,
+    options: Mapping[str, Any] | None = None,
+) -> Iterator[Engine]:  # fmt: skip
+    """Start vLLM on a target, with a draft when one is given; stop it at the end.
+
+    `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises PipelineError when it does not start.
+    """
     for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
         os.environ.setdefault(name, value)
     with warnings.catch_warnings():
@@ -107,7 +113,10 @@ def open_engine(
         arguments["speculative_config"] = {
             "method": "draft_model", "model": str(draft), "num_speculative_tokens": num_speculative_tokens,
         }  # fmt: skip
-    llm = LLM(**arguments)
+    try:
+        llm = LLM(**arguments | dict(options or {}))
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        raise PipelineError(f"vLLM does not start on {target}: {error}") from error
     try:
         yield Engine(llm)
     finally:

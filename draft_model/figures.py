@@ -16,7 +16,7 @@ from draft_model.presets import Preset
 class ModelFigures:
     """One trained model: what it is, what it took, what it reaches.
 
-    `minutes` is the training budget; None where it was a number of steps.
+    `active_s` were spent on `device`; `minutes` is the training budget, None where it was a number of steps.
     """
 
     preset: Preset
@@ -24,6 +24,7 @@ class ModelFigures:
     num_steps: int
     num_tokens: int
     active_s: float
+    device: str
     minutes: float | None
     evaluation: Evaluation
     probes: list[ProbeResult]

@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
@@ -16,6 +16,7 @@ from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
 from target_model.errors import EvaluationError, TargetError
 from target_model.evaluate import Material, TargetFigures, measure_all, read_texts, render, to_json
 from target_model.quantise import Report, quantise_folder
+from target_model.served import serving
 from target_model.tasks import read_tasks
 
 T = TypeVar("T")
@@ -39,6 +40,17 @@ def main() -> None:
 def _leave(_signal: int, _frame: object) -> None:
     """Leave by an exception, so that nothing half-written stays."""
     sys.exit(128 + signal.SIGTERM)
+
+
+def _object(_context: click.Context, _parameter: click.Parameter, value: str) -> dict[str, Any]:
+    """The JSON object that an option says."""
+    try:
+        told = json.loads(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not JSON: {error}") from error
+    if not isinstance(told, dict):
+        raise click.BadParameter(f"{value!r} is not a JSON object")
+    return told
 
 
 @main.command()
@@ -135,10 +147,14 @@ def quantize(
 )
 @click.option("--max-texts", type=click.IntRange(min=1), default=MAX_TEXTS, show_default=True, help="For the loss.")
 @click.option("--out", type=FILE, default=None, help="Also write the figures there as JSON, after each model.")
+@click.option(
+    "--engine-options", default="{}", callback=_object, metavar="JSON",
+    help="""vLLM's own settings, such as '{"tensor_parallel_size": 4, "max_model_len": 8192}'.""",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     *, models: tuple[str, ...], humaneval: Path | None, single_line: Path | None, held_out: Path | None,
-    max_tasks: int | None, max_texts: int, out: Path | None, as_json: bool,
+    max_tasks: int | None, max_texts: int, out: Path | None, engine_options: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     """Quality, speed and memory of models in vLLM: what INT8 costs and what it gives.
 
@@ -160,7 +176,8 @@ def evaluate(
             spread(read_texts(held_out), max_texts) if held_out else (),
         )
         named = [named_model(text) for text in models]
-        for figures in measure_all(named, material, lambda name: click.echo(f"measuring {name} ...", err=True)):
+        serve = partial(serving, options=engine_options)
+        for figures in measure_all(named, material, lambda name: click.echo(f"measuring {name} ...", err=True), serve):
             found.append(figures)
             if out is not None:
                 write_figures(found, out)

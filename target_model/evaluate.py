@@ -90,8 +90,8 @@ def measure_all(
 ) -> Iterator[TargetFigures]:  # fmt: skip
     """Measure models, named and one after another; each one's figures come when it is done.
 
-    Raises EvaluationError when the server builds no prompts for one or no text has two tokens, QuantiseError when it is
-    no model.
+    Raises EvaluationError when the server builds no prompts for one, vLLM does not start on it or no text has two
+    tokens, QuantiseError when it is no model.
     """
     first: TextLosses | None = None
     for name, model in models:

@@ -42,8 +42,10 @@ def build_prompts(model: Path, tasks: Sequence[Task], max_prompt_tokens: int = M
 
 def _request(number: int, task: Task) -> dict[str, str]:
     suffix = f"\n{task.suffix}" if task.suffix else ""
-    # In this mode newlines do not end a completion: what is asked for is cut out of the text (`tasks.only_line`).
-    mode = "multi_line"
     return {
-        "prefix": task.prefix, "suffix": suffix, "session": str(number), "document_uri": "file:///task.py", "mode": mode,
-    }  # fmt: skip
+        "prefix": task.prefix,
+        "suffix": suffix,
+        "session": str(number),
+        "document_uri": "file:///task.py",
+        "mode": "multi_line",  # A newline ends no completion: `tasks.only_line` cuts out what is asked for.
+    }

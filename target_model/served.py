@@ -6,7 +6,7 @@ Imported only where it is used: vLLM takes seconds to import.
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from target_model.errors import EvaluationError
 from target_model.prompts import Prompts
 
 MAX_SEQS = 32
@@ -90,8 +91,11 @@ def _nats(row: Sequence[int], told: Sequence[Any]) -> float:
 
 
 @contextmanager
-def serving(model: Path) -> Iterator[ServedModel]:
-    """Start vLLM on a model folder; stop it at the end. No prefix cache: no run profits from another."""
+def serving(model: Path, options: Mapping[str, Any] | None = None) -> Iterator[ServedModel]:
+    """Start vLLM on a model folder; stop it at the end. No prefix cache: no run profits from another.
+
+    `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises EvaluationError when it does not start.
+    """
     for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
         os.environ.setdefault(name, value)
     with warnings.catch_warnings():
@@ -99,10 +103,14 @@ def serving(model: Path) -> Iterator[ServedModel]:
         from vllm import LLM
         from vllm.platforms import current_platform
 
-    llm = LLM(
-        model=str(model), max_num_seqs=MAX_SEQS, enforce_eager=current_platform.is_cpu(), enable_prefix_caching=False,
-        use_tqdm_on_load=False,
-    )  # fmt: skip
+    arguments: dict[str, Any] = {
+        "model": str(model), "max_num_seqs": MAX_SEQS, "enforce_eager": current_platform.is_cpu(),
+        "enable_prefix_caching": False, "use_tqdm_on_load": False,
+    }  # fmt: skip
+    try:
+        llm = LLM(**arguments | dict(options or {}))
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        raise EvaluationError(f"vLLM does not start on {model}: {error}") from error
     try:
         yield ServedModel(llm)
     finally:

@@ -19,13 +19,6 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 WORK = Path("work/embedded")
 CONSOLE = Console(stderr=True)
 
-corpus_option = click.option(
-    "--corpus", "corpus_folder", type=FOLDER, default=WORK / "corpus", show_default=True,
-    help="What `draft-model corpus` wrote.",
-)  # fmt: skip
-model_option = click.option("--model", type=FOLDER, required=True, help="Model folder in the Hugging Face layout.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
 
 class Number(click.ParamType[int]):
     """A count that may be written as 50e9."""
@@ -38,6 +31,34 @@ class Number(click.ParamType[int]):
             return int(float(value))
         except (TypeError, ValueError):
             self.fail(f"{value!r} is not a number", param, ctx)
+
+
+class JsonObject(click.ParamType[dict[str, Any]]):
+    """A JSON object."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:  # noqa: ANN401
+        """What it says."""
+        try:
+            told = json.loads(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is not JSON: {error}", param, ctx)
+        if not isinstance(told, dict):
+            self.fail(f"{value!r} is not a JSON object", param, ctx)
+        return told
+
+
+corpus_option = click.option(
+    "--corpus", "corpus_folder", type=FOLDER, default=WORK / "corpus", show_default=True,
+    help="What `draft-model corpus` wrote.",
+)  # fmt: skip
+model_option = click.option("--model", type=FOLDER, required=True, help="Model folder in the Hugging Face layout.")
+engine_option = click.option(
+    "--engine-options", "engine_options", type=JsonObject(), default="{}", metavar="JSON",
+    help="""vLLM's own settings, such as '{"tensor_parallel_size": 4, "max_model_len": 8192}'.""",
+)  # fmt: skip
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def plain_errors(command: Callable[Params, Result]) -> Callable[Params, Result]:

@@ -1,8 +1,10 @@
 """`draft-model evaluate`, `held-out` and `probes`."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.progress import Progress
@@ -13,6 +15,7 @@ from draft_model.commands.common import (
     FOLDER,
     corpus_option,
     counting,
+    engine_option,
     json_option,
     model_option,
     plain_errors,
@@ -21,11 +24,13 @@ from draft_model.commands.common import (
 )
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
-from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
+from draft_model.data.layouts import LayoutEncoder
+from draft_model.data.tokenizer import load_encoder
+from draft_model.errors import PipelineError
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
 from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.identity import Identity, compare, read_prompts
-from draft_model.evaluation.loading import load_model
+from draft_model.evaluation.loading import check_goes_with, load_model, read_config
 from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
 from draft_model.evaluation.online import measure_engine, serve
 from draft_model.evaluation.probes import probe_table, run_probes
@@ -60,11 +65,13 @@ IDENTITY_TOKENS = 32
     default=None,
     help=f"JSON lines with prompts, such as HumanEval: is greedy text the same with a draft of {IDENTITY_LENGTH}?",
 )
+@engine_option
 @json_option
 @plain_errors
 def evaluate(
     *, target: Path, draft: Path, corpus_folder: Path, out: Path | None, cursors: int, max_tokens: int,
-    lengths: tuple[int, ...], greedy_only: bool, with_engine: bool, prompts: Path | None, as_json: bool,
+    lengths: tuple[int, ...], greedy_only: bool, with_engine: bool, prompts: Path | None,
+    engine_options: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     """How much of a draft its target accepts: by length, by position, by kind of code; offline and in vLLM.
 
@@ -74,8 +81,9 @@ def evaluate(
           --corpus draft_model/held_out --prompts target_model/benchmarks/HumanEval.jsonl.gz
       draft-model evaluate --target T --draft D --corpus draft_model/held_out --no-engine --greedy-only
     """
-    check_same_vocabulary(draft, target)
+    check_goes_with(draft, target)
     encoder = load_encoder(target)
+    asked = _identity_prompts(encoder, target, prompts) if prompts else []
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
     splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.layout.is_typed_line_only)
     pair = Pair(load_model(target), load_model(draft), encoder)
@@ -86,13 +94,16 @@ def evaluate(
             for degree in (0.0, *temperatures)
         }
         offline, online = offline_figures(len(splits), tallies), None
+        if out is not None:
+            write_report(out, offline, None)  # Whatever becomes of the engine.
         if with_engine:
             cursors_ids = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
             step = stepping(progress, "vLLM", len(lengths) + 3)
             online = measure_engine(
-                target, draft, cursors_ids, sorted(set(lengths)), max_tokens, encoder.stops, temperatures, step
-            )
-        identity = _identity(pair, target, draft, prompts) if prompts else None
+                target, draft, cursors_ids, sorted(set(lengths)), max_tokens, encoder.stops, temperatures,
+                engine_options, step,
+            )  # fmt: skip
+        identity = _identity(pair, target, draft, asked, engine_options) if asked else None
     if out is not None:
         write_report(out, offline, online, identity)
     if as_json:
@@ -101,15 +112,30 @@ def evaluate(
         click.echo(render_report(offline, online, identity))
 
 
-def _identity(pair: Pair, target: Path, draft: Path, prompts: Path) -> Identity:
-    ids = [pair.encoder.encode_prompt(prompt, "", "") for prompt in read_prompts(prompts)]
+def _identity_prompts(encoder: LayoutEncoder, target: Path, prompts: Path) -> list[list[int]]:
+    """The prompts' tokens; PipelineError when one does not leave room for a completion, before hours of measuring."""
+    ids = [encoder.encode_prompt(prompt, "", "") for prompt in read_prompts(prompts)]
+    most = int(read_config(target).get("max_position_embeddings", sys.maxsize)) - IDENTITY_TOKENS
+    for number, prompt in enumerate(ids):
+        if len(prompt) > most:
+            raise PipelineError(
+                f"{prompts}, prompt {number + 1}: {len(prompt):,} tokens, more than the {most:,} that the context of "
+                f"{target} has for it"
+            )
+    return ids
+
+
+def _identity(
+    pair: Pair, target: Path, draft: Path, prompts: list[list[int]], options: dict[str, Any]
+) -> Identity:  # fmt: skip
     (alone,), (drafted,) = (
         serve(
-            target, model, ids, num_speculative_tokens=length, max_tokens=IDENTITY_TOKENS, stops=pair.encoder.stops
+            target, model, prompts, num_speculative_tokens=length, max_tokens=IDENTITY_TOKENS,
+            stops=pair.encoder.stops, options=options,
         )
         for model, length in ((None, 0), (draft, IDENTITY_LENGTH))
     )  # fmt: skip
-    return compare(pair.target, ids, alone.texts, drafted.texts, pair.encoder.end)
+    return compare(pair.target, prompts, alone.texts, drafted.texts, pair.encoder.end)
 
 
 @click.command("held-out")

@@ -51,7 +51,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         """Refuse what does not divide."""
-        if any(self.block_tokens % tokens for tokens in self.row_tokens):
+        if any(tokens < 1 or self.block_tokens % tokens for tokens in self.row_tokens):
             raise ValueError("every length of row must divide the block")
 
     @property

@@ -15,6 +15,9 @@ from transformers import PreTrainedModel
 
 from draft_model.errors import PipelineError
 
+MAX_ROUNDING_NATS = 0.25
+"""Two logits near 16 are rounded to 0.125 in bfloat16, and each may be off by one such step."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -78,4 +81,5 @@ def describe(identity: Identity) -> str:
     if not identity.differences:
         return f"{told}."
     widest = max(difference.gap_nats for difference in identity.differences)
-    return f"{told}; where they part the target sets the two tokens {widest:.3f} nats apart at most."
+    verdict = "as rounding explains" if widest <= MAX_ROUNDING_NATS else "more than rounding explains: a fault"
+    return f"{told}; where they part the target sets the two tokens {widest:.3f} nats apart at most, {verdict}."

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from draft_model.data.tokenizer import check_same_vocabulary
 from draft_model.errors import PipelineError
 
 
@@ -22,6 +23,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise PipelineError(f"{path} can't be read: {error}") from error
     return config
+
+
+def check_goes_with(draft: Path, target: Path) -> None:
+    """PipelineError when vLLM would not serve a draft with a target: other tokens, or another number of embeddings."""
+    check_same_vocabulary(draft, target)
+    ours, theirs = (read_config(folder).get("vocab_size") for folder in (draft, target))
+    if ours != theirs:
+        raise PipelineError(
+            f"{draft} has a vocab_size of {ours}, {target} one of {theirs}: vLLM serves the two together only with the "
+            "same; train the draft with --teacher or --start-from"
+        )
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

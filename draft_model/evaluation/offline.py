@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from draft_model.data.fim import Split
 from draft_model.data.layouts import LayoutEncoder
@@ -72,7 +72,8 @@ def complete(
         {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     )
     generator: Any = pair.target
-    generator.generation_config.eos_token_id = list(stops) or None
+    # A model's own defaults, such as a penalty for repetition, are not the engine's.
+    generator.generation_config = GenerationConfig(eos_token_id=list(stops) or None)  # type: ignore[no-untyped-call]
     output: Tensor = generator.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, pad_token_id=pair.encoder.end, **sampling
     )

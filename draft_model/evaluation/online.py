@@ -1,9 +1,10 @@
 """The pair in the real engine: what its counters say of speculation, whether greedy text stays the same, step times."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from draft_model.engine import Engine, open_engine
 from draft_model.evaluation.acceptance import Acceptance
@@ -24,13 +25,16 @@ class Served:
 
 def serve(
     target: Path, draft: Path | None, prompts: Sequence[Sequence[int]], *, num_speculative_tokens: int,
-    max_tokens: int, stops: Sequence[int], temperatures: Sequence[float] = (0.0,), max_num_seqs: int = 1,
+    max_tokens: int, stops: Sequence[int], temperatures: Sequence[float] = (0.0,),
+    options: Mapping[str, Any] | None = None,
 ) -> list[Served]:  # fmt: skip
-    """Complete all prompts at every temperature, one sequence at a time unless told otherwise, on one engine.
+    """Complete all prompts at every temperature, one sequence at a time, on one engine.
 
-    The tokens `stops` end a completion.
+    The tokens `stops` end a completion; `options` are vLLM's own settings. Raises PipelineError as `open_engine`.
     """
-    with open_engine(target, draft, num_speculative_tokens=num_speculative_tokens, max_num_seqs=max_num_seqs) as engine:
+    with open_engine(
+        target, draft, num_speculative_tokens=num_speculative_tokens, max_num_seqs=1, options=options
+    ) as engine:
         engine.complete(prompts[:1], max_tokens=max_tokens)
         served = []
         for degree in temperatures:
@@ -43,9 +47,9 @@ def serve(
         return served
 
 
-def step_time_s(model: Path, prompt: Sequence[int]) -> float:
+def step_time_s(model: Path, prompt: Sequence[int], options: Mapping[str, Any] | None = None) -> float:
     """The median time of one decode step of one sequence, served alone: what a longer completion takes more."""
-    with open_engine(model, max_num_seqs=1) as engine:
+    with open_engine(model, max_num_seqs=1, options=options) as engine:
         engine.complete([prompt], max_tokens=2, ignore_end=True)
         return sorted(_time_a_step(engine, prompt) for _ in range(TIMED_ROUNDS))[TIMED_ROUNDS // 2]
 
@@ -61,7 +65,8 @@ def _time_a_step(engine: Engine, prompt: Sequence[int]) -> float:
 
 def measure_engine(
     target: Path, draft: Path, prompts: Sequence[Sequence[int]], lengths: Sequence[int], max_tokens: int,
-    stops: Sequence[int], temperatures: Sequence[float] = (), on_run: Callable[[], None] = lambda: None,
+    stops: Sequence[int], temperatures: Sequence[float] = (), options: Mapping[str, Any] | None = None,
+    on_run: Callable[[], None] = lambda: None,
 ) -> EngineFigures:  # fmt: skip
     """Serve the prompts without the draft and with each K of `lengths`, one at a time, and time both models' steps.
 
@@ -69,17 +74,19 @@ def measure_engine(
     run, `len(lengths) + 3` times.
     """
     degrees = (0.0, *temperatures)
-    (alone,) = serve(target, None, prompts, num_speculative_tokens=0, max_tokens=max_tokens, stops=stops)
+    (alone,) = serve(
+        target, None, prompts, num_speculative_tokens=0, max_tokens=max_tokens, stops=stops, options=options
+    )
     on_run()
     steps = []
     for model in (target, draft):
-        steps.append(step_time_s(model, prompts[0]))
+        steps.append(step_time_s(model, prompts[0], options))
         on_run()
     runs = []
     for length in lengths:
         served = serve(
             target, draft, prompts, num_speculative_tokens=length, max_tokens=max_tokens, stops=stops,
-            temperatures=degrees,
+            temperatures=degrees, options=options,
         )  # fmt: skip
         counted = {degree: one.acceptance for degree, one in zip(degrees, served, strict=True) if one.acceptance}
         same = sum(left == right for left, right in zip(served[0].texts, alone.texts, strict=True))

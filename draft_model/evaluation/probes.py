@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from draft_model.data.layouts import LayoutEncoder
 
@@ -67,13 +67,13 @@ def complete(model: PreTrainedModel, encoder: LayoutEncoder, before: str, typed:
     """The greedy completion at a cursor, at most `MAX_NEW_TOKENS` tokens."""
     prompt = torch.tensor([encoder.encode_prompt(before, typed, after)])
     generator: Any = model
+    generator.generation_config = GenerationConfig(eos_token_id=encoder.stops)  # type: ignore[no-untyped-call]
     with torch.inference_mode():
         output = generator.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=MAX_NEW_TOKENS,
             do_sample=False,
-            eos_token_id=encoder.end,
             pad_token_id=encoder.end,
         )
     return encoder.decode(output[0, prompt.shape[1] :].tolist())

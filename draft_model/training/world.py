@@ -43,6 +43,13 @@ class World:
         """Whether this process writes files and shows progress."""
         return self.rank == 0
 
+    @property
+    def name(self) -> str:
+        """What it computes on, in words."""
+        return (
+            torch.cuda.get_device_name(self.device) if self.device != "cpu" else f"{torch.get_num_threads()} CPU cores"
+        )
+
     def shard(self, model: M) -> M:
         """Put the model on the device, and its weights on all processes when there are several."""
         model.to(self.device)  # type: ignore[arg-type]

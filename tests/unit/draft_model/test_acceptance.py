@@ -153,6 +153,13 @@ def test_a_completion_ends_with_the_first_of_its_stops(pair: Pair) -> None:
     assert complete(pair, prompt, 8, stops=[other, written[3]]) == written[: written.index(written[3]) + 1]
 
 
+def test_a_models_own_defaults_for_writing_do_not_matter(pair: Pair) -> None:
+    prompt = pair.encoder.encode_prompt("", "def f(", "")
+    written = complete(pair, prompt, 8)
+    pair.target.generation_config.repetition_penalty = 1e9
+    assert complete(pair, prompt, 8) == written
+
+
 def test_a_model_foretells_itself(pair: Pair, source: str) -> None:
     twin = Pair(pair.target, pair.target, pair.encoder)
     splits = held_out_splits([source], 4)

@@ -1,6 +1,8 @@
 """The whole way with a tiny model, and the command line."""
 
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -21,6 +23,7 @@ from draft_model.evaluation.probes import PROBES
 from draft_model.figures import BuildFigures
 from draft_model.presets import PRESETS, Preset
 from draft_model.training.budget import Budget
+from tests.support.models import DRAFT, TARGET
 from tests.unit.draft_model.tiny import PRESET
 
 ONE_THREAD = ("--threads", "1")
@@ -137,7 +140,11 @@ def test_the_steps_one_by_one(
         ("data --tokens many", "'many' is not a number"),
         ("data --tokens 1 --row-tokens x", "not a list of numbers"),
         ("data --tokens 1 --row-tokens 100", "must divide the block"),
+        ("data --tokens 1 --row-tokens 0", "must divide the block"),
         ("train --preset embedded-draft --out o --data missing", "draft-model data"),
+        ("generate --target t --out g --engine-options [1]", "is not a JSON object"),
+        ("generate --target t --out g --engine-options {", "is not JSON"),
+        (f"evaluate --target {TARGET} --draft other", "no tokenizer.json"),
         ("train --preset embedded-draft --out o --minutes 1 --steps 1", "one of them"),
     ],
 )
@@ -150,6 +157,22 @@ def test_bad_input_is_one_line_and_no_traceback(
     assert message in result.output
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_engine_would_refuse_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    padded, prompts = tmp_path / "padded", tmp_path / "prompts.jsonl"
+    shutil.copytree(DRAFT, padded)
+    config = json.loads((padded / "config.json").read_text())
+    (padded / "config.json").write_text(json.dumps(config | {"vocab_size": 4160}))
+    prompts.write_text(json.dumps({"prompt": "x = 1\n"}) + "\n" + json.dumps({"prompt": "x = 1\n" * 1000}) + "\n")
+    for draft, message in (
+        (padded, "has a vocab_size of 4160, .* one of 4096"),
+        (DRAFT, r"prompts.jsonl, prompt 2: .* tokens, more than the 992 that the context"),
+    ):
+        arguments = ["evaluate", "--target", str(TARGET), "--draft", str(draft), "--prompts", str(prompts)]
+        result = CliRunner().invoke(main, [*ONE_THREAD, *arguments, "--corpus", "draft_model/held_out"])
+        assert result.exit_code == 1
+        assert re.search(message, " ".join(result.output.split())), result.output
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -1,64 +1,122 @@
-"""Text from a target, with an engine that answers from a list."""
+"""Text from a target, with an engine that answers by rule."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from draft_model.data.fim import Split
+from draft_model.data.generated import load_splits
 from draft_model.data.layouts import LayoutEncoder
-from draft_model.distil import generate
+from draft_model.distil import generate as module
+from draft_model.distil.generate import Generation, draw_cursors, generate
 from draft_model.engine import Completion, SpeculationCounts
+from draft_model.errors import PipelineError
+
+Answer = Callable[[int], Completion]
 
 
-class Canned:
-    """The second answer is cut off."""
+class Answering:
+    """Answers the n-th prompt of all, counted from 0."""
 
-    def __init__(self, answers: Sequence[list[int]], context_tokens: int = 1024) -> None:
-        self.answers = [Completion(ids, is_whole=number != 1) for number, ids in enumerate(answers)]
+    def __init__(self, answer: Answer, context_tokens: int = 1024) -> None:
+        self.answer = answer
         self.context_tokens = context_tokens
         self.asked: list[list[int]] = []
+        self.seeds: list[int] = []
+        self.options: Mapping[str, Any] | None = None
 
-    def complete(self, prompts: Sequence[list[int]], **_: object) -> Sequence[Completion]:
+    def complete(self, prompts: Sequence[list[int]], *, seed: int, **_: object) -> Sequence[Completion]:
+        first = len(self.asked)
         self.asked += prompts
-        return self.answers
+        self.seeds.append(seed)
+        return [self.answer(first + number) for number in range(len(prompts))]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A folder with weights that nothing loads."""
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "model.safetensors").write_bytes(b"weights")
+    return tmp_path / "target"
+
+
+@pytest.fixture
+def open_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answering], None]:
+    def use(engine: Answering) -> None:
+        @contextmanager
+        def opened(_: Path, *, options: Mapping[str, Any] | None) -> Iterator[Answering]:
+            engine.options = options
+            yield engine
+
+        monkeypatch.setattr(module, "open_engine", opened)
+
+    return use
 
 
 def test_the_completions_are_the_targets_and_the_prompts_those_of_the_server(
-    source: str, encoder: LayoutEncoder, monkeypatch: pytest.MonkeyPatch
+    source: str, encoder: LayoutEncoder, target: Path, tmp_path: Path, open_with: Callable[[Answering], None]
 ) -> None:
-    cursors = generate.draw_cursors([source, "<|fim_middle|>\n" * 50], encoder, 6, seed=1)
+    cursors = draw_cursors([source, "<|fim_middle|>\n" * 50], encoder, 6, seed=1)
     assert all("<|fim_middle|>" not in cursor.before + cursor.after for cursor in cursors)
-    engine = Canned([encoder.encode("abc"), encoder.encode("y"), [], *[encoder.encode("x")] * (len(cursors) - 3)])
-
-    @contextmanager
-    def opened(_: Path) -> Iterator[Canned]:
-        yield engine
-
-    monkeypatch.setattr(generate, "open_engine", opened)
-    splits = generate.generate_splits(Path("target"), encoder, cursors, generate.Generation(8, 0.2, 1))
+    texts = ["abc", "y", "", *["x"] * (len(cursors) - 3)]
+    engine = Answering(lambda number: Completion(encoder.encode(texts[number]), is_whole=number != 1))
+    open_with(engine)
+    out = tmp_path / "g.jsonl"
+    num_written = generate(target, encoder, cursors, Generation(8, 0.2, 1), out, options={"max_model_len": 99})
+    splits = load_splits(out)
+    assert num_written == len(splits) == len(cursors) - 1
     assert engine.asked == [encoder.encode_prompt(one.before, one.typed, one.after) for one in cursors]
+    assert engine.options == {"max_model_len": 99}
     assert [split.completion for split in splits] == ["abc", "y", *["x"] * (len(cursors) - 3)]
     assert splits[2].before == cursors[3].before
     assert [split.is_whole for split in splits] == [True, False, *[True] * (len(cursors) - 3)]
 
 
+def test_a_killed_generation_goes_on_behind_the_last_chunk(
+    encoder: LayoutEncoder, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    open_with: Callable[[Answering], None],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(module, "CHUNK", 2)
+    cursors = [Split("", f"x{number} = ", "one", "") for number in range(5)]
+    generation, out = Generation(8, 0.2, 10), tmp_path / "g.jsonl"
+
+    def killed_at_the_fourth(number: int) -> Completion:
+        if number == 3:
+            raise KeyboardInterrupt
+        return Completion(encoder.encode("abc"), is_whole=True)
+
+    open_with(Answering(killed_at_the_fourth))
+    with pytest.raises(KeyboardInterrupt):
+        generate(target, encoder, cursors, generation, out)
+    assert not out.exists()
+    with pytest.raises(PipelineError, match="begun with another target, corpus or settings"):
+        generate(target, encoder, cursors, replace(generation, temperature=0.0), out)
+    engine = Answering(lambda _: Completion(encoder.encode("abc"), is_whole=True))
+    open_with(engine)
+    done: list[tuple[int, int]] = []
+    assert generate(target, encoder, cursors, generation, out, on_done=lambda *at: done.append(at)) == 5
+    assert len(engine.asked) == 3, "the first chunk was kept"
+    assert engine.seeds == [12, 14], "every cursor has the seed that it would have had"
+    assert done == [(1, 3), (2, 3), (3, 3)]
+    assert [split.typed for split in load_splits(out)] == [cursor.typed for cursor in cursors]
+
+
 def test_prompts_that_leave_no_room_for_a_completion_are_left_out(
-    encoder: LayoutEncoder, monkeypatch: pytest.MonkeyPatch
+    encoder: LayoutEncoder, target: Path, tmp_path: Path, open_with: Callable[[Answering], None]
 ) -> None:
     short, long = Split("", "x = ", "one", ""), Split("y = 1\n" * 9, "x = ", "two", "")
     room = len(encoder.encode_prompt(short.before, short.typed, short.after)) + 8
-    engine = Canned([encoder.encode("abc")], context_tokens=room)
-
-    @contextmanager
-    def opened(_: Path) -> Iterator[Canned]:
-        yield engine
-
-    monkeypatch.setattr(generate, "open_engine", opened)
-    splits = generate.generate_splits(Path("target"), encoder, [long, short], generate.Generation(8, 0.0, 1))
-    assert splits == [Split("", "x = ", "abc", "")]
+    engine = Answering(lambda _: Completion(encoder.encode("abc"), is_whole=True), context_tokens=room)
+    open_with(engine)
+    generate(target, encoder, [long, short], Generation(8, 0.0, 1), tmp_path / "g.jsonl")
+    assert load_splits(tmp_path / "g.jsonl") == [Split("", "x = ", "abc", "")]
     assert len(engine.asked) == 1
+    with pytest.raises(PipelineError, match="wrote nothing at 1 cursors: either it ends at once, or none leaves room"):
+        generate(target, encoder, [long], Generation(8, 0.0, 1), tmp_path / "other.jsonl")
 
 
 def test_counts_since_are_differences() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draft_model.errors import PipelineError
-from draft_model.evaluation.identity import compare, describe, read_prompts
+from draft_model.evaluation.identity import Difference, Identity, compare, describe, read_prompts
 from draft_model.presets import Preset
 from draft_model.training.model import make_model
 
@@ -30,6 +30,9 @@ def test_where_texts_part_the_gap_is_that_of_the_targets_logits(preset: Preset) 
     assert difference.gap_nats == pytest.approx(abs(float(logits[4] - logits[9])), rel=1e-4)
     assert found.share == 0.5
     assert "1 of 2" in describe(found)
+    close, wide = (Identity(1, (Difference(0, 1, gap),)) for gap in (0.1, 1.0))
+    assert describe(close).endswith("0.100 nats apart at most, as rounding explains.")
+    assert describe(wide).endswith("1.000 nats apart at most, more than rounding explains: a fault.")
 
 
 def test_a_text_that_stops_earlier_parts_at_its_end(preset: Preset) -> None:

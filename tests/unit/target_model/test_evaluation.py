@@ -235,6 +235,10 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
 
 
 def test_the_command_explains_what_is_wrong() -> None:
-    result = CliRunner().invoke(main, ["evaluate", "--model", "missing", "--humaneval", "missing"])
-    assert result.exit_code == 1
-    assert "cannot read missing" in result.output
+    for arguments, status, message in (
+        (["--humaneval", "missing"], 1, "cannot read missing"),
+        (["--engine-options", "[1]"], 2, "'[1]' is not a JSON object"),
+        (["--engine-options", "{"], 2, "'{' is not JSON"),
+    ):
+        result = CliRunner().invoke(main, ["evaluate", "--model", "missing", *arguments])
+        assert (result.exit_code, message in result.output) == (status, True), result.output
