@@ -135,6 +135,6 @@ def _measure_model(role: Role, run: Path, result: TrainResult, texts: Sequence[s
 
 def measure_pair(target: Path, draft: Path, texts: Sequence[str], num_cursors: int) -> OfflineFigures:
     """How much of the draft the target accepts, offline and greedily."""
-    splits = held_out_splits(texts, num_cursors)
     pair = Pair(load_model(target), load_model(draft), load_encoder(target))
+    splits = held_out_splits(texts, num_cursors, is_typed_line_only=pair.encoder.layout.is_typed_line_only)
     return offline_figures(len(splits), {0.0: measure(pair, splits, PAIR_TOKENS)})

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from target_model.errors import EvaluationError
-from target_model.prompts import build_prompts
+from target_model.prompts import build_prompts, file_marker
 from target_model.quantise import weight_files
 from target_model.scoring import Mean, Score, Share, mean_per_unit, score
 from target_model.served import ServedModel, Speed, serving
@@ -33,7 +33,7 @@ class Material:
 
 @dataclass(frozen=True)
 class TextLosses:
-    """Nats of each text, over its tokens less the first one of each row."""
+    """Nats of each text, over all its tokens."""
 
     nats: tuple[float, ...]
     num_tokens: tuple[int, ...]
@@ -90,8 +90,8 @@ def measure_all(
 ) -> Iterator[TargetFigures]:  # fmt: skip
     """Measure models, named and one after another; each one's figures come when it is done.
 
-    Raises EvaluationError when the server builds no prompts for one, vLLM does not start on it or no text has two
-    tokens, QuantiseError when it is no model.
+    Raises EvaluationError when the server builds no prompts for one, vLLM does not start on it or all texts are
+    empty, QuantiseError when it is no model.
     """
     first: TextLosses | None = None
     for name, model in models:
@@ -112,7 +112,7 @@ def _measure(
         some = of_functions or of_lines
         timed = some.token_ids if some else [served.encode("def main():\n")]
         speed, memory = served.time(timed), served.memory_bytes()
-        losses = _losses(served, material.texts) if material.texts else None
+        losses = _losses(served, material.texts, file_marker(model)) if material.texts else None
         functions = served.complete(of_functions, FUNCTION_TOKENS) if of_functions else []
         lines = served.complete(of_lines, LINE_TOKENS) if of_lines else []
     figures = TargetFigures(
@@ -126,20 +126,17 @@ def _measure(
     return figures, losses
 
 
-def _losses(served: ServedModel, texts: Sequence[str]) -> TextLosses:
-    """Losses of texts that are cut into rows; each row's first token is given.
-
-    Raises EvaluationError when no text has a second token.
-    """
+def _losses(served: ServedModel, texts: Sequence[str], marker: str) -> TextLosses:
+    """Losses of texts that are cut into rows, each behind what opens a file; EvaluationError when all are empty."""
+    opening = served.opening(marker)
     rows: list[Sequence[int]] = []
     of_text: list[int] = []
     for number, text in enumerate(texts):
         ids = served.encode(text)
-        cut = [ids[at : at + ROW_TOKENS] for at in range(0, len(ids) - 1, ROW_TOKENS)]
-        rows += [row for row in cut if len(row) > 1]
+        rows += [[*opening, *ids[at : at + ROW_TOKENS]] for at in range(0, len(ids), ROW_TOKENS)]
         of_text += [number] * (len(rows) - len(of_text))
     if not rows:
-        raise EvaluationError("no held-out text has two tokens: there is nothing to foretell")
+        raise EvaluationError("the held-out texts are empty: there is nothing to foretell")
     nats, num_tokens = [0.0] * len(texts), [0] * len(texts)
     for number, row, loss in zip(of_text, rows, served.losses(rows), strict=True):
         nats[number] += loss

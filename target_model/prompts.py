@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from target_model.errors import EvaluationError
 from target_model.tasks import Task
@@ -27,17 +28,28 @@ def build_prompts(model: Path, tasks: Sequence[Task], max_prompt_tokens: int = M
 
     Raises EvaluationError with the server's words when it builds none.
     """
-    command = [sys.executable, "-m", "completion_server.prompt", str(model)]
-    command += ["--settings", json.dumps({"max_prompt_tokens": max_prompt_tokens})]
     requests = "".join(json.dumps(_request(number, task)) + "\n" for number, task in enumerate(tasks))
-    done = subprocess.run(command, input=requests, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise EvaluationError(f"the server builds no prompts for {model}: {done.stderr.strip()[-300:]}")
-    answers = [json.loads(line) for line in done.stdout.splitlines()[1:]]
+    answers = _ask(model, requests, max_prompt_tokens)[1:]
     refused = next((answer["error"] for answer in answers if "error" in answer), None)
     if refused:
         raise EvaluationError(f"a task's prompt does not fit: {refused}")
     return Prompts([answer["token_ids"] for answer in answers], answers[0]["stop_token_ids"])
+
+
+def file_marker(model: Path) -> str:
+    """The token that opens a file in the model's family, "" where it has none; EvaluationError as `build_prompts`."""
+    marker: str = _ask(model, "", MAX_PROMPT_TOKENS)[0]["template"]["file"]
+    return marker
+
+
+def _ask(model: Path, requests: str, max_prompt_tokens: int) -> list[dict[str, Any]]:
+    """The answers of the server's prompt command, the one that tells the template first."""
+    command = [sys.executable, "-m", "completion_server.prompt", str(model)]
+    command += ["--settings", json.dumps({"max_prompt_tokens": max_prompt_tokens})]
+    done = subprocess.run(command, input=requests, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EvaluationError(f"the server builds no prompts for {model}: {done.stderr.strip()[-300:]}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def _request(number: int, task: Task) -> dict[str, str]:

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from target_model.errors import QuantiseError
 from target_model.files import new_folder
-from target_model.scheme import dequantise_weight, is_quantised, quantise_weight, quantization_config
+from target_model.scheme import (
+    LINEAR_SUFFIXES,
+    dequantise_weight,
+    is_quantised,
+    is_unknown_matrix,
+    quantise_weight,
+    quantization_config,
+)
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -52,10 +59,20 @@ def read_config(model: Path) -> dict[str, Any]:
 
 
 def weight_files(model: Path) -> list[Path]:
-    """The safetensors files of a model folder, sorted; QuantiseError when there are none."""
-    files = sorted(model.glob("*.safetensors"))
-    if not files:
-        raise QuantiseError(f"{model} has no safetensors files")
+    """The safetensors files of a model folder, sorted, by its index if it has one; QuantiseError when there are none.
+
+    Some folders hold the same weights once more under other names, which the index leaves out.
+    """
+    index = model / INDEX
+    try:
+        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
+    except (ValueError, KeyError, AttributeError) as error:
+        raise QuantiseError(f"{index} is no index of weights: {error!r}") from error
+    files = sorted({model / str(name) for name in named}) or sorted(model.glob("*.safetensors"))
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing or not files:
+        told = f"{index} names {missing.name}, which is not there" if missing else f"{model} has no safetensors files"
+        raise QuantiseError(told)
     return files
 
 
@@ -63,7 +80,8 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
     """Write `model` with its linear layers in INT8 to the new folder `out`, tokenizer and card copied.
 
     `on_tensor(done, total)` is called after every tensor. Weights files are treated one at a time, so memory holds one
-    of them. Raises QuantiseError for a folder that is not a model, an `out` that exists, or a disk that refuses.
+    of them. Raises QuantiseError for a folder that is not a model, a linear layer of a name that the scheme does not
+    know, an `out` that exists, or a disk that refuses.
     """
     config = read_config(model)
     files = weight_files(model)
@@ -77,6 +95,11 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
                 if is_quantised(name, tensor):
                     error = _convert(name, tensor, converted)
                     worst, num_quantised = max(worst, error), num_quantised + 1
+                elif is_unknown_matrix(name, tensor):
+                    raise QuantiseError(
+                        f"{name}: this scheme knows no such matrix, and the copy's configuration would call it INT8; "
+                        f"known are {', '.join(LINEAR_SUFFIXES)}"
+                    )
                 else:
                     converted[name] = tensor
                 done += 1

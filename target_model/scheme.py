@@ -14,12 +14,19 @@ LINEAR_SUFFIXES = (
     "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight",
     "gate_proj.weight", "up_proj.weight", "down_proj.weight",
 )  # fmt: skip
+KEPT_SUFFIXES = ("embed_tokens.weight", "lm_head.weight")
 IGNORED = ["lm_head"]
 
 
 def is_quantised(name: str, tensor: Tensor) -> bool:
     """Whether a tensor is a linear layer's matrix; embeddings, norms and the output head stay as they are."""
     return tensor.ndim == MATRIX_DIMS and name.endswith(LINEAR_SUFFIXES)
+
+
+def is_unknown_matrix(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is a matrix that is neither known as a linear layer's nor as one that stays as it is."""
+    is_matrix = tensor.ndim == MATRIX_DIMS and name.endswith(".weight")
+    return is_matrix and not name.endswith((*LINEAR_SUFFIXES, *KEPT_SUFFIXES))
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,6 +53,12 @@ class ServedModel:
         ids: list[int] = self._llm.get_tokenizer().encode(text, add_special_tokens=False, verbose=False)
         return ids
 
+    def opening(self, marker: str) -> list[int]:
+        """What stands before a file's text: the family's marker, else the token that begins or ends every text."""
+        tokenizer = self._llm.get_tokenizer()
+        begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        return [int(tokenizer.convert_tokens_to_ids(marker) if marker else begin)]
+
     def time(self, prompts: Sequence[Sequence[int]]) -> Speed:
         """Measure its speed on some prompts, completions of a set length."""
         some = [prompts[number % len(prompts)] for number in range(MAX_SEQS)]

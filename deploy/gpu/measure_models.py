@@ -7,7 +7,8 @@ One GPU of 80 GB, about a quarter of an hour. Trains on random tokens at real si
 with dummy weights. Every part runs in a process of its own and finds the GPU empty. The last line is one JSON object:
 
     train: tokens_per_s and mfu (median behind the first steps), peak_memory_mib (the whole device's)
-    target, draft: parameters in the matrices, weights_mib as stored, step_ms by batch size, and their ratio at each
+    target, draft: parameters in the matrices, weights_mib as stored, step_ms by batch size, and their ratio at each;
+        null for a batch that is left out, as vLLM's KV cache cannot hold it (why is on standard error)
 
 `--tiny` goes the same way in small shapes on any machine.
 """
@@ -40,8 +41,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 CODE_LLAMA_13B = Shape(40, 5120, 13_824, 40, 40, head_dim=128, vocab_size=32_016, context_tokens=4096)
 SKIPPED_STEPS = 3
 """Of training: the first ones compile kernels and fill the allocator."""
-PROMPT_SHARE = 4
-"""A prompt takes a quarter of the context, about what an editor sends."""
+PROMPT_SHARE = 8
+"""A prompt takes an eighth of the context: 64 sequences of the target then fill 34 GB of KV cache, 0.82 MB a token."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,7 @@ def main(
         if only != "train":
             for name, shape, is_int8 in (("target", plan.target, True), ("draft", plan.draft, False)):
                 figures[name] = measure_steps(name, shape, is_int8=is_int8, tiny=tiny, folder=Path(folder) / name)
-            target, draft = figures["target"]["step_ms"], figures["draft"]["step_ms"]
-            figures["draft_to_target"] = {size: round(draft[size] / target[size], 3) for size in target}
+            figures["draft_to_target"] = ratios(figures["draft"]["step_ms"], figures["target"]["step_ms"])
     click.echo(json.dumps(figures))
 
 
@@ -241,8 +241,22 @@ def run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def time_steps(model: Path, plan: Plan) -> dict[str, float]:
-    """Milliseconds of a decode step by batch size: a long generation less a short one, over the tokens between."""
+def ratios(draft: dict[str, float | None], target: dict[str, float | None]) -> dict[str, float | None]:
+    """The draft's step over the target's by batch size; None where either was left out."""
+    pairs = {size: (draft[size], target[size]) for size in target}
+    return {size: round(ours / theirs, 3) if ours and theirs else None for size, (ours, theirs) in pairs.items()}
+
+
+def num_seats(num_blocks: int, block_tokens: int, sequence_tokens: int) -> int:
+    """How many sequences of so many tokens a KV cache holds at once; one block is vLLM's own."""
+    return (num_blocks - 1) // -(-sequence_tokens // block_tokens)
+
+
+def time_steps(model: Path, plan: Plan) -> dict[str, float | None]:
+    """Milliseconds of a decode step by batch size: a long generation less a short one, over the tokens between.
+
+    None for a batch that the KV cache cannot hold: vLLM would preempt sequences and the time be no decode step's.
+    """
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
@@ -253,16 +267,28 @@ def time_steps(model: Path, plan: Plan) -> dict[str, float]:
         max_num_seqs=max(plan.batch_sizes), enable_prefix_caching=False, enforce_eager=current_platform.is_cpu(),
     )  # fmt: skip
     rng = np.random.default_rng(0)
+    prompt_tokens = context // PROMPT_SHARE
+    sequence_tokens = prompt_tokens + 1 + plan.timed_tokens
+    cache = llm.llm_engine.vllm_config.cache_config
+    seats = num_seats(cache.num_gpu_blocks, cache.block_size, sequence_tokens)
 
     def took_s(size: int, num_tokens: int) -> float:
-        prompts = rng.integers(3, shape["vocab_size"], (size, context // PROMPT_SHARE)).tolist()
+        prompts = rng.integers(3, shape["vocab_size"], (size, prompt_tokens)).tolist()
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
         begun = time.perf_counter()
         llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         return time.perf_counter() - begun
 
-    found = {}
+    found: dict[str, float | None] = {}
     for size in plan.batch_sizes:
+        if size > seats:
+            found[str(size)] = None
+            click.echo(
+                f"left out: {size} sequences of {sequence_tokens:,} tokens at once; the KV cache holds {seats}, in "
+                f"{cache.num_gpu_blocks:,} blocks of {cache.block_size} tokens",
+                err=True,
+            )
+            continue
         took_s(size, 2)
         pairs = [(took_s(size, 1 + plan.timed_tokens), took_s(size, 1)) for _ in range(3)]
         found[str(size)] = round(1e3 * median(long - short for long, short in pairs) / plan.timed_tokens, 3)

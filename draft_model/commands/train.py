@@ -11,7 +11,14 @@ from draft_model.run import Distillation
 from draft_model.run import train as run_training
 from draft_model.training.budget import Budget
 from draft_model.training.flops import PEAK_FLOPS
-from draft_model.training.plan import DEFAULT_UTILISATION, describe_plan, make_plan
+from draft_model.training.plan import (
+    ASSUMED,
+    DEFAULT_UTILISATION,
+    Utilisation,
+    describe_plan,
+    make_plan,
+    measured_utilisation,
+)
 from draft_model.training.trainer import CHECKPOINT_EVERY_S
 from draft_model.training.world import joined_world
 
@@ -31,6 +38,15 @@ def chosen_budget(preset: Preset, minutes: float | None, steps: int | None, toke
         if steps is not None
         else Budget(minutes=preset.train.minutes if minutes is None else minutes)
     )
+
+
+def chosen_utilisation(share: float | None, run: Path | None) -> Utilisation:
+    """The share that was given or that of the run, else an assumed one; UsageError when both were given."""
+    if share is not None and run is not None:
+        raise click.UsageError("give --utilisation or --from-run, one of them")
+    if run is not None:
+        return measured_utilisation(run)
+    return ASSUMED if share is None else Utilisation(share, "given")
 
 
 @click.command()
@@ -94,8 +110,16 @@ def train(
 @click.option("--gpu", type=click.Choice(sorted(PEAK_FLOPS)), required=True)
 @click.option("--tokens", type=Number(), required=True)
 @click.option(
-    "--utilisation", type=click.FloatRange(0.01, 1), default=DEFAULT_UTILISATION, show_default=True,
-    help="Share of the peak: the MFU that `train` shows on your machines.",
+    "--utilisation", type=click.FloatRange(0.01, 1), default=None,
+    help=f"Share of the peak: the MFU that `train` shows on your machines.  [default: {DEFAULT_UTILISATION}, assumed]",
+)  # fmt: skip
+@click.option(
+    "--from-run", type=FOLDER, default=None,
+    help="Instead: the median MFU of this run of `train`, on GPUs of the same kind.",
+)  # fmt: skip
+@click.option(
+    "--teacher-parameters", type=Number(), default=0,
+    help="Count a teacher of this size, such as 13e9: a forward pass a token.  [default: no teacher]",
 )  # fmt: skip
 @click.option(
     "--dollars-per-gpu-hour", type=click.FloatRange(min=0), default=None, help="[default: a rough market price]"
@@ -108,18 +132,22 @@ def plan(
     gpus: int,
     gpu: str,
     tokens: int,
-    utilisation: float,
+    utilisation: float | None,
+    from_run: Path | None,
+    teacher_parameters: int,
     dollars_per_gpu_hour: float | None,
     as_json: bool,
 ) -> None:
     """Days, GPU hours, cost and memory of a training run.
 
     \b
-    Example:
+    Examples:
       draft-model plan --gpus 8 --gpu a100 --tokens 50e9
+      draft-model plan --gpus 8 --gpu h100 --tokens 50e9 --from-run run --teacher-parameters 13e9
     """
-    made = make_plan(find_preset(preset), tokens, gpu, gpus, utilisation, dollars_per_gpu_hour)
+    share = chosen_utilisation(utilisation, from_run)
+    made = make_plan(find_preset(preset), tokens, gpu, gpus, share, dollars_per_gpu_hour, teacher_parameters)
     if as_json:
         show(asdict(made), as_json=True)
     else:
-        click.echo(describe_plan(made, utilisation))
+        click.echo(describe_plan(made))

@@ -17,6 +17,8 @@ from draft_model.training.loss import token_losses
 NUM_SPLITS = 400
 SPLIT_CHARS = 1600
 SEED = 11
+ROW_TOKENS = 1024
+"""Of a long context no more: the logits of a row are held at once."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,11 @@ def evaluate(
     model: PreTrainedModel, encoder: LayoutEncoder, texts: Sequence[str], num_splits: int = NUM_SPLITS
 ) -> Evaluation:
     """Measure a model on held-out texts, in float32."""
-    rows, num_bytes = text_rows(texts, encoder, model.config.max_position_embeddings)
+    rows, num_bytes = text_rows(texts, encoder, min(ROW_TOKENS, model.config.max_position_embeddings))
     total = sum(float(token_losses(model, row).sum()) for row in rows)
     num_tokens = sum(row.shape[1] - 1 for row in rows)
     middle_total, num_middle, num_first = 0.0, 0, 0
-    splits = held_out_splits(texts, num_splits)
+    splits = held_out_splits(texts, num_splits, is_typed_line_only=encoder.layout.is_typed_line_only)
     for split in splits:
         ids, middle_from = encode_split(encoder, split)
         row = torch.tensor([ids[-model.config.max_position_embeddings :]])

@@ -4,6 +4,7 @@ Counted as in "PaLM" (Chowdhery et al., 2022), appendix B: six operations a para
 backward, and the attention scores on top, halved because they are causal. Recomputation would not count.
 """
 
+import re
 import time
 
 import torch
@@ -11,10 +12,13 @@ import torch
 from draft_model.presets import Shape
 
 PEAK_FLOPS = {
-    "a100": 312e12, "h100": 989e12, "h200": 989e12, "b200": 2250e12, "l40s": 362e12, "a10": 125e12, "mi300x": 1307e12,
+    "a100": 312e12, "h100": 989e12, "h100-pcie": 756e12, "h100-nvl": 835e12, "h200": 989e12, "h200-nvl": 835e12,
+    "b200": 2250e12, "l40s": 362e12, "l4": 121e12, "a10": 125e12, "a10g": 70e12, "mi300x": 1307e12,
 }  # fmt: skip
-"""Dense bfloat16 operations a second, from the makers' data sheets."""
-PROBE_SIZE = 1024
+"""Dense bfloat16 operations a second, from the makers' data sheets; SXM where a key does not say another."""
+CPU_PROBE_SIZE = 1024
+GPU_PROBE_SIZE = 8192
+"""A smaller product is over before all of a GPU is at work: the peak would seem low, and utilisation above 100%."""
 PROBE_RUNS = 4
 
 
@@ -27,20 +31,28 @@ def flops_per_token(shape: Shape, row_tokens: float) -> float:
 
 def peak_flops(device: str) -> float:
     """What a device can do: from the table for a GPU, measured for a CPU or a GPU that is not in it."""
-    if device.startswith("cuda"):
-        name = torch.cuda.get_device_name(device).lower()
-        known = next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in name), None)
-        if known is not None:
-            return known
-    return _measure(device)
+    if not device.startswith("cuda"):
+        return measured_flops(device, CPU_PROBE_SIZE)
+    known = known_flops(torch.cuda.get_device_name(device))
+    return measured_flops(device, GPU_PROBE_SIZE) if known is None else known
 
 
-def _measure(device: str) -> float:
-    """The best of a few bfloat16 matrix products."""
-    square = torch.ones(PROBE_SIZE, PROBE_SIZE, dtype=torch.bfloat16, device=device)
+def known_flops(name: str) -> float | None:
+    """The table's figure for a GPU by the name that torch reports; None for one that is not in it or is a slice."""
+    # Whole words: "a10" is in A10G and A100, "a100" in RTX A1000. The key of most words says which variant it is.
+    words = set(re.findall(r"[a-z0-9]+", name.lower()))
+    if "mig" in words:
+        return None
+    fitting = [gpu for gpu in PEAK_FLOPS if words.issuperset(gpu.split("-"))]
+    return PEAK_FLOPS[max(fitting, key=lambda gpu: gpu.count("-"))] if fitting else None
+
+
+def measured_flops(device: str, size: int) -> float:
+    """Operations a second in the best of a few bfloat16 products of square matrices, `size` rows each."""
+    square = torch.ones(size, size, dtype=torch.bfloat16, device=device)
     best_s = float("inf")
     for _ in range(PROBE_RUNS):
         begun = time.perf_counter()
         float((square @ square)[0, 0])
         best_s = min(best_s, time.perf_counter() - begun)
-    return 2.0 * PROBE_SIZE**3 / best_s
+    return 2.0 * size**3 / best_s

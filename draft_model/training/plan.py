@@ -1,29 +1,65 @@
 """What a training run would take: days, GPU hours, cost and memory, from a utilisation that was measured."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 
 from draft_model.errors import PipelineError
 from draft_model.presets import Preset
 from draft_model.training.flops import PEAK_FLOPS, flops_per_token
+from draft_model.training.record import METRICS, read_metrics
 
 DEFAULT_UTILISATION = 0.35
 """A cautious guess for FSDP2 in bfloat16 without tuning; `train` prints the measured one."""
-GPU_GIB = {"a100": 80, "h100": 80, "h200": 141, "b200": 192, "l40s": 48, "a10": 24, "mi300x": 192}
-DOLLARS_PER_HOUR = {"a100": 1.8, "h100": 2.9, "h200": 3.6, "b200": 5.5, "l40s": 1.0, "a10": 0.7, "mi300x": 3.0}
+GPU_GIB = {
+    "a100": 80, "h100": 80, "h100-pcie": 80, "h100-nvl": 94, "h200": 141, "h200-nvl": 141, "b200": 192, "l40s": 48,
+    "l4": 24, "a10": 24, "a10g": 24, "mi300x": 192,
+}  # fmt: skip
+DOLLARS_PER_HOUR = {
+    "a100": 1.8, "h100": 2.9, "h100-pcie": 2.4, "h100-nvl": 2.6, "h200": 3.6, "h200-nvl": 3.4, "b200": 5.5,
+    "l40s": 1.0, "l4": 0.7, "a10": 0.7, "a10g": 1.0, "mi300x": 3.0,
+}  # fmt: skip
 """Rough on-demand prices of one GPU; give your own."""
 BYTES_PER_MATRIX_PARAMETER = 4 + 4 + 4 + 2
 """Weight, gradient and Muon's momentum in float32, and the bfloat16 copy that is computed with."""
 BYTES_PER_OTHER_PARAMETER = 4 + 4 + 8 + 2
 """The same with AdamW's two moments."""
+BYTES_PER_TEACHER_PARAMETER = 2
+"""Held in bfloat16, spread over the GPUs as the draft is."""
+TEACHER_FLOPS_PER_PARAMETER = 2
+"""Operations a parameter and token of a forward pass, a third of training's six; its attention is left out."""
 SECONDS_PER_DAY = 86_400.0
 
 
 @dataclass(frozen=True)
+class Utilisation:
+    """The share of the GPUs' peak that goes into the models, 0 to 1, and where that figure is from.
+
+    `has_teacher` says of a measured one that its run distilled. `train` counts the draft's operations alone, so the
+    time of the teacher's is in that share.
+    """
+
+    share: float
+    source: str
+    has_teacher: bool = False
+
+
+ASSUMED = Utilisation(DEFAULT_UTILISATION, "assumed")
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The outcome; memory is that of weights and optimiser on each GPU, activations come on top."""
+    """The outcome; operations are all, the teacher's among them.
+
+    Memory is that of weights, optimiser and teacher on each GPU, activations come on top.
+    """
 
     num_parameters: int
+    num_teacher_parameters: int
     flops: float
+    teacher_flops: float
+    utilisation: float
+    utilisation_source: str
     tokens_per_s: float
     days: float
     gpu_hours: float
@@ -32,36 +68,69 @@ class Plan:
     gib_per_gpu: int
 
 
+def measured_utilisation(run: Path) -> Utilisation:
+    """The median over a run's steps, those of 0 left out; PipelineError when there is none or it is above 1."""
+    steps = read_metrics(run)
+    shares = [share for step in steps if (share := step.get("utilisation", 0.0)) > 0.0]
+    if not shares:
+        raise PipelineError(f"{run / METRICS}: no step with a utilisation above 0 among {len(steps)}")
+    share = median(shares)
+    if share > 1.0:
+        raise PipelineError(f"{run / METRICS}: the median utilisation must be at most 1, it is {share:.3g}")
+    # Without a teacher the divergence is 0 exactly.
+    has_teacher = any(step.get("divergence", 0.0) != 0.0 for step in steps)
+    source = f"measured in {run}" + (", its teacher's time included" if has_teacher else "")
+    return Utilisation(share, source, has_teacher)
+
+
 def make_plan(
     preset: Preset,
     num_tokens: float,
     gpu: str,
     num_gpus: int,
-    utilisation: float = DEFAULT_UTILISATION,
+    utilisation: Utilisation = ASSUMED,
     dollars_per_hour: float | None = None,
+    num_teacher_parameters: int = 0,
 ) -> Plan:
-    """The plan for training `preset` on `num_tokens`; PipelineError for a GPU that is not in the table."""
+    """The plan for training `preset` on `num_tokens`, distilled from a teacher if it has parameters.
+
+    PipelineError for a GPU that is not in the table, no tokens, or a teacher that would count twice.
+    """
     if gpu not in PEAK_FLOPS:
         raise PipelineError(f"no figures for the GPU {gpu!r}; there are: {', '.join(sorted(PEAK_FLOPS))}")
+    if num_tokens <= 0:
+        raise PipelineError(f"tokens: must be above 0, not {num_tokens:g}")
+    if num_teacher_parameters < 0:
+        raise PipelineError(f"teacher parameters: must be 0 or more, not {num_teacher_parameters:,}")
+    if num_teacher_parameters and utilisation.has_teacher:
+        raise PipelineError(
+            f"teacher parameters: must be 0 with a utilisation {utilisation.source}, not {num_teacher_parameters:,}: "
+            "the teacher would count twice"
+        )
     shape = preset.shape
-    flops = num_tokens * flops_per_token(shape, shape.context_tokens)
-    seconds = flops / (num_gpus * PEAK_FLOPS[gpu] * utilisation)
+    teacher_flops = num_tokens * float(TEACHER_FLOPS_PER_PARAMETER * num_teacher_parameters)
+    flops = num_tokens * flops_per_token(shape, shape.context_tokens) + teacher_flops
+    seconds = flops / (num_gpus * PEAK_FLOPS[gpu] * utilisation.share)
     hours = seconds / 3600 * num_gpus
     price = DOLLARS_PER_HOUR[gpu] if dollars_per_hour is None else dollars_per_hour
     others = shape.num_parameters - shape.num_matrix_parameters
     state = shape.num_matrix_parameters * BYTES_PER_MATRIX_PARAMETER + others * BYTES_PER_OTHER_PARAMETER
+    state += num_teacher_parameters * BYTES_PER_TEACHER_PARAMETER
     return Plan(
-        shape.num_parameters, flops, num_tokens / seconds, seconds / SECONDS_PER_DAY, hours, hours * price,
-        state / num_gpus / 2**30, GPU_GIB[gpu],
+        shape.num_parameters, num_teacher_parameters, flops, teacher_flops, utilisation.share, utilisation.source,
+        num_tokens / seconds, seconds / SECONDS_PER_DAY, hours, hours * price, state / num_gpus / 2**30, GPU_GIB[gpu],
     )  # fmt: skip
 
 
-def describe_plan(plan: Plan, utilisation: float) -> str:
+def describe_plan(plan: Plan) -> str:
     """The plan in a few lines."""
+    teacher = f"a teacher of {plan.num_teacher_parameters / 1e9:.2f}B parameters"
+    of_teacher = f", {plan.teacher_flops:.2e} of them in {teacher}" if plan.num_teacher_parameters else ""
+    held = "weights, optimiser and teacher" if plan.num_teacher_parameters else "weights and optimiser"
     return (
-        f"{plan.num_parameters / 1e9:.2f}B parameters, {plan.flops:.2e} operations\n"
-        f"{plan.tokens_per_s:,.0f} tokens/s at {utilisation:.0%} of the peak\n"
+        f"{plan.num_parameters / 1e9:.2f}B parameters, {plan.flops:.2e} operations{of_teacher}\n"
+        f"{plan.tokens_per_s:,.0f} tokens/s at {plan.utilisation:.1%} of the peak ({plan.utilisation_source})\n"
         f"{plan.days:.1f} days, {plan.gpu_hours:,.0f} GPU hours, about ${plan.dollars:,.0f}\n"
-        f"{plan.state_gib_per_gpu:.1f} of {plan.gib_per_gpu} GiB a GPU for weights and optimiser, "
+        f"{plan.state_gib_per_gpu:.1f} of {plan.gib_per_gpu} GiB a GPU for {held}, "
         "the rest for activations"
     )

@@ -29,7 +29,8 @@ from loadtest.bench.figures import report_console
 from loadtest.processes import StartError, end_on_sigterm
 from loadtest.tuning.statistics import MIN_ROUNDS, Estimate, ratio_of_rounds
 
-_VOCABULARY = 32_000
+_VOCABULARY = 32_016
+"""Of both, as vLLM wants it: Code Llama's."""
 _PROMPT_TOKENS = 128
 """Few, so that the KV cache of the largest batch fits: 0.8 MiB for each token."""
 
@@ -71,15 +72,17 @@ TARGET: dict[str, Any] = _LLAMA | {
         },
     },
 }
-"""Llama 2 13B's sizes; W8A8, weights by channel, activations by token."""
+"""Code Llama 13B's sizes; W8A8, weights by channel, activations by token."""
 DRAFT: dict[str, Any] = _LLAMA | {
     "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 32,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
     "num_key_value_heads": 4,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
 }
-"""1.1B parameters."""
+"""The preset `draft-1b`, 1.0B parameters; written down again, as the packages do not import each other."""
 
 
 @click.command()

@@ -2,9 +2,11 @@
 
 import importlib.util
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -50,7 +52,8 @@ def test_the_target_is_a_13b_llama_in_int8(script: ModuleType, tmp_path: Path) -
 def test_the_figures_are_the_last_line(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run(command: list[str]) -> str:
         if "--step" in command:
-            return 'chatter\n{"1": 4.0, "2": 8.0}\n' if "target" in command[3] else '{"1": 1.0, "2": 4.0}\n'
+            target, draft = {"1": 4.0, "2": 8.0, "4": None}, {"1": 1.0, "2": 4.0, "4": 5.0}
+            return f"chatter\n{json.dumps(target if 'target' in command[3] else draft)}\n"
         out = Path(command[command.index("--out") + 1])
         out.mkdir()
         steps = [{"tokens_per_s": 100.0 * number, "utilisation": 0.1} for number in range(1, 6)]
@@ -63,5 +66,43 @@ def test_the_figures_are_the_last_line(script: ModuleType, monkeypatch: pytest.M
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout.splitlines()[-1])
     assert (told["train"]["tokens_per_s"], told["train"]["steps"]) == (450, 2)
-    assert told["draft_to_target"] == {"1": 0.25, "2": 0.5}
+    assert told["target"]["step_ms"]["4"] is None
+    assert told["draft_to_target"] == {"1": 0.25, "2": 0.5, "4": None}
     assert told["target"]["scheme"] == "w8a8"
+
+
+class FakeLLM:
+    """In vLLM's place: a KV cache of 24 blocks of 16 tokens, one of them vLLM's own."""
+
+    def __init__(self, **_: Any) -> None:
+        cache = SimpleNamespace(num_gpu_blocks=24, block_size=16)
+        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache))
+
+    def generate(self, prompts: list[dict[str, list[int]]], *_: Any, **__: Any) -> None:
+        assert [len(prompt["prompt_token_ids"]) for prompt in prompts] == [32] * len(prompts)
+        assert len(prompts) <= 7
+
+
+def test_a_batch_that_the_kv_cache_cannot_hold_is_left_out(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    platforms = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: True))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=FakeLLM, SamplingParams=dict))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    script.write_model(script.TINY.target, tmp_path / "model", is_int8=False)
+    # 32 tokens of prompt, 8 timed and 1 before them: 3 blocks each.
+    found = script.time_steps(tmp_path / "model", replace(script.TINY, batch_sizes=(1, 7, 8)))
+    assert list(found) == ["1", "7", "8"]
+    assert [value is None for value in found.values()] == [False, False, True]
+    told = capsys.readouterr().err
+    assert told == "left out: 8 sequences of 41 tokens at once; the KV cache holds 7, in 24 blocks of 16 tokens\n"
+
+
+def test_all_batches_fit_beside_the_target_on_80_gb(script: ModuleType) -> None:
+    shape, block_tokens = script.FULL.target, 16
+    weights = shape.num_parameters + shape.vocab_size * shape.hidden_size  # int8, the embedding bfloat16
+    free = 0.9 * 80e9 - weights - 8e9  # vLLM's default share; activations and CUDA graphs, generously
+    token_bytes = 2 * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    sequence_tokens = shape.context_tokens // script.PROMPT_SHARE + 1 + script.FULL.timed_tokens
+    seats = script.num_seats(int(free / (token_bytes * block_tokens)), block_tokens, sequence_tokens)
+    assert seats >= max(script.FULL.batch_sizes)

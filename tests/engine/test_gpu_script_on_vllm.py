@@ -1,4 +1,4 @@
-"""What the benchmark for a GPU asks of vLLM exists; it has no other test where there is no GPU."""
+"""What the scripts for a GPU ask of vLLM exists; they have no other test against it where there is no GPU."""
 
 from pathlib import Path
 
@@ -16,3 +16,10 @@ def test_vllm_has_the_arguments() -> None:
     assert drafting.keys() <= AsyncEngineArgs.__dataclass_fields__.keys()
     assert drafting["speculative_config"].keys() <= SpeculativeConfig.__dataclass_fields__.keys()
     assert drafting.keys() - plain.keys() == {"speculative_config"}
+
+
+def test_vllm_tells_the_size_of_its_kv_cache() -> None:
+    from vllm.config import CacheConfig
+
+    # What `measure_models` reads of the engine's configuration.
+    assert CacheConfig.__dataclass_fields__.keys() >= {"num_gpu_blocks", "block_size"}

@@ -26,11 +26,9 @@ from draft_model.export import export_model
 from draft_model.presets import PRESETS, Preset, find_preset
 from draft_model.run import Distillation, load_outcome, train
 from draft_model.training.budget import Budget
-from draft_model.training.flops import PEAK_FLOPS, flops_per_token
 from draft_model.training.loss import Teacher, cross_entropies, divergences, next_token_logits
 from draft_model.training.model import make_config, make_model, make_pruned, num_parameters, spread_layers
 from draft_model.training.optim import is_hidden_matrix
-from draft_model.training.plan import GPU_GIB, describe_plan, make_plan
 from draft_model.training.record import METRICS, PICTURE, read_metrics, recording
 from draft_model.training.trainer import Progress, SavePoint, Trainer, run_fingerprint
 from draft_model.training.world import World
@@ -425,38 +423,25 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(data: Path, tmp_path: Path) 
 
 
 def test_two_processes_train_the_same_as_one_and_take_each_others_checkpoints(data: Path, tmp_path: Path) -> None:
-    def run(name: str, steps: int, processes: int, *more: str) -> list[float]:
+    def run(name: str, steps: int, processes: int, *more: str) -> tuple[list[float], list[float]]:
+        """The losses, and the gradients' norms: both optimisers would hide gradients that are all twice as large."""
         arguments = command(data, tmp_path / name, "--steps", str(steps), *more, processes=processes)
         done = subprocess.run(arguments, cwd=ROOT, check=False, capture_output=True, timeout=100)
         assert done.returncode == 0, done.stderr[-3000:]
-        return [step["loss"] for step in read_metrics(tmp_path / name)]
+        told = read_metrics(tmp_path / name)
+        return [step["loss"] for step in told], [step["grad_norm"] for step in told]
+
+    def same(found: tuple[list[float], list[float]]) -> tuple[object, object]:
+        return pytest.approx(found[0], abs=0.005), pytest.approx(found[1], rel=0.02)
 
     one, two = run("a", 8, 1), run("b", 8, 2)
-    assert len(one) == 8
-    assert two == pytest.approx(one, abs=0.02)
+    assert len(one[0]) == 8
+    assert two == same(one)
     # Each goes on with the other's number of processes.
-    assert run("a", 12, 2) == pytest.approx(run("b", 12, 1), abs=0.02)
+    assert run("a", 12, 2) == same(run("b", 12, 1))
     # A teacher is spread over them, too.
     teacher = ("--teacher", str(tmp_path / "a" / "model"))
-    assert run("c", 4, 2, *teacher) == pytest.approx(run("d", 4, 1, *teacher), abs=0.02)
-
-
-def test_operations_are_counted_by_hand() -> None:
-    shape = find_preset("draft-1b").shape
-    dense = 6 * (shape.num_matrix_parameters + 32_016 * 2048)
-    assert flops_per_token(shape, 0) == dense
-    assert flops_per_token(shape, 4096) == dense + 6 * 12 * 2048 * 4096
-
-
-def test_a_plan_is_what_the_mission_took() -> None:
-    plan = make_plan(find_preset("draft-1b"), 50e9, "a100", 8, 0.4)
-    assert 2.5 < plan.days < 5.0
-    assert plan.gpu_hours == pytest.approx(plan.days * 24 * 8)
-    assert plan.state_gib_per_gpu < plan.gib_per_gpu
-    assert "1.00B parameters" in describe_plan(plan, 0.4)
-    assert set(GPU_GIB) == set(PEAK_FLOPS)
-    with pytest.raises(PipelineError, match="no figures for the GPU 'abacus'"):
-        make_plan(find_preset("draft-1b"), 1e9, "abacus", 8)
+    assert run("c", 4, 2, *teacher) == same(run("d", 4, 1, *teacher))
 
 
 def test_a_block_is_what_the_source_says(data: Path) -> None:

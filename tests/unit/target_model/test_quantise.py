@@ -112,14 +112,32 @@ def test_a_model_in_several_files_gets_a_new_index(model: Path, tmp_path: Path) 
     tensors = load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
     names = sorted(tensors)
+    placed: dict[str, str] = {}
     for number, part in enumerate((names[:2], names[2:])):
         save_file({name: tensors[name] for name in part}, model / f"model-{number}.safetensors")
-    (model / "model.safetensors.index.json").write_text("{}")
+        placed |= dict.fromkeys(part, f"model-{number}.safetensors")
+    save_file({"the same once more": tensors[names[0]]}, model / "consolidated.safetensors")
+    index_file = model / "model.safetensors.index.json"
+    for content, message in (("{}", "no index of weights"), ('{"weight_map": {"a": "b"}}', "names b, which is not")):
+        index_file.write_text(content)
+        with pytest.raises(QuantiseError, match=message):
+            quantise_folder(model, tmp_path / "out")
+    index_file.write_text(json.dumps({"weight_map": placed}))
     quantise_folder(model, tmp_path / "out")
+    assert not (tmp_path / "out" / "consolidated.safetensors").exists()
     index: dict[str, Any] = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     for name, file in index["weight_map"].items():
         assert name in load_file(tmp_path / "out" / file)
     assert f"{Q_PROJ}_scale" in index["weight_map"]
+
+
+def test_a_linear_layer_of_another_name_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.0.mlp.router.weight"] = torch.ones(2, 2)
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(QuantiseError, match=r"layers.0.mlp.router.weight: this scheme knows no such matrix"):
+        quantise_folder(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_full_disk_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
