@@ -43,8 +43,9 @@ lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; 
 
 models: $(VENV)/installed ## Train the embedded models anew, from corpus to model card (hours on two cores).
 	@$(BIN)/draft-model build-embedded
-	@rm -rf target_model/embedded
-	@$(BIN)/target-model quantize --model target_model/embedded-bf16 --out target_model/embedded
+	@rm -rf work/embedded/int8
+	@$(BIN)/target-model quantize --model target_model/embedded-bf16 --out work/embedded/int8
+	@rm -rf target_model/embedded && mv work/embedded/int8 target_model/embedded
 
 bench-models: $(VENV)/installed ## Loss, single-line infilling, acceptance, what INT8 costs: the models that come along.
 	@$(BIN)/python -m loadtest.bench.models

@@ -24,8 +24,9 @@ def main(threads: int | None) -> None:
     \b
     A draft for a target of your own:
       draft-model corpus --out corpus --parquet code.parquet
+      draft-model generate --corpus corpus --target TARGET --out generated.jsonl --prompts 500000
       draft-model data --corpus corpus --tokenizer TARGET --out data --tokens 50e9 --row-tokens 4096 \\
-          --block-tokens 16384
+          --block-tokens 16384 --generated generated.jsonl
       torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --teacher TARGET
       draft-model evaluate --target TARGET --draft run/model --corpus corpus
     The embedded pair, hours on two cores; interrupted, the same command goes on:

@@ -33,7 +33,9 @@ Paths = tuple[Path, ...]
 @click.option("--out", type=FOLDER, default=WORK / "corpus", show_default=True, help="New folder for the corpus.")
 @click.option("--folder", type=FOLDER, multiple=True, help="Code of your own, one repository; a licence in it counts.")
 @click.option("--repositories", type=FOLDER, multiple=True, help="A folder of folders, each with its licence file.")
-@click.option("--jsonl", type=FILE, multiple=True, help="JSON lines with text, repository, path and licence.")
+@click.option(
+    "--jsonl", type=FILE, multiple=True, help="JSON lines with text, repository, path and licence; may be gzipped."
+)
 @click.option("--parquet", type=FILE, multiple=True, help="The same columns, or those of The Stack, in Parquet.")
 @click.option("--archive", type=FILE, multiple=True, help="A wheel or source archive of a package.")
 @click.option("--dataset", multiple=True, metavar="NAME[:CONFIG]", help="A data set of the Hugging Face hub, streamed.")

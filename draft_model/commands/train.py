@@ -65,7 +65,7 @@ def chosen_utilisation(share: float | None, run: Path | None) -> Utilisation:
 )  # fmt: skip
 @click.option("--teacher", type=FOLDER, default=None, help="Learn this target's distribution too.")
 @click.option(
-    "--mix", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Share of the teacher in the loss."
+    "--mix", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="Share of the teacher in the loss."
 )
 @click.option(
     "--checkpoint-minutes", type=click.FloatRange(min=0), default=CHECKPOINT_EVERY_S / 60, show_default=True,

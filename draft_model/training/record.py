@@ -4,9 +4,10 @@ A run that goes on after an interruption forgets the lines behind its checkpoint
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,9 +35,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 class Recorder:
     """Writes what a run tells."""
 
-    def __init__(self, folder: Path, board: Any) -> None:  # noqa: ANN401 - TensorBoard's writer has no types
+    def __init__(self, folder: Path, open_board: Callable[..., Any]) -> None:
         self._folder = folder
-        self._board = board
+        self._open_board = open_board
+        self._board: Any = None  # TensorBoard's writer has no types.
         self._lines: TextIO | None = None
 
     def begin(self, step: int) -> None:
@@ -45,6 +47,7 @@ class Recorder:
         write_atomically(self._folder / METRICS, "".join(kept).encode())
         with _refusals(self._folder):
             self._lines = (self._folder / METRICS).open("a", encoding="utf-8", buffering=1)
+            self._board = self._open_board(purge_step=step + 1)
 
     def step(self, progress: Progress) -> None:
         """Write one line and one point of every curve; PipelineError when the disk refuses."""
@@ -58,9 +61,9 @@ class Recorder:
     def close(self) -> None:
         """Finish the files; PipelineError when the disk refuses."""
         with _refusals(self._folder), ExitStack() as files:
-            files.callback(self._board.close)
-            if self._lines is not None:
-                files.callback(self._lines.close)
+            for file in (self._board, self._lines):
+                if file is not None:
+                    files.callback(file.close)
 
 
 @contextmanager
@@ -76,8 +79,7 @@ def recording(folder: Path) -> Iterator[Recorder]:
     """A recorder for a run's folder, which draws the picture at the end."""
     from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
 
-    with _refusals(folder):
-        recorder = Recorder(folder, SummaryWriter(str(folder / BOARD)))
+    recorder = Recorder(folder, partial(SummaryWriter, str(folder / BOARD)))
     try:
         yield recorder
     except BaseException:

@@ -8,7 +8,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -217,17 +217,20 @@ class Trainer:
         self._world.wait()
 
     def _resume(self) -> None:
+        # The main process alone reads it: the others may be on machines that do not have the file.
+        checkpoint = None
         if self._world.is_main:
             remove_unfinished(self._saved.path)
-        checkpoint = load_checkpoint(self._saved.path, self._saved.fingerprint)
-        if checkpoint is None:
+            checkpoint = load_checkpoint(self._saved.path, self._saved.fingerprint)
+        small = checkpoint and replace(checkpoint, model={}, optimiser={})
+        told = self._world.told(small)
+        if told is None:
             return
-        is_main = self._world.is_main
-        self._world.load_model_state(self._model, checkpoint.model if is_main else {})
-        self._optimiser.load_state_dict(checkpoint.optimiser if is_main else {})
-        restore_random_state(checkpoint.random)
-        self._num_tokens, self._saved_step = checkpoint.num_tokens, checkpoint.step
-        self._budget.num_steps, self._budget.active_s = checkpoint.step, checkpoint.active_s
+        self._world.load_model_state(self._model, checkpoint.model if checkpoint else {})
+        self._optimiser.load_state_dict(checkpoint.optimiser if checkpoint else {})
+        restore_random_state(told.random)
+        self._num_tokens, self._saved_step = told.num_tokens, told.step
+        self._budget.num_steps, self._budget.active_s = told.step, told.active_s
 
 
 def _blocks_a_step(batch_tokens: int, block_tokens: int, num_processes: int) -> int:

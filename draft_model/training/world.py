@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 M = TypeVar("M", bound=PreTrainedModel)
+T = TypeVar("T")
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
@@ -70,6 +71,14 @@ class World:
         total = torch.tensor(values, dtype=torch.float64 if self.device == "cpu" else torch.float32, device=self.device)
         dist.all_reduce(total)
         return [float(value) / self.size for value in total.tolist()]
+
+    def told(self, value: T) -> T:
+        """The main process's value, on all. All must call it."""
+        if self.size == 1:
+            return value
+        told = [value]
+        dist.broadcast_object_list(told, src=0)
+        return told[0]
 
     def wait(self) -> None:
         """Until all processes are here."""

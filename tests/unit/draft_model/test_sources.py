@@ -1,7 +1,10 @@
 """Reading sources, judging files, the split, and the corpus on disk."""
 
 import gzip
+import io
 import json
+import re
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -27,17 +30,25 @@ from draft_model.corpus.readers import (
     read_repositories,
     read_stdlib,
 )
-from draft_model.corpus.sources import FETCHED, HELD_OUT, INSTALLED
+from draft_model.corpus.sources import FETCHED, HELD_OUT, INSTALLED, OTHER_NAMES, read_embedded_sources
 from draft_model.corpus.split import part_of, side_of
 from draft_model.corpus.store import Corpus
 from draft_model.errors import PipelineError
 from tests.unit.draft_model.tiny import different_source
 
+LOCKED = Path(__file__).parents[3] / "requirements"
+APACHE = "Apache License Version 2.0, January 2004"
+BSD = "Redistribution and use in source and binary forms, with or without modification, are permitted provided that"
+MIT = "Permission is hereby granted, free of charge, to any person obtaining a copy"
 ROW = {"content": different_source(7), "max_stars_repo_name": "a/b", "max_stars_repo_path": "c.py", "licenses": ["mit"]}
 
 
 def document(path: str = "pkg/mod.py", text: str = "", licence: str = "MIT") -> Document:
     return Document("pkg", path, licence, text or different_source(1))
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @pytest.mark.parametrize(
@@ -46,6 +57,8 @@ def document(path: str = "pkg/mod.py", text: str = "", licence: str = "MIT") -> 
         ("MIT", True),
         ("apache-2.0", True),
         ("Apache-2.0 WITH LLVM-exception", True),
+        ("Apache-2.0 WITH Commons-Clause", False),
+        ("BSD-2-Clause-FreeBSD", True),
         ("MIT OR GPL-3.0-only", True),
         ("MIT AND GPL-3.0-only", False),
         ("(MIT OR GPL-3.0-only) AND BSD-3-Clause", False),
@@ -70,14 +83,91 @@ def test_permissive_licences_alone_are_fine(licence: str, is_fine: bool) -> None
         ("mit", "mit"),
         ("The Unlicense (Unlicense)", "Unlicense"),
         ("UNLICENSED", "UNLICENSED"),
+        ("mit or apache-2.0", "MIT OR Apache-2.0"),
+        ("Artistic-2.0 or MIT", "Artistic-2.0 OR MIT"),
+        ("MIT/Apache-2.0", "Apache-2.0"),
+        ("Apache-2.0+", "Apache-2.0"),
+        ("BSD without advertising clause", "BSD-3-Clause"),
+        ("BSD-derived (http://www.repoze.org/LICENSE.txt)", "BSD-3-Clause"),
     ],
 )
 def test_what_packages_say_is_read_as_a_name(said: str, meant: str) -> None:
     assert read_licence(said) == meant
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "BSD-4-Clause",
+        "bsd-4-clause",
+        "BSD-4-Clause License",
+        "4-Clause BSD License",
+        "Original BSD",
+        "BSD with advertising",
+        "BSD-Protection",
+        "BSD-3-Clause-No-Nuclear-License",
+        "BSD-3-Clause-Attribution",
+        "Apache-1.1",
+        "Apache License 1.1",
+        "Apache-2.0 with Commons Clause",
+        "MIT + Commons-Clause",
+        "BUSL-1.1, Apache-2.0 from 2030",
+        "BSL 1.1 (Apache 2.0 after four years)",
+        "SSPL; parts are MIT",
+        "Elastic License 2.0, clients Apache",
+        "FSL-1.1-MIT",
+        "MIT-advertising",
+    ],
+)
+def test_what_is_near_a_permissive_licence_stays_what_it_is(said: str) -> None:
+    assert read_licence(said) == said
+    assert not is_permissive(said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Business Source License 1.1\nChange License: {APACHE}",
+        f'"Commons Clause" License Condition v1.0\n{APACHE}',
+        f"Server Side Public License\n{APACHE}",
+        f"Elastic License 2.0. Clients: {APACHE}",
+        f"Functional Source License, Version 1.1. Grant of future licence: {APACHE}",
+        f"{BSD}: 3. All advertising materials mentioning features must say so. 4. Neither the name",
+        f"{BSD}: The documentation must include the following acknowledgment: this product includes software of",
+        f"{BSD}: You acknowledge that this software is not licensed for any nuclear facility. Neither the name",
+        f"{MIT}. The Software shall be used for Good, not Evil.",
+        "Redistribution and use in source and binary forms are permitted for non-commercial purposes",
+        f"{MIT}, for research purposes only",
+        f"{MIT}. Parts are under the GNU Library General Public License",
+    ],
+)
+def test_a_text_that_restricts_is_no_permissive_one(text: str) -> None:
+    assert licence_of_text(text) == ""
+    assert not is_permissive(licence_of_metadata({"license": text}))
+
+
+def test_a_restriction_outweighs_the_classifiers() -> None:
+    classifier = ["License :: OSI Approved :: Apache Software License"]
+    assert licence_of_metadata({"license": "Apache 2.0 with Commons Clause", "classifier": classifier}) == "unknown"
+    assert licence_of_metadata({"license": "MIT OR BUSL-1.1", "classifier": classifier}) == "Apache-2.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "licence"),
+    [
+        (APACHE, "Apache-2.0"),
+        (f"{BSD}: Neither the name of it may be used to endorse or promote products", "BSD-3-Clause"),
+        (f"{BSD} the following conditions are met", "BSD-2-Clause"),
+        (f"{MIT}. The name of it shall not be used in advertising or otherwise to promote", "MIT"),
+        ("This is free and unencumbered software, for any purpose, commercial or non-commercial", "Unlicense"),
+    ],
+)
+def test_the_permissive_texts_are_told_apart(text: str, licence: str) -> None:
+    assert licence_of_text(text) == licence
+
+
 def test_a_licence_file_is_recognised_by_its_words() -> None:
-    assert licence_of_text("Permission is hereby granted, free of\ncharge, to any person obtaining a copy") == "MIT"
+    assert licence_of_text(MIT.replace(" of ", " of\n")) == "MIT"
     assert licence_of_text("GNU GENERAL PUBLIC LICENSE. Apache License, Version 2.0") == ""
 
 
@@ -160,6 +250,49 @@ def test_folders_wheels_and_archives_are_read(repositories: Path, tmp_path: Path
         list(read_archive(tmp_path / "bad.whl"))
 
 
+@pytest.mark.parametrize("inner", ["PKG-INFO", "src/thing.egg-info/PKG-INFO"])
+def test_a_source_archive_has_its_metadata_at_the_top_or_beside_the_code(inner: str, tmp_path: Path) -> None:
+    path = tmp_path / "thing-1.0.tar.gz"
+    contents = {"thing.py": "x = 1\n", inner: "Name: thing\nVersion: 1.0\nLicense-Expression: MIT\n"}
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in contents.items():
+            member = tarfile.TarInfo(f"thing-1.0/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    assert list(read_archive(path)) == [Document("thing", "thing.py", "MIT", "x = 1\n", "1.0")]
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(PipelineError, match="not an archive"):
+        list(read_archive(path))
+
+
+def test_a_wheel_is_not_taken_for_a_package_that_it_vendors(tmp_path: Path) -> None:
+    wheel = tmp_path / "thing-1.0-py3-none-any.whl"
+    own = "Name: thing\nVersion: 1.0\nLicense-Expression: GPL-3.0-only\n\nWhat it does, in many words.\n"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("thing/__init__.py", "x = 1\n")
+        archive.writestr("_vendor/other.dist-info/METADATA", "Name: other\nVersion: 2\nLicense-Expression: MIT\n")
+        archive.writestr("thing-1.0.dist-info/METADATA", own)
+    assert list(read_archive(wheel)) == [Document("thing", "thing/__init__.py", "GPL-3.0-only", "x = 1\n", "1.0")]
+
+
+def test_vendored_metadata_alone_is_none(tmp_path: Path) -> None:
+    wheel = tmp_path / "thing.zip"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("thing/_vendor/other.dist-info/METADATA", "Name: other\nLicense-Expression: MIT\n")
+    with pytest.raises(PipelineError, match="no package metadata"):
+        list(read_archive(wheel))
+
+
+def test_the_folder_that_one_is_in_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ours" / "sub").mkdir(parents=True)
+    (tmp_path / "ours" / "a.py").write_text("x = 1\n")
+    (tmp_path / "link").symlink_to("ours")
+    monkeypatch.chdir(tmp_path / "ours")
+    assert [item.repository for item in read_folder(Path(), (".py",))] == ["ours"]
+    assert [item.repository for item in read_folder(Path("sub/.."), (".py",))] == ["ours"]
+    assert [item.repository for item in read_folder(tmp_path / "link", (".py",))] == ["link"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "licence"),
     [
@@ -185,6 +318,30 @@ def test_rows_of_known_data_sets_are_understood(tmp_path: Path) -> None:
     assert document_of({"text": "x"}, "here").licence == "unknown"
 
 
+def test_a_row_without_a_repository_is_one_of_its_own() -> None:
+    texts = [different_source(number) for number in range(400)]
+    rows = [document_of({"text": text, "path": "setup.py"}, "here") for text in texts]
+    assert len({row.repository for row in rows}) == len(rows)
+    assert {row.path for row in rows} == {"setup.py"}
+    assert rows[0] == document_of({"text": texts[0], "path": "setup.py"}, "elsewhere")
+    unnamed = [document_of({"text": text}, "here") for text in texts]
+    assert {side_of(row.repository, 20.0) for row in unnamed} == set(Side)
+
+
+def test_licences_of_a_row_are_all_needed_even_where_one_is_a_choice() -> None:
+    row = document_of({"text": "x", "licenses": ["GPL-3.0-only", "MIT OR Apache-2.0"]}, "here")
+    assert not is_permissive(row.licence)
+    assert document_of({"text": "x", "licenses": ["MIT OR Apache-2.0"]}, "here").licence == "MIT OR Apache-2.0"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_json_lines_may_be_gzipped_and_have_blank_ones(name: str, tmp_path: Path) -> None:
+    lines = f"{json.dumps(ROW)}\r\n\n   \n{json.dumps(ROW)}\n\n".encode()
+    for data in (lines, gzip.compress(lines)):
+        (tmp_path / name).write_bytes(data)
+        assert [item.path for item in read_jsonl(tmp_path / name)] == ["c.py", "c.py"]
+
+
 @pytest.mark.parametrize("text", ["", None])
 def test_an_empty_file_is_too_small_and_no_missing_column(text: str | None) -> None:
     empty = document_of({"content": text, "path": "a/__init__.py", "license": "mit"}, "here")
@@ -205,7 +362,13 @@ def test_a_data_set_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("name", "content", "message"),
     [
         ("a.jsonl", b"{\n", "line 1, is not JSON"),
-        ("a.jsonl", b'{"body": 1}\n', "no column for the text: body"),
+        ("a.jsonl", b'{"body": 1}\n', "line 1, has no column for the text: body"),
+        ("a.jsonl", b'{"text": 1}\n', "line 1, has a text that is int"),
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": "\xff"}\n', "line 3, is not JSON in UTF-8"),
+        ("a.jsonl", '{"text": "x"}\n'.encode("utf-16"), "line 1, is not JSON in UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n[1]\n', "line 2, is no JSON object but list"),
+        ("a.jsonl", b"[" * 100_000, "line 1, is not JSON"),
+        ("a.jsonl", gzip.compress(b'{"text": "x"}\n', mtime=0)[:-9], "a.jsonl can't be read after line"),
         ("a.parquet", b"no", "not a Parquet file"),
     ],
 )
@@ -221,9 +384,42 @@ def test_what_is_no_source_is_a_clear_error(name: str, content: bytes, message: 
 def test_the_standard_library_and_installed_packages_are_sources() -> None:
     assert next(read_stdlib()).repository == STDLIB
     assert next(read_installed("click")).licence == "BSD-3-Clause"
-    assert list(read_installed("no-such-package-here")) == []
     assert not set(INSTALLED) & set(FETCHED)
     assert set(HELD_OUT) <= set(FETCHED)
+
+
+def test_a_package_that_is_missing_is_an_error_unless_it_has_another_name() -> None:
+    with pytest.raises(PipelineError, match="no-such-package-here is not installed"):
+        list(read_installed("no-such-package-here"))
+    with pytest.raises(PipelineError, match="no-such-package-here or nor-this is not installed"):
+        list(read_installed("no-such-package-here", "nor-this"))
+    assert next(read_installed("no-such-package-here", "click")).repository == "click"
+
+
+def test_a_package_without_a_list_of_its_files_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "listless-1.0.dist-info").mkdir()
+    (tmp_path / "listless-1.0.dist-info" / "METADATA").write_text("Name: listless\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PipelineError, match="listless has no list of its files"):
+        list(read_installed("listless"))
+
+
+def test_the_part_that_is_chosen_is_that_of_either_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draft_model.corpus.sources.read_stdlib", lambda: iter(()))
+    monkeypatch.setattr("draft_model.corpus.sources.INSTALLED", ("not-here",))
+    monkeypatch.setitem(OTHER_NAMES, "not-here", "click")
+    monkeypatch.setattr("draft_model.corpus.sources.ONLY", {"not-here": ("click/co",)})
+    paths = {item.path for item in read_embedded_sources(tmp_path)}
+    assert "click/core.py" in paths
+    assert "click/types.py" not in paths
+
+
+@pytest.mark.parametrize("engine", ["cpu", "cuda"])
+def test_what_is_read_as_installed_is_locked_for_every_engine(engine: str) -> None:
+    lists = "".join((LOCKED / f"{name}.txt").read_text() for name in (engine, "dev", "torch-cpu"))
+    locked = {normal(name) for name in re.findall(r"^([\w.-]+)==", lists, re.MULTILINE)}
+    missing = {name for name in INSTALLED if not {normal(name), OTHER_NAMES.get(name)} & locked}
+    assert missing == set()
 
 
 def test_no_repository_is_on_both_sides_and_all_texts_come_back(corpus: Corpus) -> None:

@@ -22,6 +22,11 @@ def test_any_text_comes_back(encoder: LayoutEncoder, text: str) -> None:
     assert encoder.decode(encoder.encode(text)) == text
 
 
+def test_no_text_is_no_vocabulary() -> None:
+    with pytest.raises(PipelineError, match="no text to learn a tokenizer from"):
+        train_tokenizer([])
+
+
 def test_the_special_tokens_come_first_and_nothing_is_added(
     tokenizer: PreTrainedTokenizerFast, encoder: LayoutEncoder
 ) -> None:

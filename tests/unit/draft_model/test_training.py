@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from io import StringIO
 from itertools import count
@@ -16,6 +17,8 @@ from typing import Any, cast
 import pytest
 import torch
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from draft_model.data.blocks import Block, BlockSource
@@ -29,8 +32,8 @@ from draft_model.training.budget import Budget
 from draft_model.training.loss import Teacher, cross_entropies, divergences, next_token_logits
 from draft_model.training.model import make_config, make_model, make_pruned, num_parameters, spread_layers
 from draft_model.training.optim import is_hidden_matrix
-from draft_model.training.record import METRICS, PICTURE, read_metrics, recording
-from draft_model.training.trainer import Progress, SavePoint, Trainer, run_fingerprint
+from draft_model.training.record import BOARD, METRICS, PICTURE, read_metrics, recording
+from draft_model.training.trainer import Progress, SavePoint, Trainer, Watcher, run_fingerprint
 from draft_model.training.world import World
 from tests.support.disk import files_up_to
 from tests.support.models import TARGET
@@ -145,7 +148,7 @@ def test_a_disk_that_refuses_keeps_the_last_checkpoint(trainer: Callable[..., Tr
 class FullDiskBoard:
     """In the place of TensorBoard's writer, whose own thread meets the full disk."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, purge_step: int) -> None:
         """Start as if there were room."""
 
     def add_scalar(self, *_: object) -> None:
@@ -155,16 +158,21 @@ class FullDiskBoard:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def stop(watcher: Watcher) -> None:
+    watcher.begin(0)
+    raise PipelineError("the loss is nan")
+
+
 def test_records_on_a_full_disk_end_the_run_with_one_line(
     data: Path, preset: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", FullDiskBoard)
     with pytest.raises(PipelineError, match=r"cannot write to .*: No space left on device"):
         train(preset, data, tmp_path / "run", Budget(steps=2), World(), CONSOLE)
-    with pytest.raises(PipelineError, match="No space left on device"), recording(tmp_path):
-        pass
-    with pytest.raises(PipelineError, match="the loss is nan"), recording(tmp_path):
-        raise PipelineError("the loss is nan")
+    with pytest.raises(PipelineError, match="No space left on device"), recording(tmp_path) as recorder:
+        recorder.begin(0)
+    with pytest.raises(PipelineError, match="the loss is nan"), recording(tmp_path) as stopped:
+        stop(stopped)
 
 
 def test_going_on_removes_what_a_killed_process_left_of_a_checkpoint(
@@ -384,8 +392,14 @@ def test_lines_behind_the_checkpoint_and_torn_lines_are_forgotten(data: Path, pr
     train(preset, data, tmp_path / "run", Budget(steps=3), World(), CONSOLE)
     with (tmp_path / "run" / METRICS).open("a") as lines:
         lines.write('{"step": 4}\n{"step": 5, "lo')
+    with closing(SummaryWriter(str(tmp_path / "run" / BOARD))) as board:
+        board.add_scalar("loss", 99.0, 4)
     train(preset, data, tmp_path / "run", Budget(steps=5), World(), CONSOLE)
-    assert [step["step"] for step in read_metrics(tmp_path / "run")] == [1, 2, 3, 4, 5]
+    told = read_metrics(tmp_path / "run")
+    assert [step["step"] for step in told] == [1, 2, 3, 4, 5]
+    board = EventAccumulator(str(tmp_path / "run" / BOARD)).Reload()
+    drawn = {point.step: point.value for point in board.Scalars("loss")}
+    assert drawn == pytest.approx({step["step"]: step["loss"] for step in told}, rel=1e-6)
 
 
 def command(data: Path, out: Path, *more: str, processes: int = 1) -> list[str]:
