@@ -21,31 +21,48 @@ ROOT = Path(__file__).parents[2]
 NUM_CURSORS = 40
 MAX_TOKENS = 24
 SPECULATE = 4
+TEMPERATURES = (0.0, 0.8)
 SOURCES = ("tasks.py", "scheme.py")
 
 
+Both = tuple[Acceptance, Acceptance]
+
+
 @pytest.fixture(scope="module")
-def offline_and_served() -> tuple[Acceptance, Acceptance]:
+def offline_and_served() -> dict[float, Both]:
+    """By temperature."""
     encoder = load_encoder(TARGET)
     texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "completion_server").rglob("*.py"))]
     splits = held_out_splits([text for text in texts if not encoder.holds_marker(text)], NUM_CURSORS)
     torch.set_num_threads(2)
-    tally = measure(Pair(load_model(TARGET), load_model(DRAFT), encoder), splits, MAX_TOKENS)
+    pair = Pair(load_model(TARGET), load_model(DRAFT), encoder)
+    tallies = [measure(pair, splits, MAX_TOKENS, degree) for degree in TEMPERATURES]
     prompts = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
-    (served,) = serve(
-        TARGET, DRAFT, prompts, num_speculative_tokens=SPECULATE, max_tokens=MAX_TOKENS, stops=encoder.stops
-    )
+    served = serve(
+        TARGET, DRAFT, prompts, num_speculative_tokens=SPECULATE, max_tokens=MAX_TOKENS, stops=encoder.stops,
+        temperatures=TEMPERATURES,
+    )  # fmt: skip
     gc.collect()
-    assert served.acceptance is not None
-    return tally.by_length[SPECULATE], served.acceptance
+    counted = [one.acceptance for one in served if one.acceptance is not None]
+    offline = [tally.by_length[SPECULATE] for tally in tallies]
+    return dict(zip(TEMPERATURES, zip(offline, counted, strict=True), strict=True))
 
 
 @pytest.mark.timeout(300)
-def test_the_engine_accepts_what_was_computed_offline(offline_and_served: tuple[Acceptance, Acceptance]) -> None:
-    offline, served = offline_and_served
+def test_the_engine_accepts_what_was_computed_offline(offline_and_served: dict[float, Both]) -> None:
+    offline, served = offline_and_served[0.0]
     assert served.num_drafts > 100
     assert served.per_token == pytest.approx(offline.per_token, abs=0.02)
+    assert served.mean_length == pytest.approx(offline.mean_length, abs=0.02 * SPECULATE)
     assert served.per_position == pytest.approx(offline.per_position, abs=0.05)
+
+
+@pytest.mark.timeout(300)
+def test_at_a_temperature_as_well_as_far_as_other_texts_allow(offline_and_served: dict[float, Both]) -> None:
+    """Each draws its own texts, so two runs of one would differ: by three points in two of three times."""
+    offline, served = offline_and_served[0.8]
+    assert served.num_drafts > 100
+    assert served.per_token == pytest.approx(offline.per_token, abs=0.09)
 
 
 @pytest.mark.timeout(300)
