@@ -108,7 +108,7 @@ FAMILIES: tuple[Template, ...] = (
         needs=("<|end_of_text|>",),
         ends=("<|fim_pad|>", "<|filename|>", "<|reponame|>"),
     ),
-    # The models trained in this repository; see draft_model/fim.py.
+    # The models trained in this repository; see draft_model/data/layouts.py.
     Template(
         "embedded",
         Order.PREFIX_FIRST,

@@ -48,6 +48,10 @@ IDENTITY_TOKENS = 32
 @corpus_option
 @click.option("--out", type=FOLDER, default=None, help="Folder for report.md, report.json and acceptance.png.")
 @click.option("--cursors", type=click.IntRange(min=1), default=200, show_default=True, help="In held-out files.")
+@click.option(
+    "--offline-cursors", type=click.IntRange(min=1), default=None,
+    help="At most so many of these offline too, in float32 on the CPU: few for a large target.  [default: all]",
+)  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(min=2), default=32, show_default=True, help="Of a completion.")
 @click.option(
     "--speculate",
@@ -69,8 +73,8 @@ IDENTITY_TOKENS = 32
 @json_option
 @plain_errors
 def evaluate(
-    *, target: Path, draft: Path, corpus_folder: Path, out: Path | None, cursors: int, max_tokens: int,
-    lengths: tuple[int, ...], greedy_only: bool, with_engine: bool, prompts: Path | None,
+    *, target: Path, draft: Path, corpus_folder: Path, out: Path | None, cursors: int, offline_cursors: int | None,
+    max_tokens: int, lengths: tuple[int, ...], greedy_only: bool, with_engine: bool, prompts: Path | None,
     engine_options: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     """How much of a draft its target accepts: by length, by position, by kind of code; offline and in vLLM.
@@ -86,14 +90,15 @@ def evaluate(
     asked = _identity_prompts(encoder, target, prompts) if prompts else []
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
     splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.layout.is_typed_line_only)
+    some = splits[:: -(-len(splits) // (offline_cursors or len(splits)))]
     pair = Pair(load_model(target), load_model(draft), encoder)
     temperatures = () if greedy_only else TEMPERATURES
     with Progress(console=CONSOLE, transient=True) as progress:
         tallies = {
-            degree: measure(pair, splits, max_tokens, degree, counting(progress, f"offline, temperature {degree:g}"))
+            degree: measure(pair, some, max_tokens, degree, counting(progress, f"offline, temperature {degree:g}"))
             for degree in (0.0, *temperatures)
         }
-        offline, online = offline_figures(len(splits), tallies), None
+        offline, online = offline_figures(len(some), tallies), None
         if out is not None:
             write_report(out, offline, None)  # Whatever becomes of the engine.
         if with_engine:

@@ -102,9 +102,10 @@ def test_the_commands_measure_what_was_built(built: BuildFigures, work: Path, tm
     figures = run(main, [*ONE_THREAD, "held-out", "--model", model, "--corpus", corpus, "--json"])
     assert json.loads(figures.stdout)["loss"] == pytest.approx(built.target.evaluation.loss, abs=1e-4)
     pair = ["--target", model, "--draft", str(work / "out" / "draft"), "--corpus", corpus, "--no-engine"]
-    sizes = ["--cursors", "4", "--max-tokens", "4", "--out", str(tmp_path / "report")]
+    sizes = ["--cursors", "4", "--offline-cursors", "2", "--max-tokens", "4", "--out", str(tmp_path / "report")]
     report = run(main, [*ONE_THREAD, "evaluate", *pair, *sizes])
     assert report.exit_code == 0, report.output
+    assert report.stdout.startswith("2 completions")
     assert "| kind of code, foretold |" in report.stdout
     assert (tmp_path / "report" / "report.json").is_file()
 
