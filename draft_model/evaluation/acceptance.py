@@ -11,6 +11,7 @@ what the target would write behind the end.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,21 @@ def replay(matches: Sequence[bool], num_speculative_tokens: int, num_tokens: int
             length += 1
         at += length + 1
     return Acceptance(drafts, tuple(accepted))
+
+
+def share_interval(hits: Sequence[int], totals: Sequence[int]) -> tuple[float, float]:
+    """The 95% interval of a share whose trials come in groups, here the tokens of a completion: one group, one draw.
+
+    By the variance of a ratio of sums over groups (Cochran, "Sampling Techniques", 1977, section 6.3); 0 to 1 where
+    there are too few groups to tell.
+    """
+    total, num_groups = sum(totals), len(totals)
+    if not total or num_groups < 2:  # noqa: PLR2004
+        return 0.0, 1.0
+    share = sum(hits) / total
+    squares = sum((hit - share * of) ** 2 for hit, of in zip(hits, totals, strict=True))
+    width = 1.96 * sqrt(squares * num_groups / (num_groups - 1)) / total
+    return max(0.0, share - width), min(1.0, share + width)
 
 
 def expected_tokens(acceptance: float, num_speculative_tokens: int) -> float:

@@ -15,27 +15,54 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from draft_model.data.fim import Split
 from draft_model.data.layouts import LayoutEncoder
-from draft_model.evaluation.acceptance import Acceptance, replay
+from draft_model.evaluation.acceptance import Acceptance, replay, share_interval
 from draft_model.evaluation.kinds import Kind, kinds_of_pieces
 
 MAX_DRAFT = 8
 SEED = 0
 
 
+@dataclass(frozen=True)
+class Counted:
+    """One completion: its tokens, how many of them the draft foretells, and what is accepted, by K."""
+
+    num_tokens: int
+    num_foretold: int
+    by_length: dict[int, Acceptance]
+
+
 @dataclass
 class Tally:
     """What was found so far."""
 
-    by_length: dict[int, Acceptance] = field(default_factory=dict)
+    completions: list[Counted] = field(default_factory=list)
     seen: Counter[Kind] = field(default_factory=Counter)
     foretold: Counter[Kind] = field(default_factory=Counter)
-    num_tokens: int = 0
-    num_foretold: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all completions."""
+        return sum(one.num_tokens for one in self.completions)
 
     @property
     def agreement(self) -> float:
         """The share of the target's tokens that the draft foretells."""
-        return self.num_foretold / self.num_tokens if self.num_tokens else 0.0
+        return sum(one.num_foretold for one in self.completions) / max(1, self.num_tokens)
+
+    @property
+    def agreement_interval(self) -> tuple[float, float]:
+        """The 95% interval of the same, had other cursors been drawn."""
+        pairs = [(one.num_foretold, one.num_tokens) for one in self.completions]
+        return share_interval([hits for hits, _ in pairs], [total for _, total in pairs])
+
+    def acceptance(self, length: int) -> Acceptance:
+        """What is accepted of drafts of `length` tokens."""
+        return sum((one.by_length[length] for one in self.completions), Acceptance(0, (0,) * length))
+
+    def acceptance_interval(self, length: int) -> tuple[float, float]:
+        """The 95% interval of accepted over drafted tokens, had other cursors been drawn."""
+        found = [one.by_length[length] for one in self.completions]
+        return share_interval([sum(one.accepted_at) for one in found], [one.num_drafts * length for one in found])
 
     def by_kind(self) -> dict[str, tuple[float, int]]:
         """For each kind the share that was foretold, and how many tokens that is of."""
@@ -43,14 +70,11 @@ class Tally:
 
     def add(self, matches: Sequence[bool], kinds: Sequence[Kind]) -> None:
         """Count one completion of `len(kinds)` tokens; `matches` may go on past its end."""
-        for length in range(1, MAX_DRAFT + 1):
-            found = replay(matches, length, len(kinds))
-            self.by_length[length] = self.by_length[length] + found if length in self.by_length else found
-        own = list(zip(kinds, matches, strict=False))
+        foretold = [kind for kind, is_match in zip(kinds, matches, strict=False) if is_match]
+        by_length = {length: replay(matches, length, len(kinds)) for length in range(1, MAX_DRAFT + 1)}
+        self.completions.append(Counted(len(kinds), len(foretold), by_length))
         self.seen.update(kinds)
-        self.foretold.update(kind for kind, is_match in own if is_match)
-        self.num_tokens += len(kinds)
-        self.num_foretold += sum(is_match for _, is_match in own)
+        self.foretold.update(foretold)
 
 
 @dataclass(frozen=True)

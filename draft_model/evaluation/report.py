@@ -17,11 +17,16 @@ from draft_model.files import folder_atomically, replacing
 
 @dataclass(frozen=True)
 class TallyFigures:
-    """Offline, at one temperature. Shares are 0 to 1, by K where they depend on it; `per_position` is for K = 8."""
+    """Offline, at one temperature. Shares are 0 to 1, by K where they depend on it; `per_position` is for K = 8.
+
+    Intervals are 95%, as if other cursors had been drawn.
+    """
 
     num_tokens: int
     agreement: float
+    agreement_interval: tuple[float, float]
     acceptance_by_length: dict[int, float]
+    acceptance_intervals: dict[int, tuple[float, float]]
     mean_accepted_length: dict[int, float]
     per_position: tuple[float, ...]
     by_kind: dict[str, tuple[float, int]]
@@ -74,9 +79,11 @@ def tally_figures(tally: Tally) -> TallyFigures:
     return TallyFigures(
         tally.num_tokens,
         tally.agreement,
-        {length: tally.by_length[length].per_token for length in lengths},
-        {length: tally.by_length[length].mean_length for length in lengths},
-        tally.by_length[MAX_DRAFT].per_position,
+        tally.agreement_interval,
+        {length: tally.acceptance(length).per_token for length in lengths},
+        {length: tally.acceptance_interval(length) for length in lengths},
+        {length: tally.acceptance(length).mean_length for length in lengths},
+        tally.acceptance(MAX_DRAFT).per_position,
         tally.by_kind(),
     )
 
@@ -118,7 +125,7 @@ def render_report(offline: OfflineFigures, engine: EngineFigures | None, identit
     heads = " | ".join("greedy" if not degree else f"at {degree:g}" for degree, _ in degrees)
     lines = [
         f"{offline.num_completions} completions, {greedy.num_tokens:,} tokens greedily, of which the draft foretells "
-        f"{greedy.agreement:.1%}. Offline:",
+        f"{_with_interval(greedy.agreement, greedy.agreement_interval)}. Offline, in brackets 95% intervals:",
         "",
         f"| K | accepted of drafted: {heads} | tokens a step: {heads} | accepted up to here, K = {MAX_DRAFT} |",
         "| --- |" + " --- |" * (2 * len(degrees) + 1),
@@ -134,9 +141,16 @@ def render_report(offline: OfflineFigures, engine: EngineFigures | None, identit
 
 
 def _length_line(length: int, found: Sequence[TallyFigures]) -> str:
-    accepted = " | ".join(f"{one.acceptance_by_length[length]:.1%}" for one in found)
+    accepted = " | ".join(
+        _with_interval(one.acceptance_by_length[length], one.acceptance_intervals[length]) for one in found
+    )
     steps = " | ".join(f"{one.mean_accepted_length[length]:.2f}" for one in found)
     return f"| {length} | {accepted} | {steps} | {found[0].per_position[length - 1]:.1%} |"
+
+
+def _with_interval(share: float, interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{share:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def _kind_line(kind: str, found: Sequence[TallyFigures]) -> str:

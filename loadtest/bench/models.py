@@ -73,9 +73,11 @@ def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> di
     return {
         "held_out_bits_per_byte": int8["bits_per_byte"],
         "single_line_exact_match": _share(int8["lines"]["exact"]),
+        "single_line_exact_match_interval": int8["lines"]["exact"]["interval"],
         "single_line_pass_at_1": _share(int8["lines"]["passed"]),
         "acceptance_k4_greedy": run["acceptance"]["0.0"],
         "acceptance_offline": offline["acceptance_by_length"][str(SPECULATE)],
+        "acceptance_offline_interval": offline["acceptance_intervals"][str(SPECULATE)],
         "foretold_share": offline["agreement"],
         "mean_accepted_length_k4": run["mean_accepted_length"]["0.0"],
         "int8_loss_increase": int8["loss_more"]["value"],

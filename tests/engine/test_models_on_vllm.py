@@ -44,7 +44,7 @@ def offline_and_served() -> dict[float, Both]:
     )  # fmt: skip
     gc.collect()
     counted = [one.acceptance for one in served if one.acceptance is not None]
-    offline = [tally.by_length[SPECULATE] for tally in tallies]
+    offline = [tally.acceptance(SPECULATE) for tally in tallies]
     return dict(zip(TEMPERATURES, zip(offline, counted, strict=True), strict=True))
 
 

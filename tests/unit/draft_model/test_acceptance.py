@@ -1,6 +1,7 @@
 """Acceptance: the arithmetic, the kinds of code, and the figures of a pair."""
 
 import json
+from math import sqrt
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from draft_model.data.fim import Split
 from draft_model.data.layouts import LayoutEncoder
-from draft_model.evaluation.acceptance import Acceptance, expected_speedup, expected_tokens, replay
+from draft_model.evaluation.acceptance import Acceptance, expected_speedup, expected_tokens, replay, share_interval
 from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.kinds import Kind, kinds_of, kinds_of_pieces
 from draft_model.evaluation.offline import (
@@ -199,6 +200,21 @@ def test_tokens_of_a_completion_have_the_kinds_of_their_place(encoder: LayoutEnc
     kinds = token_kinds(encoder, split, written)
     assert kinds[0] is Kind.IDENTIFIERS
     assert kinds[-1] is Kind.SYNTAX
+
+
+def test_an_interval_is_as_wide_as_completions_differ() -> None:
+    """Twenty completions of ten tokens, half with 4 and half with 6 foretold: tokens of one completion count as one."""
+    low, high = share_interval([4, 6] * 10, [10] * 20)
+    assert (low, high) == pytest.approx((0.5 - 1.96 * 0.1 / sqrt(19), 0.5 + 1.96 * 0.1 / sqrt(19)))
+    assert share_interval([5, 5, 5], [10, 10, 10]) == (0.5, 0.5)
+    assert share_interval([5], [10]) == share_interval([], []) == (0.0, 1.0)
+    tally = Tally()
+    for matches in ([True, True, False], [True, False, False], [True, True, True]):
+        tally.add(matches, [Kind.LOGIC] * 3)
+    assert tally.agreement == 6 / 9
+    assert tally.agreement_interval == share_interval([2, 1, 3], [3, 3, 3])
+    assert tally.acceptance(1) == Acceptance(4, (2,))
+    assert tally.acceptance_interval(1) == share_interval([1, 0, 1], [1, 2, 1])
 
 
 def test_the_report_shows_what_was_measured(tmp_path: Path) -> None:
