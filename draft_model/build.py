@@ -1,6 +1,6 @@
 """The embedded pair from nothing: corpus, tokenizer, data, target, draft, figures, cards, two model folders.
 
-    corpus/  tokenizer/  data/  target/  draft-TARGET/  figures.json
+    corpus/  tokenizer/  data/  target/  draft-TARGET-CURSORS/  figures.json
 
 Each part that is there is used; interrupted anywhere, the same call goes on.
 """
@@ -18,7 +18,6 @@ from draft_model.data.layouts import EMBEDDED
 from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder, train_tokenizer
 from draft_model.distil.generate import Generation, draw_cursors, generate
-from draft_model.errors import PipelineError
 from draft_model.evaluation.held_out import evaluate, held_out_splits
 from draft_model.evaluation.loading import load_model
 from draft_model.evaluation.offline import Pair, measure
@@ -71,14 +70,10 @@ def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, c
     ensure_tokenizer(corpus, root / "tokenizer", target.preset.shape.vocab_size)
     build_data(corpus, root / "tokenizer", EMBEDDED, root / "data", settings.data)
     with joined_world() as world:
-        if world.size > 1:
-            raise PipelineError(
-                "the embedded pair is built by one process, which uses one GPU: start it without torchrun"
-            )
         first = train(target.preset, root / "data", root / "target", target.budget, world, console)
         written = root / "target" / MODEL
-        # A target that was trained on is another teacher: its draft begins anew, in a folder of its own.
-        of_draft = root / f"draft-{weights_digest(written)}"
+        # With another teacher, or other lessons, a draft begins anew, in a folder of its own.
+        of_draft = root / f"draft-{weights_digest(written)}-{settings.num_generated}"
         lessons = _write_lessons(corpus, root, written, of_draft, settings) if settings.num_generated else root / "data"
         second = train(
             draft.preset, lessons, of_draft / "run", draft.budget, world, console,
@@ -105,10 +100,9 @@ def ensure_tokenizer(corpus: Corpus, out: Path, vocab_size: int) -> None:
 
 def _write_lessons(corpus: Corpus, root: Path, target: Path, out: Path, settings: BuildSettings) -> Path:
     """Let the target write at cursors of the corpus, unless it has, and make the draft's data with that."""
-    encoder, generated = load_encoder(target), out / f"generated-{settings.num_generated}.jsonl"
-    if not generated.is_file():
-        cursors = draw_cursors(corpus.texts(Side.TRAIN), encoder, settings.num_generated, GENERATION.seed)
-        generate(target, encoder, cursors, GENERATION, generated)
+    encoder, generated = load_encoder(target), out / "generated.jsonl"
+    cursors = draw_cursors(corpus, encoder, settings.num_generated, GENERATION.seed)
+    generate(target, encoder, cursors, GENERATION, generated)
     data = replace(settings.data, generated_share=GENERATED_SHARE)
     build_data(corpus, root / "tokenizer", EMBEDDED, out / "data", data, generated=generated)
     return out / "data"

@@ -6,7 +6,7 @@ Imported only where it is used: vLLM takes seconds to import and changes the pro
 import os
 import time
 import warnings
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +32,10 @@ class SpeculationCounts:
 
 @dataclass(frozen=True)
 class Completion:
-    """Token ids without the end token, and whether the model ended it: else it was cut off."""
+    """Token ids, and the token that ended it, which is not among them; None where it was cut off."""
 
     ids: list[int]
-    is_whole: bool
+    stop: int | None = None
 
 
 class Engine:
@@ -70,9 +70,7 @@ class Engine:
             [{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False
         )  # fmt: skip
         self.took_s = time.perf_counter() - begun
-        ends = {self._llm.get_tokenizer().eos_token_id, *stops}
-        written = (output.outputs[0] for output in outputs)
-        return [Completion(_without_end(list(one.token_ids), ends), one.finish_reason == "stop") for one in written]
+        return [_completion(output.outputs[0]) for output in outputs]
 
     def speculation(self, num_speculative_tokens: int) -> SpeculationCounts:
         """What speculation came to so far."""
@@ -85,19 +83,33 @@ class Engine:
         return SpeculationCounts(drafts, tuple(accepted))
 
 
-def _without_end(ids: list[int], ends: Container[int]) -> list[int]:
-    return ids[:-1] if ids and ids[-1] in ends else ids
+def _completion(written: Any) -> Completion:  # noqa: ANN401 - vLLM's own type, imported late
+    ids = list(written.token_ids)
+    return Completion(ids[:-1], ids[-1]) if written.finish_reason == "stop" else Completion(ids)
 
 
 @contextmanager
 def open_engine(
-    target: Path, draft: Path | None = None, *, num_speculative_tokens: int = 0, max_num_seqs: int = 32,
+    target: Path, draft: Path | None = None, *, num_speculative_tokens: int = 0, max_num_seqs: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Engine]:  # fmt: skip
     """Start vLLM on a target, with a draft when one is given; stop it at the end.
 
-    `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises PipelineError when it does not start.
+    `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises PipelineError when it does not start, or
+    `options` has a setting that is given here already.
     """
+    given: dict[str, Any] = {
+        "model": str(target), "speculative_config": None, "disable_log_stats": False, "use_tqdm_on_load": False,
+    }  # fmt: skip
+    if max_num_seqs is not None:
+        given["max_num_seqs"] = max_num_seqs
+    if draft is not None and num_speculative_tokens:
+        given["speculative_config"] = {
+            "method": "draft_model", "model": str(draft), "num_speculative_tokens": num_speculative_tokens,
+        }  # fmt: skip
+    taken = given.keys() & (options or {}).keys()
+    if taken:
+        raise PipelineError(f"{', '.join(sorted(taken))}: no setting to choose here, the figures rest on it")
     for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
         os.environ.setdefault(name, value)
     with warnings.catch_warnings():
@@ -105,16 +117,8 @@ def open_engine(
         from vllm import LLM
         from vllm.platforms import current_platform
 
-    arguments: dict[str, Any] = {
-        "model": str(target), "max_num_seqs": max_num_seqs, "enforce_eager": current_platform.is_cpu(),
-        "disable_log_stats": False, "use_tqdm_on_load": False,
-    }  # fmt: skip
-    if draft is not None and num_speculative_tokens:
-        arguments["speculative_config"] = {
-            "method": "draft_model", "model": str(draft), "num_speculative_tokens": num_speculative_tokens,
-        }  # fmt: skip
     try:
-        llm = LLM(**arguments | dict(options or {}))
+        llm = LLM(**given | {"enforce_eager": current_platform.is_cpu()} | dict(options or {}))
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise PipelineError(f"vLLM does not start on {target}: {error}") from error
     try:

@@ -1,6 +1,7 @@
 """Files and folders that appear whole or not at all: written beside their final place, then renamed."""
 
 import contextlib
+import errno
 import glob
 import hashlib
 import os
@@ -11,7 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from safetensors import SafetensorError
+
 from draft_model.errors import PipelineError
+
+REFUSALS = {
+    errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT,
+    errno.ENOSPC, errno.ENOTDIR, errno.ENOTEMPTY, errno.EPERM, errno.EROFS,
+}  # fmt: skip
+"""What a disk says when it does not let one write; other errors, such as a network's, are not its."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -38,7 +47,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         _raise_refusal(path, error)
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def remove_unfinished(path: Path) -> None:
@@ -78,12 +88,12 @@ def _raise_refusal(path: Path, error: BaseException) -> None:
 
 
 def _told_by_disk(error: BaseException) -> str | None:
-    """What the disk said: in an OSError, in any error of a library in Rust, or below one of torch's writer."""
+    """What the disk said: in an OSError, an error of safetensors or tokenizers, or below one of torch's writer."""
     if isinstance(error, OSError):
-        return error.strerror or str(error)
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    if number:
-        return os.strerror(int(number[1]))
+        return os.strerror(error.errno) if error.errno in REFUSALS else None
+    if type(error) in {Exception, SafetensorError}:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        return os.strerror(int(number[1])) if number and int(number[1]) in REFUSALS else None
     below = error.__context__ if type(error) is RuntimeError else None
     return _told_by_disk(below) if below else None
 

@@ -21,7 +21,15 @@ import torch
 from target_model import llmcompressor_job
 from target_model.errors import QuantiseError
 from target_model.files import new_folder
-from target_model.quantise import Report, is_weight, read_config, tensors_of, weight_files, write_side_files
+from target_model.quantise import (
+    Report,
+    is_weight,
+    read_config,
+    refuse_unknown_matrices,
+    tensors_of,
+    weight_files,
+    write_side_files,
+)
 from target_model.scheme import LINEAR_SUFFIXES, is_quantised
 
 ROW_TOKENS = 1024
@@ -59,6 +67,7 @@ def quantise_calibrated(
             f"calibration needs an environment of its own, and there is no {calibration.python}: run `make calibration`"
         )
     config, files = read_config(model), weight_files(model)
+    refuse_unknown_matrices(files)
     texts = sample(calibration.texts, calibration.num_samples)
     expected = {name for file in files for name, tensor in tensors_of(file) if is_quantised(name, tensor)}
     if not expected:

@@ -108,11 +108,12 @@ def _measure(
     of_functions, of_lines = (
         build_prompts(model, tasks) if tasks else None for tasks in (material.functions, material.lines)
     )
+    marker = file_marker(model) if material.texts else ""
     with serve(model) as served:
         some = of_functions or of_lines
         timed = some.token_ids if some else [served.encode("def main():\n")]
         speed, memory = served.time(timed), served.memory_bytes()
-        losses = _losses(served, material.texts, file_marker(model)) if material.texts else None
+        losses = _losses(served, material.texts, marker) if material.texts else None
         functions = served.complete(of_functions, FUNCTION_TOKENS) if of_functions else []
         lines = served.complete(of_lines, LINE_TOKENS) if of_lines else []
     figures = TargetFigures(

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ def weight_files(model: Path) -> list[Path]:
     index = model / INDEX
     try:
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ()
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise QuantiseError(f"{index} is no index of weights: {error!r}") from error
     files = sorted({model / str(name) for name in named}) or sorted(model.glob("*.safetensors"))
     missing = next((file for file in files if not file.is_file()), None)
@@ -85,6 +85,7 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
     """
     config = read_config(model)
     files = weight_files(model)
+    refuse_unknown_matrices(files)
     total, done = sum(len(_names(file)) for file in files), 0
     num_quantised, worst = 0, 0.0
     with new_folder(out) as folder:
@@ -95,11 +96,6 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
                 if is_quantised(name, tensor):
                     error = _convert(name, tensor, converted)
                     worst, num_quantised = max(worst, error), num_quantised + 1
-                elif is_unknown_matrix(name, tensor):
-                    raise QuantiseError(
-                        f"{name}: this scheme knows no such matrix, and the copy's configuration would call it INT8; "
-                        f"known are {', '.join(LINEAR_SUFFIXES)}"
-                    )
                 else:
                     converted[name] = tensor
                 done += 1
@@ -114,6 +110,17 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
         size_after = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     size_before = sum(file.stat().st_size for file in files)
     return Report(num_quantised, total - num_quantised, size_before, size_after, worst)
+
+
+def refuse_unknown_matrices(files: Sequence[Path]) -> None:
+    """QuantiseError for a linear layer that this scheme does not know: the copy's configuration would call it INT8."""
+    for file in files:
+        names = _names(file)
+        with safe_open(file, framework="pt") as tensors:
+            for name in names:
+                if is_unknown_matrix(name, len(tensors.get_slice(name).get_shape())):
+                    known = ", ".join(LINEAR_SUFFIXES)
+                    raise QuantiseError(f"{name}: this scheme knows no such matrix; known are {known}")
 
 
 def _convert(name: str, tensor: Tensor, into: dict[str, Tensor]) -> float:

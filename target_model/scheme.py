@@ -23,9 +23,9 @@ def is_quantised(name: str, tensor: Tensor) -> bool:
     return tensor.ndim == MATRIX_DIMS and name.endswith(LINEAR_SUFFIXES)
 
 
-def is_unknown_matrix(name: str, tensor: Tensor) -> bool:
+def is_unknown_matrix(name: str, num_dims: int) -> bool:
     """Whether a tensor is a matrix that is neither known as a linear layer's nor as one that stays as it is."""
-    is_matrix = tensor.ndim == MATRIX_DIMS and name.endswith(".weight")
+    is_matrix = num_dims == MATRIX_DIMS and name.endswith(".weight")
     return is_matrix and not name.endswith((*LINEAR_SUFFIXES, *KEPT_SUFFIXES))
 
 

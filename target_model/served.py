@@ -56,8 +56,8 @@ class ServedModel:
     def opening(self, marker: str) -> list[int]:
         """What stands before a file's text: the family's marker, else the token that begins or ends every text."""
         tokenizer = self._llm.get_tokenizer()
-        begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        return [int(tokenizer.convert_tokens_to_ids(marker) if marker else begin)]
+        begins = (marker and tokenizer.convert_tokens_to_ids(marker), tokenizer.bos_token_id, tokenizer.eos_token_id)
+        return [next(int(token) for token in begins if isinstance(token, int))]
 
     def time(self, prompts: Sequence[Sequence[int]]) -> Speed:
         """Measure its speed on some prompts, completions of a set length."""
@@ -100,8 +100,15 @@ def _nats(row: Sequence[int], told: Sequence[Any]) -> float:
 def serving(model: Path, options: Mapping[str, Any] | None = None) -> Iterator[ServedModel]:
     """Start vLLM on a model folder; stop it at the end. No prefix cache: no run profits from another.
 
-    `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises EvaluationError when it does not start.
+    `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises EvaluationError when it does not start,
+    or `options` has a setting that is given here already.
     """
+    given: dict[str, Any] = {
+        "model": str(model), "max_num_seqs": MAX_SEQS, "enable_prefix_caching": False, "use_tqdm_on_load": False,
+    }  # fmt: skip
+    taken = given.keys() & (options or {}).keys()
+    if taken:
+        raise EvaluationError(f"{', '.join(sorted(taken))}: no setting to choose here, the figures rest on it")
     for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
         os.environ.setdefault(name, value)
     with warnings.catch_warnings():
@@ -109,12 +116,8 @@ def serving(model: Path, options: Mapping[str, Any] | None = None) -> Iterator[S
         from vllm import LLM
         from vllm.platforms import current_platform
 
-    arguments: dict[str, Any] = {
-        "model": str(model), "max_num_seqs": MAX_SEQS, "enforce_eager": current_platform.is_cpu(),
-        "enable_prefix_caching": False, "use_tqdm_on_load": False,
-    }  # fmt: skip
     try:
-        llm = LLM(**arguments | dict(options or {}))
+        llm = LLM(**given | {"enforce_eager": current_platform.is_cpu()} | dict(options or {}))
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise EvaluationError(f"vLLM does not start on {model}: {error}") from error
     try:

@@ -13,9 +13,11 @@ from draft_model.corpus.readers import read_repositories
 from draft_model.corpus.sources import HELD_OUT, fetch_wheels, read_embedded_sources
 from draft_model.corpus.store import MANIFEST
 from draft_model.data.shards import DataSettings
+from draft_model.errors import PipelineError
 from draft_model.evaluation.probes import probe_table
 from draft_model.presets import Preset, find_preset
 from draft_model.training.budget import Budget
+from draft_model.training.world import num_processes
 
 
 @click.command("build-embedded")
@@ -49,6 +51,8 @@ def build_embedded(
     Example:
       draft-model build-embedded --target-minutes 300 --draft-minutes 60
     """
+    if num_processes() > 1:
+        raise PipelineError("the embedded pair is built by one process, which uses one GPU: start it without torchrun")
     if not (work / "corpus" / MANIFEST).is_file():
         _collect(work, repositories, hold_out)
     target, draft = _preset("embedded-target", seed), _preset("embedded-draft", seed)

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from draft_model.commands.common import (
 )
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
-from draft_model.data.layouts import LayoutEncoder
-from draft_model.data.tokenizer import load_encoder
+from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
 from draft_model.errors import PipelineError
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
 from draft_model.evaluation.held_out import held_out_splits
@@ -85,12 +85,20 @@ def evaluate(
           --corpus draft_model/held_out --prompts target_model/benchmarks/HumanEval.jsonl.gz
       draft-model evaluate --target T --draft D --corpus draft_model/held_out --no-engine --greedy-only
     """
-    check_goes_with(draft, target)
+    check_same_vocabulary(draft, target)
+    if with_engine or prompts:
+        check_goes_with(draft, target)
     encoder = load_encoder(target)
-    asked = _identity_prompts(encoder, target, prompts) if prompts else []
+    asked = [encoder.encode_prompt(prompt, "", "") for prompt in read_prompts(prompts)] if prompts else []
+    told = [read_config(model).get("max_position_embeddings") for model in (target, draft)]
+    context = min(int(most or sys.maxsize) for most in (*told, engine_options.get("max_model_len")))
+    _check_fit(asked, context - IDENTITY_TOKENS, f"{prompts}, prompt")
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
     splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.layout.is_typed_line_only)
-    some = splits[:: -(-len(splits) // (offline_cursors or len(splits)))]
+    num_offline = min(offline_cursors or len(splits), len(splits))
+    some = [splits[number * len(splits) // num_offline] for number in range(num_offline)]
+    cursors_ids = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
+    _check_fit(cursors_ids, context - max_tokens, f"{corpus_folder}, cursor")
     pair = Pair(load_model(target), load_model(draft), encoder)
     temperatures = () if greedy_only else TEMPERATURES
     with Progress(console=CONSOLE, transient=True) as progress:
@@ -102,7 +110,6 @@ def evaluate(
         if out is not None:
             write_report(out, offline, None)  # Whatever becomes of the engine.
         if with_engine:
-            cursors_ids = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
             step = stepping(progress, "vLLM", len(lengths) + 3)
             online = measure_engine(
                 target, draft, cursors_ids, sorted(set(lengths)), max_tokens, encoder.stops, temperatures,
@@ -117,30 +124,22 @@ def evaluate(
         click.echo(render_report(offline, online, identity))
 
 
-def _identity_prompts(encoder: LayoutEncoder, target: Path, prompts: Path) -> list[list[int]]:
-    """The prompts' tokens; PipelineError when one does not leave room for a completion, before hours of measuring."""
-    ids = [encoder.encode_prompt(prompt, "", "") for prompt in read_prompts(prompts)]
-    most = int(read_config(target).get("max_position_embeddings", sys.maxsize)) - IDENTITY_TOKENS
-    for number, prompt in enumerate(ids):
+def _check_fit(prompts: list[list[int]], most: int, name: str) -> None:
+    """PipelineError when a prompt leaves no room for a completion, before hours of measuring."""
+    for number, prompt in enumerate(prompts):
         if len(prompt) > most:
             raise PipelineError(
-                f"{prompts}, prompt {number + 1}: {len(prompt):,} tokens, more than the {most:,} that the context of "
-                f"{target} has for it"
+                f"{name} {number + 1}: {len(prompt):,} tokens, more than the {most:,} that the context has for it"
             )
-    return ids
 
 
 def _identity(
     pair: Pair, target: Path, draft: Path, prompts: list[list[int]], options: dict[str, Any]
 ) -> Identity:  # fmt: skip
-    (alone,), (drafted,) = (
-        serve(
-            target, model, prompts, num_speculative_tokens=length, max_tokens=IDENTITY_TOKENS,
-            stops=pair.encoder.stops, options=options,
-        )
-        for model, length in ((None, 0), (draft, IDENTITY_LENGTH))
-    )  # fmt: skip
-    return compare(pair.target, prompts, alone.texts, drafted.texts, pair.encoder.end)
+    serve_to = partial(serve, target, max_tokens=IDENTITY_TOKENS, stops=pair.encoder.stops, options=options)
+    (alone,) = serve_to(None, prompts, num_speculative_tokens=0)
+    (drafted,) = serve_to(draft, prompts, num_speculative_tokens=IDENTITY_LENGTH)
+    return compare(pair.target, prompts, alone.texts, drafted.texts)
 
 
 @click.command("held-out")

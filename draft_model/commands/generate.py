@@ -15,7 +15,6 @@ from draft_model.commands.common import (
     engine_option,
     plain_errors,
 )
-from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.tokenizer import load_encoder
 from draft_model.distil.generate import Generation, draw_cursors
@@ -46,7 +45,7 @@ def generate(
       draft-model data --tokens 50e6 --generated work/embedded/generated.jsonl --out work/embedded/data-draft
     """
     encoder = load_encoder(target)
-    cursors = draw_cursors(Corpus(corpus_folder).texts(Side.TRAIN), encoder, prompts, seed)
+    cursors = draw_cursors(Corpus(corpus_folder), encoder, prompts, seed)
     generation = Generation(max_tokens, temperature, seed)
     CONSOLE.print(f"{len(cursors):,} cursors")
     with Progress(console=CONSOLE, transient=True) as progress:

@@ -1,8 +1,13 @@
-"""What a target wrote at cursors in the corpus: splits whose completion is the target's, as JSON lines."""
+"""What a target wrote at cursors in the corpus: splits whose completion is the target's, as JSON lines.
 
+The first line says what they are made of.
+"""
+
+import fcntl
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,23 +15,24 @@ from draft_model.data.fim import Split
 from draft_model.errors import PipelineError
 from draft_model.files import replacing, write_atomically
 
+MADE_OF = "made_of"
+
 
 class Chunks:
-    """A file of splits that comes chunk by chunk: each is kept beside it until all are there.
+    """A file of splits that comes chunk by chunk: each is kept in a folder beside it until all are there."""
 
-    `made_of` names what they are made of: what was begun with something else is refused with a PipelineError.
-    """
-
-    def __init__(self, path: Path, made_of: str) -> None:
+    def __init__(self, path: Path, folder: Path, made_of: str) -> None:
         self._path = path
-        self._folder = path.with_name(f".{path.name}.chunks")
-        told = self._folder / "made-of"
-        if not told.is_file():
-            write_atomically(told, made_of.encode())
-        elif told.read_text(encoding="utf-8") != made_of:
-            raise PipelineError(
-                f"{path} was begun with another target, corpus or settings; remove {self._folder} to start anew"
-            )
+        self._folder = folder
+        self._head = json.dumps({MADE_OF: made_of}).encode() + b"\n"
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the file is there already, made of the same."""
+        if not self._path.is_file():
+            return False
+        with self._path.open("rb") as file:
+            return file.readline() == self._head
 
     def missing(self, num_chunks: int) -> list[int]:
         """The numbers of the chunks that are not there yet."""
@@ -36,26 +42,45 @@ class Chunks:
         """Keep a chunk; PipelineError when the disk refuses, the others are then still there."""
         write_atomically(self._file(number), "".join(json.dumps(asdict(split)) + "\n" for split in splits).encode())
 
-    def join(self, num_chunks: int) -> int:
-        """Make the file of all the chunks and return how many splits it has; where they have none there is no file."""
-        chunks = [self._file(number).read_bytes() for number in range(num_chunks)]
-        num_splits = sum(chunk.count(b"\n") for chunk in chunks)
-        if num_splits:
-            with replacing(self._path) as file:
-                file.writelines(chunks)
-        shutil.rmtree(self._folder)
-        return num_splits
+    def join(self, num_chunks: int) -> None:
+        """Make the file of all the chunks, in place of one that is there."""
+        with replacing(self._path) as file:
+            file.write(self._head)
+            file.writelines(self._file(number).read_bytes() for number in range(num_chunks))
 
     def _file(self, number: int) -> Path:
         return self._folder / f"{number:05}.jsonl"
 
 
+@contextmanager
+def keeping_chunks(path: Path, made_of: str) -> Iterator[Chunks]:
+    """Chunks of a file; `made_of` names what they are made of, and only chunks of the same are gone on with.
+
+    Raises PipelineError when the disk refuses or another process is at it.
+    """
+    folder = path.with_name(f".{path.name}.{made_of}.chunks")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            chunks = Chunks(path, folder, made_of)
+            yield chunks
+            if chunks.is_joined:
+                shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError as error:
+        raise PipelineError(f"another process is writing {path}") from error
+    except OSError as error:
+        raise PipelineError(f"cannot write beside {path}: {error.strerror or error}") from error
+
+
 def load_splits(path: Path) -> list[Split]:
-    """Read what `Chunks` wrote; PipelineError when there is nothing or it is something else."""
+    """Read what `Chunks.join` wrote; PipelineError when there is nothing or it is something else."""
     if not path.is_file():
         raise PipelineError(f"no generated text at {path}; make it with `draft-model generate --out {path}`")
     try:
-        splits = [Split(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        with path.open(encoding="utf-8") as lines:
+            told = [json.loads(line) for line in lines]
+        splits = [Split(**record) for record in told if MADE_OF not in record]
     except (ValueError, TypeError) as error:
         raise PipelineError(f"{path} holds no splits: {error}") from error
     if not splits:

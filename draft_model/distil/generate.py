@@ -11,16 +11,20 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from draft_model.corpus.documents import Side
+from draft_model.corpus.store import Corpus
 from draft_model.data.fim import Split, split_at_random
-from draft_model.data.generated import Chunks
+from draft_model.data.generated import keeping_chunks, load_splits
 from draft_model.data.layouts import LayoutEncoder
 from draft_model.data.samples import CorpusText
 from draft_model.engine import Engine, open_engine
 from draft_model.errors import PipelineError
-from draft_model.files import weights_digest
+from draft_model.files import file_digest, weights_digest
 
 CHUNK = 1_000
 """Cursors that are completed before what was written is kept."""
+MAX_SEQS = 32
+"""Completed together, unless vLLM's own settings say otherwise."""
 WINDOW_CHARS = (300, 2400)
 
 
@@ -33,10 +37,25 @@ class Generation:
     seed: int
 
 
-def draw_cursors(texts: Sequence[str], encoder: LayoutEncoder, num_cursors: int, seed: int) -> list[Split]:
-    """Places in the texts, spread evenly, each with what stands around it."""
-    plain = [text for text in texts if not encoder.holds_marker(text)]
-    corpus, rng = CorpusText(plain), Random(seed)
+def draw_cursors(corpus: Corpus, encoder: LayoutEncoder, num_cursors: int, seed: int) -> list[Split]:
+    """Places in the training texts, spread evenly, each with what stands around it; one part is in memory at a time.
+
+    Raises PipelineError when there is no training text.
+    """
+    numbers, rng = corpus.parts(Side.TRAIN), Random(seed)
+    if not numbers:
+        raise PipelineError(f"the corpus in {corpus.folder} has no training text")
+    drawn: list[Split] = []
+    for done, number in enumerate(numbers):
+        texts = [text for text in corpus.texts(Side.TRAIN, number) if not encoder.holds_marker(text)]
+        some = num_cursors * (done + 1) // len(numbers) - num_cursors * done // len(numbers)
+        if texts:
+            drawn += _cursors_in(texts, encoder, some, rng)
+    return drawn
+
+
+def _cursors_in(texts: Sequence[str], encoder: LayoutEncoder, num_cursors: int, rng: Random) -> list[Split]:
+    corpus = CorpusText(texts)
     windows = (corpus.window(rng.random(), rng.randint(*WINDOW_CHARS)) for _ in range(num_cursors))
     only_line = encoder.layout.is_typed_line_only
     return [split_at_random(text, rng, is_typed_line_only=only_line) for text in windows if text.strip()]
@@ -49,26 +68,30 @@ def generate(
     """Keep the cursors with the target's completions in place of people's in the file `out`; return how many they are.
 
     Cursors whose prompt leaves no room for a completion are left out, and those where it came out empty. `options` are
-    vLLM's own settings. Interrupted, the same call goes on behind the last chunk that was finished. Raises
-    PipelineError when nothing was written at any cursor, when `out` was begun with something else, or as `open_engine`.
+    vLLM's own settings. Interrupted, the same call goes on behind the last chunk that was finished; where `out` is
+    there, made of the same, nothing is done. Raises PipelineError when nothing was written at any cursor, when another
+    process writes `out`, or as `open_engine`.
     """
+    settings = {"max_num_seqs": MAX_SEQS, **(options or {})}
     chunks = [cursors[start : start + CHUNK] for start in range(0, len(cursors), CHUNK)]
-    kept = Chunks(out, _made_of(target, cursors, generation))
-    missing = kept.missing(len(chunks))
-    on_done(len(chunks) - len(missing), len(chunks))
-    if missing:
-        with open_engine(target, options=options) as engine:
-            for number in missing:
-                seeded = replace(generation, seed=generation.seed + number * CHUNK)
-                kept.write(number, _complete(engine, encoder, chunks[number], seeded))
-                on_done(number + 1, len(chunks))
-    num_written = kept.join(len(chunks))
-    if not num_written:
+    with keeping_chunks(out, _made_of(target, encoder, cursors, generation, settings)) as kept:
+        missing = [] if kept.is_joined else kept.missing(len(chunks))
+        on_done(len(chunks) - len(missing), len(chunks))
+        if missing:
+            with open_engine(target, options=settings) as engine:
+                for number in missing:
+                    seeded = replace(generation, seed=generation.seed + number * CHUNK)
+                    kept.write(number, _complete(engine, encoder, chunks[number], seeded))
+                    on_done(number + 1, len(chunks))
+        if not kept.is_joined:
+            kept.join(len(chunks))
+    try:
+        return len(load_splits(out))
+    except PipelineError as error:
         raise PipelineError(
             f"{target} wrote nothing at {len(cursors):,} cursors: either it ends at once, or none leaves room for "
             f"{generation.max_tokens} tokens in its context"
-        )
-    return num_written
+        ) from error
 
 
 def _complete(engine: Engine, encoder: LayoutEncoder, cursors: Sequence[Split], generation: Generation) -> list[Split]:
@@ -80,7 +103,7 @@ def _complete(engine: Engine, encoder: LayoutEncoder, cursors: Sequence[Split], 
         max_tokens=generation.max_tokens, temperature=generation.temperature, seed=generation.seed,
         stops=encoder.stops,
     )  # fmt: skip
-    written = ((encoder.decode(output.ids), output.is_whole) for output in outputs)
+    written = ((encoder.decode(output.ids), output.stop is not None) for output in outputs)
     return [
         replace(cursor, completion=text, is_whole=is_whole)
         for (cursor, _), (text, is_whole) in zip(fitting, written, strict=True)
@@ -88,6 +111,11 @@ def _complete(engine: Engine, encoder: LayoutEncoder, cursors: Sequence[Split], 
     ]
 
 
-def _made_of(target: Path, cursors: Sequence[Split], generation: Generation) -> str:
-    parts = (weights_digest(target), generation, tuple(cursors))
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+def _made_of(
+    target: Path, encoder: LayoutEncoder, cursors: Sequence[Split], generation: Generation, settings: Mapping[str, Any]
+) -> str:
+    digest = hashlib.sha256()
+    tokenizer = file_digest(target / "tokenizer.json")
+    for part in (weights_digest(target), tokenizer, encoder.layout, generation, sorted(settings.items()), *cursors):
+        digest.update(repr(part).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]

@@ -51,7 +51,7 @@ def text_rows(texts: Sequence[str], encoder: LayoutEncoder, row_tokens: int) -> 
 def held_out_splits(
     texts: Sequence[str], num_splits: int = NUM_SPLITS, seed: int = SEED, *, is_typed_line_only: bool = True
 ) -> list[Split]:
-    """The same fill-in-the-middle splits for every model."""
+    """The same fill-in-the-middle splits for every model of a layout."""
     corpus, rng = CorpusText(texts), Random(seed)
     windows = (corpus.window(rng.random(), SPLIT_CHARS) for _ in range(num_splits))
     return [split_at_random(window, rng, is_typed_line_only=is_typed_line_only) for window in windows if window.strip()]

@@ -58,18 +58,18 @@ def read_prompts(path: Path) -> list[str]:
 @torch.inference_mode()
 def compare(
     target: PreTrainedModel, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]],
-    others: Sequence[Sequence[int]], end: int,
+    others: Sequence[Sequence[int]],
 ) -> Identity:  # fmt: skip
-    """Find where each prompt's two greedy texts part, if they do; a text that stops earlier goes on with `end`."""
+    """Find where each prompt's two greedy texts part, if they do; texts have the tokens that ended them."""
     found = []
     for number, (prompt, left, right) in enumerate(zip(prompts, texts, others, strict=True)):
         if list(left) == list(right):
             continue
-        pairs = zip([*left, end], [*right, end], strict=False)
+        pairs = zip(left, right, strict=False)
         place = next(at for at, (one, other) in enumerate(pairs) if one != other)
         row = torch.tensor([[*prompt, *left[:place]]])
         logits = target(input_ids=row, use_cache=False).logits[0, -1].float()
-        gap = logits[[*left, end][place]] - logits[[*right, end][place]]
+        gap = logits[left[place]] - logits[right[place]]
         found.append(Difference(number, place, abs(float(gap))))
     return Identity(len(prompts), tuple(found))
 
@@ -81,5 +81,8 @@ def describe(identity: Identity) -> str:
     if not identity.differences:
         return f"{told}."
     widest = max(difference.gap_nats for difference in identity.differences)
-    verdict = "as rounding explains" if widest <= MAX_ROUNDING_NATS else "more than rounding explains: a fault"
-    return f"{told}; where they part the target sets the two tokens {widest:.3f} nats apart at most, {verdict}."
+    verdict = "which" if widest <= MAX_ROUNDING_NATS else "more than"
+    return (
+        f"{told}; where they part the target sets the two tokens {widest:.3f} nats apart at most, {verdict} rounding "
+        "to bfloat16 explains."
+    )

@@ -16,7 +16,7 @@ TIMED_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Served:
-    """One pass over the prompts."""
+    """One pass over the prompts; a text has the token that ended it, unless it was cut off."""
 
     texts: list[list[int]]
     acceptance: Acceptance | None
@@ -41,7 +41,7 @@ def serve(
             before = engine.speculation(num_speculative_tokens)
             completions = engine.complete(prompts, max_tokens=max_tokens, temperature=degree, stops=stops)
             counted = engine.speculation(num_speculative_tokens).since(before)
-            texts = [completion.ids for completion in completions]
+            texts = [[*one.ids, *([] if one.stop is None else [one.stop])] for one in completions]
             acceptance = Acceptance(counted.num_drafts, counted.accepted_at) if draft else None
             served.append(Served(texts, acceptance, sum(map(len, texts)) / engine.took_s))
         return served
@@ -80,7 +80,9 @@ def measure_engine(
     on_run()
     steps = []
     for model in (target, draft):
-        steps.append(step_time_s(model, prompts[0], options))
+        # A draft's own context may be shorter than the target's.
+        own = {name: value for name, value in (options or {}).items() if model is target or name != "max_model_len"}
+        steps.append(step_time_s(model, prompts[0], own))
         on_run()
     runs = []
     for length in lengths:

@@ -218,12 +218,16 @@ class Trainer:
 
     def _resume(self) -> None:
         # The main process alone reads it: the others may be on machines that do not have the file.
-        checkpoint = None
+        checkpoint, refusal = None, None
         if self._world.is_main:
             remove_unfinished(self._saved.path)
-            checkpoint = load_checkpoint(self._saved.path, self._saved.fingerprint)
-        small = checkpoint and replace(checkpoint, model={}, optimiser={})
-        told = self._world.told(small)
+            try:
+                checkpoint = load_checkpoint(self._saved.path, self._saved.fingerprint)
+            except PipelineError as error:
+                refusal = error  # All must learn of it, or the others wait.
+        told = self._world.told(refusal or (checkpoint and replace(checkpoint, model={}, optimiser={})))
+        if isinstance(told, PipelineError):
+            raise told
         if told is None:
             return
         self._world.load_model_state(self._model, checkpoint.model if checkpoint else {})

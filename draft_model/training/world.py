@@ -109,13 +109,18 @@ class World:
         set_optimizer_state_dict(model, optimiser, state, options=options)
 
 
+def num_processes() -> int:
+    """How many processes torchrun started, or one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextmanager
 def joined_world() -> Iterator[World]:
     """The world that torchrun describes in the environment, or a single process; left again at the end."""
     has_gpu = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = f"cuda:{local}" if has_gpu else "cpu"
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = num_processes()
     if has_gpu:
         torch.cuda.set_device(local)
     if size == 1:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from draft_model.corpus.store import Corpus
 from draft_model.data.blocks import BlockSource
 from draft_model.data.fim import Split
-from draft_model.data.generated import Chunks, load_splits
+from draft_model.data.generated import keeping_chunks, load_splits
 from draft_model.data.layouts import EMBEDDED, LayoutEncoder
 from draft_model.data.samples import CorpusText, SampleMaker, window_chars
 from draft_model.data.shards import DataSettings, build_data, shard_paths
@@ -144,17 +144,28 @@ def test_long_rows_have_long_samples_and_those_of_the_embedded_models_stay(encod
 
 def test_generated_text_comes_back_and_nothing_else_is_taken_for_it(tmp_path: Path) -> None:
     splits = [Split("a\n", "b", "c\nd", ""), Split("", "", "é", "\n")]
-    begun = Chunks(tmp_path / "g.jsonl", "target 1")
-    begun.write(1, splits[1:])
-    assert begun.missing(3) == [0, 2]
-    with pytest.raises(PipelineError, match="begun with another target"):
-        Chunks(tmp_path / "g.jsonl", "target 2")
-    again = Chunks(tmp_path / "g.jsonl", "target 1")
-    again.write(0, splits[:1])
-    again.write(2, [])
-    assert (again.missing(3), again.join(3)) == ([], 2)
-    assert load_splits(tmp_path / "g.jsonl") == splits
-    assert [path.name for path in tmp_path.iterdir()] == ["g.jsonl"]
+    path = tmp_path / "g.jsonl"
+    with keeping_chunks(path, "one") as begun:
+        begun.write(1, splits[1:])
+        assert begun.missing(3) == [0, 2]
+        with pytest.raises(PipelineError, match="another process is writing"), keeping_chunks(path, "one"):
+            pass
+    with keeping_chunks(path, "two") as other:
+        assert other.missing(3) == [0, 1, 2]
+        other.write(0, [])
+        other.join(1)
+    with pytest.raises(PipelineError, match="is empty"):
+        load_splits(path)
+    with keeping_chunks(path, "one") as again:
+        again.write(0, splits[:1])
+        again.write(2, [])
+        assert not again.is_joined
+        again.join(3)
+        assert again.is_joined
+    assert load_splits(path) == splits
+    assert [file.name for file in tmp_path.iterdir()] == ["g.jsonl"]
+    with pytest.raises(PipelineError, match="cannot write beside"), keeping_chunks(path / "below", "one"):
+        pass
     (tmp_path / "empty").write_text("")
     (tmp_path / "other").write_text('{"a": 1}\n')
     for name, message in (("missing", "draft-model generate"), ("empty", "is empty"), ("other", "holds no splits")):

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from draft_model.corpus.collect import CorpusSettings, collect_corpus
+from draft_model.corpus.documents import Document
+from draft_model.corpus.store import Corpus
 from draft_model.data.fim import Split
 from draft_model.data.generated import load_splits
 from draft_model.data.layouts import LayoutEncoder
@@ -15,6 +18,7 @@ from draft_model.distil import generate as module
 from draft_model.distil.generate import Generation, draw_cursors, generate
 from draft_model.engine import Completion, SpeculationCounts
 from draft_model.errors import PipelineError
+from tests.unit.draft_model.tiny import different_source
 
 Answer = Callable[[int], Completion]
 
@@ -41,6 +45,7 @@ def target(tmp_path: Path) -> Path:
     """A folder with weights that nothing loads."""
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "target" / "tokenizer.json").write_bytes(b"tokens")
     return tmp_path / "target"
 
 
@@ -58,19 +63,24 @@ def open_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answering], None]:
 
 
 def test_the_completions_are_the_targets_and_the_prompts_those_of_the_server(
-    source: str, encoder: LayoutEncoder, target: Path, tmp_path: Path, open_with: Callable[[Answering], None]
+    encoder: LayoutEncoder, target: Path, tmp_path: Path, open_with: Callable[[Answering], None]
 ) -> None:
-    cursors = draw_cursors([source, "<|fim_middle|>\n" * 50], encoder, 6, seed=1)
+    corpus = tmp_path / "corpus"
+    texts = [different_source(1), "MARKER = 1  # <|fim_middle|>\n" + different_source(2), different_source(3)]
+    documents = (Document(f"r{number}", "a.py", "MIT", text) for number, text in enumerate(texts))
+    collect_corpus(documents, corpus, CorpusSettings(held_out=["r2"], held_out_percent=0, num_parts=1))
+    cursors = draw_cursors(Corpus(corpus), encoder, 6, seed=1)
+    assert len(cursors) == 6
     assert all("<|fim_middle|>" not in cursor.before + cursor.after for cursor in cursors)
-    texts = ["abc", "y", "", *["x"] * (len(cursors) - 3)]
-    engine = Answering(lambda number: Completion(encoder.encode(texts[number]), is_whole=number != 1))
+    answers = ["abc", "y", "", *["x"] * (len(cursors) - 3)]
+    engine = Answering(lambda number: Completion(encoder.encode(answers[number]), None if number == 1 else encoder.end))
     open_with(engine)
     out = tmp_path / "g.jsonl"
     num_written = generate(target, encoder, cursors, Generation(8, 0.2, 1), out, options={"max_model_len": 99})
     splits = load_splits(out)
     assert num_written == len(splits) == len(cursors) - 1
     assert engine.asked == [encoder.encode_prompt(one.before, one.typed, one.after) for one in cursors]
-    assert engine.options == {"max_model_len": 99}
+    assert engine.options == {"max_model_len": 99, "max_num_seqs": 32}
     assert [split.completion for split in splits] == ["abc", "y", *["x"] * (len(cursors) - 3)]
     assert splits[2].before == cursors[3].before
     assert [split.is_whole for split in splits] == [True, False, *[True] * (len(cursors) - 3)]
@@ -87,15 +97,17 @@ def test_a_killed_generation_goes_on_behind_the_last_chunk(
     def killed_at_the_fourth(number: int) -> Completion:
         if number == 3:
             raise KeyboardInterrupt
-        return Completion(encoder.encode("abc"), is_whole=True)
+        return Completion(encoder.encode("abc"), encoder.end)
 
     open_with(Answering(killed_at_the_fourth))
     with pytest.raises(KeyboardInterrupt):
         generate(target, encoder, cursors, generation, out)
     assert not out.exists()
-    with pytest.raises(PipelineError, match="begun with another target, corpus or settings"):
-        generate(target, encoder, cursors, replace(generation, temperature=0.0), out)
-    engine = Answering(lambda _: Completion(encoder.encode("abc"), is_whole=True))
+    other = Answering(lambda _: Completion(encoder.encode("other"), encoder.end))
+    open_with(other)
+    generate(target, encoder, cursors, replace(generation, temperature=0.0), out)
+    assert len(other.asked) == 5, "what was begun with other settings is not gone on with"
+    engine = Answering(lambda _: Completion(encoder.encode("abc"), encoder.end))
     open_with(engine)
     done: list[tuple[int, int]] = []
     assert generate(target, encoder, cursors, generation, out, on_done=lambda *at: done.append(at)) == 5
@@ -103,6 +115,9 @@ def test_a_killed_generation_goes_on_behind_the_last_chunk(
     assert engine.seeds == [12, 14], "every cursor has the seed that it would have had"
     assert done == [(1, 3), (2, 3), (3, 3)]
     assert [split.typed for split in load_splits(out)] == [cursor.typed for cursor in cursors]
+    assert generate(target, encoder, cursors, generation, out) == 5
+    assert len(engine.asked) == 3, "what is there is not made again"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.jsonl", "target"]
 
 
 def test_prompts_that_leave_no_room_for_a_completion_are_left_out(
@@ -110,7 +125,7 @@ def test_prompts_that_leave_no_room_for_a_completion_are_left_out(
 ) -> None:
     short, long = Split("", "x = ", "one", ""), Split("y = 1\n" * 9, "x = ", "two", "")
     room = len(encoder.encode_prompt(short.before, short.typed, short.after)) + 8
-    engine = Answering(lambda _: Completion(encoder.encode("abc"), is_whole=True), context_tokens=room)
+    engine = Answering(lambda _: Completion(encoder.encode("abc"), encoder.end), context_tokens=room)
     open_with(engine)
     generate(target, encoder, [long, short], Generation(8, 0.0, 1), tmp_path / "g.jsonl")
     assert load_splits(tmp_path / "g.jsonl") == [Split("", "x = ", "abc", "")]
