@@ -16,7 +16,7 @@ from draft_model.data.generated import load_splits
 from draft_model.data.layouts import LayoutEncoder
 from draft_model.distil import generate as module
 from draft_model.distil.generate import Generation, draw_cursors, generate
-from draft_model.engine import Completion, SpeculationCounts
+from draft_model.engine import Completion, SpeculationCounts, open_engine
 from draft_model.errors import PipelineError
 from tests.unit.draft_model.tiny import different_source
 
@@ -132,6 +132,13 @@ def test_prompts_that_leave_no_room_for_a_completion_are_left_out(
     assert len(engine.asked) == 1
     with pytest.raises(PipelineError, match="wrote nothing at 1 cursors: either it ends at once, or none leaves room"):
         generate(target, encoder, [long], Generation(8, 0.0, 1), tmp_path / "other.jsonl")
+
+
+def test_settings_that_the_figures_rest_on_are_not_to_choose() -> None:
+    for options, given in (({"model": "other"}, None), ({"max_num_seqs": 2, "speculative_config": {}}, 1)):
+        refused = pytest.raises(PipelineError, match=f"{', '.join(options)}: no setting to choose here")
+        with refused, open_engine(Path("target"), max_num_seqs=given, options=options):
+            pass
 
 
 def test_counts_since_are_differences() -> None:

@@ -451,8 +451,13 @@ def test_two_processes_train_the_same_as_one_and_take_each_others_checkpoints(da
     one, two = run("a", 8, 1), run("b", 8, 2)
     assert len(one[0]) == 8
     assert two == same(one)
-    # Each goes on with the other's number of processes.
-    assert run("a", 12, 2) == same(run("b", 12, 1))
+    # Each goes on with the other's number of processes, and with a checkpoint that the main one alone has.
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TINY_APART", "1")
+        resumed = run("a", 12, 2)
+    assert len(resumed[0]) == 12
+    assert resumed == same(run("b", 12, 1))
+    assert not (tmp_path / "a-1" / "checkpoint.pt").exists()
     # A teacher is spread over them, too.
     teacher = ("--teacher", str(tmp_path / "a" / "model"))
     assert run("c", 4, 2, *teacher) == same(run("d", 4, 1, *teacher))

@@ -1,6 +1,11 @@
-"""A corpus and a preset that train in a second; run as a program, the command line with that preset."""
+"""A corpus and a preset that train in a second; run as a program, the command line with that preset.
 
+With TINY_APART in the environment each process but the main one has an --out of its own, as on machines of their own.
+"""
+
+import os
 import sys
+from itertools import pairwise
 
 import torch
 
@@ -25,4 +30,6 @@ if __name__ == "__main__":
     from draft_model.__main__ import main
 
     torch.use_deterministic_algorithms(mode=True)
-    main(["--threads", "1", *sys.argv[1:]])
+    apart = f"-{rank}" if "TINY_APART" in os.environ and (rank := os.environ.get("RANK", "0")) != "0" else ""
+    arguments = [value + apart if name == "--out" else value for name, value in pairwise(["", *sys.argv[1:]])]
+    main(["--threads", "1", *arguments])

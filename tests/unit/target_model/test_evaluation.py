@@ -25,7 +25,7 @@ from target_model.evaluate import (
 )  # fmt: skip
 from target_model.prompts import Prompts, build_prompts
 from target_model.scoring import Share, mean_per_unit, score
-from target_model.served import Speed
+from target_model.served import Speed, serving
 from target_model.tasks import Task, is_exact, only_function, only_line, read_tasks
 from tests.support.models import TARGET
 
@@ -193,6 +193,12 @@ def test_the_prompts_are_the_servers_with_the_cursor_on_an_empty_line(tasks: lis
         build_prompts(TARGET, [Task("x", "a" * 100_000, "", "", "")])
     with pytest.raises(EvaluationError, match="builds no prompts"):
         build_prompts(Path("missing"), tasks)
+
+
+def test_settings_that_the_figures_rest_on_are_not_to_choose() -> None:
+    refused = pytest.raises(EvaluationError, match="enable_prefix_caching: no setting to choose here")
+    with refused, serving(TARGET, {"enable_prefix_caching": True, "dtype": "float32"}):
+        pass
 
 
 def test_texts_are_read_from_lines_and_bad_ones_are_a_clear_error(tmp_path: Path) -> None:
