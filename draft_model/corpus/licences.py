@@ -2,9 +2,13 @@
 
 What packages say is read as an SPDX expression. `OR` needs one permissive side, `AND` all; with parentheses all, which
 is on the safe side. What adds conditions to a permissive licence, or turns into one in some years, is not permissive.
+
+Words and texts are refused for what restricts, then for copyleft; then a name must consist of known words, and a text
+begin with a known grant. In doubt it is no: a file lost costs nothing.
 """
 
 import re
+from collections.abc import Mapping
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
@@ -19,75 +23,124 @@ PERMISSIVE = frozenset(
 OWN = "own"
 """The licence of folders that a person names as theirs and that have no licence file."""
 
+START = 1_000
+"""How far into a text, in characters, its own grant begins, after title and authors; further down it may quote."""
+
 _RESTRICTED = re.compile(
     # Source-available ones, which name the permissive licence that they are built on or turn into.
     r"business source|\bbusl\b|\bbsl[- ]1\.1|functional source|\bfsl-1|commons[- ]clause|server[- ]side public|\bsspl\b"
     r"|elastic[- ]license|polyform|sustainable use|good, not evil"
+    # What only bundles permissive code; not the GPL's own words, which lists of what a wheel bundles quote.
+    r"|(?<!including )(?<!effectively )proprietary(?! (programs|applications))|end[- ]user licen[cs]e|\beula\b"
+    r"|\bmay not (be )?(copy|copied|modif|(re)?distribut|reproduc|sell|sold|sublicens|reverse|decompil)"
     # Conditions in what otherwise reads like BSD or MIT. "Advertising" alone is in the permissive X11 and HPND.
     r"|advertising materials|no[- ]nuclear|nuclear facilit"
     r"|(must|shall) (display|include|retain) the following acknowledge?ment"
-    # Not "commercial or non-commercial", which the Unlicense says.
-    r"|(only|solely|permitted) for ([\w-]+,? ){0,3}(non-?commercial|academic|research|educational|evaluation)"
-    r"|(non-?commercial|academic|research|educational|evaluation) (use|purposes?) only",
+    # Not the Unlicense's "commercial or non-commercial", nor the GPL's "only occasionally and noncommercially".
+    r"|(?<!commercial or )(?<!commercial and )(?<!occasionally and )non[- ]?commercial"
+    r"|\b(not?|never|other than|except|excluding|prohibit\w*|forbid\w*)\b[^.]{0,60}\bcommercial"
+    r"|\bcommercial (use|usage|purposes?|licen[cs]es?)\b[^.]{0,40}\b(is|are|requires?|contact|obtain|purchase)\b"
+    r"|(only|solely|permitted) for ([\w-]+,? ){0,3}(academic|research|educational|evaluation)"
+    r"|\b(academic|research|educational|evaluation|personal|internal|home|non-?production)[- ](use|purposes?|only)\b"
+    r"|not[- ]for[- ]profit|non-?profit (use|purposes?|only)",
     re.IGNORECASE,
 )
-_COPYLEFT = re.compile(r"gnu (affero |lesser |library )?general public license|mozilla public license", re.IGNORECASE)
-_SPDX_LIKE = re.compile(r"\w+(?:[.-]\w+)+")
-"""Names in one word are left to `_NAMES`: SPDX has some that are ordinary words, such as "Fair" and "Ruby"."""
+_COPYLEFT = re.compile(
+    r"\bpublic licen[cs]e|\bgnu\b|common development and distribution|open software licen[cs]e"
+    r"|free documentation licen[cs]e|share-?alike|no-?deriv|\bcc[- ]by[- ](nc|nd|sa)|responsible ai licen[cs]e"
+    r"|\b([al]?gpl|mpl|epl|cddl|eupl|osl|cecill|gfdl|(open)?rail)(v?\d|\b)",
+    re.IGNORECASE,
+)
+_CLASSIFIERS: Mapping[str, str] = {
+    "Academic Free License (AFL)": "AFL-3.0",
+    "Apache Software License": "Apache-2.0",
+    "BSD License": "BSD-3-Clause",
+    "Blue Oak Model License (BlueOak-1.0.0)": "BlueOak-1.0.0",
+    "Boost Software License 1.0 (BSL-1.0)": "BSL-1.0",
+    "CC0 1.0 Universal (CC0 1.0) Public Domain Dedication": "CC0-1.0",
+    "CMU License (MIT-CMU)": "MIT-CMU",
+    "Historical Permission Notice and Disclaimer (HPND)": "HPND",
+    "ISC License (ISCL)": "ISC",
+    "MIT License": "MIT",
+    "MIT No Attribution License (MIT-0)": "MIT-0",
+    "PostgreSQL License": "PostgreSQL",
+    "Python License (CNRI Python License)": "CNRI-Python",
+    "Python Software Foundation License": "PSF-2.0",
+    "The Unlicense (Unlicense)": "Unlicense",
+    "Universal Permissive License (UPL)": "UPL-1.0",
+    "University of Illinois/NCSA Open Source License": "NCSA",
+    "Zero-Clause BSD (0BSD)": "0BSD",
+    "zlib/libpng License": "Zlib",
+}
+"""PyPI's words for the permissive ones."""
 
 _NAMES: tuple[tuple[str, str], ...] = (
-    # The first pattern that is found decides, so what is copyleft or public domain in part comes first.
-    (r"\b(a|l)?gpl|gnu |copyleft|mozilla|\bmpl|eclipse|\bepl|creative commons.*(nc|sa)", ""),
-    (r"apache\D*1\.[01]\b|with (the )?advertising|\b(4|four)[- ]clause", ""),
-    (r"\b(original|old) bsd|bsd[- ](4|four|original|old|protection)", ""),
+    # The first pattern that is found decides; first the known words that make another licence together.
+    (r"apache\D*1\b|(?<!without )(?<!without the )advertising|\bmodified(?![ -]bsd)|(?<!bsd[ -])(derived|style)", ""),
     (r"apache", "Apache-2.0"),
     (r"mit[- ]cmu|historical permission", "MIT-CMU"),
     (r"\bmit\b", "MIT"),
     (r"(2|two|simplified|freebsd)[- ]?(clause)?.*bsd|bsd[- ](2|two|simplified)", "BSD-2-Clause"),
-    (r"\bbsd|new bsd|3-clause bsd", "BSD-3-Clause"),
+    (r"\bbsd", "BSD-3-Clause"),
     (r"python software foundation|\bpsf", "PSF-2.0"),
     (r"\bisc\b", "ISC"),
     (r"\bunlicense\b", "Unlicense"),  # "UNLICENSED" is npm's word for the opposite.
     (r"\bcc0", "CC0-1.0"),
     (r"\bzlib", "Zlib"),
 )
+_WORDS = frozenset(
+    {
+        "", "a", "and", "approved", "is", "of", "or", "osi", "the", "this", "under", "version", "with", "without",
+        "licence", "license", "licensed", "licenses", "software", "0", "1.0", "2", "2.0", "3", "v1.0", "v2", "v2.0",
+        "two", "three", "clause", "new", "revised", "modified", "simplified", "derived", "style", "advertising",
+        "apache", "asl", "mit", "cmu", "expat", "x11", "historical", "permission", "notice", "disclaimer", "bsd",
+        "freebsd", "python", "foundation", "psf", "psfl", "isc", "iscl", "unlicense", "cc0", "universal", "public",
+        "domain", "dedication", "zlib", "libpng",
+    }
+)  # fmt: skip
+"""All that a name may consist of: any other word may be a condition, or another licence."""
+
 _TEXTS: tuple[tuple[str, str], ...] = (
-    (r"apache license,?\s+version 2\.0", "Apache-2.0"),
+    (r"apache license,? version 2\.0,? january 2004", "Apache-2.0"),
+    (r"licensed under the apache license, version 2\.0 \(the .license.\);? you may not use", "Apache-2.0"),
     (r"permission is hereby granted, free of charge, to any person obtaining a copy", "MIT"),
     (r"redistribution and use in source and binary forms.*neither the name", "BSD-3-Clause"),
     (r"redistribution and use in source and binary forms", "BSD-2-Clause"),
     (r"permission to use, copy, modify,? and(/or)? distribute this software for any purpose", "ISC"),
     (r"this is free and unencumbered software", "Unlicense"),
 )
+_SPDX_NAME = re.compile(r"[\w.+-]+(\s+WITH\s+[\w.+-]+)?")
 
 
 def is_permissive(licence: str) -> bool:
     """Whether an SPDX expression, or `OWN`, allows it; what is not known does not."""
     if licence == OWN:
         return True
-    if "(" in licence:
-        return all(_is_known(name) for name in re.split(r"\bAND\b|\bOR\b", licence.replace("(", "").replace(")", "")))
-    return any(all(_is_known(name) for name in re.split(r"\bAND\b", choice)) for choice in re.split(r"\bOR\b", licence))
+    plain = re.sub(r"[()]", " ", licence)
+    choices = [[name.strip() for name in re.split(r"\bAND\b", choice)] for choice in re.split(r"\bOR\b", plain)]
+    if not all(_SPDX_NAME.fullmatch(name) for choice in choices for name in choice):
+        return False  # No expression: what else it says may hold for all of it.
+    return (all if "(" in licence else any)(all(map(_is_known, choice)) for choice in choices)
 
 
 def _is_known(name: str) -> bool:
     # SPDX's exceptions only ever allow more; "WITH Commons-Clause" is none of them.
-    plain = re.sub(r"\s+WITH\s+[\w.-]*exception[\w.-]*$", "", name.strip())
-    return plain.upper() in PERMISSIVE
+    return re.sub(r"\s+WITH\s+[\w.-]*exception[\w.-]*$", "", name).upper() in PERMISSIVE
 
 
 def read_licence(said: str) -> str:
     """The SPDX expression that a package's words mean, such as "MIT License"; the words where they mean none."""
     said = " ".join(said.split())
+    if said in _CLASSIFIERS:
+        return _CLASSIFIERS[said]
     expression = _spdx(said)
-    if not is_permissive(said) and is_permissive(expression):
-        return expression  # With its operators in upper case.
-    if is_permissive(said) or is_restricted(said) or any(map(_is_another, _SPDX_LIKE.findall(said))):
+    if is_permissive(said) or is_permissive(expression):
+        return said if is_permissive(said) else expression  # With its operators in upper case.
+    name = re.sub(r"https?://\S+", "", said.lower())
+    words = {word.strip(".") for word in re.split(r"[\s/,;:()\"'+&|_-]+", name)}
+    if is_restricted(said) or is_copyleft(said) or not words <= _WORDS:
         return said
-    for pattern, spdx in _NAMES:
-        if re.search(pattern, said, re.IGNORECASE):
-            return spdx or said
-    return said
+    return next((spdx or said for pattern, spdx in _NAMES if re.search(pattern, name)), said)
 
 
 def licence_of_text(text: str) -> str:
@@ -95,7 +148,8 @@ def licence_of_text(text: str) -> str:
     flat = " ".join(text.lower().split())
     if is_restricted(flat) or is_copyleft(flat):
         return ""
-    return next((spdx for pattern, spdx in _TEXTS if re.search(pattern, flat)), "")
+    found = ((re.search(pattern, flat), spdx) for pattern, spdx in _TEXTS)
+    return next((spdx for match, spdx in found if match and match.start() < START), "")
 
 
 def is_restricted(text: str) -> bool:
@@ -104,14 +158,8 @@ def is_restricted(text: str) -> bool:
 
 
 def is_copyleft(text: str) -> bool:
-    """Whether a text names one of the common licences that ask for the same licence."""
+    """Whether words or a text name one of the licences that ask for the same licence."""
     return _COPYLEFT.search(" ".join(text.split())) is not None
-
-
-def _is_another(name: str) -> bool:
-    """Whether SPDX knows the name, as that of a licence that is not permissive."""
-    known = _spdx(name)
-    return known != "" and not _is_known(known)
 
 
 def _spdx(said: str) -> str:

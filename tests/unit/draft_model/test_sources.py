@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import random
 import re
 import tarfile
 import zipfile
@@ -30,12 +31,13 @@ from draft_model.corpus.readers import (
     read_repositories,
     read_stdlib,
 )
-from draft_model.corpus.sources import FETCHED, HELD_OUT, INSTALLED, OTHER_NAMES, read_embedded_sources
+from draft_model.corpus.sources import FETCHED, HELD_OUT, INSTALLED, OTHER_NAMES, fetch_wheels, read_embedded_sources
 from draft_model.corpus.split import part_of, side_of
 from draft_model.corpus.store import Corpus
 from draft_model.errors import PipelineError
 from tests.unit.draft_model.tiny import different_source
 
+METADATA = "Name: thing\nVersion: 1.0\nLicense-Expression: MIT\n"
 LOCKED = Path(__file__).parents[3] / "requirements"
 APACHE = "Apache License Version 2.0, January 2004"
 BSD = "Redistribution and use in source and binary forms, with or without modification, are permitted provided that"
@@ -45,6 +47,19 @@ ROW = {"content": different_source(7), "max_stars_repo_name": "a/b", "max_stars_
 
 def document(path: str = "pkg/mod.py", text: str = "", licence: str = "MIT") -> Document:
     return Document("pkg", path, licence, text or different_source(1))
+
+
+def write_archive(path: Path, contents: dict[str, str]) -> None:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, text in contents.items():
+                archive.writestr(name, text)
+        return
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
 
 
 def normal(name: str) -> str:
@@ -58,6 +73,7 @@ def normal(name: str) -> str:
         ("apache-2.0", True),
         ("Apache-2.0 WITH LLVM-exception", True),
         ("Apache-2.0 WITH Commons-Clause", False),
+        ("MIT OR Apache-2.0 for research", False),
         ("BSD-2-Clause-FreeBSD", True),
         ("MIT OR GPL-3.0-only", True),
         ("MIT AND GPL-3.0-only", False),
@@ -89,10 +105,43 @@ def test_permissive_licences_alone_are_fine(licence: str, is_fine: bool) -> None
         ("Apache-2.0+", "Apache-2.0"),
         ("BSD without advertising clause", "BSD-3-Clause"),
         ("BSD-derived (http://www.repoze.org/LICENSE.txt)", "BSD-3-Clause"),
+        ('BSD 3-Clause "New" or "Revised" License', "BSD-3-Clause"),
+        ("Modified BSD License.", "BSD-3-Clause"),
+        ("The MIT License (MIT)", "MIT"),
+        ("Apache License, Version 2.0", "Apache-2.0"),
     ],
 )
 def test_what_packages_say_is_read_as_a_name(said: str, meant: str) -> None:
     assert read_licence(said) == meant
+
+
+@pytest.mark.parametrize(
+    ("classifier", "licence"),
+    [
+        ("Academic Free License (AFL)", "AFL-3.0"),
+        ("Apache Software License", "Apache-2.0"),
+        ("BSD License", "BSD-3-Clause"),
+        ("Blue Oak Model License (BlueOak-1.0.0)", "BlueOak-1.0.0"),
+        ("Boost Software License 1.0 (BSL-1.0)", "BSL-1.0"),
+        ("CC0 1.0 Universal (CC0 1.0) Public Domain Dedication", "CC0-1.0"),
+        ("CMU License (MIT-CMU)", "MIT-CMU"),
+        ("Historical Permission Notice and Disclaimer (HPND)", "HPND"),
+        ("ISC License (ISCL)", "ISC"),
+        ("MIT License", "MIT"),
+        ("MIT No Attribution License (MIT-0)", "MIT-0"),
+        ("PostgreSQL License", "PostgreSQL"),
+        ("Python License (CNRI Python License)", "CNRI-Python"),
+        ("Python Software Foundation License", "PSF-2.0"),
+        ("The Unlicense (Unlicense)", "Unlicense"),
+        ("Universal Permissive License (UPL)", "UPL-1.0"),
+        ("University of Illinois/NCSA Open Source License", "NCSA"),
+        ("Zero-Clause BSD (0BSD)", "0BSD"),
+        ("zlib/libpng License", "Zlib"),
+    ],
+)
+def test_the_permissive_classifiers_are_known(classifier: str, licence: str) -> None:
+    assert licence_of_metadata({"classifier": [f"License :: OSI Approved :: {classifier}"]}) == licence
+    assert is_permissive(licence)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +166,26 @@ def test_what_packages_say_is_read_as_a_name(said: str, meant: str) -> None:
         "Elastic License 2.0, clients Apache",
         "FSL-1.1-MIT",
         "MIT-advertising",
+        "MIT (non-commercial)",
+        "MIT, free for non-commercial use",
+        "MIT, noncommercial",
+        "Apache 2.0 for non-commercial use",
+        "MIT OR Apache-2.0 for research",
+        "BSD, non commercial use",
+        "MIT License (research-only)",
+        "MIT, personal use",
+        "MIT 非商用",
+        "Modified MIT License",
+        "MIT-derived",
+        "Proprietary, bundles MIT code",
+        "Llama 3 Community License; code MIT",
+        "CDDL 1.0, MIT",
+        "EUPL 1.2; parts MIT",
+        "GFDL/MIT",
+        "MIT and CeCILL-C",
+        "OpenRAIL++-M (MIT code)",
+        "Apache License, Version 1",
+        "https://mit.edu/licence",
     ],
 )
 def test_what_is_near_a_permissive_licence_stays_what_it_is(said: str) -> None:
@@ -139,6 +208,22 @@ def test_what_is_near_a_permissive_licence_stays_what_it_is(said: str) -> None:
         "Redistribution and use in source and binary forms are permitted for non-commercial purposes",
         f"{MIT}, for research purposes only",
         f"{MIT}. Parts are under the GNU Library General Public License",
+        f"{MIT}, for non-commercial purposes",
+        f"{MIT}. It may not be used for commercial purposes",
+        f"{MIT}. Commercial use is prohibited.",
+        f"{MIT}. For commercial use, please contact us.",
+        f"{MIT}, for personal, noncommercial use",
+        "Permission to use, copy, modify, and distribute this software for any purpose other than commercial",
+        f"End User Licence Agreement. You may not copy it. It contains what others wrote. {MIT}",
+        "Our agreement. You may not copy it. It contains software under the Apache License, Version 2.0.",
+        f"Our agreement. You may not copy it. It contains what others wrote. {MIT}",
+        f"Our agreement. {'It is between us. ' * 60} It contains other software: {MIT}",
+        f"GNU GPL v3; parts: {MIT}",
+        f"Eclipse Public License - v 2.0. Parts: {MIT}",
+        f"COMMON DEVELOPMENT AND DISTRIBUTION LICENSE. Parts: {MIT}",
+        f"European Union Public Licence v. 1.2. Parts: {MIT}",
+        f"Attribution-NonCommercial 4.0 International. Parts: {MIT}",
+        f"CC BY-SA 4.0, parts: {MIT}",
     ],
 )
 def test_a_text_that_restricts_is_no_permissive_one(text: str) -> None:
@@ -153,6 +238,22 @@ def test_a_restriction_outweighs_the_classifiers() -> None:
 
 
 @pytest.mark.parametrize(
+    "said", ["GPLv3", "MIT (non-commercial)", "Proprietary", "EUPL 1.2", "CC-BY-NC", f"GNU AGPL. {MIT}"]
+)
+def test_what_is_said_is_asked_before_the_classifiers(said: str) -> None:
+    classifier = ["License :: OSI Approved :: MIT License"]
+    assert licence_of_metadata({"license": said, "classifier": classifier}) == "unknown"
+
+
+def test_a_text_that_lists_what_it_bundles_leaves_it_to_the_classifiers() -> None:
+    bundled = "GNU General Public License: only occasionally and noncommercially; make it effectively proprietary"
+    said = f"{BSD} the following conditions are met. {'As is. ' * 200} Bundled: {bundled}"
+    classifier = ["License :: OSI Approved :: BSD License"]
+    assert licence_of_metadata({"license": said, "classifier": classifier}) == "BSD-3-Clause"
+    assert licence_of_metadata({"license": said}) == "unknown"
+
+
+@pytest.mark.parametrize(
     ("text", "licence"),
     [
         (APACHE, "Apache-2.0"),
@@ -160,6 +261,8 @@ def test_a_restriction_outweighs_the_classifiers() -> None:
         (f"{BSD} the following conditions are met", "BSD-2-Clause"),
         (f"{MIT}. The name of it shall not be used in advertising or otherwise to promote", "MIT"),
         ("This is free and unencumbered software, for any purpose, commercial or non-commercial", "Unlicense"),
+        ('Ours. Licensed under the Apache License, Version 2.0 (the "License"); you may not use this', "Apache-2.0"),
+        (f"The licence. {'By somebody. ' * 50} {MIT}. {'As is. ' * 200} Parts: {APACHE}", "MIT"),
     ],
 )
 def test_the_permissive_texts_are_told_apart(text: str, licence: str) -> None:
@@ -250,19 +353,77 @@ def test_folders_wheels_and_archives_are_read(repositories: Path, tmp_path: Path
         list(read_archive(tmp_path / "bad.whl"))
 
 
-@pytest.mark.parametrize("inner", ["PKG-INFO", "src/thing.egg-info/PKG-INFO"])
-def test_a_source_archive_has_its_metadata_at_the_top_or_beside_the_code(inner: str, tmp_path: Path) -> None:
-    path = tmp_path / "thing-1.0.tar.gz"
-    contents = {"thing.py": "x = 1\n", inner: "Name: thing\nVersion: 1.0\nLicense-Expression: MIT\n"}
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in contents.items():
-            member = tarfile.TarInfo(f"thing-1.0/{name}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
+@pytest.mark.parametrize("suffix", [".tar.gz", ".zip"])
+@pytest.mark.parametrize("inner", ["PKG-INFO", "thing.egg-info/PKG-INFO", "src/thing.egg-info/PKG-INFO"])
+def test_a_source_archive_has_its_metadata_at_the_top_or_beside_the_code(
+    inner: str, suffix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"thing-1.0{suffix}"
+    write_archive(path, {"thing-1.0/thing.py": "x = 1\n", f"thing-1.0/{inner}": METADATA})
     assert list(read_archive(path)) == [Document("thing", "thing.py", "MIT", "x = 1\n", "1.0")]
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(PipelineError, match="not an archive"):
         list(read_archive(path))
+
+
+@pytest.mark.parametrize("suffix", [".tar.gz", ".zip"])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "thing-main/tests/data/foo.egg-info/PKG-INFO",
+        "thing-main/pkg/_vendor/x.egg-info/PKG-INFO",
+        "thing-main/vendor/x.dist-info/METADATA",
+        "tests/foo.egg-info/PKG-INFO",
+    ],
+)
+def test_a_source_archive_without_metadata_takes_no_others(inner: str, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"thing{suffix}"
+    write_archive(path, {"thing-main/thing.py": "x = 1\n", inner: METADATA})
+    with pytest.raises(PipelineError, match="no package metadata of its own"):
+        list(read_archive(path))
+
+
+def test_two_packages_at_the_top_of_an_archive_are_told_from_none(tmp_path: Path) -> None:
+    path = tmp_path / "both.zip"
+    write_archive(path, {"both/a.egg-info/PKG-INFO": METADATA, "both/b.egg-info/PKG-INFO": METADATA})
+    with pytest.raises(PipelineError, match="no package metadata of its own"):
+        list(read_archive(path))
+
+
+@pytest.mark.parametrize("kind", ["encrypted", "unknown method", "broken lzma", "broken xz"])
+def test_what_can_not_be_unpacked_names_the_archive(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / ("thing.tar.xz" if kind == "broken xz" else "thing.zip")
+    if path.suffix == ".xz":
+        member = tarfile.TarInfo("thing.bin")
+        member.size = 200_000
+        with tarfile.open(path, "w:xz") as tar:
+            tar.addfile(member, io.BytesIO(random.Random(0).randbytes(member.size)))
+    else:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+            archive.writestr("thing.py", "x = 1\n" * 100)
+    data = bytearray(path.read_bytes())
+    if kind == "encrypted":
+        data[6] |= 1
+        data[data.index(b"PK\x01\x02") + 8] |= 1
+    elif kind == "unknown method":
+        data[8], data[data.index(b"PK\x01\x02") + 10] = 99, 99
+    elif kind == "broken lzma":
+        data[42] = 0xFF  # The properties of the stream, after the header and the name.
+    else:
+        data[100_000:100_100] = bytes(100)
+    path.write_bytes(data)
+    with pytest.raises(PipelineError, match=f"{path.name} is not an archive that can be read"):
+        list(read_archive(path))
+
+
+def test_a_parquet_file_that_breaks_off_names_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [different_source(number) for number in range(50)]}), path, compression="gzip")
+    data = bytearray(path.read_bytes())
+    data[100:400] = bytes(300)  # In the first pages; what is told about them is at the end.
+    path.write_bytes(data)
+    with pytest.raises(PipelineError, match=r"a\.parquet is not a Parquet file that can be read"):
+        list(read_parquet(path))
 
 
 def test_a_wheel_is_not_taken_for_a_package_that_it_vendors(tmp_path: Path) -> None:
@@ -396,6 +557,15 @@ def test_a_package_that_is_missing_is_an_error_unless_it_has_another_name() -> N
     assert next(read_installed("no-such-package-here", "click")).repository == "click"
 
 
+def test_what_should_be_installed_is_asked_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draft_model.corpus.sources.INSTALLED", ("click", "no-such-package-here"))
+    monkeypatch.setattr("draft_model.corpus.sources.subprocess.run", lambda *_, **__: pytest.fail("fetched"))
+    with pytest.raises(PipelineError, match="no-such-package-here is not installed"):
+        fetch_wheels(tmp_path)
+
+
 def test_a_package_without_a_list_of_its_files_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "listless-1.0.dist-info").mkdir()
     (tmp_path / "listless-1.0.dist-info" / "METADATA").write_text("Name: listless\nVersion: 1.0\n")
@@ -416,7 +586,7 @@ def test_the_part_that_is_chosen_is_that_of_either_name(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("engine", ["cpu", "cuda"])
 def test_what_is_read_as_installed_is_locked_for_every_engine(engine: str) -> None:
-    lists = "".join((LOCKED / f"{name}.txt").read_text() for name in (engine, "dev", "torch-cpu"))
+    lists = "".join((LOCKED / f"{name}.txt").read_text() for name in (engine, "torch-cpu"))
     locked = {normal(name) for name in re.findall(r"^([\w.-]+)==", lists, re.MULTILINE)}
     missing = {name for name in INSTALLED if not {normal(name), OTHER_NAMES.get(name)} & locked}
     assert missing == set()
