@@ -152,7 +152,7 @@ def test_a_missing_environment_names_the_make_target(model: Path, tmp_path: Path
 
 def test_a_model_of_unknown_layers_is_refused_before_anything_starts(model: Path, tmp_path: Path) -> None:
     save_file({"h.0.attn.c_attn.weight": torch.ones(4, 4)}, model / "model.safetensors")
-    with pytest.raises(QuantiseError, match="c_attn.weight: this scheme knows no such matrix"):
+    with pytest.raises(QuantiseError, match=r"c_attn.weight: this scheme knows no such matrix"):
         quantise_calibrated(model, tmp_path / "out", Calibration(["x"], python=interpreter(tmp_path, "pass")))
     assert not (tmp_path / "called.json").exists()
 
