@@ -15,6 +15,13 @@ from typing import Any
 from draft_model.errors import PipelineError
 
 _PREFIX = "vllm:spec_decode_"
+QUIETLY = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
+}
+"""Environment of the engine's processes, unless it says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ def open_engine(
     taken = given.keys() & (options or {}).keys()
     if taken:
         raise PipelineError(f"{', '.join(sorted(taken))}: no setting to choose here, the figures rest on it")
-    for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
+    for name, value in QUIETLY.items():
         os.environ.setdefault(name, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Importing it uses deprecated parts of torch.

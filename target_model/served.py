@@ -21,6 +21,13 @@ from target_model.prompts import Prompts
 MAX_SEQS = 32
 TIMED_RUNS = 9
 TIMED_TOKENS = 64
+QUIETLY = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
+}
+"""Environment of the engine's processes, unless it says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ def serving(model: Path, options: Mapping[str, Any] | None = None) -> Iterator[S
     taken = given.keys() & (options or {}).keys()
     if taken:
         raise EvaluationError(f"{', '.join(sorted(taken))}: no setting to choose here, the figures rest on it")
-    for name, value in (("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
+    for name, value in QUIETLY.items():
         os.environ.setdefault(name, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Importing it uses deprecated parts of torch.

@@ -2,6 +2,8 @@
 
 import json
 import warnings
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,8 @@ def check_goes_with(draft: Path, target: Path) -> None:
 def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A model folder of any family in evaluation mode, INT8 multiplied out; PipelineError when it is not one."""
     quantised = (read_config(folder).get("quantization_config") or {}).get("quant_method")
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # It loads in a moment, and INT8 weights would draw two bars more.
-    with warnings.catch_warnings():
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings(), redirect_stderr(StringIO()):  # INT8 weights draw bars that nothing turns off.
         warnings.simplefilter("ignore")  # INT8 imports deprecated parts of torch.
         # Multiplied out now, not at the first pass: until then the layers would be int8, which nothing can start from.
         how = CompressedTensorsConfig(dequantize=True) if quantised == "compressed-tensors" else None
