@@ -95,6 +95,13 @@ def _completion(written: Any) -> Completion:  # noqa: ANN401 - vLLM's own type, 
     return Completion(ids[:-1], ids[-1]) if written.finish_reason == "stop" else Completion(ids)
 
 
+def refuse_options(options: Mapping[str, Any], *given: str) -> None:
+    """PipelineError when one of vLLM's own settings is among those that are `given` already."""
+    taken = [name for name in options if name in given]
+    if taken:
+        raise PipelineError(f"{', '.join(taken)}: no setting to choose here, the figures rest on it")
+
+
 @contextmanager
 def open_engine(
     target: Path, draft: Path | None = None, *, num_speculative_tokens: int = 0, max_num_seqs: int | None = None,
@@ -114,9 +121,7 @@ def open_engine(
         given["speculative_config"] = {
             "method": "draft_model", "model": str(draft), "num_speculative_tokens": num_speculative_tokens,
         }  # fmt: skip
-    taken = given.keys() & (options or {}).keys()
-    if taken:
-        raise PipelineError(f"{', '.join(sorted(taken))}: no setting to choose here, the figures rest on it")
+    refuse_options(options or {}, *given)
     for name, value in QUIETLY.items():
         os.environ.setdefault(name, value)
     with warnings.catch_warnings():

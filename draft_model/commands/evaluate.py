@@ -26,6 +26,7 @@ from draft_model.commands.common import (
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
+from draft_model.engine import refuse_options
 from draft_model.errors import PipelineError
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
 from draft_model.evaluation.held_out import held_out_splits
@@ -40,6 +41,8 @@ TEMPERATURES = (0.2, 0.8)
 ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))
 IDENTITY_LENGTH = 4
 IDENTITY_TOKENS = 32
+NOT_TO_CHOOSE = ("model", "speculative_config", "max_num_seqs")
+"""Of vLLM's own settings, refused before hours of measuring."""
 
 
 @click.command()
@@ -85,13 +88,15 @@ def evaluate(
           --corpus draft_model/held_out --prompts target_model/benchmarks/HumanEval.jsonl.gz
       draft-model evaluate --target T --draft D --corpus draft_model/held_out --no-engine --greedy-only
     """
+    refuse_options(engine_options, *NOT_TO_CHOOSE)
     check_same_vocabulary(draft, target)
     if with_engine or prompts:
         check_goes_with(draft, target)
     encoder = load_encoder(target)
     asked = [encoder.encode_prompt(prompt, "", "") for prompt in read_prompts(prompts)] if prompts else []
     told = [read_config(model).get("max_position_embeddings") for model in (target, draft)]
-    context = min(int(most or sys.maxsize) for most in (*told, engine_options.get("max_model_len")))
+    told.append(engine_options.get("max_model_len"))
+    context = min(most if isinstance(most, int) and most > 0 else sys.maxsize for most in told)
     _check_fit(asked, context - IDENTITY_TOKENS, f"{prompts}, prompt")
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
     splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.layout.is_typed_line_only)

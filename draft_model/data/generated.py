@@ -7,7 +7,7 @@ import fcntl
 import json
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -59,18 +59,19 @@ def keeping_chunks(path: Path, made_of: str) -> Iterator[Chunks]:
     Raises PipelineError when the disk refuses or another process is at it.
     """
     folder = path.with_name(f".{path.name}.{made_of}.chunks")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "lock").open("wb") as lock:
+    with ExitStack() as files:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = files.enter_context((folder / "lock").open("wb"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            chunks = Chunks(path, folder, made_of)
-            yield chunks
-            if chunks.is_joined:
-                shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError as error:
-        raise PipelineError(f"another process is writing {path}") from error
-    except OSError as error:
-        raise PipelineError(f"cannot write beside {path}: {error.strerror or error}") from error
+        except BlockingIOError as error:
+            raise PipelineError(f"another process is writing {path}") from error
+        except OSError as error:
+            raise PipelineError(f"cannot write beside {path}: {error.strerror or error}") from error
+        chunks = Chunks(path, folder, made_of)
+        yield chunks
+        if chunks.is_joined:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def load_splits(path: Path) -> list[Split]:

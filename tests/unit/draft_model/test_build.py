@@ -146,6 +146,7 @@ def test_the_steps_one_by_one(
         ("generate --target t --out g --engine-options [1]", "is not a JSON object"),
         ("generate --target t --out g --engine-options {", "is not JSON"),
         (f"evaluate --target {TARGET} --draft other", "no tokenizer.json"),
+        ('evaluate --target t --draft d --engine-options {"max_num_seqs":2}', "no setting to choose here"),
         ("train --preset embedded-draft --out o --minutes 1 --steps 1", "one of them"),
     ],
 )
