@@ -149,7 +149,7 @@ def quantize(
 @click.option("--out", type=FILE, default=None, help="Also write the figures there as JSON, after each model.")
 @click.option(
     "--engine-options", default="{}", callback=_object, metavar="JSON",
-    help="""vLLM's own settings, such as '{"tensor_parallel_size": 4, "max_model_len": 8192}'.""",
+    help="""vLLM's own settings, such as '{"tensor_parallel_size": 4}'.""",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(

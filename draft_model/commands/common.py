@@ -56,7 +56,7 @@ corpus_option = click.option(
 model_option = click.option("--model", type=FOLDER, required=True, help="Model folder in the Hugging Face layout.")
 engine_option = click.option(
     "--engine-options", "engine_options", type=JsonObject(), default="{}", metavar="JSON",
-    help="""vLLM's own settings, such as '{"tensor_parallel_size": 4, "max_model_len": 8192}'.""",
+    help="""vLLM's own settings, such as '{"tensor_parallel_size": 4}'.""",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

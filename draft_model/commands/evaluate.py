@@ -94,9 +94,7 @@ def evaluate(
         check_goes_with(draft, target)
     encoder = load_encoder(target)
     asked = [encoder.encode_prompt(prompt, "", "") for prompt in read_prompts(prompts)] if prompts else []
-    told = [read_config(model).get("max_position_embeddings") for model in (target, draft)]
-    told.append(engine_options.get("max_model_len"))
-    context = min(most if isinstance(most, int) and most > 0 else sys.maxsize for most in told)
+    context = _context_tokens(target, draft, engine_options)
     _check_fit(asked, context - IDENTITY_TOKENS, f"{prompts}, prompt")
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
     splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.layout.is_typed_line_only)
@@ -127,6 +125,13 @@ def evaluate(
         click.echo(json.dumps(as_record(offline, online, identity)))
     else:
         click.echo(render_report(offline, online, identity))
+
+
+def _context_tokens(target: Path, draft: Path, options: dict[str, Any]) -> int:
+    """The most tokens that both models and the engine's settings allow."""
+    told = [read_config(model).get("max_position_embeddings") for model in (target, draft)]
+    told.append(options.get("max_model_len"))
+    return min(most if isinstance(most, int) and most > 0 else sys.maxsize for most in told)
 
 
 def _check_fit(prompts: list[list[int]], most: int, name: str) -> None:

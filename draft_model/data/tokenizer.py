@@ -5,7 +5,7 @@ and a line end cost one token. No token is added by itself: the prompt layout ow
 """
 
 from collections.abc import Iterable
-from itertools import count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTr
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    seen = count()
-    tokenizer.train_from_iterator((text for text, _ in zip(texts, seen, strict=False)), trainer)
-    if next(seen) == 0:
+    rest = iter(texts)
+    first = next(rest, None)
+    if first is None:
         raise PipelineError("there is no text to learn a tokenizer from: the corpus has no training side")
+    tokenizer.train_from_iterator(chain((first,), rest), trainer)
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=END,
