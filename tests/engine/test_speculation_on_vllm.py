@@ -82,6 +82,23 @@ async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -
     await check_changes(vllm_engine)
 
 
+async def test_drafted_text_is_drawn_at_the_temperature_asked_for(vllm_engine: "VllmEngine") -> None:
+    """Next to none draws the greedy text; at a high one hardly a text stays what it was. Drafts change neither."""
+
+    async def draw(degree: float, variant: int, *, speculate: bool) -> str:
+        sampling = Sampling(degree, seed=variant + 1, speculate=speculate)
+        job = Job(f"at-{degree}-{variant}-{speculate}", prompt(96, variant), 24, sampling)
+        return (await run_job(vllm_engine, job)).text
+
+    vllm_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
+    variants = range(8)
+    greedy = [await draw(0, variant, speculate=False) for variant in variants]
+    cold = [await draw(0.001, variant, speculate=True) for variant in variants]
+    hot = [await draw(2.0, variant, speculate=True) for variant in variants]
+    assert sum(map(str.__eq__, cold, greedy)) >= len(variants) - 1, "logits in bfloat16 may tie"
+    assert sum(map(str.__eq__, hot, greedy)) <= 1
+
+
 async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says that it can't follow; the engine runs with its K, and says why that stays."""
     engine = make_vllm_engine()
