@@ -1,9 +1,9 @@
 """A mend of vLLM on a CPU: without it, text sampled with speculation is drawn at a temperature read from stray memory.
 
-vLLM 0.32 spreads each request's temperature, top-k and top-p over its drafted tokens (`expand_kernel`). Its fallback for
-machines without Triton writes the result to a copy in int64 and drops it, so what the caller reads was never written.
-vLLM calls `register` in each of its processes, as one of its general plugins, before it puts its fallbacks in place;
-where Triton is, on GPUs, nothing calls them.
+vLLM 0.32 spreads each request's temperature, top-k and top-p over its drafted tokens (`expand_kernel`). Its fallback
+for machines without Triton writes the result to a copy in int64 and drops it, so what the caller reads was never
+written. vLLM calls `register` in each of its processes, as one of its general plugins, before it puts its fallbacks in
+place; where Triton is, on GPUs, nothing calls them.
 """
 
 from typing import Any

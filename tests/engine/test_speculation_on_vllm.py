@@ -83,18 +83,18 @@ async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -
 
 
 async def test_drafted_text_is_drawn_at_the_temperature_asked_for(vllm_engine: "VllmEngine") -> None:
-    """Next to none draws the greedy text; at a high one hardly a text stays what it was. Drafts change neither."""
+    """Next to none draws the greedy text; at a high one hardly a text stays what it was, whoever shares the steps."""
 
-    async def draw(degree: float, variant: int, *, speculate: bool) -> str:
+    async def draw(degree: float, variant: int, *, speculate: bool = True) -> str:
         sampling = Sampling(degree, seed=variant + 1, speculate=speculate)
         job = Job(f"at-{degree}-{variant}-{speculate}", prompt(96, variant), 24, sampling)
         return (await run_job(vllm_engine, job)).text
 
     vllm_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
-    variants = range(8)
+    variants = range(NUM_SEQS // 2)
     greedy = [await draw(0, variant, speculate=False) for variant in variants]
-    cold = [await draw(0.001, variant, speculate=True) for variant in variants]
-    hot = [await draw(2.0, variant, speculate=True) for variant in variants]
+    mixed = await asyncio.gather(*(draw(degree, variant) for variant in variants for degree in (0.001, 2.0)))
+    cold, hot = mixed[::2], mixed[1::2]
     assert sum(map(str.__eq__, cold, greedy)) >= len(variants) - 1, "logits in bfloat16 may tie"
     assert sum(map(str.__eq__, hot, greedy)) <= 1
 
