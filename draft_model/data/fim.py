@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from draft_model.data.layouts import LayoutEncoder
+from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.snippets import NO_CONTEXT, Context
 
 EMPTY_AFTER_SHARE = 0.15
 CUT_AFTER_SHARE = 0.25
@@ -37,9 +38,9 @@ class Split:
     """Whether the completion ends there; else it was cut off, and nothing teaches a model to end in that place."""
 
 
-def encode_split(encoder: LayoutEncoder, split: Split) -> tuple[list[int], int]:
+def encode_split(encoder: LayoutEncoder, split: Split, context: Context = NO_CONTEXT) -> tuple[list[int], int]:
     """Token ids of a training sample and the index of the completion's first token in them."""
-    prompt = encoder.encode_prompt(split.before, split.typed, split.after)
+    prompt = encoder.encode_prompt(split.before, split.typed, split.after, context)
     end = [encoder.end] if split.is_whole else []
     return [*prompt, *encoder.encode(split.completion), *end], len(prompt)
 

@@ -2,22 +2,32 @@
 
 Windows start at places spread evenly over the texts (a golden-ratio sequence), and every visit draws a new split.
 
+A share of the splits has pieces of files of the same folder in front, as the server shows those that an editor sends.
+
 Samples packed in a row can attend to the ones before them. That is harmless here: positions are relative, every sample
 opens with a marker, and a sample that precedes is unrelated text, which is soon learnt to be ignored.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
+from pathlib import PurePosixPath
 from random import Random
 
 import numpy as np
 
+from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split, encode_split, ragged_pieces, split_at_random
-from draft_model.data.layouts import LayoutEncoder
+from draft_model.data.snippets import NO_CONTEXT, Context, Snippet
 from draft_model.errors import PipelineError
 
 FIM_SHARE = 0.7
+SNIPPET_SHARE = 0.2
+"""Of the splits; no figure says how often editors send any."""
+MAX_SNIPPETS, MIN_SNIPPET_LINES = 3, 2
+MIN_SNIPPET_PART, MAX_SNIPPET_PART = 0.2, 0.6
+"""Of a sample's text."""
 RAGGED_SHARE = 0.6
 RAGGED_MEAN_CHARS = 40
 MIN_WINDOW_CHARS, MAX_WINDOW_CHARS = 120, 2800
@@ -39,23 +49,59 @@ class Sample:
 
 
 class CorpusText:
-    """Documents addressed by one position in [0, 1), each in proportion to its length."""
+    """Texts addressed by one position in [0, 1), each in proportion to its length.
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._texts = [text for text in texts if text.strip()]
-        if not self._texts:
+    `paths`, if given, has a path for each text, which says which are of one folder.
+    """
+
+    def __init__(self, texts: Sequence[str], paths: Sequence[str] = ()) -> None:
+        kept = [index for index, text in enumerate(texts) if text.strip()]
+        if not kept:
             raise PipelineError("there is no text to draw from")
+        self._texts = [texts[index] for index in kept]
+        self._paths = [paths[index] for index in kept] if paths else []
         self._starts = np.cumsum([0, *(len(text) for text in self._texts)])
+        self._folders = defaultdict(list)
+        for index, path in enumerate(self._paths):
+            self._folders[_folder(path)].append(index)
 
     def window(self, position: float, num_chars: int) -> str:
-        """Whole lines around `position`: from a line start, `num_chars` or a line more, within one document."""
+        """Whole lines around `position`: from a line start, `num_chars` or a line more, within one text."""
+        index, offset = self._find(position)
+        return _cut(self._texts[index], offset, num_chars)
+
+    def context(self, position: float, num_chars: int, rng: Random) -> Context:
+        """Pieces of one to `MAX_SNIPPETS` other texts of the folder, about `num_chars` together, or nothing."""
+        if not self._paths:
+            return NO_CONTEXT
+        index, _ = self._find(position)
+        others = [other for other in self._folders[_folder(self._paths[index])] if other != index]
+        chosen = rng.sample(others, min(len(others), rng.randint(1, MAX_SNIPPETS)))
+        size = num_chars // max(1, len(chosen))
+        pieces = [Snippet(self._paths[other], self._piece(other, size, rng)) for other in chosen]
+        snippets = tuple(piece for piece in pieces if piece.text.rstrip().count("\n") + 1 >= MIN_SNIPPET_LINES)
+        return Context(self._paths[index], snippets) if snippets else NO_CONTEXT
+
+    def _piece(self, index: int, num_chars: int, rng: Random) -> str:
+        text = self._texts[index]
+        return _cut(text, rng.randrange(len(text)), num_chars)
+
+    def _find(self, position: float) -> tuple[int, int]:
+        """The text at a position, and the offset in it."""
         offset = int(position * int(self._starts[-1]))
         index = int(np.searchsorted(self._starts, offset, side="right")) - 1
-        text = self._texts[index]
-        inner = max(0, min(offset - int(self._starts[index]), len(text) - num_chars))
-        start = text.rfind("\n", 0, inner) + 1
-        end = text.find("\n", min(start + num_chars, len(text)))
-        return text[start : len(text) if end < 0 else end + 1]
+        return index, offset - int(self._starts[index])
+
+
+def _folder(path: str) -> str:
+    return str(PurePosixPath(path).parent)
+
+
+def _cut(text: str, offset: int, num_chars: int) -> str:
+    inner = max(0, min(offset, len(text) - num_chars))
+    start = text.rfind("\n", 0, inner) + 1
+    end = text.find("\n", min(start + num_chars, len(text)))
+    return text[start : len(text) if end < 0 else end + 1]
 
 
 def window_chars(row_tokens: int) -> int:
@@ -67,7 +113,8 @@ def window_chars(row_tokens: int) -> int:
 class SampleMaker:
     """Draws samples from texts, and from what a target wrote at cursors of its own (`generated`).
 
-    `max_window_chars` is the longest window's length; `window_chars` says what goes with rows.
+    `max_window_chars` is the longest window's length; `window_chars` says what goes with rows. `snippet_share` of the
+    splits have pieces of other files in front, where the text's folder has others.
     """
 
     texts: CorpusText
@@ -76,25 +123,37 @@ class SampleMaker:
     generated: Sequence[Split] = ()
     generated_share: float = 0.0
     max_window_chars: int = MAX_WINDOW_CHARS
+    snippet_share: float = 0.0
 
     def draw(self, position: float, max_tokens: int, rng: Random) -> Sample:
-        """One sample of the window at `position`: split for fill-in-the-middle, or plain text from left to right.
+        """One sample at `position`: a window split for fill-in-the-middle, or plain text from left to right.
 
-        The window's length is log-uniform, and short enough that about `max_tokens` tokens hold it.
+        Its length is log-uniform, and short enough that about `max_tokens` tokens hold it.
         """
         if self.generated and rng.random() < self.generated_share:
-            return self._split(self.generated[int(position * len(self.generated))])
+            return self._split(self.generated[int(position * len(self.generated))], NO_CONTEXT)
         num_chars = exp(rng.uniform(log(MIN_WINDOW_CHARS), log(self.max_window_chars)))
-        text = self.texts.window(position, int(min(num_chars, max_tokens * CHARS_A_TOKEN)))
+        num_chars = min(num_chars, max_tokens * CHARS_A_TOKEN)
+        text = self.texts.window(position, int(num_chars))
         if text.strip() and rng.random() < self.fim_share:
+            context, text = self._show_others(position, text, num_chars, rng)
             only_line = self.encoder.layout.is_typed_line_only
-            return self._split(split_at_random(text, rng, is_typed_line_only=only_line))
+            return self._split(split_at_random(text, rng, is_typed_line_only=only_line), context)
         pieces = ragged_pieces(text, rng, RAGGED_MEAN_CHARS) if rng.random() < RAGGED_SHARE else [text]
         ids = self.encoder.encode_file(pieces)
         return Sample(ids, len(ids))
 
-    def _split(self, split: Split) -> Sample:
-        ids, middle_from = encode_split(self.encoder, split)
+    def _show_others(self, position: float, text: str, num_chars: float, rng: Random) -> tuple[Context, str]:
+        """Pieces of other files, if it is to be so, and less of the text to make room for them."""
+        if not self.snippet_share or rng.random() >= self.snippet_share:
+            return NO_CONTEXT, text
+        part = rng.uniform(MIN_SNIPPET_PART, MAX_SNIPPET_PART)
+        context = self.texts.context(position, int(num_chars * part), rng)
+        less = self.texts.window(position, int(num_chars * (1 - part)))
+        return (context, less) if context.snippets and less.strip() else (NO_CONTEXT, text)
+
+    def _split(self, split: Split, context: Context) -> Sample:
+        ids, middle_from = encode_split(self.encoder, split, context)
         return Sample(ids, middle_from)
 
     def row(self, slot: int, num_tokens: int, rng: Random) -> tuple[list[int], list[bool], int]:

@@ -48,6 +48,7 @@ class DataSettings:
     fim_share: float = FIM_SHARE
     generated_share: float = 0.0
     seed: int = 20
+    snippet_share: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what does not divide."""
@@ -164,10 +165,15 @@ def make_shard(
     settings = manifest.settings
     encoder = make_encoder(load_tokenizer(tokenizer), manifest.layout)
     parts = corpus.parts(Side.TRAIN)
-    texts = [text for text in corpus.texts(Side.TRAIN, parts[number % len(parts)]) if not encoder.holds_marker(text)]
+    documents = [
+        (f"{document.repository}/{document.path}", document.text)
+        for document in corpus.documents(Side.TRAIN, parts[number % len(parts)])
+        if not encoder.holds_marker(f"{document.path}\n{document.text}")
+    ]
     maker = SampleMaker(
-        CorpusText(texts), encoder, settings.fim_share,
+        CorpusText([text for _, text in documents], [path for path, _ in documents]), encoder, settings.fim_share,
         load_splits(generated) if generated else (), settings.generated_share, window_chars(max(settings.row_tokens)),
+        settings.snippet_share,
     )  # fmt: skip
     dtype = np.uint16 if manifest.vocab_size <= MAX_SHORT_VOCAB else np.uint32
     ids = np.empty((settings.blocks_a_shard, settings.block_tokens), dtype)

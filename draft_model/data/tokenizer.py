@@ -12,7 +12,8 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from draft_model.data.layouts import COMPLETION_ENDS, EMBEDDED, Layout, LayoutEncoder, ask_server
+from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.layouts import COMPLETION_ENDS, EMBEDDED, Layout, ask_server
 from draft_model.errors import PipelineError
 from draft_model.presets import CONTEXT_TOKENS, VOCAB_SIZE
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
+from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split, split_at_random
 from draft_model.data.generated import keeping_chunks, load_splits
-from draft_model.data.layouts import LayoutEncoder
 from draft_model.data.samples import CorpusText
 from draft_model.engine import Engine, open_engine
 from draft_model.errors import PipelineError

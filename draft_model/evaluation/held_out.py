@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split, encode_split, split_at_random
-from draft_model.data.layouts import LayoutEncoder
 from draft_model.data.samples import CorpusText
 from draft_model.training.loss import token_losses
 

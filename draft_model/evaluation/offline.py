@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split
-from draft_model.data.layouts import LayoutEncoder
 from draft_model.evaluation.acceptance import Acceptance, replay, share_interval
 from draft_model.evaluation.kinds import Kind, kinds_of_pieces
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from draft_model.data.layouts import LayoutEncoder
+from draft_model.data.encoder import LayoutEncoder
 
 MAX_NEW_TOKENS = 24
 

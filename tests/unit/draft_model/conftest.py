@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.readers import read_repositories
 from draft_model.corpus.store import Corpus
-from draft_model.data.layouts import EMBEDDED, LayoutEncoder
+from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.layouts import EMBEDDED
 from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import make_encoder, train_tokenizer
 from draft_model.presets import Preset

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split
-from draft_model.data.layouts import LayoutEncoder
 from draft_model.evaluation.acceptance import Acceptance, expected_speedup, expected_tokens, replay, share_interval
 from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.kinds import Kind, kinds_of, kinds_of_pieces

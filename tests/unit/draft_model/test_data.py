@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from draft_model.corpus.store import Corpus
 from draft_model.data.blocks import BlockSource
+from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split
 from draft_model.data.generated import keeping_chunks, load_splits
-from draft_model.data.layouts import EMBEDDED, LayoutEncoder
+from draft_model.data.layouts import EMBEDDED
 from draft_model.data.samples import CorpusText, SampleMaker, window_chars
 from draft_model.data.shards import DataSettings, build_data, shard_paths
 from draft_model.errors import PipelineError
@@ -26,11 +27,8 @@ positions = st.floats(0, 1, exclude_max=True)
 def test_a_window_is_whole_lines_of_one_document(source: str, position: float, num_chars: int) -> None:
     corpus = CorpusText([source, "other = 1\n" * 30])
     window = corpus.window(position, num_chars)
-    document = source if window in source else "other = 1\n" * 30
-    start = document.index(window)
-    assert window
-    assert start == 0 or document[start - 1] == "\n"
     assert window.endswith("\n")
+    assert any(f"\n{window}" in f"\n{document}" for document in (source, "other = 1\n" * 30))
 
 
 def test_a_corpus_without_text_is_refused() -> None:
@@ -56,6 +54,25 @@ def test_what_a_target_wrote_is_drawn_too(source: str, encoder: LayoutEncoder) -
     drawn = [maker.draw(0.3, 500, Random(seed)).ids for seed in range(60)]
     expected = [*encoder.encode_prompt("", "re", "\n"), *encoder.encode("turn 7"), encoder.end]
     assert 15 < drawn.count(expected) < 45
+
+
+def test_a_share_of_the_splits_shows_other_files_of_the_folder(source: str, encoder: LayoutEncoder) -> None:
+    texts = [source, "\n".join(f"other = {number}" for number in range(30)) + "\n", "alone = 1\n" * 30]
+    corpus = CorpusText(texts, ["pack/one.py", "pack/two.py", "elsewhere/three.py"])
+    opened = encoder.encode_file([])
+    shown = []
+    for seed in range(60):
+        maker = SampleMaker(corpus, encoder, fim_share=1.0, snippet_share=0.5)
+        at_one, at_three = (maker.draw(position, 500, Random(seed)) for position in (0.1, 0.99))
+        assert at_three.ids[:1] != opened, "its folder has no other"
+        shown.append(at_one.ids[:1] == opened)
+        if shown[-1]:
+            assert encoder.decode(at_one.ids).startswith("other = ")
+            assert len(at_one.ids) <= 500
+            assert at_one.middle_from > at_one.ids.index(encoder.encode_prompt("", "", "")[0])
+    assert 15 < sum(shown) < 45
+    maker = SampleMaker(CorpusText(texts), encoder, fim_share=1.0, snippet_share=1.0)
+    assert maker.draw(0.1, 500, Random(1)).ids[:1] != opened, "nobody says which texts are of one folder"
 
 
 def test_shards_are_the_same_whoever_makes_them_and_in_whatever_order(

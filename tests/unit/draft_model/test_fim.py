@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import MAX_COMPLETION_CHARS, block_end, encode_split, ragged_pieces, split_at_random
-from draft_model.data.layouts import LayoutEncoder
 
 texts = st.text(alphabet="ab_ (:)\n\té€\U0001f40d", min_size=1, max_size=200).filter(lambda text: bool(text.strip()))
 seeds = st.integers(0, 1 << 30)

@@ -11,9 +11,9 @@ import pytest
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.documents import Document
 from draft_model.corpus.store import Corpus
+from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split
 from draft_model.data.generated import load_splits
-from draft_model.data.layouts import LayoutEncoder
 from draft_model.distil import generate as module
 from draft_model.distil.generate import Generation, draw_cursors, generate
 from draft_model.engine import Completion, SpeculationCounts, open_engine

@@ -11,8 +11,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split, encode_split, split_at_random
-from draft_model.data.layouts import EMBEDDED, Layout, LayoutEncoder, ask_server
+from draft_model.data.layouts import EMBEDDED, Layout, ask_server
+from draft_model.data.snippets import Context, Snippet
 from draft_model.data.tokenizer import load_tokenizer, make_encoder
 from draft_model.errors import PipelineError
 
@@ -20,6 +22,19 @@ SUFFIX_FIRST: dict[str, Any] = {"template": "fim", "template_fields": {"order": 
 NO_MIDDLE: dict[str, Any] = {"template": "fim", "template_fields": {"order": "suffix_first", "middle": ""}}
 PREFIX_ONLY: dict[str, Any] = {"template": "prefix-only"}
 EVERY_ORDER = [{}, SUFFIX_FIRST, NO_MIDDLE, PREFIX_ONLY]
+EVERY_PLACE_OF_OTHER_FILES: list[dict[str, Any]] = [
+    {},
+    {"template": "embedded", "template_fields": {"path_at": "outside"}},
+    {"template": "embedded", "template_fields": {"path_at": "inside"}},
+    {"template": "embedded", "template_fields": {"path_at": "outside", "order": "suffix_first", "middle": ""}},
+    {"template": "fim"},
+    {"template": "fim", "template_fields": {"text_header": "+++++ {path}\n"}},
+    PREFIX_ONLY,
+]
+OTHERS = (
+    Snippet("one/deep/in/folders/first.py", "import os\n\n\ndef first():\n    return 1\n\n"),
+    Snippet("second.py", "class Second:\n    x = 2"),
+)
 
 
 def ask_for_prompts(model: Path, settings: dict[str, Any], requests: list[dict[str, Any]]) -> list[list[int]]:
@@ -47,6 +62,23 @@ def test_prompts_are_token_for_token_those_of_the_server(
     # So large that neither side is cut.
     built = ask_for_prompts(tokenizer_folder, settings | {"max_prompt_tokens": 100_000}, requests)
     assert built == [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
+
+
+@pytest.mark.parametrize("settings", EVERY_PLACE_OF_OTHER_FILES)
+@pytest.mark.parametrize(("path", "language"), [("a/b/c/d/own.py", "python"), ("own.rs", "rust"), ("own.lua", "lua")])
+def test_other_files_stand_where_the_server_puts_them(
+    settings: dict[str, Any], path: str, language: str, tokenizer_folder: Path, source: str
+) -> None:
+    encoder = make_encoder(load_tokenizer(tokenizer_folder), ask_server(tokenizer_folder, settings))
+    split = split_at_random(source, Random(3))
+    snippets = [{"uri": f"file:///{each.path}", "text": each.text, "score": at} for at, each in enumerate(OTHERS)]
+    request = {
+        "prefix": split.before + split.typed, "suffix": split.after, "snippets": snippets,
+        "document_uri": f"file:///{path}", "language_id": language,
+    }  # fmt: skip
+    (built,) = ask_for_prompts(tokenizer_folder, settings | {"max_prompt_tokens": 100_000}, [request])
+    assert built == encoder.encode_prompt(split.before, split.typed, split.after, Context(path, OTHERS))
+    assert built != encoder.encode_prompt(split.before, split.typed, split.after)
 
 
 @pytest.fixture

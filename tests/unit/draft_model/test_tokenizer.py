@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from draft_model.data.layouts import EMBEDDED, LayoutEncoder
+from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.layouts import EMBEDDED
 from draft_model.data.tokenizer import (
     SPECIAL_TOKENS,
     check_same_vocabulary,

@@ -1,0 +1,114 @@
+"""Token ids of prompts and files in one layout."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from draft_model.data.layouts import PREFIX_FIRST, PREFIX_ONLY, Layout
+from draft_model.data.snippets import NO_CONTEXT, Context, file_texts, lead_of
+from draft_model.errors import PipelineError
+
+
+class LayoutEncoder:
+    """Token ids in one layout with one tokenizer. Each part of a prompt is tokenised on its own.
+
+    Text that holds a marker must not come here: it would be taken for one (`holds_marker`).
+    """
+
+    def __init__(self, backend: Tokenizer, layout: Layout, end: str) -> None:
+        """Find the markers' ids; PipelineError names those that the tokenizer lacks."""
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        missing = [marker for marker in (*layout.markers, end) if marker not in vocabulary]
+        if missing:
+            raise PipelineError(f"the tokenizer lacks {', '.join(missing)} of the layout {layout.name}")
+        self.layout = layout
+        self.end = vocabulary[end]
+        self.begin = _begin_ids(backend)
+        plain = _without_blank(backend)
+        self._opening = " " if plain else ""
+        self._backend = plain or backend
+        self.stops = sorted(
+            {vocabulary[token] for token in (*layout.markers, *layout.ends, end) if token in vocabulary}
+        )
+        """The tokens at which the server ends a completion."""
+        self._ids = {marker: vocabulary[marker] for marker in layout.markers}
+        self._reserved = (*layout.markers, end)
+        self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of one text, tokenised on its own, without markers."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def holds_marker(self, text: str) -> bool:
+        """Whether a text contains one of the markers as text."""
+        return any(marker in text for marker in self._reserved)
+
+    def encode_prompt(self, before: str, typed: str, after: str, context: Context = NO_CONTEXT) -> list[int]:
+        """Token ids of the prompt that asks for what stands between `typed` and `after`, other files in front."""
+        layout = self.layout
+        before = self._opening + lead_of(layout, context) + before
+        files = [token for text in file_texts(layout, context) for token in self._encode_opened(text)]
+        if layout.order == PREFIX_ONLY:
+            return [*self.begin, *self.encode(before + typed)]
+        left = [self._ids[layout.prefix], *self.encode(before if layout.middle else before + typed)]
+        right = [self._ids[layout.suffix], *self.encode(after)]
+        both = left + right if layout.order == PREFIX_FIRST else right + left
+        if not layout.middle:
+            return [*self.begin, *files, *both]
+        return [*self.begin, *files, *both, self._ids[layout.middle], *self.encode(typed)]
+
+    def encode_file(self, pieces: Sequence[str]) -> list[int]:
+        """Token ids of plain text from left to right, each piece tokenised on its own, as another file is shown."""
+        opening = [self._ids[self.layout.file]] if self.layout.file else list(self.begin)
+        pieces = [self._opening + piece if number == 0 else piece for number, piece in enumerate(pieces)]
+        return opening + [token for piece in pieces for token in self.encode(piece)]
+
+    def _encode_opened(self, text: str) -> list[int]:
+        return [self._ids[self.layout.file], *self.encode(text)]
+
+
+def _without_blank(backend: Tokenizer) -> Tokenizer | None:
+    """A copy that puts no blank before a text and takes none away; None where the tokenizer puts none.
+
+    The server puts one blank before the whole prompt's text instead, and none before its other parts.
+    """
+    spec = json.loads(backend.to_str())
+    parts = [*_parts(spec["normalizer"], "normalizers"), *_parts(spec["pre_tokenizer"], "pretokenizers")]
+    adding = [part for part in parts if _adds_blank(part)]
+    for part in adding:
+        part |= {"prepend": ""} if part["type"] == "Prepend" else {}
+        part |= {"prepend_scheme": "never"} if part["type"] == "Metaspace" else {}
+        part |= {"add_prefix_space": False} if part["type"] == "ByteLevel" else {}
+    for part in _parts(spec["decoder"], "decoders"):
+        part |= {"start": 0} if part["type"] == "Strip" else {}
+        part |= {"prepend_scheme": "never"} if part["type"] == "Metaspace" else {}
+    return Tokenizer.from_str(json.dumps(spec)) if adding else None
+
+
+def _parts(stage: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    if stage is None:
+        return []
+    return [part for inner in stage[name] for part in _parts(inner, name)] if stage["type"] == "Sequence" else [stage]
+
+
+def _adds_blank(part: dict[str, Any]) -> bool:
+    return (
+        part["type"] == "Prepend"
+        or (part["type"] == "Metaspace" and part["prepend_scheme"] != "never")
+        or (part["type"] == "ByteLevel" and bool(part["add_prefix_space"]))
+    )
+
+
+def _begin_ids(backend: Tokenizer) -> list[int]:
+    """What the tokenizer puts before a text: its bos token, where it has one."""
+    with_begin: list[int] = backend.encode("a", add_special_tokens=True).ids
+    text: list[int] = backend.encode("a", add_special_tokens=False).ids
+    return with_begin[: next(at for at in range(len(with_begin)) if with_begin[at : at + len(text)] == text)]

@@ -1,0 +1,80 @@
+"""Text of other files in front of a prompt, as the server puts what an editor sends along.
+
+Behind file markers where the layout has them, under headers in the prefix where it has those, else as comments there.
+"""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from draft_model.data.layouts import INSIDE, NOWHERE, OUTSIDE, Layout
+
+PATH_PARTS = 3
+HASH_SUFFIXES = (
+    ".cmake", ".coffee", ".ex", ".exs", ".jl", ".mk", ".nim", ".pl", ".ps1", ".py", ".pyi", ".r", ".rb", ".sh", ".toml",
+    ".yaml", ".yml",
+)  # fmt: skip
+DASH_SUFFIXES = (".adb", ".ads", ".elm", ".hs", ".lua", ".sql", ".vhd", ".vhdl")
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A piece of another file, in whole lines."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a prompt shows beside the file being edited, whose path is `path`; the best snippet is the last."""
+
+    path: str = ""
+    snippets: tuple[Snippet, ...] = ()
+
+
+NO_CONTEXT = Context()
+
+
+def file_texts(layout: Layout, context: Context) -> list[str]:
+    """The texts that stand behind file markers, before the first marker of the prompt itself."""
+    if not (layout.file and context.snippets):
+        return []
+    if layout.path_at == NOWHERE:
+        return [_whole(snippet) for snippet in context.snippets]
+    texts = [f"{short_path(snippet.path)}\n{_whole(snippet)}" for snippet in context.snippets]
+    return [*texts, f"{short_path(context.path)}\n" if layout.path_at == OUTSIDE else ""]
+
+
+def lead_of(layout: Layout, context: Context) -> str:
+    """The text at the start of the prefix."""
+    if not context.snippets:
+        return ""
+    own = short_path(context.path)
+    if layout.file:
+        return f"{own}\n" if layout.path_at == INSIDE else ""
+    if layout.text_header:
+        texts = [_headed(layout, short_path(snippet.path)) + _whole(snippet) for snippet in context.snippets]
+        return "".join([*texts, _headed(layout, own)])
+    leader = comment_leader(context.path)
+    lines = [line for each in context.snippets for line in (f"{short_path(each.path)}:", *_whole(each).splitlines())]
+    return "".join(f"{leader} {line}".rstrip() + "\n" for line in lines)
+
+
+def short_path(path: str) -> str:
+    """The last parts of a path."""
+    return "/".join(PurePosixPath(path).parts[-PATH_PARTS:])
+
+
+def comment_leader(path: str) -> str:
+    """What opens a line comment in a file of this name."""
+    if path.lower().endswith(HASH_SUFFIXES):
+        return "#"
+    return "--" if path.lower().endswith(DASH_SUFFIXES) else "//"
+
+
+def _whole(snippet: Snippet) -> str:
+    return snippet.text.rstrip("\r\n") + "\n"
+
+
+def _headed(layout: Layout, path: str) -> str:
+    return layout.text_header.replace("{path}", path)
