@@ -57,7 +57,7 @@ class LayoutEncoder:
         before = self._opening + lead_of(layout, context) + before
         files = [token for text in file_texts(layout, context) for token in self._encode_opened(text)]
         if layout.order == PREFIX_ONLY:
-            return [*self.begin, *self.encode(before + typed)]
+            return [*self.begin, *files, *self.encode(before + typed)]
         left = [self._ids[layout.prefix], *self.encode(before if layout.middle else before + typed)]
         right = [self._ids[layout.suffix], *self.encode(after)]
         both = left + right if layout.order == PREFIX_FIRST else right + left

@@ -99,6 +99,20 @@ async def test_drafted_text_is_drawn_at_the_temperature_asked_for(vllm_engine: "
     assert sum(map(str.__eq__, hot, greedy)) <= 1
 
 
+async def test_a_seed_holds_for_a_prompt_that_is_computed_in_pieces(vllm_engine: "VllmEngine") -> None:
+    """Together the prompts are longer than a step may be, so that some are begun in one and ended in the next."""
+
+    async def draw(variant: int, salt: str) -> str:
+        sampling = Sampling(0.8, seed=variant, speculate=False)
+        job = Job(f"{salt}-{variant}", prompt(600, variant), 16, sampling, cache_salt=f"{salt}-{variant}")
+        return (await run_job(vllm_engine, job)).text
+
+    variants = range(8)
+    alone = [await draw(variant, "seeded-alone") for variant in variants]
+    together = await asyncio.gather(*(draw(variant, "seeded-together") for variant in variants))
+    assert sum(map(str.__eq__, together, alone)) >= len(variants) - 2, "steps of another size round otherwise"
+
+
 async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says that it can't follow; the engine runs with its K, and says why that stays."""
     engine = make_vllm_engine()

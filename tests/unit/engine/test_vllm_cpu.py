@@ -1,9 +1,9 @@
-"""The mend of what vLLM spreads over drafted tokens on a CPU."""
+"""What is mended of vLLM's sampling on a CPU, piece by piece."""
 
 import pytest
 import torch
 
-from completion_server.engine.vllm_cpu import FALLBACK, expand, register
+from completion_server.engine.vllm_cpu import FALLBACK, expand, register, rewind
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
@@ -15,12 +15,21 @@ def test_every_token_has_its_requests_value(dtype: torch.dtype) -> None:
     assert given.tolist() == [0, 5, 7]
 
 
-def test_a_vllm_that_has_the_fallback_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewound_generator_draws_what_it_drew() -> None:
+    generator = torch.Generator().manual_seed(7)
+    drawn = torch.rand(3, generator=generator)
+    rewind(generator)
+    assert torch.equal(torch.rand(3, generator=generator), drawn)
+    rewind(None)
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_the_fallback_is_replaced_on_a_cpu_alone(is_cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.platforms import current_platform
     from vllm.utils import cpu_triton_utils
 
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _self: is_cpu)
+    monkeypatch.setattr(type(current_platform), "register_triton_kernel_overrides", staticmethod(lambda: None))
     monkeypatch.setattr(cpu_triton_utils, FALLBACK, None)
     register()
-    assert getattr(cpu_triton_utils, FALLBACK) is expand
-    monkeypatch.delattr(cpu_triton_utils, FALLBACK)
-    register()
-    assert not hasattr(cpu_triton_utils, FALLBACK)
+    assert getattr(cpu_triton_utils, FALLBACK) is (expand if is_cpu else None)
