@@ -9,7 +9,7 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check proto docs lock lock-cuda models calibration test-calibration clean \
+.PHONY: help install serve test check proto docs lock lock-cuda models calibration test-calibration clean \
 	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation
 
 help: ## List the targets.
@@ -31,6 +31,8 @@ check: $(VENV)/installed-dev ## Lint, types, import rules, the contract and its 
 
 proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/generate.sh
+
+install: $(VENV)/installed ## Set up .venv with the locked requirements and the commands, and do no more.
 
 docs: $(VENV)/installed ## Write the tables of docs/configuration.md from the configuration itself.
 	@$(BIN)/python docs/generate_configuration.py

@@ -27,7 +27,8 @@ def main(threads: int | None) -> None:
       draft-model generate --corpus corpus --target TARGET --out generated.jsonl --prompts 500000
       draft-model data --corpus corpus --tokenizer TARGET --out data --tokens 50e9 --row-tokens 4096 \\
           --block-tokens 16384 --generated generated.jsonl
-      torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --teacher TARGET
+      torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --tokens 50e9 \\
+          --teacher TARGET
       draft-model evaluate --target TARGET --draft run/model --corpus corpus
     The embedded pair, hours on two cores; interrupted, the same command goes on:
       draft-model build-embedded

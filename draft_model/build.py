@@ -15,6 +15,7 @@ from draft_model.card import render_card
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.layouts import EMBEDDED
+from draft_model.data.samples import GENERATED_SHARE
 from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder, train_tokenizer
 from draft_model.distil.generate import Generation, draw_cursors, generate
@@ -27,14 +28,13 @@ from draft_model.export import rewrite_card
 from draft_model.figures import BuildFigures, ModelFigures, save_figures
 from draft_model.files import folder_atomically, weights_digest
 from draft_model.presets import Preset
-from draft_model.run import MODEL, Distillation, train
+from draft_model.run import MIX, MODEL, Distillation, train
 from draft_model.training.budget import Budget
 from draft_model.training.model import num_parameters
 from draft_model.training.trainer import TrainResult
 from draft_model.training.world import joined_world
 
 GENERATION = Generation(max_tokens=48, temperature=0.0, seed=30)
-GENERATED_SHARE = 0.5
 PAIR_CURSORS = 200
 PAIR_TOKENS = 32
 
@@ -56,7 +56,7 @@ class BuildSettings:
     """
 
     data: DataSettings
-    mix: float = 0.7
+    mix: float = MIX
     num_generated: int = 0
     num_cursors: int = PAIR_CURSORS
 
@@ -94,7 +94,7 @@ def ensure_tokenizer(corpus: Corpus, out: Path, vocab_size: int) -> None:
     if (out / "tokenizer.json").is_file():
         return
     tokenizer = train_tokenizer((document.text for document in corpus.documents(Side.TRAIN)), vocab_size)
-    with folder_atomically(out) as folder:
+    with folder_atomically(out, mark="") as folder:
         tokenizer.save_pretrained(str(folder))
 
 

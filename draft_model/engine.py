@@ -109,8 +109,8 @@ def open_engine(
 ) -> Iterator[Engine]:  # fmt: skip
     """Start vLLM on a target, with a draft when one is given; stop it at the end.
 
-    `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises PipelineError when it does not start, or
-    `options` has a setting that is given here already.
+    `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises PipelineError when it does not start, dies
+    later, or `options` has a setting that is given here already.
     """
     given: dict[str, Any] = {
         "model": str(target), "speculative_config": None, "disable_log_stats": False, "use_tqdm_on_load": False,
@@ -128,6 +128,7 @@ def open_engine(
         warnings.simplefilter("ignore")  # Importing it uses deprecated parts of torch.
         from vllm import LLM
         from vllm.platforms import current_platform
+        from vllm.v1.engine.exceptions import EngineDeadError
 
     try:
         llm = LLM(**given | {"enforce_eager": current_platform.is_cpu()} | dict(options or {}))
@@ -135,5 +136,7 @@ def open_engine(
         raise PipelineError(f"vLLM does not start on {target}: {error}") from error
     try:
         yield Engine(llm)
+    except EngineDeadError as error:
+        raise PipelineError(f"vLLM died while it served {target}; its own words are above") from error
     finally:
         llm.llm_engine.engine_core.shutdown()

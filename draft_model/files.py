@@ -57,12 +57,29 @@ def remove_unfinished(path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def check_replaceable(path: Path, mark: str) -> None:
+    """PipelineError when `path` holds something that must not be lost: it is not empty and has no file `mark`.
+
+    Without a `mark` nothing that is there is replaced.
+    """
+    try:
+        is_taken = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    except OSError as error:
+        raise PipelineError(f"cannot read {path}: {error.strerror}") from error
+    if is_taken and not (mark and (path / mark).is_file()):
+        why = f"holds something else: it has no {mark}" if mark else "exists already"
+        raise PipelineError(f"{path} {why}; choose another folder or remove it")
+
+
 @contextlib.contextmanager
-def folder_atomically(path: Path) -> Iterator[Path]:
+def folder_atomically(path: Path, mark: str) -> Iterator[Path]:
     """Yield a new folder beside `path` to fill; on success it takes the place of `path`, on failure it is removed.
 
-    Raises PipelineError when the disk refuses (full, read-only); `path` is then what it was before.
+    Raises PipelineError as `check_replaceable` does, and when the disk refuses (full, read-only); `path` is then what
+    it was before.
     """
+    path = path.resolve()
+    check_replaceable(path, mark)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _recover(path)

@@ -34,6 +34,7 @@ from draft_model.training.world import World
 CHECKPOINT = "checkpoint.pt"
 MODEL = "model"
 RUN = "run.json"
+MIX = 0.7
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Distillation:
     """The target to learn from, and the share of its divergence in the loss, 0 to 1."""
 
     teacher: Path
-    mix: float
+    mix: float = MIX
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
@@ -118,6 +119,10 @@ def quantize(
       target-model quantize --model target_model/embedded-bf16 --out work/embedded-calibrated \\
           --calibration work/embedded/corpus/train-00000.parquet
     """
+    context = click.get_current_context()
+    for name in ("samples", "smoothing", "calibration_python"):
+        if calibration is None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} says how to calibrate, and no --calibration is given")
     warnings: list[str] = []
     try:
         with Progress(console=Console(stderr=True), transient=True) as progress:

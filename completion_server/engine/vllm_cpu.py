@@ -35,7 +35,7 @@ def register() -> None:
         _mend_runner()
 
     # Called in the worker's process alone: importing the runner takes the others half a second.
-    platform.register_triton_kernel_overrides = staticmethod(put_all)
+    platform.register_triton_kernel_overrides = staticmethod(put_all)  # type: ignore[method-assign]
 
 
 def expand(

@@ -15,6 +15,8 @@ from draft_model.corpus.store import MANIFEST
 from draft_model.data.shards import DataSettings
 from draft_model.errors import PipelineError
 from draft_model.evaluation.probes import probe_table
+from draft_model.export import CONFIG
+from draft_model.files import check_replaceable
 from draft_model.presets import Preset, find_preset
 from draft_model.training.budget import Budget
 from draft_model.training.world import num_processes
@@ -53,6 +55,8 @@ def build_embedded(
     """
     if num_processes() > 1:
         raise PipelineError("the embedded pair is built by one process, which uses one GPU: start it without torchrun")
+    for folder in (target_out, draft_out):
+        check_replaceable(folder, CONFIG)
     if not (work / "corpus" / MANIFEST).is_file():
         _collect(work, repositories, hold_out)
     target, draft = _preset("embedded-target", seed), _preset("embedded-draft", seed)

@@ -21,16 +21,19 @@ CONSOLE = Console(stderr=True)
 
 
 class Number(click.ParamType[int]):
-    """A count that may be written as 50e9."""
+    """A count of at least one that may be written as 50e9."""
 
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
         """The whole number that is meant."""
         try:
-            return int(float(value))
-        except (TypeError, ValueError):
+            meant = int(float(value))
+        except (TypeError, ValueError, OverflowError):
             self.fail(f"{value!r} is not a number", param, ctx)
+        if meant < 1:
+            self.fail(f"{value!r} is less than 1", param, ctx)
+        return meant
 
 
 class JsonObject(click.ParamType[dict[str, Any]]):

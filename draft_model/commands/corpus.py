@@ -30,7 +30,13 @@ Paths = tuple[Path, ...]
 
 
 @click.command()
-@click.option("--out", type=FOLDER, default=WORK / "corpus", show_default=True, help="New folder for the corpus.")
+@click.option(
+    "--out",
+    type=FOLDER,
+    default=WORK / "corpus",
+    show_default=True,
+    help="Folder for the corpus; one that is there is replaced, anything else is not.",
+)
 @click.option("--folder", type=FOLDER, multiple=True, help="Code of your own, one repository; a licence in it counts.")
 @click.option("--repositories", type=FOLDER, multiple=True, help="A folder of folders, each with its licence file.")
 @click.option(
@@ -98,7 +104,7 @@ def _counted(documents: Iterator[Document]) -> Iterator[Document]:
 
 @click.command()
 @corpus_option
-@click.option("--out", type=FOLDER, default=WORK / "tokenizer", show_default=True)
+@click.option("--out", type=FOLDER, default=WORK / "tokenizer", show_default=True, help="New folder for it.")
 @click.option("--vocab-size", type=click.IntRange(min=300), default=VOCAB_SIZE, show_default=True)
 @plain_errors
 def tokenizer(corpus_folder: Path, out: Path, vocab_size: int) -> None:
@@ -108,7 +114,8 @@ def tokenizer(corpus_folder: Path, out: Path, vocab_size: int) -> None:
     Example:
       draft-model tokenizer --corpus work/embedded/corpus --out work/embedded/tokenizer
     """
-    learnt = train_tokenizer((document.text for document in Corpus(corpus_folder).documents(Side.TRAIN)), vocab_size)
-    with folder_atomically(out) as folder:
+    texts = (document.text for document in Corpus(corpus_folder).documents(Side.TRAIN))
+    with folder_atomically(out, mark="") as folder:
+        learnt = train_tokenizer(texts, vocab_size)
         learnt.save_pretrained(str(folder))
     click.echo(f"{out}: {len(learnt):,} tokens")

@@ -7,7 +7,7 @@ from rich.progress import Progress
 
 from draft_model.commands.common import CONSOLE, FILE, FOLDER, WORK, Number, corpus_option, counting, plain_errors
 from draft_model.corpus.store import Corpus
-from draft_model.data.samples import FIM_SHARE, SNIPPET_SHARE
+from draft_model.data.samples import FIM_SHARE, GENERATED_SHARE, SNIPPET_SHARE
 from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder
 
@@ -39,14 +39,17 @@ def row_lengths(text: str) -> tuple[int, ...]:
     help="Of the fill-in-the-middle samples, with pieces of other files of the folder in front.",
 )  # fmt: skip
 @click.option("--generated", type=FILE, default=None, help="What `draft-model generate` wrote.")
-@click.option("--generated-share", type=click.FloatRange(0, 1), default=0.5, show_default=True)
+@click.option(
+    "--generated-share", type=click.FloatRange(0, 1), default=None,
+    help=f"Of all samples.  [default: {GENERATED_SHARE} with --generated]",
+)  # fmt: skip
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--seed", type=int, default=20, show_default=True)
 @plain_errors
 def data(
     *, corpus_folder: Path, tokenizer: Path, out: Path, tokens: int, row_tokens: str, block_tokens: int,
-    blocks_per_shard: int, fim_share: float, snippet_share: float, generated: Path | None, generated_share: float,
-    workers: int, seed: int,
+    blocks_per_shard: int, fim_share: float, snippet_share: float, generated: Path | None,
+    generated_share: float | None, workers: int, seed: int,
 ) -> None:  # fmt: skip
     """Cut a corpus into rows of tokens in the layout that the server builds. Interrupted, the same command goes on.
 
@@ -56,10 +59,13 @@ def data(
       draft-model data --corpus corpus --tokenizer codellama-13b --out data --tokens 50e9 --row-tokens 4096 \\
           --block-tokens 16384 --workers 32
     """
+    if generated_share is not None and generated is None:
+        raise click.UsageError("--generated-share is the share of what is in --generated, and no file is given")
+    share = GENERATED_SHARE if generated_share is None else generated_share
     try:
         settings = DataSettings(
             tokens, block_tokens, row_lengths(row_tokens), blocks_per_shard, fim_share,
-            generated_share if generated else 0.0, seed, snippet_share,
+            share if generated else 0.0, seed, snippet_share,
         )  # fmt: skip
     except ValueError as error:
         raise click.UsageError(str(error)) from error

@@ -35,7 +35,8 @@ from draft_model.evaluation.loading import check_goes_with, load_model, read_con
 from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
 from draft_model.evaluation.online import measure_engine, serve
 from draft_model.evaluation.probes import probe_table, run_probes
-from draft_model.evaluation.report import as_record, offline_figures, render_report, write_report
+from draft_model.evaluation.report import REPORT, as_record, offline_figures, render_report, write_report
+from draft_model.files import check_replaceable
 
 TEMPERATURES = (0.2, 0.8)
 ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))
@@ -89,6 +90,8 @@ def evaluate(
       draft-model evaluate --target T --draft D --corpus draft_model/held_out --no-engine --greedy-only
     """
     refuse_options(engine_options, *NOT_TO_CHOOSE)
+    if out is not None:
+        check_replaceable(out, REPORT)
     check_same_vocabulary(draft, target)
     if with_engine or prompts:
         check_goes_with(draft, target)
@@ -165,7 +168,10 @@ def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
       draft-model held-out --model target_model/embedded --corpus draft_model/held_out
     """
     texts = Corpus(corpus_folder).texts(Side.HELD_OUT)
-    show(asdict(evaluate_held_out(load_model(model), load_encoder(model), texts)), as_json=as_json)
+    with Progress(console=CONSOLE, transient=True) as progress:
+        on_done = counting(progress, "rows and cursors")
+        found = evaluate_held_out(load_model(model), load_encoder(model), texts, on_done=on_done)
+    show(asdict(found), as_json=as_json)
 
 
 @click.command()

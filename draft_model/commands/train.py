@@ -7,7 +7,7 @@ import click
 
 from draft_model.commands.common import CONSOLE, FOLDER, WORK, Number, json_option, plain_errors, show
 from draft_model.presets import PRESETS, Preset, find_preset
-from draft_model.run import Distillation
+from draft_model.run import MIX, Distillation
 from draft_model.run import train as run_training
 from draft_model.training.budget import Budget
 from draft_model.training.flops import PEAK_FLOPS
@@ -65,7 +65,7 @@ def chosen_utilisation(share: float | None, run: Path | None) -> Utilisation:
 )  # fmt: skip
 @click.option("--teacher", type=FOLDER, default=None, help="Learn this target's distribution too.")
 @click.option(
-    "--mix", type=click.FloatRange(0, 1), default=0.7, show_default=True, help="Share of the teacher in the loss."
+    "--mix", type=click.FloatRange(0, 1), default=None, help=f"Share of the teacher in the loss.  [default: {MIX}]"
 )
 @click.option(
     "--checkpoint-minutes", type=click.FloatRange(min=0), default=CHECKPOINT_EVERY_S / 60, show_default=True,
@@ -74,8 +74,8 @@ def chosen_utilisation(share: float | None, run: Path | None) -> Utilisation:
 @plain_errors
 def train(
     *, preset: str, data_folder: Path, out: Path, minutes: float | None, steps: int | None, tokens: int | None,
-    batch_tokens: int | None, start_from: Path | None, teacher: Path | None, mix: float, checkpoint_minutes: float,
-    seed: int | None,
+    batch_tokens: int | None, start_from: Path | None, teacher: Path | None, mix: float | None,
+    checkpoint_minutes: float, seed: int | None,
 ) -> None:  # fmt: skip
     """Train a preset; interrupted, the same command goes on from its checkpoint.
 
@@ -86,15 +86,17 @@ def train(
           --start-from work/embedded/target/model
       torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --tokens 50e9
     """
+    if mix is not None and teacher is None:
+        raise click.UsageError("--mix is the share of a --teacher, and none is given")
     chosen = find_preset(preset)
     settings = replace(
         chosen.train,
         seed=chosen.train.seed if seed is None else seed,
-        batch_tokens=batch_tokens or chosen.train.batch_tokens,
+        batch_tokens=chosen.train.batch_tokens if batch_tokens is None else batch_tokens,
     )
     chosen = replace(chosen, train=settings)
     budget = chosen_budget(chosen, minutes, steps, tokens)
-    distillation = Distillation(teacher, mix) if teacher else None
+    distillation = Distillation(teacher, MIX if mix is None else mix) if teacher else None
     with joined_world() as world:
         result = run_training(
             chosen, data_folder, out, budget, world, CONSOLE,
@@ -118,7 +120,7 @@ def train(
     help="Instead: the median MFU of this run of `train`, on GPUs of the same kind.",
 )  # fmt: skip
 @click.option(
-    "--teacher-parameters", type=Number(), default=0,
+    "--teacher-parameters", type=Number(), default=None,
     help="Count a teacher of this size, such as 13e9: a forward pass a token.  [default: no teacher]",
 )  # fmt: skip
 @click.option(
@@ -134,7 +136,7 @@ def plan(
     tokens: int,
     utilisation: float | None,
     from_run: Path | None,
-    teacher_parameters: int,
+    teacher_parameters: int | None,
     dollars_per_gpu_hour: float | None,
     as_json: bool,
 ) -> None:
@@ -146,7 +148,7 @@ def plan(
       draft-model plan --gpus 8 --gpu h100 --tokens 50e9 --from-run run --teacher-parameters 13e9
     """
     share = chosen_utilisation(utilisation, from_run)
-    made = make_plan(find_preset(preset), tokens, gpu, gpus, share, dollars_per_gpu_hour, teacher_parameters)
+    made = make_plan(find_preset(preset), tokens, gpu, gpus, share, dollars_per_gpu_hour, teacher_parameters or 0)
     if as_json:
         show(asdict(made), as_json=True)
     else:

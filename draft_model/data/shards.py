@@ -107,6 +107,8 @@ def build_data(
     encoder = make_encoder(load_tokenizer(tokenizer), layout)
     if not corpus.parts(Side.TRAIN):
         raise PipelineError(f"the corpus in {corpus.folder} has no training text")
+    if generated:
+        load_splits(generated)  # So that a file which is none is refused before anything is written.
     manifest = DataManifest(
         settings, layout, corpus.manifest.digest, file_digest(tokenizer / "tokenizer.json"),
         file_digest(generated) if generated else "", encoder.vocab_size,

@@ -1,7 +1,7 @@
 """Figures of merit of one model on held-out files: loss, bits per byte, completions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -59,15 +59,19 @@ def held_out_splits(
 
 @torch.inference_mode()
 def evaluate(
-    model: PreTrainedModel, encoder: LayoutEncoder, texts: Sequence[str], num_splits: int = NUM_SPLITS
-) -> Evaluation:
-    """Measure a model on held-out texts, in float32."""
+    model: PreTrainedModel, encoder: LayoutEncoder, texts: Sequence[str], num_splits: int = NUM_SPLITS,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation:  # fmt: skip
+    """Measure a model on held-out texts, in float32. `on_done(done, total)` is called after each row and split."""
     rows, num_bytes = text_rows(texts, encoder, min(ROW_TOKENS, model.config.max_position_embeddings))
-    total = sum(float(token_losses(model, row).sum()) for row in rows)
+    total = 0.0
+    for number, row in enumerate(rows, 1):
+        total += float(token_losses(model, row).sum())
+        on_done(number, len(rows) + num_splits)
     num_tokens = sum(row.shape[1] - 1 for row in rows)
     middle_total, num_middle, num_first = 0.0, 0, 0
     splits = held_out_splits(texts, num_splits, is_typed_line_only=encoder.layout.is_typed_line_only)
-    for split in splits:
+    for number, split in enumerate(splits, len(rows) + 1):
         ids, middle_from = encode_split(encoder, split)
         row = torch.tensor([ids[-model.config.max_position_embeddings :]])
         logits = model(input_ids=row, use_cache=False).logits[0, middle_from - 1 - len(ids) : -1].float()
@@ -75,6 +79,7 @@ def evaluate(
         middle_total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
         num_middle += len(targets)
         num_first += int(logits[0].argmax() == targets[0])
+        on_done(number, len(rows) + len(splits))
     return Evaluation(
         total / num_tokens, total / math.log(2) / num_bytes, num_tokens,
         middle_total / num_middle, num_first / len(splits), len(splits),

@@ -14,6 +14,9 @@ from draft_model.evaluation.kinds import Kind
 from draft_model.evaluation.offline import MAX_DRAFT, Tally
 from draft_model.files import folder_atomically, replacing
 
+REPORT = "report.json"
+"""What a report's folder is known by."""
+
 
 @dataclass(frozen=True)
 class TallyFigures:
@@ -196,10 +199,10 @@ def write_report(
     out: Path, offline: OfflineFigures, engine: EngineFigures | None, identity: Identity | None = None
 ) -> None:
     """Write `report.md`, `report.json` and `acceptance.png` to the folder `out`, all or none."""
-    with folder_atomically(out) as folder:
+    with folder_atomically(out, REPORT) as folder:
         (folder / "report.md").write_text(render_report(offline, engine, identity), encoding="utf-8")
         told = json.dumps(as_record(offline, engine, identity), indent=1) + "\n"
-        (folder / "report.json").write_text(told, encoding="utf-8")
+        (folder / REPORT).write_text(told, encoding="utf-8")
         draw_acceptance(offline, engine, folder / "acceptance.png")
 
 

@@ -112,6 +112,18 @@ def test_data_made_otherwise_is_not_mixed_in(
         replace(data_settings, row_tokens=(48,))
 
 
+def test_a_file_of_no_splits_is_refused_before_anything_is_written(
+    corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "generated.jsonl").write_text("no JSON\n")
+    with pytest.raises(PipelineError, match="holds no splits"):
+        build_data(
+            corpus, tokenizer_folder, EMBEDDED, tmp_path / "data", data_settings,
+            generated=tmp_path / "generated.jsonl",
+        )  # fmt: skip
+    assert not (tmp_path / "data").exists()
+
+
 def test_blocks_have_rows_of_one_length_each(data: Path) -> None:
     source = BlockSource(data, 1)
     shapes = {tuple(source.block(place).ids.shape) for place in range(source.num_blocks)}

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.documents import Document
@@ -143,3 +145,24 @@ def test_settings_that_the_figures_rest_on_are_not_to_choose() -> None:
 
 def test_counts_since_are_differences() -> None:
     assert SpeculationCounts(7, (5, 2)).since(SpeculationCounts(3, (1, 1))) == SpeculationCounts(4, (4, 1))
+
+
+class Dying:
+    """A vLLM whose core is dead when it is asked."""
+
+    llm_engine = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=64), engine_core=SimpleNamespace(shutdown=lambda: None)
+    )
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def generate(self, *_: object, **__: object) -> None:
+        raise EngineDeadError
+
+
+def test_an_engine_that_dies_is_a_clear_error(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.LLM", Dying)
+    refused = pytest.raises(PipelineError, match=f"vLLM died while it served {target}; its own words are above")
+    with refused, open_engine(target) as engine:
+        engine.complete([[5]], max_tokens=4)

@@ -166,6 +166,14 @@ def test_bad_input_is_a_clear_error(model: Path, tmp_path: Path) -> None:
         quantise_folder(model, tmp_path / "out")
 
 
+def test_how_to_calibrate_says_nothing_without_data_to_calibrate_on(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(main, ["quantize", "--model", str(model), "--out", str(out), "--smoothing", "0.5"])
+    assert result.exit_code == 2
+    assert "--smoothing says how to calibrate" in result.output
+    assert not out.exists()
+
+
 def test_the_command_reports_and_explains(model: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     result = CliRunner().invoke(main, ["quantize", "--model", str(model), "--out", out, "--json"])
