@@ -1,6 +1,7 @@
 """What the commands share: types of options, and errors as one line."""
 
 import functools
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 WORK = Path("work/embedded")
 CONSOLE = Console(stderr=True)
+TENTHS = 10
 
 
 class Number(click.ParamType[int]):
@@ -86,12 +88,19 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
 
 
 def counting(progress: Progress, name: str) -> Callable[[int, int], None]:
-    """A callback that moves a bar."""
+    """A callback that moves a bar; where there is no terminal to draw one on, a line for each tenth."""
     task = progress.add_task(name, total=None)
-    return lambda done, total: progress.update(task, completed=done, total=total)
+
+    def on_done(done: int, total: int) -> None:
+        progress.update(task, completed=done, total=total)
+        if not CONSOLE.is_terminal and total and done * TENTHS // total > (done - 1) * TENTHS // total:
+            CONSOLE.print(f"{name}: {done:,} of {total:,}")
+
+    return on_done
 
 
 def stepping(progress: Progress, name: str, total: int) -> Callable[[], None]:
     """A callback that moves a bar by one of `total` steps."""
-    task = progress.add_task(name, total=total)
-    return lambda: progress.update(task, advance=1)
+    on_done, steps = counting(progress, name), itertools.count(1)
+    on_done(0, total)
+    return lambda: on_done(next(steps), total)

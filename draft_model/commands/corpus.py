@@ -46,8 +46,13 @@ Paths = tuple[Path, ...]
 @click.option("--archive", type=FILE, multiple=True, help="A wheel or source archive of a package.")
 @click.option("--dataset", multiple=True, metavar="NAME[:CONFIG]", help="A data set of the Hugging Face hub, streamed.")
 @click.option("--split", default="train", show_default=True, help="Which split of the data sets.")
-@click.option("--suffix", "suffixes", multiple=True, default=DEFAULT_SUFFIXES, show_default=True)
-@click.option("--max-bytes", type=click.IntRange(min=1), default=Rules().max_bytes, show_default=True)
+@click.option(
+    "--suffix", "suffixes", multiple=True, default=DEFAULT_SUFFIXES, show_default=True,
+    help="Of files that are code, such as .py; may be given more than once.",
+)  # fmt: skip
+@click.option(
+    "--max-bytes", type=click.IntRange(min=1), default=Rules().max_bytes, show_default=True, help="Of one file."
+)
 @click.option("--held-out-percent", type=click.FloatRange(0, 50), default=HELD_OUT_PERCENT, show_default=True)
 @click.option("--hold-out", multiple=True, metavar="REPOSITORY", help="Hold this repository out in any case.")
 @click.option(
@@ -69,7 +74,7 @@ def corpus(
       draft-model corpus --out corpus --parquet data/python-00.parquet --held-out-percent 0.5 --parts 64
       draft-model corpus --out corpus --folder ~/src/ours --hold-out ours --repositories ~/src/others
     """
-    wanted = tuple(suffixes)
+    wanted = tuple(suffix if suffix.startswith(".") else f".{suffix}" for suffix in suffixes)
     streams = [
         *(read_folder(path, wanted) for path in folder),
         *(read_repositories(path, wanted) for path in repositories),

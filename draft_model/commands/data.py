@@ -6,10 +6,14 @@ import click
 from rich.progress import Progress
 
 from draft_model.commands.common import CONSOLE, FILE, FOLDER, WORK, Number, corpus_option, counting, plain_errors
+from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.samples import FIM_SHARE, GENERATED_SHARE, SNIPPET_SHARE
 from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder
+
+BYTES_A_TOKEN = 3.5
+"""Of code, roughly; to say how often the corpus is drawn from."""
 
 
 def row_lengths(text: str) -> tuple[int, ...]:
@@ -69,11 +73,13 @@ def data(
         )  # fmt: skip
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    layout = load_encoder(tokenizer).layout
+    layout, code = load_encoder(tokenizer).layout, Corpus(corpus_folder)
     with Progress(console=CONSOLE, transient=True) as progress:
         build_data(
-            Corpus(corpus_folder), tokenizer, layout, out, settings, generated=generated, num_workers=workers,
+            code, tokenizer, layout, out, settings, generated=generated, num_workers=workers,
             on_shard=counting(progress, "shards"),
         )  # fmt: skip
     made = settings.num_shards * settings.blocks_a_shard * settings.block_tokens
-    click.echo(f"{out}: {settings.num_shards} shards, {made / 1e6:,.1f}M tokens, layout {layout.name}")
+    passes = made * BYTES_A_TOKEN / max(1, code.manifest.num_bytes(Side.TRAIN))
+    size = f"{settings.num_shards} shards, {made / 1e6:,.1f}M tokens"
+    click.echo(f"{out}: {size}, about {passes:.2g} times the corpus, layout {layout.name}")

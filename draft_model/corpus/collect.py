@@ -59,10 +59,10 @@ def _check(manifest: Manifest, held_out: Collection[str]) -> None:
         if not manifest.num_files(side):
             total = sum(source.num_files for source in manifest.sources)
             left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.num_refused.items())
+            hint = "; --hold-out NAME holds a repository out" if side is Side.HELD_OUT and total else ""
             raise PipelineError(
                 f"the {side.value.replace('_', '-')} side of the corpus would be empty: {total} usable files, "
-                f"left out: "
-                f"{left_out or 'none'}; --hold-out NAME holds a repository out"
+                f"left out: {left_out or 'none'}{hint}"
             )
 
 

@@ -139,9 +139,10 @@ def _in_processes(write: Callable[[int], None], numbers: Sequence[int], num_work
 
 def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
     if (out / MANIFEST).is_file():
-        if load_manifest(out) != manifest:
+        others = _differences(load_manifest(out), manifest)
+        if others:
             raise PipelineError(
-                f"{out} holds data of another corpus, tokenizer or other settings; remove it or choose another --out"
+                f"{out} holds data made otherwise ({', '.join(others)}); remove it or choose another --out"
             )
         return
     try:
@@ -150,6 +151,13 @@ def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
     except OSError as error:
         raise PipelineError(f"cannot write {out}: {error.strerror}") from error
     write_atomically(out / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
+
+
+def _differences(old: DataManifest, new: DataManifest) -> list[str]:
+    """What differs, old and new."""
+    told = [asdict(manifest) for manifest in (old, new)]
+    before, now = ({**each.pop("settings"), **each} for each in told)
+    return [f"{name} {before[name]!r}, not {now[name]!r}" for name in now if before[name] != now[name]]
 
 
 def _write_shard(corpus: Path, out: Path, manifest: DataManifest, generated: Path | None, number: int) -> None:

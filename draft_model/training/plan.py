@@ -70,6 +70,8 @@ class Plan:
 
 def measured_utilisation(run: Path) -> Utilisation:
     """The median over a run's steps, those of 0 left out; PipelineError when there is none or it is above 1."""
+    if not run.is_dir():
+        raise PipelineError(f"there is no run in {run}: it is no folder")
     steps = read_metrics(run)
     shares = [share for step in steps if (share := step.get("utilisation", 0.0)) > 0.0]
     if not shares:

@@ -106,7 +106,7 @@ def test_an_interrupted_build_goes_on_with_what_is_missing(
 def test_data_made_otherwise_is_not_mixed_in(
     data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings
 ) -> None:
-    with pytest.raises(PipelineError, match="another corpus, tokenizer or other settings"):
+    with pytest.raises(PipelineError, match=r"made otherwise \(seed 5, not 6\)"):
         build_data(corpus, tokenizer_folder, EMBEDDED, data, replace(data_settings, seed=6))
     with pytest.raises(ValueError, match="divide the block"):
         replace(data_settings, row_tokens=(48,))
