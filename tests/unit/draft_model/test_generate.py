@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.documents import Document
@@ -158,9 +157,12 @@ class Dying:
         pass
 
     def generate(self, *_: object, **__: object) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         raise EngineDeadError
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Importing vLLM uses deprecated parts of torch.
 def test_an_engine_that_dies_is_a_clear_error(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.LLM", Dying)
     refused = pytest.raises(PipelineError, match=f"vLLM died while it served {target}; its own words are above")
