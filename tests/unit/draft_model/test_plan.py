@@ -144,7 +144,7 @@ def test_a_utilisation_is_given_or_measured_not_both(tmp_path: Path) -> None:
 
 
 def test_a_run_that_measured_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="there is no run in .*nowhere"):
+    with pytest.raises(PipelineError, match=r"there is no run in .*nowhere"):
         measured_utilisation(tmp_path / "nowhere")
     with pytest.raises(PipelineError, match="no step with a utilisation above 0 among 2"):
         measured_utilisation(write_run(tmp_path / "zeros", 0.0, 0.0))
