@@ -93,8 +93,8 @@ def ensure_tokenizer(corpus: Corpus, out: Path, vocab_size: int) -> None:
     """Learn the tokenizer from the training side, unless it is there."""
     if (out / "tokenizer.json").is_file():
         return
-    tokenizer = train_tokenizer((document.text for document in corpus.documents(Side.TRAIN)), vocab_size)
     with folder_atomically(out, mark="") as folder:
+        tokenizer = train_tokenizer((document.text for document in corpus.documents(Side.TRAIN)), vocab_size)
         tokenizer.save_pretrained(str(folder))
 
 

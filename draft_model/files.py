@@ -58,7 +58,7 @@ def remove_unfinished(path: Path) -> None:
 
 
 def check_replaceable(path: Path, mark: str) -> None:
-    """PipelineError when `path` holds something that must not be lost: it is not empty and has no file `mark`.
+    """PipelineError when `path` is of another kind than what comes in its place: not empty, without a file `mark`.
 
     Without a `mark` nothing that is there is replaced.
     """

@@ -89,7 +89,7 @@ def train(
     start = _load_start(start_from, data) if start_from else None
     taught = f"{weights_digest(distillation.teacher)}:{distillation.mix}" if distillation else ""
     begun = f" from {weights_digest(start_from)}" if start_from else ""
-    fingerprint = run_fingerprint(preset, repr(source.manifest), taught + begun)
+    fingerprint = run_fingerprint(preset, source.manifest.fingerprint, taught + begun)
     saved = SavePoint(out / CHECKPOINT, fingerprint, checkpoint_every_s)
     with ExitStack() as stack:
         watchers: list[Watcher] = []

@@ -120,9 +120,9 @@ def quantize(
           --calibration work/embedded/corpus/train-00000.parquet
     """
     context = click.get_current_context()
-    for name in ("samples", "smoothing", "calibration_python"):
-        if calibration is None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name.replace('_', '-')} says how to calibrate, and no --calibration is given")
+    for name in () if calibration else ("samples", "smoothing", "calibration_python"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} has no effect without --calibration")
     warnings: list[str] = []
     try:
         with Progress(console=Console(stderr=True), transient=True) as progress:

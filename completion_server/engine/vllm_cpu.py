@@ -1,15 +1,19 @@
-"""Two mends of vLLM 0.32 on a CPU, both of sampling. Greedy text is right without them.
+"""Two mends of vLLM 0.32 on a CPU, both of sampling; a step of greedy requests alone is right without them.
 
 Temperature: vLLM spreads each request's temperature, top-k and top-p over its drafted tokens (`expand_kernel`). Its
-fallback for machines without Triton writes the result to a copy in int64 and drops it, so what the caller reads was
-never written.
+fallback for machines without Triton writes the result to a copy in int64 and drops it, so what the caller reads, of
+the greedy requests of the step too, was never written.
 
 Seed: a request that has one draws a token after each part of a prompt that is computed in parts, and vLLM winds the
 generator back. A CPU's generator can't be wound back and says so in an error, which ends the engine.
 
-vLLM calls `register` in each of its processes, as one of its general plugins, before it puts its fallbacks in place.
+vLLM calls `register` in each of its processes, as its general plugin `completion_server_on_cpu`, before it puts its
+fallbacks in place. Where `VLLM_PLUGINS` names the plugins to use, this must be among them.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from torch import Generator, Tensor
@@ -18,7 +22,7 @@ FALLBACK = "_expand_kernel_impl"
 
 
 def register() -> None:
-    """Mend what this version has of both, on a CPU alone."""
+    """Mend both, on a CPU alone."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -39,7 +43,7 @@ def register() -> None:
 
 
 def expand(
-    output: Tensor, given: Tensor, cu_num_tokens: Tensor, replace_from: float, replace_to: float, *_: Any, **__: Any
+    output: Tensor, given: Tensor, cu_num_tokens: Tensor, replace_from: float, replace_to: float, _max_tokens: int = 0
 ) -> None:
     """Fill `output` [num_tokens] with the value of each token's request.
 
@@ -50,26 +54,28 @@ def expand(
     output.copy_(given.masked_fill(given == replace_from, replace_to).repeat_interleave(num_tokens))
 
 
+@cache
 def _mend_runner() -> None:
+    """Once in a process, however many engines start in it."""
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    keep_books = CPUModelRunner._bookkeeping_sync
+    runner: Any = CPUModelRunner
+    sample_tokens = runner.sample_tokens
 
-    def keep_books_without_winding(self: CPUModelRunner, *args: Any, **kwargs: Any) -> Any:
-        """Wind back by hand, and hide the generators from vLLM's own way of it."""
+    def sample_what_counts(self: CPUModelRunner, *args: Any, **kwargs: Any) -> Any:
         batch = self.input_batch
-        generators, batch.generators = batch.generators, {}
-        for index in self.discard_request_mask.np[: batch.num_reqs].nonzero()[0]:
-            rewind(generators.get(int(index)))
-        try:
-            return keep_books(self, *args, **kwargs)
-        finally:
-            batch.generators = generators
+        unfinished = self.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
+        with without(batch.generators, unfinished):
+            return sample_tokens(self, *args, **kwargs)
 
-    CPUModelRunner._bookkeeping_sync = keep_books_without_winding  # type: ignore[assignment, method-assign]
+    runner.sample_tokens = sample_what_counts
 
 
-def rewind(generator: Generator | None) -> None:
-    """Wind a generator back to its seed: whoever's prompt is not computed yet has drawn nothing that counts."""
-    if generator is not None:
-        generator.manual_seed(generator.initial_seed())
+@contextmanager
+def without(generators: dict[int, Generator], indices: Sequence[int]) -> Iterator[None]:
+    """Take the generators of requests whose prompts are not computed yet away, so that nothing is drawn from them."""
+    kept = {index: generators.pop(index) for index in indices if index in generators}
+    try:
+        yield
+    finally:
+        generators.update(kept)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
@@ -66,6 +67,14 @@ engine_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def refuse_without(needed: str, *names: str) -> None:
+    """UsageError when one of these options was given, but not `needed`, without which they have no effect."""
+    context = click.get_current_context()
+    for name in names:
+        if context.params[needed] is None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} has no effect without --{needed}")
+
+
 def plain_errors(command: Callable[Params, Result]) -> Callable[Params, Result]:
     """Turn a PipelineError into one line on standard error and exit status 1."""
 
@@ -88,13 +97,17 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
 
 
 def counting(progress: Progress, name: str) -> Callable[[int, int], None]:
-    """A callback that moves a bar; where there is no terminal to draw one on, a line for each tenth."""
+    """A callback that moves a bar; where there is no terminal to draw one on, a line when a tenth more is done."""
     task = progress.add_task(name, total=None)
+    shown = 0
 
     def on_done(done: int, total: int) -> None:
+        nonlocal shown
         progress.update(task, completed=done, total=total)
-        if not CONSOLE.is_terminal and total and done * TENTHS // total > (done - 1) * TENTHS // total:
-            CONSOLE.print(f"{name}: {done:,} of {total:,}")
+        tenths = done * TENTHS // max(1, total)
+        if not progress.console.is_terminal and tenths > shown:
+            shown = tenths
+            progress.console.print(f"{name}: {done:,} of {total:,}")
 
     return on_done
 

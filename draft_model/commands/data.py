@@ -5,7 +5,17 @@ from pathlib import Path
 import click
 from rich.progress import Progress
 
-from draft_model.commands.common import CONSOLE, FILE, FOLDER, WORK, Number, corpus_option, counting, plain_errors
+from draft_model.commands.common import (
+    CONSOLE,
+    FILE,
+    FOLDER,
+    WORK,
+    Number,
+    corpus_option,
+    counting,
+    plain_errors,
+    refuse_without,
+)
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.samples import FIM_SHARE, GENERATED_SHARE, SNIPPET_SHARE
@@ -44,8 +54,8 @@ def row_lengths(text: str) -> tuple[int, ...]:
 )  # fmt: skip
 @click.option("--generated", type=FILE, default=None, help="What `draft-model generate` wrote.")
 @click.option(
-    "--generated-share", type=click.FloatRange(0, 1), default=None,
-    help=f"Of all samples.  [default: {GENERATED_SHARE} with --generated]",
+    "--generated-share", type=click.FloatRange(0, 1), default=GENERATED_SHARE, show_default=True,
+    help="Of all samples, where something is generated.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--seed", type=int, default=20, show_default=True)
@@ -53,7 +63,7 @@ def row_lengths(text: str) -> tuple[int, ...]:
 def data(
     *, corpus_folder: Path, tokenizer: Path, out: Path, tokens: int, row_tokens: str, block_tokens: int,
     blocks_per_shard: int, fim_share: float, snippet_share: float, generated: Path | None,
-    generated_share: float | None, workers: int, seed: int,
+    generated_share: float, workers: int, seed: int,
 ) -> None:  # fmt: skip
     """Cut a corpus into rows of tokens in the layout that the server builds. Interrupted, the same command goes on.
 
@@ -63,13 +73,11 @@ def data(
       draft-model data --corpus corpus --tokenizer codellama-13b --out data --tokens 50e9 --row-tokens 4096 \\
           --block-tokens 16384 --workers 32
     """
-    if generated_share is not None and generated is None:
-        raise click.UsageError("--generated-share is the share of what is in --generated, and no file is given")
-    share = GENERATED_SHARE if generated_share is None else generated_share
+    refuse_without("generated", "generated_share")
     try:
         settings = DataSettings(
             tokens, block_tokens, row_lengths(row_tokens), blocks_per_shard, fim_share,
-            share if generated else 0.0, seed, snippet_share,
+            generated_share if generated else 0.0, seed, snippet_share,
         )  # fmt: skip
     except ValueError as error:
         raise click.UsageError(str(error)) from error

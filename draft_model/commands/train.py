@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from draft_model.commands.common import CONSOLE, FOLDER, WORK, Number, json_option, plain_errors, show
+from draft_model.commands.common import CONSOLE, FOLDER, WORK, Number, json_option, plain_errors, refuse_without, show
 from draft_model.presets import PRESETS, Preset, find_preset
 from draft_model.run import MIX, Distillation
 from draft_model.run import train as run_training
@@ -65,7 +65,7 @@ def chosen_utilisation(share: float | None, run: Path | None) -> Utilisation:
 )  # fmt: skip
 @click.option("--teacher", type=FOLDER, default=None, help="Learn this target's distribution too.")
 @click.option(
-    "--mix", type=click.FloatRange(0, 1), default=None, help=f"Share of the teacher in the loss.  [default: {MIX}]"
+    "--mix", type=click.FloatRange(0, 1), default=MIX, show_default=True, help="Share of the teacher in the loss."
 )
 @click.option(
     "--checkpoint-minutes", type=click.FloatRange(min=0), default=CHECKPOINT_EVERY_S / 60, show_default=True,
@@ -74,7 +74,7 @@ def chosen_utilisation(share: float | None, run: Path | None) -> Utilisation:
 @plain_errors
 def train(
     *, preset: str, data_folder: Path, out: Path, minutes: float | None, steps: int | None, tokens: int | None,
-    batch_tokens: int | None, start_from: Path | None, teacher: Path | None, mix: float | None,
+    batch_tokens: int | None, start_from: Path | None, teacher: Path | None, mix: float,
     checkpoint_minutes: float, seed: int | None,
 ) -> None:  # fmt: skip
     """Train a preset; interrupted, the same command goes on from its checkpoint.
@@ -86,8 +86,7 @@ def train(
           --start-from work/embedded/target/model
       torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --tokens 50e9
     """
-    if mix is not None and teacher is None:
-        raise click.UsageError("--mix is the share of a --teacher, and none is given")
+    refuse_without("teacher", "mix")
     chosen = find_preset(preset)
     settings = replace(
         chosen.train,
@@ -96,7 +95,7 @@ def train(
     )
     chosen = replace(chosen, train=settings)
     budget = chosen_budget(chosen, minutes, steps, tokens)
-    distillation = Distillation(teacher, MIX if mix is None else mix) if teacher else None
+    distillation = Distillation(teacher, mix) if teacher else None
     with joined_world() as world:
         result = run_training(
             chosen, data_folder, out, budget, world, CONSOLE,

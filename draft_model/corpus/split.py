@@ -5,6 +5,7 @@ The hash makes the choice the same on every machine, and leaves it as it is when
 
 import hashlib
 from collections.abc import Collection
+from pathlib import PurePosixPath
 
 from draft_model.corpus.documents import Side
 
@@ -22,6 +23,7 @@ def side_of(repository: str, percent: float = HELD_OUT_PERCENT, named: Collectio
 
 
 def part_of(repository: str, path: str, num_parts: int) -> int:
-    """The part of the corpus that a file goes to: spread evenly, so that each part is a sample of the whole."""
-    digest = hashlib.blake2b(f"{repository}\n{path}".encode("utf-8", "replace"), digest_size=8).digest()
+    """The part of the corpus that a file goes to, with its folder; each part is a sample of the whole."""
+    folder = PurePosixPath(path).parent
+    digest = hashlib.blake2b(f"{repository}\n{folder}".encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % num_parts

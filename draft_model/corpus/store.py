@@ -2,7 +2,8 @@
 
     corpus.json  README.md  train-00000.parquet ...  held_out-00000.parquet ...
 
-Every file goes to the part that a hash of its name says, so each part is a sample of the whole.
+Every folder goes to the part that a hash of its name says, so each part is a sample of the whole, and a sample can show
+other files of its folder.
 """
 
 import hashlib

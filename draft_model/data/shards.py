@@ -13,7 +13,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -48,7 +48,8 @@ class DataSettings:
     fim_share: float = FIM_SHARE
     generated_share: float = 0.0
     seed: int = 20
-    snippet_share: float = 0.0
+    # Named in a fingerprint only where there is one, so that runs on data made before it was thought of go on.
+    snippet_share: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse what does not divide."""
@@ -71,6 +72,12 @@ class DataManifest:
     tokenizer: str
     generated: str
     vocab_size: int
+
+    @property
+    def fingerprint(self) -> str:
+        """All that runs on the data depend on."""
+        share = self.settings.snippet_share
+        return f"{self!r} with snippets {share}" if share else repr(self)
 
 
 def shard_paths(folder: Path, number: int) -> tuple[Path, Path]:

@@ -9,11 +9,11 @@ from pathlib import PurePosixPath
 from draft_model.data.layouts import INSIDE, NOWHERE, OUTSIDE, Layout
 
 PATH_PARTS = 3
-HASH_SUFFIXES = (
-    ".cmake", ".coffee", ".ex", ".exs", ".jl", ".mk", ".nim", ".pl", ".ps1", ".py", ".pyi", ".r", ".rb", ".sh", ".toml",
-    ".yaml", ".yml",
+HASH_ENDINGS = (
+    "dockerfile", "makefile", ".cmake", ".coffee", ".ex", ".exs", ".jl", ".mk", ".nim", ".pl", ".ps1", ".py", ".pyi",
+    ".r", ".rb", ".sh", ".toml", ".yaml", ".yml",
 )  # fmt: skip
-DASH_SUFFIXES = (".adb", ".ads", ".elm", ".hs", ".lua", ".sql", ".vhd", ".vhdl")
+DASH_ENDINGS = (".adb", ".ads", ".elm", ".hs", ".lua", ".sql", ".vhd", ".vhdl")
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,15 @@ def lead_of(layout: Layout, context: Context) -> str:
 
 
 def short_path(path: str) -> str:
-    """The last parts of a path."""
-    return "/".join(PurePosixPath(path).parts[-PATH_PARTS:])
+    """The last parts of a path, on one line."""
+    return " ".join("/".join(PurePosixPath(path).parts[-PATH_PARTS:]).split())
 
 
 def comment_leader(path: str) -> str:
     """What opens a line comment in a file of this name."""
-    if path.lower().endswith(HASH_SUFFIXES):
+    if path.lower().endswith(HASH_ENDINGS):
         return "#"
-    return "--" if path.lower().endswith(DASH_SUFFIXES) else "//"
+    return "--" if path.lower().endswith(DASH_ENDINGS) else "//"
 
 
 def _whole(snippet: Snippet) -> str:

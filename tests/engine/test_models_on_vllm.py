@@ -23,7 +23,7 @@ MAX_TOKENS = 24
 SPECULATE = 4
 TEMPERATURES = (0.0, 0.8)
 SOURCES = ("tasks.py", "scheme.py")
-NAMES = ("main", "close", "read_file", "join_paths")
+BEGUN = ("def __in", "for i in ra", "if __name__ == ", "import o")
 
 
 Both = tuple[Acceptance, Acceptance]
@@ -70,7 +70,7 @@ def test_at_a_temperature_as_well_as_far_as_other_texts_allow(offline_and_served
 def test_a_served_target_has_the_loss_of_its_weights_and_ends_where_it_is_told_to() -> None:
     encoder = load_encoder(TARGET)
     rows = [encoder.encode((ROOT / "target_model" / name).read_text(encoding="utf-8"))[:300] for name in SOURCES]
-    prompts = [encoder.encode_prompt("import os\n\n\n", f"def {name}(", "") for name in NAMES]
+    prompts = [encoder.encode_prompt("import os\n\n\n", typed, "") for typed in BEGUN]
     with serving(TARGET) as served:
         losses = served.losses(rows)
         whole = served.complete(Prompts(prompts, encoder.stops), 12)

@@ -93,24 +93,25 @@ async def test_drafted_text_is_drawn_at_the_temperature_asked_for(vllm_engine: "
     vllm_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
     variants = range(NUM_SEQS // 2)
     greedy = [await draw(0, variant, speculate=False) for variant in variants]
-    mixed = await asyncio.gather(*(draw(degree, variant) for variant in variants for degree in (0.001, 2.0)))
-    cold, hot = mixed[::2], mixed[1::2]
+    mixed = await asyncio.gather(*(draw(degree, variant) for variant in variants for degree in (0, 0.001, 2.0)))
+    drafted, cold, hot = mixed[::3], mixed[1::3], mixed[2::3]
+    assert sum(map(str.__eq__, drafted, greedy)) >= len(variants) - 1, "steps of another size round otherwise"
     assert sum(map(str.__eq__, cold, greedy)) >= len(variants) - 1, "logits in bfloat16 may tie"
     assert sum(map(str.__eq__, hot, greedy)) <= 1
 
 
 async def test_a_seed_holds_for_a_prompt_that_is_computed_in_pieces(vllm_engine: "VllmEngine") -> None:
-    """Together the prompts are longer than a step may be, so that some are begun in one and ended in the next."""
+    """Together the prompts are much longer than a step may be, so that many are begun in one and ended in another."""
 
     async def draw(variant: int, salt: str) -> str:
         sampling = Sampling(0.8, seed=variant, speculate=False)
-        job = Job(f"{salt}-{variant}", prompt(600, variant), 16, sampling, cache_salt=f"{salt}-{variant}")
+        job = Job(f"{salt}-{variant}", prompt(900, variant), 16, sampling, cache_salt=f"{salt}-{variant}")
         return (await run_job(vllm_engine, job)).text
 
-    variants = range(8)
+    variants = range(NUM_SEQS)
     alone = [await draw(variant, "seeded-alone") for variant in variants]
     together = await asyncio.gather(*(draw(variant, "seeded-together") for variant in variants))
-    assert sum(map(str.__eq__, together, alone)) >= len(variants) - 2, "steps of another size round otherwise"
+    assert sum(map(str.__eq__, together, alone)) >= 0.75 * NUM_SEQS, "steps of another size round otherwise"
 
 
 async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,15 @@
 """What the commands refuse before they begin: a line that names the option, and nothing lost or left."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
+from rich.progress import Progress
 
 from draft_model.__main__ import main
+from draft_model.commands.common import counting, stepping
 from draft_model.corpus.store import Corpus
 
 TRAIN = ["train", "--preset", "embedded-draft", "--out", "run"]
@@ -29,8 +33,8 @@ def refused(*arguments: str | Path) -> str:
         (["data", "--tokens", "inf"], "'inf' is not a number"),
         (["data", "--tokens", "nan"], "'nan' is not a number"),
         (["plan", "--gpus", "8", "--gpu", "a100", "--tokens", "50e9", "--teacher-parameters", "0"], "less than 1"),
-        ([*TRAIN, "--mix", "0.5"], "--mix is the share of a --teacher, and none is given"),
-        ([*DATA, "--generated-share", "0.5"], "--generated-share is the share of what is in --generated"),
+        ([*TRAIN, "--mix", "0.5"], "--mix has no effect without --teacher"),
+        ([*DATA, "--generated-share", "0.5"], "--generated-share has no effect without --generated"),
     ],
 )
 def test_options_without_sense_or_effect(arguments: list[str], said: str) -> None:
@@ -57,3 +61,16 @@ def test_a_repository_to_hold_out_that_nobody_has_is_named(repositories: Path, t
     said = refused("corpus", "--repositories", repositories, *names, "--out", tmp_path / "corpus")
     assert "nothing usable of it was read: thre\n" in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_there_is_no_terminal_every_tenth_is_a_line() -> None:
+    with Progress(console=Console(file=StringIO(), force_terminal=False), transient=True) as progress:
+        on_done = counting(progress, "shards")
+        for done in (0, 1, 2, 3, 30, 31, 49, 50):
+            on_done(done, 50)
+        step = stepping(progress, "vLLM", 2)
+        step()
+        file = progress.console.file
+        assert isinstance(file, StringIO)
+        said = file.getvalue().splitlines()
+    assert said == ["shards: 30 of 50", "shards: 49 of 50", "shards: 50 of 50", "vLLM: 1 of 2"]

@@ -33,7 +33,7 @@ EVERY_PLACE_OF_OTHER_FILES: list[dict[str, Any]] = [
 ]
 OTHERS = (
     Snippet("one/deep/in/folders/first.py", "import os\n\n\ndef first():\n    return 1\n\n"),
-    Snippet("second.py", "class Second:\n    x = 2"),
+    Snippet("a  b/second.py", "class Second:\n    x = 2"),
 )
 
 
@@ -65,7 +65,10 @@ def test_prompts_are_token_for_token_those_of_the_server(
 
 
 @pytest.mark.parametrize("settings", EVERY_PLACE_OF_OTHER_FILES)
-@pytest.mark.parametrize(("path", "language"), [("a/b/c/d/own.py", "python"), ("own.rs", "rust"), ("own.lua", "lua")])
+@pytest.mark.parametrize(
+    ("path", "language"),
+    [("a/b/c/d/own.py", "python"), ("own.rs", "rust"), ("own.lua", "lua"), ("a/Dockerfile", "dockerfile")],
+)
 def test_other_files_stand_where_the_server_puts_them(
     settings: dict[str, Any], path: str, language: str, tokenizer_folder: Path, source: str
 ) -> None:

@@ -333,7 +333,7 @@ def test_the_split_is_by_name_and_about_the_share_that_is_meant() -> None:
 
 
 def test_parts_are_filled_evenly() -> None:
-    parts = [part_of("a", f"{number}.py", 4) for number in range(1000)]
+    parts = [part_of("a", f"{number}/file.py", 4) for number in range(1000)]
     assert all(200 < parts.count(part) < 300 for part in range(4))
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from completion_server.engine.vllm_cpu import FALLBACK, expand, register, rewind
+from completion_server.engine.vllm_cpu import FALLBACK, expand, register, without
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
@@ -15,12 +15,15 @@ def test_every_token_has_its_requests_value(dtype: torch.dtype) -> None:
     assert given.tolist() == [0, 5, 7]
 
 
-def test_a_rewound_generator_draws_what_it_drew() -> None:
-    generator = torch.Generator().manual_seed(7)
-    drawn = torch.rand(3, generator=generator)
-    rewind(generator)
-    assert torch.equal(torch.rand(3, generator=generator), drawn)
-    rewind(None)
+def test_who_is_not_computed_yet_draws_nothing() -> None:
+    generators = {index: torch.Generator().manual_seed(index) for index in range(3)}
+    asleep = generators[1]
+    torch.rand(1, generator=asleep)  # As one that was preempted has drawn before.
+    state = asleep.get_state()
+    with without(generators, [1, 7]):
+        assert sorted(generators) == [0, 2]
+    assert generators[1] is asleep
+    assert torch.equal(asleep.get_state(), state)
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
