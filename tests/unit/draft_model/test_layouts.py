@@ -31,6 +31,7 @@ EVERY_PLACE_OF_OTHER_FILES: list[dict[str, Any]] = [
     {"template": "fim", "template_fields": {"text_header": "+++++ {path}\n"}},
     PREFIX_ONLY,
 ]
+LANGUAGES = {"a/b/c/d/own.py": "python", "own.rs": "rust", "own.lua": "lua", "a/Dockerfile": "dockerfile"}
 OTHERS = (
     Snippet("one/deep/in/folders/first.py", "import os\n\n\ndef first():\n    return 1\n\n"),
     Snippet("a  b/second.py", "class Second:\n    x = 2"),
@@ -65,23 +66,23 @@ def test_prompts_are_token_for_token_those_of_the_server(
 
 
 @pytest.mark.parametrize("settings", EVERY_PLACE_OF_OTHER_FILES)
-@pytest.mark.parametrize(
-    ("path", "language"),
-    [("a/b/c/d/own.py", "python"), ("own.rs", "rust"), ("own.lua", "lua"), ("a/Dockerfile", "dockerfile")],
-)
 def test_other_files_stand_where_the_server_puts_them(
-    settings: dict[str, Any], path: str, language: str, tokenizer_folder: Path, source: str
+    settings: dict[str, Any], tokenizer_folder: Path, source: str
 ) -> None:
     encoder = make_encoder(load_tokenizer(tokenizer_folder), ask_server(tokenizer_folder, settings))
     split = split_at_random(source, Random(3))
     snippets = [{"uri": f"file:///{each.path}", "text": each.text, "score": at} for at, each in enumerate(OTHERS)]
-    request = {
-        "prefix": split.before + split.typed, "suffix": split.after, "snippets": snippets,
-        "document_uri": f"file:///{path}", "language_id": language,
-    }  # fmt: skip
-    (built,) = ask_for_prompts(tokenizer_folder, settings | {"max_prompt_tokens": 100_000}, [request])
-    assert built == encoder.encode_prompt(split.before, split.typed, split.after, Context(path, OTHERS))
-    assert built != encoder.encode_prompt(split.before, split.typed, split.after)
+    requests = [
+        {
+            "prefix": split.before + split.typed, "suffix": split.after, "snippets": snippets, "session": path,
+            "document_uri": f"file:///{path}", "language_id": language,
+        }
+        for path, language in LANGUAGES.items()
+    ]  # fmt: skip
+    built = ask_for_prompts(tokenizer_folder, settings | {"max_prompt_tokens": 100_000}, requests)
+    contexts = [Context(path, OTHERS) for path in LANGUAGES]
+    assert built == [encoder.encode_prompt(split.before, split.typed, split.after, context) for context in contexts]
+    assert encoder.encode_prompt(split.before, split.typed, split.after) not in built
 
 
 @pytest.fixture
