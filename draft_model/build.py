@@ -59,6 +59,7 @@ class BuildSettings:
     mix: float = MIX
     num_generated: int = 0
     num_cursors: int = PAIR_CURSORS
+    is_compiled: bool = False
 
 
 def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, console: Console) -> BuildFigures:
@@ -69,7 +70,7 @@ def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, c
     corpus = Corpus(root / "corpus")
     ensure_tokenizer(corpus, root / "tokenizer", target.preset.shape.vocab_size)
     build_data(corpus, root / "tokenizer", EMBEDDED, root / "data", settings.data)
-    with joined_world() as world:
+    with joined_world(is_compiled=settings.is_compiled) as world:
         first = train(target.preset, root / "data", root / "target", target.budget, world, console)
         written = root / "target" / MODEL
         # With another teacher, or other lessons, a draft begins anew, in a folder of its own.

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from draft_model.build import BuildSettings, Role, build_pair
-from draft_model.commands.common import CONSOLE, FOLDER, WORK, Number, plain_errors
+from draft_model.commands.common import CONSOLE, FOLDER, WORK, Number, compile_option, plain_errors
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.filters import DEFAULT_SUFFIXES
 from draft_model.corpus.readers import read_repositories
@@ -39,10 +39,12 @@ from draft_model.training.world import num_processes
 @click.option("--target-out", type=FOLDER, default=Path("target_model/embedded-bf16"), show_default=True)
 @click.option("--draft-out", type=FOLDER, default=Path("draft_model/embedded"), show_default=True)
 @click.option("--seed", type=int, default=None, help="Another seed than the presets'.")
+@compile_option
 @plain_errors
 def build_embedded(
     *, work: Path, repositories: Path | None, hold_out: tuple[str, ...], data_tokens: int, target_minutes: float | None,
     draft_minutes: float | None, mix: float, generated: int, target_out: Path, draft_out: Path, seed: int | None,
+    is_compiled: bool,
 ) -> None:  # fmt: skip
     """Corpus, tokenizer, data, target, draft, figures, cards and both model folders.
 
@@ -60,7 +62,9 @@ def build_embedded(
     if not (work / "corpus" / MANIFEST).is_file():
         _collect(work, repositories, hold_out)
     target, draft = _preset("embedded-target", seed), _preset("embedded-draft", seed)
-    settings = BuildSettings(DataSettings(int(data_tokens), seed=target.train.seed), mix, generated)
+    settings = BuildSettings(
+        DataSettings(int(data_tokens), seed=target.train.seed), mix, generated, is_compiled=is_compiled
+    )
     figures = build_pair(
         work,
         Role(target, Budget(minutes=target.train.minutes if target_minutes is None else target_minutes), target_out),

@@ -3,6 +3,8 @@
 import functools
 import itertools
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -55,6 +57,13 @@ class JsonObject(click.ParamType[dict[str, Any]]):
         return told
 
 
+def _check_compiler(_context: click.Context, _parameter: click.Parameter, is_compiled: bool) -> bool:
+    """UsageError when there is no C++ compiler for torch.compile to call, said before hours of other work."""
+    if is_compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise click.UsageError("torch.compile finds no C++ compiler: install g++, set CXX, or give --no-compile")
+    return is_compiled
+
+
 corpus_option = click.option(
     "--corpus", "corpus_folder", type=FOLDER, default=WORK / "corpus", show_default=True,
     help="What `draft-model corpus` wrote.",
@@ -63,6 +72,10 @@ model_option = click.option("--model", type=FOLDER, required=True, help="Model f
 engine_option = click.option(
     "--engine-options", "engine_options", type=JsonObject(), default="{}", metavar="JSON",
     help="""vLLM's own settings, such as '{"tensor_parallel_size": 4}'.""",
+)  # fmt: skip
+compile_option = click.option(
+    "--compile/--no-compile", "is_compiled", default=True, show_default=True, callback=_check_compiler,
+    help="Let torch.compile make code for the model first: half a minute that pays in runs of more than a few.",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

@@ -5,7 +5,17 @@ from pathlib import Path
 
 import click
 
-from draft_model.commands.common import CONSOLE, FOLDER, WORK, Number, json_option, plain_errors, refuse_without, show
+from draft_model.commands.common import (
+    CONSOLE,
+    FOLDER,
+    WORK,
+    Number,
+    compile_option,
+    json_option,
+    plain_errors,
+    refuse_without,
+    show,
+)
 from draft_model.presets import PRESETS, Preset, find_preset
 from draft_model.run import MIX, Distillation
 from draft_model.run import train as run_training
@@ -71,11 +81,12 @@ def chosen_utilisation(share: float | None, run: Path | None) -> Utilisation:
     "--checkpoint-minutes", type=click.FloatRange(min=0), default=CHECKPOINT_EVERY_S / 60, show_default=True,
 )  # fmt: skip
 @click.option("--seed", type=int, default=None, help="Another seed than the preset's.")
+@compile_option
 @plain_errors
 def train(
     *, preset: str, data_folder: Path, out: Path, minutes: float | None, steps: int | None, tokens: int | None,
     batch_tokens: int | None, start_from: Path | None, teacher: Path | None, mix: float,
-    checkpoint_minutes: float, seed: int | None,
+    checkpoint_minutes: float, seed: int | None, is_compiled: bool,
 ) -> None:  # fmt: skip
     """Train a preset; interrupted, the same command goes on from its checkpoint.
 
@@ -96,7 +107,7 @@ def train(
     chosen = replace(chosen, train=settings)
     budget = chosen_budget(chosen, minutes, steps, tokens)
     distillation = Distillation(teacher, mix) if teacher else None
-    with joined_world() as world:
+    with joined_world(is_compiled=is_compiled) as world:
         result = run_training(
             chosen, data_folder, out, budget, world, CONSOLE,
             start_from=start_from, distillation=distillation, checkpoint_every_s=checkpoint_minutes * 60,

@@ -4,6 +4,8 @@ Distillation is the forward Kullback-Leibler divergence KL(teacher || draft) at 
 et al., 2023): a draft is accepted as far as its distribution covers the target's.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,21 +19,46 @@ def next_token_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return logits
 
 
-def cross_entropies(logits: Tensor, ids: Tensor) -> Tensor:
-    """Nats of every next token: logits as above -> (rows * (tokens - 1),)."""
-    return functional.cross_entropy(logits.float(), ids[:, 1:].flatten(), reduction="none")
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Logarithms of probabilities, in float32: the same shape."""
+    return functional.log_softmax(logits.float(), dim=-1)
 
 
-def divergences(logits: Tensor, teacher_logits: Tensor) -> Tensor:
+def cross_entropies(log_probs: Tensor, ids: Tensor) -> Tensor:
+    """Nats of every next token: what `log_probabilities` says of the logits above -> (rows * (tokens - 1),)."""
+    return functional.nll_loss(log_probs, ids[:, 1:].flatten(), reduction="none")
+
+
+def divergences(log_probs: Tensor, teacher_logits: Tensor) -> Tensor:
     """KL(teacher || draft) in nats at every position; vocabularies of one size, the teacher's padding cut off."""
-    ours = functional.log_softmax(logits.float(), dim=-1)
-    theirs = functional.log_softmax(teacher_logits[:, : logits.shape[1]].float(), dim=-1)
-    return functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
+    theirs = log_probabilities(teacher_logits[:, : log_probs.shape[1]])
+    return functional.kl_div(log_probs, theirs, reduction="none", log_target=True).sum(dim=-1)
 
 
 def token_losses(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Cross-entropy in nats of every next token: ids (rows, tokens) -> losses (rows, tokens - 1)."""
-    return cross_entropies(next_token_logits(model, ids), ids).view(ids.shape[0], -1)
+    return cross_entropies(log_probabilities(next_token_logits(model, ids)), ids).view(ids.shape[0], -1)
+
+
+class Losses(NamedTuple):
+    """Of a block, nats per token: what is minimised, and its parts; `middle` is `text` inside completions alone."""
+
+    mixed: Tensor
+    text: Tensor
+    middle: Tensor
+    divergence: Tensor
+
+
+def block_losses(logits: Tensor, ids: Tensor, is_middle: Tensor, teacher_logits: Tensor | None, mix: float) -> Losses:
+    """The losses of a block: logits as above, `ids` and `is_middle` (rows, tokens), `mix` the teacher's share."""
+    log_probs = log_probabilities(logits)
+    plain = cross_entropies(log_probs, ids)
+    text, inside = plain.mean(), is_middle[:, 1:].flatten()
+    middle = (plain.detach() * inside).sum() / inside.sum().clamp(min=1)
+    if teacher_logits is None:
+        return Losses(text, text.detach(), middle, torch.zeros_like(middle))
+    divergence = divergences(log_probs, teacher_logits).mean()
+    return Losses((1.0 - mix) * text + mix * divergence, text.detach(), middle, divergence.detach())
 
 
 class Teacher:

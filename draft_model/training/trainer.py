@@ -29,7 +29,7 @@ from draft_model.training.checkpoint import (
     save_checkpoint,
 )
 from draft_model.training.flops import flops_per_token
-from draft_model.training.loss import Teacher, cross_entropies, divergences, next_token_logits
+from draft_model.training.loss import Teacher, block_losses, next_token_logits
 from draft_model.training.model import make_model, make_pruned
 from draft_model.training.optim import Optimiser, learning_rate_scale
 from draft_model.training.world import World
@@ -129,6 +129,7 @@ class Trainer:
         fresh = make_pruned(preset.shape, start) if start else make_model(preset.shape, preset.train.seed)
         self._model: LlamaForCausalLM = world.shard(fresh)
         self._optimiser = Optimiser(self._model, preset.train, world)
+        self._losses = world.compiled(block_losses)
         self._num_tokens = 0
         self._saved_step = 0
         self._resume()
@@ -173,19 +174,14 @@ class Trainer:
     def _learn(self, block: Block, num_blocks: int) -> tuple[float, float, float]:
         """Add one block's gradient; its loss, its loss inside completions, its divergence from the teacher."""
         ids = block.ids.to(self._world.device)
-        inside = block.is_middle[:, 1:].flatten().to(self._world.device)
+        is_middle = block.is_middle.to(self._world.device)
         with torch.autocast(torch.device(self._world.device).type, dtype=torch.bfloat16):
             logits = next_token_logits(self._model, ids)
             theirs = self._teacher.logits(ids) if self._teacher else None
-        plain = cross_entropies(logits, ids)
-        loss, divergence = plain.mean(), torch.zeros(())
-        if self._teacher is not None and theirs is not None:
-            divergence = divergences(logits, theirs).mean()
-            loss = (1.0 - self._teacher.mix) * loss + self._teacher.mix * divergence
-        (loss / num_blocks).backward()  # type: ignore[no-untyped-call]
-        plain = plain.detach()
-        middle = plain[inside].sum() / inside.sum().clamp(min=1)
-        return float(plain.mean()), float(middle), float(divergence.detach())
+        mix = self._teacher.mix if self._teacher else 0.0
+        losses = self._losses(logits, ids, is_middle, theirs, mix)
+        (losses.mixed / num_blocks).backward()  # type: ignore[no-untyped-call]
+        return float(losses.text), float(losses.middle), float(losses.divergence)
 
     def _check(self, loss: float, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):

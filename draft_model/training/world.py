@@ -5,7 +5,7 @@ GPUs go. Gradients are averaged over processes.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -27,17 +27,19 @@ from transformers import PreTrainedModel
 
 M = TypeVar("M", bound=PreTrainedModel)
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many processes this is, and what it computes on."""
+    """Which of how many processes this is, what it computes on, and whether torch.compile makes code for that."""
 
     rank: int = 0
     size: int = 1
     device: str = "cpu"
+    is_compiled: bool = False
 
     @property
     def is_main(self) -> bool:
@@ -54,15 +56,24 @@ class World:
     def shard(self, model: M) -> M:
         """Put the model on the device, and its weights on all processes when there are several."""
         model.to(self.device)  # type: ignore[arg-type]
+        layers = getattr(model.base_model, "layers", ())
+        for layer in layers:
+            # Layer by layer: they are alike, so one is compiled for all; and by `forward`, because the hooks that
+            # gather and free sharded weights run around it.
+            layer.forward = self.compiled(layer.forward)
         if self.size == 1:
             return model
         mesh = init_device_mesh(torch.device(self.device).type, (self.size,))
         # On a CPU autocast alone decides on precision, as it does in a single process.
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if self.device != "cpu" else MixedPrecisionPolicy()
-        for layer in cast("Any", model).model.layers:
+        for layer in layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
         return model
+
+    def compiled(self, function: F) -> F:
+        """The function as code made for the shapes that it meets, where that was asked for; else as it is."""
+        return cast("F", torch.compile(function, dynamic=False)) if self.is_compiled else function
 
     def mean(self, values: list[float]) -> list[float]:
         """Each value's mean over the processes."""
@@ -115,7 +126,7 @@ def num_processes() -> int:
 
 
 @contextmanager
-def joined_world() -> Iterator[World]:
+def joined_world(*, is_compiled: bool = False) -> Iterator[World]:
     """The world that torchrun describes in the environment, or a single process; left again at the end."""
     has_gpu = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -124,10 +135,10 @@ def joined_world() -> Iterator[World]:
     if has_gpu:
         torch.cuda.set_device(local)
     if size == 1:
-        yield World(device=device)
+        yield World(device=device, is_compiled=is_compiled)
         return
     dist.init_process_group("nccl" if has_gpu else "gloo")
     try:
-        yield World(dist.get_rank(), size, device)
+        yield World(dist.get_rank(), size, device, is_compiled)
     finally:
         dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from draft_model.export import export_model
 from draft_model.presets import PRESETS, Preset, find_preset
 from draft_model.run import Distillation, load_outcome, train
 from draft_model.training.budget import Budget
-from draft_model.training.loss import Teacher, cross_entropies, divergences, next_token_logits
+from draft_model.training.loss import Teacher, cross_entropies, divergences, log_probabilities, next_token_logits
 from draft_model.training.model import make_config, make_model, make_pruned, num_parameters, spread_layers
 from draft_model.training.optim import is_hidden_matrix
 from draft_model.training.record import BOARD, METRICS, PICTURE, read_metrics, recording
@@ -230,12 +231,12 @@ def test_a_model_diverges_from_itself_by_nothing_and_the_mix_is_a_mix(
     model, other = make_model(preset.shape, 1), make_model(preset.shape, 2)
     block = BlockSource(data, 3).block(0)
     with torch.no_grad():
-        ours, theirs = next_token_logits(model, block.ids), next_token_logits(other, block.ids)
+        ours, theirs = log_probabilities(next_token_logits(model, block.ids)), next_token_logits(other, block.ids)
     assert float(divergences(ours, ours).abs().max()) < 1e-5
     assert float(divergences(ours, theirs).min()) > -1e-6
     # Cross-entropy against the teacher's distribution less its entropy.
     share = theirs.softmax(-1)
-    by_hand = (share * (theirs.log_softmax(-1) - ours.log_softmax(-1))).sum(-1)
+    by_hand = (share * (theirs.log_softmax(-1) - ours)).sum(-1)
     assert torch.allclose(divergences(ours, theirs), by_hand, atol=1e-5)
     wider = torch.cat([theirs, theirs[:, :3]], dim=1)
     assert torch.equal(divergences(ours, wider), divergences(ours, theirs))
@@ -406,8 +407,8 @@ def command(data: Path, out: Path, *more: str, processes: int = 1) -> list[str]:
     launch = [sys.executable, "-m"]
     if processes > 1:
         launch += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
-    arguments = ["draft_model", "train", "--preset", "tiny", "--data", str(data), "--out", str(out), *more]
-    return [*launch, "tests.unit.draft_model.tiny", *arguments[1:]]
+    arguments = ["draft_model", "train", "--preset", "tiny", "--data", str(data), "--out", str(out), "--no-compile"]
+    return [*launch, "tests.unit.draft_model.tiny", *arguments[1:], *more]
 
 
 def test_a_terminated_run_leaves_nothing_half_written(data: Path, tmp_path: Path) -> None:
@@ -420,7 +421,7 @@ def test_a_terminated_run_leaves_nothing_half_written(data: Path, tmp_path: Path
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(data: Path, tmp_path: Path) -> None:
-    arguments = ("--steps", "40", "--checkpoint-minutes", "0")
+    arguments = ("--steps", "40", "--checkpoint-minutes", "0", "--compile")
     subprocess.run(command(data, tmp_path / "whole", *arguments), cwd=ROOT, check=True, capture_output=True)
     process = subprocess.Popen(command(data, tmp_path / "cut", *arguments), cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -458,9 +459,34 @@ def test_two_processes_train_the_same_as_one_and_take_each_others_checkpoints(da
     assert len(resumed[0]) == 12
     assert resumed == same(run("b", 12, 1))
     assert not (tmp_path / "a-1" / "checkpoint.pt").exists()
-    # A teacher is spread over them, too.
+    # A teacher is spread over them, too, and compiled layers are gathered as others are.
     teacher = ("--teacher", str(tmp_path / "a" / "model"))
-    assert run("c", 4, 2, *teacher) == same(run("d", 4, 1, *teacher))
+    assert run("c", 4, 2, *teacher, "--compile") == same(run("d", 4, 1, *teacher))
+
+
+@pytest.mark.filterwarnings("ignore")  # Of torch about itself, while it compiles.
+def test_the_same_code_is_made_for_all_layers_where_that_is_asked_for(preset: Preset) -> None:
+    plain, compiled = (World(is_compiled=asked).shard(make_model(preset.shape, 1)) for asked in (False, True))
+    ids = torch.randint(preset.shape.vocab_size, (2, 16))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    expected = next_token_logits(plain, ids)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
+    torch.testing.assert_close(next_token_logits(compiled, ids), expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_without_a_compiler_it_is_said_what_to_do(data: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "CXX": str(tmp_path / "g++")}
+    done = subprocess.run(
+        command(data, tmp_path / "run", "--steps", "1", "--compile"), cwd=ROOT, env=environment,
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "no C++ compiler" in done.stderr
+    assert "--no-compile" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_block_is_what_the_source_says(data: Path) -> None:
