@@ -57,7 +57,7 @@ class World:
         """Put the model on the device, and its weights on all processes when there are several."""
         model.to(self.device)  # type: ignore[arg-type]
         layers = getattr(model.base_model, "layers", ())
-        for layer in layers:
+        for layer in layers if self.is_compiled else ():
             # Layer by layer: they are alike, so one is compiled for all; and by `forward`, because the hooks that
             # gather and free sharded weights run around it.
             layer.forward = self.compiled(layer.forward)
