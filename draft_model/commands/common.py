@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -58,9 +59,12 @@ class JsonObject(click.ParamType[dict[str, Any]]):
 
 
 def _check_compiler(_context: click.Context, _parameter: click.Parameter, is_compiled: bool) -> bool:
-    """UsageError when there is no C++ compiler for torch.compile to call, said before hours of other work."""
+    """UsageError when torch.compile lacks what it needs, said before hours of other work."""
     if is_compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
         raise click.UsageError("torch.compile finds no C++ compiler: install g++, set CXX, or give --no-compile")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if is_compiled and not header.is_file():
+        raise click.UsageError(f"torch.compile needs {header}: install python3-dev, or give --no-compile")
     return is_compiled
 
 
@@ -75,7 +79,7 @@ engine_option = click.option(
 )  # fmt: skip
 compile_option = click.option(
     "--compile/--no-compile", "is_compiled", default=True, show_default=True, callback=_check_compiler,
-    help="Let torch.compile make code for the model first: half a minute that pays in runs of more than a few.",
+    help="Let torch.compile make code for the model: half a minute of the first steps, the others are faster.",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

@@ -54,9 +54,10 @@ class World:
         )
 
     def shard(self, model: M) -> M:
-        """Put the model on the device, and its weights on all processes when there are several."""
+        """Put the model on the device, its weights on all processes when there are several, and compile its layers."""
         model.to(self.device)  # type: ignore[arg-type]
-        layers = getattr(model.base_model, "layers", ())
+        kinds = set(model._no_split_modules or ())  # Where every family names the class of its layers.
+        layers = [module for module in model.modules() if type(module).__name__ in kinds]
         for layer in layers if self.is_compiled else ():
             # Layer by layer: they are alike, so one is compiled for all; and by `forward`, because the hooks that
             # gather and free sharded weights run around it.

@@ -18,8 +18,8 @@ from target_model.served import serving
 from tests.support.models import DRAFT, TARGET
 
 ROOT = Path(__file__).parents[2]
-NUM_CURSORS = 40
-MAX_TOKENS = 24
+NUM_CURSORS = 100
+MAX_TOKENS = 12
 SPECULATE = 4
 TEMPERATURES = (0.0, 0.8)
 SOURCES = ("tasks.py", "scheme.py")

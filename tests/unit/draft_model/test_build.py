@@ -120,9 +120,9 @@ def test_the_steps_one_by_one(
         "tokenizer --corpus corpus --out tokenizer --vocab-size 320",
         "data --corpus corpus --tokenizer tokenizer --out data --tokens 4e3 --row-tokens 64,32 --block-tokens 64 "
         "--blocks-per-shard 16",
-        "train --preset tiny --data data --out run --tokens 512",
-        "train --preset tiny --data data --out taught --steps 2 --teacher run/model --mix 1",
-        "train --preset tiny --data data --out begun --steps 1 --start-from run/model",
+        "train --preset tiny --data data --out run --tokens 512 --no-compile",
+        "train --preset tiny --data data --out taught --steps 2 --teacher run/model --mix 1 --no-compile",
+        "train --preset tiny --data data --out begun --steps 1 --start-from run/model --no-compile",
     ]
     for step in steps:
         done = CliRunner().invoke(main, [*ONE_THREAD, *step.split()])

@@ -420,7 +420,10 @@ def test_a_terminated_run_leaves_nothing_half_written(data: Path, tmp_path: Path
     assert process.wait() == 128 + signal.SIGTERM
 
 
-def test_a_killed_run_goes_on_as_if_it_had_not_been(data: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_as_if_it_had_not_been(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))
     arguments = ("--steps", "40", "--checkpoint-minutes", "0", "--compile")
     subprocess.run(command(data, tmp_path / "whole", *arguments), cwd=ROOT, check=True, capture_output=True)
     process = subprocess.Popen(command(data, tmp_path / "cut", *arguments), cwd=ROOT, stderr=subprocess.DEVNULL)
@@ -435,6 +438,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(data: Path, tmp_path: Path) 
     same = ("step", "loss", "middle_loss", "grad_norm", "rate_scale", "num_tokens")
     cut, whole = ([[step[name] for name in same] for step in read_metrics(tmp_path / run)] for run in ("cut", "whole"))
     assert cut == whole
+    assert list((tmp_path / "code").rglob("*.cpp")), "it was compiled"
 
 
 def test_two_processes_train_the_same_as_one_and_take_each_others_checkpoints(data: Path, tmp_path: Path) -> None:
@@ -466,14 +470,24 @@ def test_two_processes_train_the_same_as_one_and_take_each_others_checkpoints(da
 
 @pytest.mark.filterwarnings("ignore")  # Of torch about itself, while it compiles.
 def test_the_same_code_is_made_for_all_layers_where_that_is_asked_for(preset: Preset) -> None:
-    plain, compiled = (World(is_compiled=asked).shard(make_model(preset.shape, 1)) for asked in (False, True))
+    plain, compiled = (make_model(preset.shape, 1) for _ in range(2))
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)  # A new model's layers change nothing, whatever is in them.
+    compiled.load_state_dict(plain.state_dict())
+    World().shard(plain)
+    World(is_compiled=True).shard(compiled)
     ids = torch.randint(preset.shape.vocab_size, (2, 16))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     expected = next_token_logits(plain, ids)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
-    torch.testing.assert_close(next_token_logits(compiled, ids), expected)
+    found = next_token_logits(compiled, ids)
+    torch.testing.assert_close(found, expected)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    for logits in (expected, found):
+        logits.square().mean().backward()
+    for (name, one), other in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, msg=name)
     assert compiled.state_dict().keys() == plain.state_dict().keys()
 
 
