@@ -83,11 +83,14 @@ async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -
 
 
 async def test_drafted_text_is_drawn_at_the_temperature_asked_for(vllm_engine: "VllmEngine") -> None:
-    """Next to none draws the greedy text; at a high one hardly a text stays what it was, whoever shares the steps."""
+    """Next to none draws the greedy text; at a high one hardly a text stays what it was, whoever shares the steps.
+
+    The texts are short because a tie of two tokens in bfloat16 is drawn by lot at any temperature.
+    """
 
     async def draw(degree: float, variant: int, *, speculate: bool = True) -> str:
         sampling = Sampling(degree, seed=variant + 1, speculate=speculate)
-        job = Job(f"at-{degree}-{variant}-{speculate}", prompt(96, variant), 24, sampling)
+        job = Job(f"at-{degree}-{variant}-{speculate}", prompt(96, variant), 12, sampling)
         return (await run_job(vllm_engine, job)).text
 
     vllm_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
