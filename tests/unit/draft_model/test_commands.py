@@ -74,3 +74,17 @@ def test_where_there_is_no_terminal_every_tenth_is_a_line() -> None:
         assert isinstance(file, StringIO)
         said = file.getvalue().splitlines()
     assert said == ["shards: 30 of 50", "shards: 49 of 50", "shards: 50 of 50", "vLLM: 1 of 2"]
+
+
+def test_without_what_torch_compile_needs_it_is_said_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = ("train", "--preset", "embedded-draft", "--out", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", str(tmp_path / "g++"))
+        said = refused(*train)
+        assert "no C++ compiler" in said
+        assert "--no-compile" in said
+    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path))
+    assert "install python3-dev" in refused(*train)
+    assert list(tmp_path.iterdir()) == []

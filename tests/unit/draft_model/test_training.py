@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -489,18 +488,6 @@ def test_the_same_code_is_made_for_all_layers_where_that_is_asked_for(preset: Pr
     for (name, one), other in zip(plain.named_parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad, msg=name)
     assert compiled.state_dict().keys() == plain.state_dict().keys()
-
-
-def test_without_a_compiler_it_is_said_what_to_do(data: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "CXX": str(tmp_path / "g++")}
-    done = subprocess.run(
-        command(data, tmp_path / "run", "--steps", "1", "--compile"), cwd=ROOT, env=environment,
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "no C++ compiler" in done.stderr
-    assert "--no-compile" in done.stderr
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_block_is_what_the_source_says(data: Path) -> None:
