@@ -8,7 +8,7 @@ import click
 from draft_model.build import BuildSettings, Role, build_pair
 from draft_model.commands.common import CONSOLE, FOLDER, WORK, Number, compile_option, plain_errors
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
-from draft_model.corpus.filters import DEFAULT_SUFFIXES
+from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
 from draft_model.corpus.readers import read_repositories
 from draft_model.corpus.sources import HELD_OUT, fetch_wheels, read_embedded_sources
 from draft_model.corpus.store import MANIFEST
@@ -20,6 +20,8 @@ from draft_model.files import check_replaceable
 from draft_model.presets import Preset, find_preset
 from draft_model.training.budget import Budget
 from draft_model.training.world import num_processes
+
+SHORTENED = Rules(is_shortened=True)
 
 
 @click.command("build-embedded")
@@ -84,10 +86,10 @@ def build_embedded(
 def _collect(work: Path, repositories: Path | None, hold_out: tuple[str, ...]) -> None:
     if repositories is not None:
         documents = read_repositories(repositories, DEFAULT_SUFFIXES)
-        collect_corpus(documents, work / "corpus", CorpusSettings(held_out=hold_out))
+        collect_corpus(documents, work / "corpus", CorpusSettings(SHORTENED, held_out=hold_out))
         return
     fetch_wheels(work / "wheels")
-    settings = CorpusSettings(held_out_percent=0.0, held_out=(*HELD_OUT, *hold_out))
+    settings = CorpusSettings(SHORTENED, held_out_percent=0.0, held_out=(*HELD_OUT, *hold_out))
     collect_corpus(read_embedded_sources(work / "wheels"), work / "corpus", settings)
 
 

@@ -53,6 +53,14 @@ Paths = tuple[Path, ...]
 @click.option(
     "--max-bytes", type=click.IntRange(min=1), default=Rules().max_bytes, show_default=True, help="Of one file."
 )
+@click.option(
+    "--shorten/--no-shorten", "is_shortened", default=None,
+    help="Drop licence headers, tabs and the rest of long docstrings from Python: for models of a few million "
+    "parameters.  [default: only without a source]",
+)  # fmt: skip
+@click.option(
+    "--deduplicated", is_flag=True, help="The sources have no near copies, as after datatrove: keep no index of them."
+)
 @click.option("--held-out-percent", type=click.FloatRange(0, 50), default=HELD_OUT_PERCENT, show_default=True)
 @click.option("--hold-out", multiple=True, metavar="REPOSITORY", help="Hold this repository out in any case.")
 @click.option(
@@ -61,8 +69,8 @@ Paths = tuple[Path, ...]
 @plain_errors
 def corpus(
     *, out: Path, folder: Paths, repositories: Paths, jsonl: Paths, parquet: Paths, archive: Paths,
-    dataset: tuple[str, ...], split: str, suffixes: tuple[str, ...], max_bytes: int, held_out_percent: float,
-    hold_out: tuple[str, ...], parts: int,
+    dataset: tuple[str, ...], split: str, suffixes: tuple[str, ...], max_bytes: int,
+    is_shortened: bool | None, deduplicated: bool, held_out_percent: float, hold_out: tuple[str, ...], parts: int,
 ) -> None:  # fmt: skip
     """Make a corpus: permissive licences only, no tests, tables or near copies, split by repository.
 
@@ -88,7 +96,9 @@ def corpus(
         wheels = out.parent / "wheels"
         fetch_wheels(wheels)
         streams, percent, named = [read_embedded_sources(wheels)], 0.0, (*HELD_OUT, *hold_out)
-    settings = CorpusSettings(Rules(suffixes=wanted, max_bytes=max_bytes), percent, named, parts)
+        is_shortened = True if is_shortened is None else is_shortened
+    rules = Rules(suffixes=wanted, max_bytes=max_bytes, is_shortened=bool(is_shortened))
+    settings = CorpusSettings(rules, percent, named, parts, deduplicated)
     manifest = collect_corpus(_counted(chain.from_iterable(streams)), out, settings)
     for source in manifest.sources:
         click.echo(

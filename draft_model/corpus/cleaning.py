@@ -1,7 +1,7 @@
-"""What is taken out of a source file before a model sees it.
+"""What speaks against a source file, and what is taken out of Python for the smallest models.
 
-A model of a few million parameters has no room for prose: licence headers go, and a long docstring keeps its first
-paragraph.
+A model of a few million parameters has no room for prose: licence headers go, a long docstring keeps its first
+paragraph, tabs become blanks. Any other model learns files as editors send them.
 """
 
 import ast
@@ -27,14 +27,18 @@ def is_generated(text: str) -> bool:
     return _GENERATED.search(text[:_HEAD_CHARS]) is not None
 
 
-def clean_python(text: str) -> str | None:
-    """A tidy Python file without licence header and long docstrings, or None when it does not parse."""
+def parse_python(text: str) -> ast.Module | None:
+    """The syntax tree of a Python file, or None when it does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+            return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def shorten_python(text: str, tree: ast.Module) -> str:
+    """A tidy Python file without licence header and long docstrings."""
     return re.sub(r"\n{4,}", "\n\n\n", strip_legal_header(shorten_docstrings(text, tree))).lstrip("\n")
 
 

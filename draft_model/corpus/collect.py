@@ -18,12 +18,13 @@ NUM_PARTS = 4
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """How a corpus is made."""
+    """How a corpus is made. Where the sources `are_distinct` no index of near copies is kept."""
 
     rules: Rules = field(default_factory=Rules)
     held_out_percent: float = HELD_OUT_PERCENT
     held_out: Collection[str] = ()
     num_parts: int = NUM_PARTS
+    are_distinct: bool = False
 
 
 def collect_corpus(documents: Iterable[Document], out: Path, settings: CorpusSettings) -> Manifest:
@@ -38,7 +39,7 @@ def collect_corpus(documents: Iterable[Document], out: Path, settings: CorpusSet
         writer = CorpusWriter(folder, settings.num_parts)
         for document in documents:
             judged = judge(document, settings.rules)
-            if isinstance(judged, Document) and not duplicates.is_new(judged.text):
+            if isinstance(judged, Document) and not settings.are_distinct and not duplicates.is_new(judged.text):
                 judged = Refusal.DUPLICATE
             if isinstance(judged, Refusal):
                 refused[judged.value] += 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import PurePosixPath
 
-from draft_model.corpus.cleaning import clean_python, is_generated, is_table, tidy
+from draft_model.corpus.cleaning import is_generated, is_table, parse_python, shorten_python, tidy
 from draft_model.corpus.documents import Document
 from draft_model.corpus.licences import is_permissive
 
@@ -35,15 +35,16 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is wanted; sizes in bytes."""
+    """What is wanted; sizes in bytes. `is_shortened` leaves prose out of Python, for the smallest models."""
 
     suffixes: tuple[str, ...] = DEFAULT_SUFFIXES
     min_bytes: int = 400
     max_bytes: int = 400_000
+    is_shortened: bool = False
 
 
 def judge(document: Document, rules: Rules) -> Document | Refusal:
-    """The document as it goes into the corpus, cleaned, or why it does not. The cheap questions come first."""
+    """The document as it goes into the corpus, or why it does not. The cheap questions come first."""
     checks: tuple[tuple[Refusal, Callable[[], bool]], ...] = (
         (Refusal.LICENCE, lambda: is_permissive(document.licence)),
         (Refusal.PATH, lambda: is_wanted_path(PurePosixPath(document.path), rules.suffixes)),
@@ -52,7 +53,7 @@ def judge(document: Document, rules: Rules) -> Document | Refusal:
     for refusal, is_fine in checks:
         if not is_fine():
             return refusal
-    return _judge_text(document)
+    return _judge_text(document, rules)
 
 
 def is_wanted_path(path: PurePosixPath, suffixes: tuple[str, ...] = DEFAULT_SUFFIXES) -> bool:
@@ -62,15 +63,16 @@ def is_wanted_path(path: PurePosixPath, suffixes: tuple[str, ...] = DEFAULT_SUFF
     return _TEST_NAME.fullmatch(path.stem) is None
 
 
-def _judge_text(document: Document) -> Document | Refusal:
-    text = tidy(document.text)
+def _judge_text(document: Document, rules: Rules) -> Document | Refusal:
+    is_python = document.path.endswith(".py")
+    text = tidy(document.text) if rules.is_shortened and is_python else document.text
     if is_generated(text):
         return Refusal.GENERATED
     if is_table(text):
         return Refusal.TABLE
-    if document.path.endswith(".py"):
-        cleaned = clean_python(text)
-        if cleaned is None:
+    if is_python:
+        tree = parse_python(text)
+        if tree is None:
             return Refusal.UNPARSABLE
-        text = cleaned
+        text = shorten_python(text, tree) if rules.is_shortened else text
     return replace(document, text=text) if text.strip() else Refusal.SIZE

@@ -5,7 +5,7 @@ words anywhere, so each of the four texts is tokenised on its own: the server se
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from draft_model.data.encoder import LayoutEncoder
@@ -43,6 +43,21 @@ def encode_split(encoder: LayoutEncoder, split: Split, context: Context = NO_CON
     prompt = encoder.encode_prompt(split.before, split.typed, split.after, context)
     end = [encoder.end] if split.is_whole else []
     return [*prompt, *encoder.encode(split.completion), *end], len(prompt)
+
+
+def narrow(split: Split, num_chars: int) -> Split:
+    """Less of what stands before and after, whole lines of both in proportion, so that `num_chars` hold the split.
+
+    What was typed and the completion are kept whole, and may be longer.
+    """
+    around = len(split.before) + len(split.after)
+    spare = max(0, num_chars - len(split.typed) - len(split.completion))
+    if around <= spare:
+        return split
+    cut = len(split.before) - len(split.before) * spare // around
+    before = split.before[split.before.find("\n", cut - 1) + 1 :] if cut else split.before
+    after = split.after[: split.after.rfind("\n", 0, len(split.after) * spare // around) + 1]
+    return replace(split, before=before, after=after)
 
 
 def split_at_random(text: str, rng: Random, *, is_typed_line_only: bool = True) -> Split:

@@ -18,7 +18,7 @@ from random import Random
 import numpy as np
 
 from draft_model.data.encoder import LayoutEncoder
-from draft_model.data.fim import Split, encode_split, ragged_pieces, split_at_random
+from draft_model.data.fim import Split, encode_split, narrow, ragged_pieces, split_at_random
 from draft_model.data.snippets import NO_CONTEXT, Context, Snippet
 from draft_model.errors import PipelineError
 
@@ -36,6 +36,8 @@ LONGEST_ROW_TOKENS = 1024
 """For which `MAX_WINDOW_CHARS` is meant: longer rows have longer windows, or nothing is learnt of far positions."""
 GOLDEN_RATIO = 0.6180339887498949
 MAX_TRIES = 100
+MAX_NARROWER, NARROWER = 4, 0.9
+"""How often a split that comes out too long is narrowed, each time to this share of what should then fit."""
 CHARS_A_TOKEN = 2.6
 """Less than the tokenizer's 3.5, so that a window which should fit nearly always does."""
 MIN_ROOM_TOKENS = 48
@@ -126,13 +128,14 @@ class SampleMaker:
     max_window_chars: int = MAX_WINDOW_CHARS
     snippet_share: float = 0.0
 
-    def draw(self, position: float, max_tokens: int, rng: Random) -> Sample:
+    def draw(self, position: float, max_tokens: int, rng: Random, *, is_generated: bool = False) -> Sample:
         """One sample at `position`: a window split for fill-in-the-middle, or plain text from left to right.
 
-        Its length is log-uniform, and short enough that about `max_tokens` tokens hold it.
+        Its length is log-uniform, that of what a target wrote is the window's there; both are short enough that about
+        `max_tokens` tokens hold them.
         """
-        if self.generated and rng.random() < self.generated_share:
-            return self._split(self.generated[int(position * len(self.generated))], NO_CONTEXT)
+        if is_generated:
+            return self._draw_generated(position, max_tokens)
         num_chars = exp(rng.uniform(log(MIN_WINDOW_CHARS), log(self.max_window_chars)))
         num_chars = min(num_chars, max_tokens * CHARS_A_TOKEN)
         text = self.texts.window(position, int(num_chars))
@@ -143,6 +146,17 @@ class SampleMaker:
         pieces = ragged_pieces(text, rng, RAGGED_MEAN_CHARS) if rng.random() < RAGGED_SHARE else [text]
         ids = self.encoder.encode_file(pieces)
         return Sample(ids, len(ids))
+
+    def _draw_generated(self, position: float, max_tokens: int) -> Sample:
+        split = self.generated[int(position * len(self.generated))]
+        num_chars = max_tokens * CHARS_A_TOKEN
+        sample = self._split(narrow(split, int(num_chars)), NO_CONTEXT)
+        for _ in range(MAX_NARROWER):
+            if len(sample.ids) <= max_tokens:
+                break
+            num_chars *= NARROWER * max_tokens / len(sample.ids)
+            sample = self._split(narrow(split, int(num_chars)), NO_CONTEXT)
+        return sample
 
     def _show_others(self, position: float, text: str, num_chars: float, rng: Random) -> tuple[Context, str]:
         """Pieces of other files, if it is to be so, and less of the text to make room for them."""
@@ -165,11 +179,17 @@ class SampleMaker:
         ids: list[int] = []
         is_middle: list[bool] = []
         last_slot = slot + MAX_TRIES
+        is_generated = self._takes_generated(rng)
         while len(ids) < num_tokens:
             room = num_tokens - len(ids)
-            sample = self.draw(slot * GOLDEN_RATIO % 1.0, room, rng)
+            sample = self.draw(slot * GOLDEN_RATIO % 1.0, room, rng, is_generated=is_generated)
             if len(sample.ids) <= room or room < MIN_ROOM_TOKENS or slot >= last_slot:
                 ids += sample.ids[:room]
                 is_middle += [index >= sample.middle_from for index in range(min(room, len(sample.ids)))]
+                # Not at every try: the kind that seldom fits would be rarer than its share.
+                is_generated = self._takes_generated(rng)
             slot += 1
         return ids, is_middle, slot
+
+    def _takes_generated(self, rng: Random) -> bool:
+        return bool(self.generated) and rng.random() < self.generated_share

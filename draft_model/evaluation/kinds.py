@@ -35,7 +35,9 @@ class Kind(Enum):
 _SYNTAX = frozenset("()[]{},:.;") | {"->"}
 _KNOWN = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"self", "cls"}
 _LAYOUT = frozenset({tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER})
-_PLAIN_BEFORE_STATEMENT = _LAYOUT | {tokenize.COMMENT}
+_NO_PART = frozenset({tokenize.NL, tokenize.COMMENT})
+"""Of no logical line: they may stand anywhere, inside brackets too."""
+_BEFORE_STATEMENT = _LAYOUT - _NO_PART
 
 
 @dataclass
@@ -50,9 +52,10 @@ class _Line:
         kind = self._decide(token)
         if token.type == tokenize.NEWLINE:
             self.is_import = False
-        elif token.string in {"import", "from"} and self.previous in _PLAIN_BEFORE_STATEMENT:
+        elif token.string in {"import", "from"} and self.previous in _BEFORE_STATEMENT:
             self.is_import = True
-        self.previous = token.type
+        if token.type not in _NO_PART:
+            self.previous = token.type
         return kind
 
     def _decide(self, token: tokenize.TokenInfo) -> Kind:
@@ -62,7 +65,7 @@ class _Line:
             return Kind.SYNTAX
         if token.type == tokenize.NAME:
             return Kind.IDIOMS if self.is_import or _is_known(token.string) else Kind.IDENTIFIERS
-        if token.type == tokenize.STRING and self.previous in _PLAIN_BEFORE_STATEMENT:
+        if token.type == tokenize.STRING and self.previous in _BEFORE_STATEMENT:
             return Kind.COMMENTS
         return Kind.LOGIC
 

@@ -141,4 +141,6 @@ def token_kinds(encoder: LayoutEncoder, split: Split, written: Sequence[int]) ->
         pieces.append(longer[len(shown) :])
         shown = longer
     text = split.before + split.typed + shown + split.after
-    return kinds_of_pieces(text, len(split.before + split.typed), pieces)
+    kinds = kinds_of_pieces(text, len(split.before + split.typed), pieces)
+    # An end has no text of its own: what stands behind the cursor is none of its business.
+    return [Kind.SYNTAX if token in encoder.stops else kind for token, kind in zip(written, kinds, strict=True)]

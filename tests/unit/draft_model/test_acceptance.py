@@ -105,6 +105,13 @@ def test_each_kind_of_code(piece: str, kind: Kind) -> None:
     assert kinds_of(CODE)[CODE.index(piece)] is kind
 
 
+def test_a_string_that_begins_a_line_inside_brackets_is_no_docstring() -> None:
+    text = 'call(\n    # why\n    "text",\n)\n# why\n"""Said."""\n'
+    kinds = kinds_of(text)
+    assert kinds[text.index("text")] is Kind.LOGIC
+    assert kinds[text.index("Said")] is Kind.COMMENTS
+
+
 def test_a_piece_of_a_file_has_the_kinds_of_the_whole() -> None:
     piece = CODE[CODE.index("        total") :] + "\ndef more(x):\n    return x\n"
     kinds = kinds_of(piece)
@@ -195,7 +202,7 @@ def test_a_measurement_is_the_same_again(pair: Pair, source: str) -> None:
 
 
 def test_tokens_of_a_completion_have_the_kinds_of_their_place(encoder: LayoutEncoder) -> None:
-    split = Split("", "x = f(", "", "\n# end\n")
+    split = Split("", "x = f(", "", "# end\n")
     written = [*encoder.encode("y)"), encoder.end]
     kinds = token_kinds(encoder, split, written)
     assert kinds[0] is Kind.IDENTIFIERS

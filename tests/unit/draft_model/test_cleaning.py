@@ -2,7 +2,7 @@ import ast
 
 import pytest
 
-from draft_model.corpus.cleaning import clean_python, is_generated, is_table, tidy
+from draft_model.corpus.cleaning import is_generated, is_table, parse_python, shorten_python, tidy
 
 LONG = '''"""First paragraph
 of two lines.
@@ -15,6 +15,11 @@ below it.
 
 x = 1
 '''
+
+
+def clean_python(text: str) -> str | None:
+    tree = parse_python(text)
+    return None if tree is None else shorten_python(text, tree)
 
 
 def test_a_long_docstring_keeps_its_first_paragraph() -> None:

@@ -48,12 +48,20 @@ def test_a_row_is_full_and_marks_what_stands_behind_the_middle_marker(source: st
     assert ends > 20
 
 
-def test_what_a_target_wrote_is_drawn_too(source: str, encoder: LayoutEncoder) -> None:
-    written = Split("", "re", "turn 7", "\n")
+def test_what_a_target_wrote_has_its_share_of_a_rows_samples_however_long_the_rest_is(
+    source: str, encoder: LayoutEncoder
+) -> None:
+    written = Split("before = 1\n" * 60, "re", "turn 7", "\n" + "after = 1\n" * 60)
     maker = SampleMaker(CorpusText([source]), encoder, generated=(written,), generated_share=0.5)
-    drawn = [maker.draw(0.3, 500, Random(seed)).ids for seed in range(60)]
-    expected = [*encoder.encode_prompt("", "re", "\n"), *encoder.encode("turn 7"), encoder.end]
-    assert 15 < drawn.count(expected) < 45
+    behind = [*encoder.encode_prompt("", "re", "")[-1:], *encoder.encode("turn 7"), encoder.end]
+    middle = encoder.encode_prompt("", "", "")[-1]
+    num_splits = num_written = 0
+    for seed in range(60):
+        ids, _, _ = maker.row(seed * 100, 512, Random(seed))
+        num_splits += ids.count(middle)
+        num_written += sum(ids[at : at + len(behind)] == behind for at in range(len(ids)))
+    assert num_splits > 60
+    assert 0.45 < num_written / num_splits < 0.75, "seven in ten of the other half are split too"
 
 
 def test_a_share_of_the_splits_shows_other_files_of_the_folder(source: str, encoder: LayoutEncoder) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_model.data.encoder import LayoutEncoder
-from draft_model.data.fim import MAX_COMPLETION_CHARS, block_end, encode_split, ragged_pieces, split_at_random
+from draft_model.data.fim import MAX_COMPLETION_CHARS, block_end, encode_split, narrow, ragged_pieces, split_at_random
 
 texts = st.text(alphabet="ab_ (:)\n\té€\U0001f40d", min_size=1, max_size=200).filter(lambda text: bool(text.strip()))
 seeds = st.integers(0, 1 << 30)
@@ -34,6 +34,19 @@ def test_after_is_the_rest_or_cut_at_a_line_end_or_empty(text: str, seed: int) -
 @given(texts, seeds)
 def test_the_same_seed_gives_the_same_split(text: str, seed: int) -> None:
     assert split_at_random(text, Random(seed)) == split_at_random(text, Random(seed))
+
+
+@given(texts, seeds, st.integers(0, 300))
+def test_a_narrow_split_has_fewer_whole_lines_around_the_same_completion(text: str, seed: int, num_chars: int) -> None:
+    split = split_at_random(text, Random(seed))
+    less = narrow(split, num_chars)
+    assert (less.typed, less.completion) == (split.typed, split.completion)
+    assert split.before.endswith(less.before)
+    assert split.after.startswith(less.after)
+    assert f"\n{split.before}".endswith(f"\n{less.before}")
+    assert less.after in {"", split.after} or less.after.endswith("\n")
+    kept = len(less.before + less.typed + less.completion + less.after)
+    assert kept <= max(num_chars, len(split.typed + split.completion))
 
 
 def test_a_blank_text_has_no_split() -> None:

@@ -302,16 +302,18 @@ def test_each_reason_to_leave_a_file_out(given: Document, refusal: Refusal) -> N
     assert judge(given, Rules()) is refusal
 
 
-def test_ordinary_code_comes_through_clean() -> None:
-    judged = judge(document(text="# Copyright 1999\n" + different_source(1)), Rules())
+def test_python_is_shortened_where_that_is_wanted_and_else_stays_as_it_is() -> None:
+    given = document(text="# Copyright 1999\n" + different_source(1) + "if x:\n\tpass  \n")
+    judged = judge(given, Rules(is_shortened=True))
     assert isinstance(judged, Document)
-    assert judged.text == different_source(1)
+    assert judged.text == different_source(1) + "if x:\n        pass\n"
+    assert judge(given, Rules()) == given
 
 
-def test_other_languages_are_not_parsed() -> None:
-    text = "func f() {\n\treturn\n}\n" * 30
-    judged = judge(document("pkg/a.go", text), Rules(suffixes=(".go",)))
-    assert isinstance(judged, Document)
+@pytest.mark.parametrize("is_shortened", [False, True])
+def test_other_languages_are_neither_parsed_nor_changed(is_shortened: bool) -> None:
+    given = document("pkg/a.go", "func f() {\n\treturn\n}\n" * 30)
+    assert judge(given, Rules(suffixes=(".go",), is_shortened=is_shortened)) == given
 
 
 def test_a_copy_with_few_changes_is_refused() -> None:
