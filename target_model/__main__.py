@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
-from target_model.errors import EvaluationError, TargetError
+from target_model.errors import TargetError
 from target_model.evaluate import Material, TargetFigures, measure_all, read_texts, render, to_json
+from target_model.files import check_writable, write_atomically
 from target_model.quantise import Report, quantise_folder
 from target_model.served import serving
 from target_model.tasks import read_tasks
@@ -174,7 +175,7 @@ def evaluate(
     found: list[TargetFigures] = []
     try:
         if out is not None:
-            write_figures(found, out)  # Before the hours of measuring, to see that it can be.
+            check_writable(out)  # Before the hours of measuring.
         material = Material(
             spread(read_tasks(humaneval), max_tasks) if humaneval else (),
             spread(read_tasks(single_line), max_tasks) if single_line else (),
@@ -185,7 +186,7 @@ def evaluate(
         for figures in measure_all(named, material, lambda name: click.echo(f"measuring {name} ...", err=True), serve):
             found.append(figures)
             if out is not None:
-                write_figures(found, out)
+                write_atomically(out, to_json(found))
     except TargetError as error:
         raise click.ClickException(str(error)) from error
     finally:
@@ -196,15 +197,6 @@ def evaluate(
 
 def _update(progress: Progress, task: TaskID, done: int, total: int) -> None:
     progress.update(task, completed=done, total=total)
-
-
-def write_figures(found: list[TargetFigures], out: Path) -> None:
-    """Write what was measured so far as JSON, in a new folder if need be; EvaluationError when the disk refuses."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(to_json(found), encoding="utf-8")
-    except OSError as error:
-        raise EvaluationError(f"cannot write {out}: {error.strerror or error}") from error
 
 
 def named_model(text: str) -> tuple[str, Path]:

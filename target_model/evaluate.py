@@ -157,8 +157,8 @@ def _read_parquet(path: Path) -> list[str]:
 
 
 _NOTE = (
-    "In brackets: 95% intervals, of shares Wilson's, of losses as if other files had been drawn; the difference is "
-    "taken file by file."
+    "In brackets: 95% intervals, of shares Wilson's as if other problems had been drawn, of losses as if other files "
+    "had; the difference is taken file by file."
 )
 
 

@@ -1,12 +1,39 @@
-"""A folder that appears whole or not at all: filled beside its final place, then renamed."""
+"""Files and folders that appear whole or not at all: filled beside their final place, then renamed."""
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from target_model.errors import QuantiseError
+from target_model.errors import EvaluationError, QuantiseError
+
+
+def check_writable(path: Path) -> None:
+    """EvaluationError when no file can be written at `path`, whose folder is made if need be; nothing is changed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise EvaluationError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old or the new text; EvaluationError when the disk refuses."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise EvaluationError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

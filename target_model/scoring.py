@@ -10,7 +10,7 @@ from target_model.tasks import Task, is_exact
 Z_95 = 1.959964
 
 
-def wilson(hits: int, total: int) -> tuple[float, float]:
+def wilson(hits: float, total: float) -> tuple[float, float]:
     """Wilson's 95% interval of the share behind `hits` of `total`; good near 0 and 1 too."""
     if not total:
         return 0.0, 1.0
@@ -22,16 +22,21 @@ def wilson(hits: int, total: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Share:
-    """`hits` of `total`, and the 95% interval of the share that is behind it (Wilson's)."""
+    """`hits` of `total`, and the 95% interval of the share that is behind it (Wilson's).
+
+    `num_independent` is how many independent trials would tell as much: all of them, if not given.
+    """
 
     hits: int
     total: int
+    num_independent: float | None = None
     interval: tuple[float, float] = field(init=False)
     """A field, so that it is in what is written as JSON."""
 
     def __post_init__(self) -> None:
         """Work out the interval."""
-        object.__setattr__(self, "interval", wilson(self.hits, self.total))
+        independent = self.total if self.num_independent is None else self.num_independent
+        object.__setattr__(self, "interval", wilson(self.value * independent, independent))
 
     @property
     def value(self) -> float:
@@ -42,6 +47,25 @@ class Share:
         """As in "4.7% (3.5 to 6.3)"."""
         low, high = self.interval
         return f"{self.value:.1%} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def share_of_groups(outcomes: Sequence[bool], groups: Sequence[object]) -> Share:
+    """The share of outcomes that are true, where those of one group resemble each other.
+
+    Their number counts divided by the design effect: the variance of the share as if whole groups had been drawn (ratio
+    estimator, linearised), over that of independent outcomes (Kish, "Survey Sampling", 1965, section 8.2). Where all
+    outcomes are alike, which shows no variance, groups are counted.
+    """
+    of_group: dict[object, list[bool]] = {}
+    for outcome, group in zip(outcomes, groups, strict=True):
+        of_group.setdefault(group, []).append(outcome)
+    hits, total, num_groups = sum(outcomes), len(outcomes), len(of_group)
+    if hits in {0, total} or num_groups == 1:
+        return Share(hits, total, num_groups)
+    value = hits / total
+    squares = math.fsum((sum(some) - value * len(some)) ** 2 for some in of_group.values())
+    effect = squares * num_groups / (num_groups - 1) / (total * value * (1 - value))
+    return Share(hits, total, total / max(1.0, effect))
 
 
 @dataclass(frozen=True)
@@ -83,9 +107,9 @@ class Score:
 
 
 def score(tasks: Sequence[Task], completions: Sequence[str]) -> Score:
-    """Run every program, one completion a task (pass@1)."""
+    """Run every program, one completion a task (pass@1). Lines of one problem, whose check is the same, are a group."""
     programs = (task.program(completion) for task, completion in zip(tasks, completions, strict=True))
-    verdicts = run_programs(programs)
-    exact = sum(map(is_exact, tasks, completions))
-    passed = sum(verdict is Verdict.PASSED for verdict in verdicts)
-    return Score(Share(passed, len(tasks)), Share(exact, len(tasks)))
+    passed = [verdict is Verdict.PASSED for verdict in run_programs(programs)]
+    exact = list(map(is_exact, tasks, completions))
+    problems = [task.check for task in tasks]
+    return Score(share_of_groups(passed, problems), share_of_groups(exact, problems))

@@ -108,7 +108,7 @@ def serving(model: Path, options: Mapping[str, Any] | None = None) -> Iterator[S
     """Start vLLM on a model folder; stop it at the end. No prefix cache: no run profits from another.
 
     `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises EvaluationError when it does not start,
-    or `options` has a setting that is given here already.
+    dies later, or `options` has a setting that is given here already.
     """
     given: dict[str, Any] = {
         "model": str(model), "max_num_seqs": MAX_SEQS, "enable_prefix_caching": False, "use_tqdm_on_load": False,
@@ -122,6 +122,7 @@ def serving(model: Path, options: Mapping[str, Any] | None = None) -> Iterator[S
         warnings.simplefilter("ignore")  # Importing it uses deprecated parts of torch.
         from vllm import LLM
         from vllm.platforms import current_platform
+        from vllm.v1.engine.exceptions import EngineDeadError
 
     try:
         llm = LLM(**given | {"enforce_eager": current_platform.is_cpu()} | dict(options or {}))
@@ -129,5 +130,7 @@ def serving(model: Path, options: Mapping[str, Any] | None = None) -> Iterator[S
         raise EvaluationError(f"vLLM does not start on {model}: {error}") from error
     try:
         yield ServedModel(llm)
+    except EngineDeadError as error:
+        raise EvaluationError(f"vLLM died while it served {model}; its own words are above") from error
     finally:
         llm.llm_engine.engine_core.shutdown()

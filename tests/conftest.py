@@ -1,5 +1,6 @@
 """What the whole run shares: one real engine, started when the first test asks for it."""
 
+import signal
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, cast
 
@@ -11,6 +12,9 @@ from tests.support.server import make_config
 
 if TYPE_CHECKING:
     from completion_server.engine.vllm_engine import VllmEngine
+
+# A shell ignores it for what it starts in the background, and so would every command that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def make_vllm_engine(*overrides: str) -> "VllmEngine":

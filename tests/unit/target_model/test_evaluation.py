@@ -24,7 +24,7 @@ from target_model.evaluate import (
     to_json,
 )  # fmt: skip
 from target_model.prompts import Prompts, build_prompts
-from target_model.scoring import Share, mean_per_unit, score
+from target_model.scoring import Share, mean_per_unit, score, share_of_groups, wilson
 from target_model.served import Speed, serving
 from target_model.tasks import Task, is_exact, only_function, only_line, read_tasks
 from tests.support.models import TARGET
@@ -63,6 +63,17 @@ def test_of_the_files_that_come_along_the_authors_own_completions_pass() -> None
     assert score(some, [""] * len(some)).passed.value == 0.0
 
 
+def test_so_do_their_single_lines_and_of_missing_ones_few() -> None:
+    """Some programs do their work without the line that is missing: a docstring's end, a shortcut."""
+    tasks = read_tasks(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz")
+    assert len(tasks) == 1_033
+    assert len({task.check for task in tasks}) == 164, "the lines of a problem are a group"
+    some = tasks[::20]
+    own = score(some, [task.solution for task in some])
+    assert (own.passed.value, own.exact.value) == (1.0, 1.0)
+    assert score(some, [""] * len(some)).passed.value < 0.1
+
+
 def test_a_completion_that_ends_the_program_before_its_check_has_not_passed(tasks: list[Task]) -> None:
     assert score(tasks, ["    raise SystemExit(0)\n", "    import os; os._exit(0)\n"]).passed.hits == 0
 
@@ -91,6 +102,19 @@ def test_an_interval_is_wilsons() -> None:
     assert Share(20, 20).interval[1] == pytest.approx(1.0)
     assert Share(0, 0).interval == (0.0, 1.0)
     assert str(Share(1, 4)).startswith("25.0% (")
+
+
+def test_outcomes_of_one_problem_count_as_one_where_they_agree() -> None:
+    outcomes, problems = [True] * 5 + [False] * 15, [number // 5 for number in range(20)]
+    alike = share_of_groups(outcomes, problems)
+    assert (alike.hits, alike.total) == (5, 20)
+    assert alike.num_independent == pytest.approx(3), "four problems, less the mean that they tell"
+    assert alike.interval == wilson(0.25 * 3, 3)
+    assert share_of_groups(outcomes, range(20)).num_independent == pytest.approx(19)
+    mixed = share_of_groups([True, False] * 10, [number // 2 for number in range(20)])
+    assert mixed.num_independent == 20, "no more than there are"
+    assert share_of_groups([False] * 20, problems).num_independent == 4
+    assert share_of_groups([True, False], [1, 1]).num_independent == 1
 
 
 @pytest.mark.parametrize(
@@ -160,7 +184,8 @@ def test_models_are_measured_side_by_side(tasks: list[Task]) -> None:
     assert "| HumanEval pass@1 | - | - |" in table
     assert "| more than the first model's | - | 0.0100 (0.0100 to 0.0100) |" in table
     told = json.loads(to_json([first, second]))
-    assert told[0]["lines"]["exact"] == {"hits": 1, "total": 1, "interval": pytest.approx([0.2065, 1.0], abs=5e-4)}
+    interval = pytest.approx([0.2065, 1.0], abs=5e-4)
+    assert told[0]["lines"]["exact"] == {"hits": 1, "total": 1, "num_independent": 1, "interval": interval}
     assert told[1]["loss_more"]["interval"] == pytest.approx([0.01, 0.01])
 
 
@@ -237,10 +262,14 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")
+    (tmp_path / "earlier.json").write_text("hours of measuring")
     monkeypatch.setattr("target_model.__main__.measure_all", lambda *_: pytest.fail("measured"))
     result = CliRunner().invoke(main, ["evaluate", "--model", "first", "--out", str(tmp_path / "file" / "out.json")])
     assert result.exit_code == 1
     assert "Error: cannot write" in result.output
+    earlier = ["--out", str(tmp_path / "earlier.json"), "--humaneval", "missing"]
+    assert CliRunner().invoke(main, ["evaluate", "--model", "first", *earlier]).exit_code == 1
+    assert (tmp_path / "earlier.json").read_text() == "hours of measuring", "nothing better has come"
 
 
 def test_the_command_explains_what_is_wrong() -> None:
