@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import glob
 import hashlib
 import os
@@ -72,6 +73,24 @@ def check_replaceable(path: Path, mark: str) -> None:
 
 
 @contextlib.contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold the lock file `path`, at most as long as this process lives.
+
+    Raises PipelineError, which says `what`, when another process holds it or the disk refuses.
+    """
+    with contextlib.ExitStack() as files:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = files.enter_context(path.open("wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PipelineError(f"another process is writing {what}") from error
+        except OSError as error:
+            raise PipelineError(f"cannot write {path}: {error.strerror or error}") from error
+        yield
+
+
+@contextlib.contextmanager
 def folder_atomically(path: Path, mark: str) -> Iterator[Path]:
     """Yield a new folder beside `path` to fill; on success it takes the place of `path`, on failure it is removed.
 
@@ -83,18 +102,52 @@ def folder_atomically(path: Path, mark: str) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _recover(path)
+        _remove_abandoned(path)
         new = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+        mine = _hold(new)
     except OSError as error:
         raise PipelineError(f"cannot write beside {path}: {error.strerror}; nothing was changed") from error
     try:
         new.chmod(0o755)
         yield new
+        _flush(new)
         _swap(new, path)
     except Exception as error:
         _raise_refusal(path, error)
         raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
+        os.close(mine)
+
+
+def _hold(folder: Path) -> int:
+    """An open descriptor that says, as long as this process lives, that the folder is in use; OSError when it is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the folders that killed processes left beside `path`; those that are still being filled stay."""
+    for folder in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            descriptor = _hold(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _flush(folder: Path) -> None:
+    """Have the disk take all of a folder: after a power cut its new name must not stand for empty files."""
+    for path in (*folder.rglob("*"), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _raise_refusal(path: Path, error: BaseException) -> None:

@@ -21,7 +21,7 @@ from draft_model.data.tokenizer import check_same_vocabulary, load_tokenizer
 from draft_model.errors import PipelineError
 from draft_model.evaluation.loading import load_model, read_config
 from draft_model.export import export_model
-from draft_model.files import file_digest, weights_digest, write_atomically
+from draft_model.files import file_digest, locked, weights_digest, write_atomically
 from draft_model.presets import Preset
 from draft_model.training.budget import Budget
 from draft_model.training.flops import peak_flops
@@ -32,6 +32,7 @@ from draft_model.training.watch import Watchers, watching
 from draft_model.training.world import World
 
 CHECKPOINT = "checkpoint.pt"
+LOCK = ".lock"
 MODEL = "model"
 RUN = "run.json"
 MIX = 0.7
@@ -81,7 +82,7 @@ def train(
 
     A new run starts with layers of the model `start_from`, if given, else at random. Raises PipelineError for a loss
     that is not finite, a disk that refuses, data that is missing, a teacher or start whose vocabulary is another, a
-    start of other widths or of another family, or a checkpoint of another run.
+    start of other widths or of another family, a checkpoint of another run, or a run that another process trains.
     """
     preset = fit_preset(preset, data, distillation.teacher if distillation else start_from)
     source = BlockSource(data, preset.train.seed)
@@ -92,6 +93,7 @@ def train(
     fingerprint = run_fingerprint(preset, source.manifest.fingerprint, taught + begun)
     saved = SavePoint(out / CHECKPOINT, fingerprint, checkpoint_every_s)
     with ExitStack() as stack:
+        _lock(out, world, stack)
         watchers: list[Watcher] = []
         if world.is_main:
             watchers = [stack.enter_context(recording(out)), stack.enter_context(watching(console, preset.name))]
@@ -102,6 +104,19 @@ def train(
         _finish(preset, data, out, result)
     world.wait()
     return result
+
+
+def _lock(out: Path, world: World, stack: ExitStack) -> None:
+    """Keep others from training in the same folder, by the main process: the rest may be on other machines."""
+    refusal = None
+    if world.is_main:
+        try:
+            stack.enter_context(locked(out / LOCK, f"the run in {out}"))
+        except PipelineError as error:
+            refusal = error
+    refusal = world.told(refusal)  # All must learn of it, or the others wait.
+    if refusal:
+        raise refusal
 
 
 def load_outcome(out: Path) -> RunOutcome | None:

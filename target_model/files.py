@@ -1,6 +1,8 @@
 """Files and folders that appear whole or not at all: filled beside their final place, then renamed."""
 
 import contextlib
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -46,14 +48,48 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise QuantiseError(f"{path} exists already; choose another --out or remove it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
         temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+        mine = _hold(temporary)
     except OSError as error:
         raise QuantiseError(f"cannot write beside {path}: {error.strerror or error}") from error
     try:
         temporary.chmod(0o755)
         yield temporary
+        _flush(temporary)
         temporary.rename(path)
     except OSError as error:
         raise QuantiseError(f"cannot write {path}: {error.strerror or error}; nothing was left there") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        os.close(mine)
+
+
+def _hold(folder: Path) -> int:
+    """An open descriptor that says, as long as this process lives, that the folder is in use; OSError when it is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the folders that killed processes left beside `path`; those that are still being filled stay."""
+    for folder in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            descriptor = _hold(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _flush(folder: Path) -> None:
+    """Have the disk take all of a folder: after a power cut its new name must not stand for empty files."""
+    for path in (*folder.rglob("*"), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -3,17 +3,16 @@
 The first line says what they are made of.
 """
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from draft_model.data.fim import Split
 from draft_model.errors import PipelineError
-from draft_model.files import replacing, write_atomically
+from draft_model.files import locked, replacing, write_atomically
 
 MADE_OF = "made_of"
 
@@ -59,15 +58,7 @@ def keeping_chunks(path: Path, made_of: str) -> Iterator[Chunks]:
     Raises PipelineError when the disk refuses or another process is at it.
     """
     folder = path.with_name(f".{path.name}.{made_of}.chunks")
-    with ExitStack() as files:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = files.enter_context((folder / "lock").open("wb"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PipelineError(f"another process is writing {path}") from error
-        except OSError as error:
-            raise PipelineError(f"cannot write beside {path}: {error.strerror or error}") from error
+    with locked(folder / "lock", str(path)):
         chunks = Chunks(path, folder, made_of)
         yield chunks
         if chunks.is_joined:

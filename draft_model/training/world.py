@@ -55,7 +55,6 @@ class World:
 
     def shard(self, model: M) -> M:
         """Put the model on the device, its weights on all processes when there are several, and compile its layers."""
-        model.to(self.device)  # type: ignore[arg-type]
         kinds = set(model._no_split_modules or ())  # Where every family names the class of its layers.
         layers = [module for module in model.modules() if type(module).__name__ in kinds]
         for layer in layers if self.is_compiled else ():
@@ -63,7 +62,8 @@ class World:
             # gather and free sharded weights run around it.
             layer.forward = self.compiled(layer.forward)
         if self.size == 1:
-            return model
+            return cast("M", model.to(self.device))  # type: ignore[arg-type]
+        # Each layer comes to the device on its own and stays there in part: no GPU needs room for a whole teacher.
         mesh = init_device_mesh(torch.device(self.device).type, (self.size,))
         # On a CPU autocast alone decides on precision, as it does in a single process.
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if self.device != "cpu" else MixedPrecisionPolicy()

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from draft_model.errors import PipelineError
-from draft_model.files import folder_atomically, write_atomically
+from draft_model.files import folder_atomically, locked, write_atomically
 from tests.support.disk import files_up_to
 
 LIMIT = 50_000
@@ -119,6 +119,28 @@ def test_a_failing_swap_brings_the_old_folder_back(tmp_path: Path, monkeypatch: 
     ):
         (folder / "weights").write_text("new")
     assert (tmp_path / "model" / "weights").read_text() == "old"
+
+
+def test_what_killed_processes_left_is_removed_and_what_others_fill_is_not(tmp_path: Path) -> None:
+    left = tmp_path / ".model.killed.tmp"
+    left.mkdir()
+    (left / "weights").write_text("half")
+    with folder_atomically(tmp_path / "model", MARK) as filled:
+        assert not left.exists()
+        with folder_atomically(tmp_path / "model", MARK) as another:
+            (another / "weights").write_text("theirs")
+        (filled / "weights").write_text("mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "weights").read_text() == "mine"
+
+
+def test_a_lock_is_one_processes_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "new" / ".lock"
+    refused = pytest.raises(PipelineError, match="another process is writing it")
+    with locked(path, "it"), refused, locked(path, "it"):
+        pytest.fail("it is held")
+    with locked(path, "it"):
+        pass
 
 
 def test_a_process_killed_while_it_swapped_lost_nothing(tmp_path: Path) -> None:

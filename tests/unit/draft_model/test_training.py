@@ -26,8 +26,9 @@ from draft_model.data.tokenizer import load_tokenizer
 from draft_model.errors import PipelineError
 from draft_model.evaluation.loading import load_model
 from draft_model.export import export_model
+from draft_model.files import locked
 from draft_model.presets import PRESETS, Preset, find_preset
-from draft_model.run import Distillation, load_outcome, train
+from draft_model.run import LOCK, Distillation, load_outcome, train
 from draft_model.training.budget import Budget
 from draft_model.training.loss import Teacher, cross_entropies, divergences, log_probabilities, next_token_logits
 from draft_model.training.model import make_config, make_model, make_pruned, num_parameters, spread_layers
@@ -173,6 +174,16 @@ def test_records_on_a_full_disk_end_the_run_with_one_line(
         recorder.begin(0)
     with pytest.raises(PipelineError, match="the loss is nan"), recording(tmp_path) as stopped:
         stop(stopped)
+
+
+def test_a_run_is_one_processes_at_a_time(data: Path, preset: Preset, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(preset, data, out, Budget(steps=1), World(), CONSOLE)
+    before = (out / "metrics.jsonl").read_bytes()
+    with locked(out / LOCK, "it"), pytest.raises(PipelineError, match=f"another process is writing the run in {out}"):
+        train(preset, data, out, Budget(steps=2), World(), CONSOLE)
+    assert (out / "metrics.jsonl").read_bytes() == before
+    assert train(preset, data, out, Budget(steps=2), World(), CONSOLE).num_steps == 2
 
 
 def test_going_on_removes_what_a_killed_process_left_of_a_checkpoint(
@@ -325,7 +336,7 @@ def test_a_run_that_starts_from_a_model_is_another_run(data: Path, preset: Prese
 def test_a_run_leaves_a_model_its_figures_and_a_picture(data: Path, preset: Preset, tmp_path: Path) -> None:
     result = train(preset, data, tmp_path / "run", Budget(steps=6), World(), CONSOLE)
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"checkpoint.pt", "loss.png", "metrics.jsonl", "model", "run.json", "tensorboard"}
+    assert names == {".lock", "checkpoint.pt", "loss.png", "metrics.jsonl", "model", "run.json", "tensorboard"}
     assert (tmp_path / "run" / PICTURE).read_bytes().startswith(b"\x89PNG")
     steps = read_metrics(tmp_path / "run")
     assert [step["step"] for step in steps] == list(range(1, 7))

@@ -150,6 +150,14 @@ def test_a_full_disk_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_what_a_killed_process_left_is_removed(model: Path, tmp_path: Path) -> None:
+    left = tmp_path / ".out.killed.tmp"
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    quantise_folder(model, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
 def test_bad_input_is_a_clear_error(model: Path, tmp_path: Path) -> None:
     with pytest.raises(QuantiseError, match="not a model folder"):
         quantise_folder(tmp_path / "missing", tmp_path / "out")
