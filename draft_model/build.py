@@ -52,7 +52,7 @@ class Role:
 class BuildSettings:
     """What both models share. `mix` is the target's share in the draft's loss; 0 trains it on text alone.
 
-    About half of the draft's samples have what the target wrote at `num_generated` cursors, none at 0.
+    Half of the draft's samples have what the target wrote at `num_generated` cursors, none at 0.
     """
 
     data: DataSettings

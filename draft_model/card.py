@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from textwrap import fill
 
 from draft_model.corpus.readers import STDLIB
-from draft_model.data.samples import FIM_SHARE
+from draft_model.data.samples import FIM_SHARE, GENERATED_SHARE
 from draft_model.evaluation.probes import ProbeResult, probe_table
 from draft_model.figures import BuildFigures, ModelFigures
 
@@ -27,7 +27,7 @@ def render_card(figures: BuildFigures, role: str) -> str:
         *_introduction(model, _PURPOSE[role]),
         *_measured(figures, model),
         *_probed(model.probes),
-        *_trained(model),
+        *_trained(model, figures.num_generated if role == "draft" else 0),
         *(_taught(figures) if role == "draft" else ()),
         *_read(figures),
     )
@@ -100,7 +100,8 @@ def _probed(results: list[ProbeResult]) -> tuple[str, ...]:
     )
 
 
-def _trained(model: ModelFigures) -> tuple[str, ...]:
+def _trained(model: ModelFigures, num_generated: int) -> tuple[str, ...]:
+    written = "samples of what people wrote" if num_generated else "samples"
     shape, settings = model.preset.shape, model.preset.train
     return (
         "## Training",
@@ -113,7 +114,7 @@ def _trained(model: ModelFigures) -> tuple[str, ...]:
             f"{model.num_tokens:,} tokens in {model.num_steps:,} steps, {model.active_s / 60:.0f} active minutes on",
             f"{model.device}. Muon ({settings.muon_lr:g}) for the matrices in the layers, AdamW",
             f"({settings.adam_lr:g}) for embedding and norms, bfloat16 autocast, decay to zero over the last",
-            f"{1 - settings.decay_from:.0%} of the budget. {FIM_SHARE:.0%} of the samples are fill-in-the-middle,",
+            f"{1 - settings.decay_from:.0%} of the budget. {FIM_SHARE:.0%} of the {written} are fill-in-the-middle,",
             "cut at any character; most others are plain text tokenised in pieces cut at random characters, so that",
             "the model knows words from their beginnings. The loss is over every token.",
         ),
@@ -135,7 +136,7 @@ def _taught(figures: BuildFigures) -> tuple[str, ...]:
     layers = f"{figures.draft.preset.shape.num_layers} of its {figures.target.preset.shape.num_layers} layers."
     mix = f"{figures.mix:.0%} of its loss is the divergence from the target's distribution (forward KL)."
     cursors = f"{figures.num_generated:,} cursors."
-    generated = f"About half of its samples have what the target wrote at {cursors}"
+    generated = f"{GENERATED_SHARE:.0%} of its samples have what the target wrote at {cursors}"
     said = ["It began with the target's embedding and", layers]
     return (_paragraph(*said, *([mix] if figures.mix else []), *([generated] if figures.num_generated else [])),)
 

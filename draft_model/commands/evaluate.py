@@ -20,6 +20,7 @@ from draft_model.commands.common import (
     json_option,
     model_option,
     plain_errors,
+    refuse_without,
     show,
     stepping,
 )
@@ -33,7 +34,7 @@ from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.identity import Identity, compare, read_prompts
 from draft_model.evaluation.loading import check_goes_with, load_model, read_config
 from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
-from draft_model.evaluation.online import measure_engine, serve
+from draft_model.evaluation.online import NUM_OTHER_RUNS, measure_engine, serve
 from draft_model.evaluation.probes import probe_table, run_probes
 from draft_model.evaluation.report import REPORT, as_record, offline_figures, render_report, write_report
 from draft_model.files import check_replaceable
@@ -41,7 +42,6 @@ from draft_model.files import check_replaceable
 TEMPERATURES = (0.2, 0.8)
 ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))
 IDENTITY_LENGTH = 4
-IDENTITY_TOKENS = 32
 NOT_TO_CHOOSE = ("model", "speculative_config", "max_num_seqs")
 """Of vLLM's own settings, refused before hours of measuring."""
 
@@ -73,13 +73,16 @@ NOT_TO_CHOOSE = ("model", "speculative_config", "max_num_seqs")
     default=None,
     help=f"JSON lines with prompts, such as HumanEval: is greedy text the same with a draft of {IDENTITY_LENGTH}?",
 )
+@click.option(
+    "--prompt-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Of a prompt's completion."
+)
 @engine_option
 @json_option
 @plain_errors
 def evaluate(
     *, target: Path, draft: Path, corpus_folder: Path, out: Path | None, cursors: int, offline_cursors: int | None,
     max_tokens: int, lengths: tuple[int, ...], greedy_only: bool, with_engine: bool, prompts: Path | None,
-    engine_options: dict[str, Any], as_json: bool,
+    prompt_tokens: int, engine_options: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
     """How much of a draft its target accepts: by length, by position, by kind of code; offline and in vLLM.
 
@@ -90,6 +93,7 @@ def evaluate(
       draft-model evaluate --target T --draft D --corpus draft_model/held_out --no-engine --greedy-only
     """
     refuse_options(engine_options, *NOT_TO_CHOOSE)
+    refuse_without("prompts", "prompt_tokens")
     if out is not None:
         check_replaceable(out, REPORT)
     check_same_vocabulary(draft, target)
@@ -98,7 +102,7 @@ def evaluate(
     encoder = load_encoder(target)
     asked = [encoder.encode_prompt(prompt, "", "") for prompt in read_prompts(prompts)] if prompts else []
     context = _context_tokens(target, draft, engine_options)
-    _check_fit(asked, context - IDENTITY_TOKENS, f"{prompts}, prompt")
+    _check_fit(asked, context - prompt_tokens, f"{prompts}, prompt")
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
     splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.layout.is_typed_line_only)
     num_offline = min(offline_cursors or len(splits), len(splits))
@@ -116,12 +120,12 @@ def evaluate(
         if out is not None:
             write_report(out, offline, None)  # Whatever becomes of the engine.
         if with_engine:
-            step = stepping(progress, "vLLM", len(lengths) + 3)
+            step = stepping(progress, "vLLM", len(set(lengths)) + NUM_OTHER_RUNS)
             online = measure_engine(
                 target, draft, cursors_ids, sorted(set(lengths)), max_tokens, encoder.stops, temperatures,
                 engine_options, step,
             )  # fmt: skip
-        identity = _identity(pair, target, draft, asked, engine_options) if asked else None
+        identity = _identity(pair, target, draft, asked, prompt_tokens, engine_options) if asked else None
     if out is not None:
         write_report(out, offline, online, identity)
     if as_json:
@@ -147,9 +151,9 @@ def _check_fit(prompts: list[list[int]], most: int, name: str) -> None:
 
 
 def _identity(
-    pair: Pair, target: Path, draft: Path, prompts: list[list[int]], options: dict[str, Any]
+    pair: Pair, target: Path, draft: Path, prompts: list[list[int]], max_tokens: int, options: dict[str, Any]
 ) -> Identity:  # fmt: skip
-    serve_to = partial(serve, target, max_tokens=IDENTITY_TOKENS, stops=pair.encoder.stops, options=options)
+    serve_to = partial(serve, target, max_tokens=max_tokens, stops=pair.encoder.stops, options=options)
     (alone,) = serve_to(None, prompts, num_speculative_tokens=0)
     (drafted,) = serve_to(draft, prompts, num_speculative_tokens=IDENTITY_LENGTH)
     return compare(pair.target, prompts, alone.texts, drafted.texts)

@@ -3,15 +3,20 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 from draft_model.engine import Engine, open_engine
 from draft_model.evaluation.acceptance import Acceptance
-from draft_model.evaluation.report import EngineFigures, engine_run
+from draft_model.evaluation.report import EngineFigures, StepTimes, engine_run
 
 TIMED_TOKENS = 64
-TIMED_ROUNDS = 3
+TIMED_ROUNDS = 5
+TIMED_TURNS = 2
+"""Engines that each of the two models is timed on, in turn with the other's: a machine's speed drifts."""
+NUM_OTHER_RUNS = 2 + 2 * TIMED_TURNS
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ def step_time_s(model: Path, prompt: Sequence[int], options: Mapping[str, Any] |
     """The median time of one decode step of one sequence, served alone: what a longer completion takes more."""
     with open_engine(model, max_num_seqs=1, options=options) as engine:
         engine.complete([prompt], max_tokens=2, ignore_end=True)
-        return sorted(_time_a_step(engine, prompt) for _ in range(TIMED_ROUNDS))[TIMED_ROUNDS // 2]
+        return median(_time_a_step(engine, prompt) for _ in range(TIMED_ROUNDS))
 
 
 def _time_a_step(engine: Engine, prompt: Sequence[int]) -> float:
@@ -70,29 +75,36 @@ def measure_engine(
 ) -> EngineFigures:  # fmt: skip
     """Serve the prompts without the draft and with each K of `lengths`, one at a time, and time both models' steps.
 
-    Greedily, then at each temperature; the tokens `stops` end a completion. `on_run` is called after every engine's
-    run, `len(lengths) + 3` times.
+    Greedily, then at each temperature; the tokens `stops` end a completion. Without the draft they are served before
+    and after all others, and the two models' steps are timed in turn, because a machine's speed drifts. `on_run` is
+    called after every engine's run, `len(lengths) + NUM_OTHER_RUNS` times.
     """
     degrees = (0.0, *temperatures)
-    (alone,) = serve(
-        target, None, prompts, num_speculative_tokens=0, max_tokens=max_tokens, stops=stops, options=options
+    serve_alone = partial(
+        serve, target, None, prompts, num_speculative_tokens=0, max_tokens=max_tokens, stops=stops, options=options
     )
+    (before,) = serve_alone()
     on_run()
-    steps = []
-    for model in (target, draft):
-        # A draft's own context may be shorter than the target's.
-        own = {name: value for name, value in (options or {}).items() if model is target or name != "max_model_len"}
-        steps.append(step_time_s(model, prompts[0], own))
+    # A draft's own context may be shorter than the target's.
+    own = {name: value for name, value in (options or {}).items() if name != "max_model_len"}
+    steps: list[StepTimes] = []
+    for _ in range(TIMED_TURNS):
+        target_s = step_time_s(target, prompts[0], options)
         on_run()
-    runs = []
+        steps.append(StepTimes(target_s * 1e3, step_time_s(draft, prompts[0], own) * 1e3))
+        on_run()
+    found = []
     for length in lengths:
         served = serve(
             target, draft, prompts, num_speculative_tokens=length, max_tokens=max_tokens, stops=stops,
             temperatures=degrees, options=options,
         )  # fmt: skip
         counted = {degree: one.acceptance for degree, one in zip(degrees, served, strict=True) if one.acceptance}
-        same = sum(left == right for left, right in zip(served[0].texts, alone.texts, strict=True))
-        speeds = (served[0].tokens_per_s, alone.tokens_per_s)
-        runs.append(engine_run(counted, same / len(prompts), speeds, (steps[0], steps[1])))
+        same = sum(left == right for left, right in zip(served[0].texts, before.texts, strict=True))
+        found.append((counted, same / len(prompts), served[0].tokens_per_s))
         on_run()
-    return EngineFigures(tuple(runs), alone.tokens_per_s, steps[0] * 1e3, steps[1] * 1e3)
+    (after,) = serve_alone()
+    on_run()
+    alone = (before.tokens_per_s, after.tokens_per_s)
+    runs = (engine_run(counted, same, speed, mean(alone), tuple(steps)) for counted, same, speed in found)
+    return EngineFigures(tuple(runs), alone, tuple(steps))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
@@ -67,13 +68,25 @@ class EngineRun:
 
 
 @dataclass(frozen=True)
+class StepTimes:
+    """Decode steps of one sequence, the two models timed one after the other."""
+
+    target_ms: float
+    draft_ms: float
+
+    @property
+    def draft_share(self) -> float:
+        """The draft's step over the target's."""
+        return self.draft_ms / self.target_ms
+
+
+@dataclass(frozen=True)
 class EngineFigures:
-    """All of what was measured in vLLM; steps are decode steps of one sequence."""
+    """All of what was measured in vLLM. Without the draft before and after the runs with it; steps turn by turn."""
 
     runs: tuple[EngineRun, ...]
-    tokens_per_s_without_draft: float
-    target_step_ms: float
-    draft_step_ms: float
+    tokens_per_s_without_draft: tuple[float, float]
+    steps: tuple[StepTimes, ...]
 
 
 def tally_figures(tally: Tally) -> TallyFigures:
@@ -97,10 +110,10 @@ def offline_figures(num_completions: int, tallies: Mapping[float, Tally]) -> Off
 
 
 def engine_run(
-    counted: Mapping[float, Acceptance], identical_share: float, speeds: tuple[float, float],
-    steps_s: tuple[float, float],
+    counted: Mapping[float, Acceptance], identical_share: float, tokens_per_s: float, without_draft: float,
+    steps: Sequence[StepTimes],
 ) -> EngineRun:  # fmt: skip
-    """`speeds`: tokens a second with and without the draft; `steps_s`: the target's and the draft's step."""
+    """The run with one K; `without_draft` is in tokens a second as well."""
     greedy = counted[0.0]
     length = greedy.num_speculative_tokens
     return EngineRun(
@@ -109,9 +122,9 @@ def engine_run(
         {degree: found.per_position for degree, found in counted.items()},
         {degree: found.mean_length for degree, found in counted.items()},
         identical_share,
-        speeds[0],
-        speeds[0] / speeds[1],
-        expected_speedup(conditional_acceptance(greedy), length, steps_s[1] / steps_s[0]),
+        tokens_per_s,
+        tokens_per_s / without_draft,
+        expected_speedup(conditional_acceptance(greedy), length, mean(step.draft_share for step in steps)),
     )
 
 
@@ -163,10 +176,12 @@ def _kind_line(kind: str, found: Sequence[TallyFigures]) -> str:
 def _engine_lines(engine: EngineFigures) -> list[str]:
     degrees = list(engine.runs[0].acceptance)
     heads = " | ".join("greedy" if not degree else f"at {degree:g}" for degree in degrees)
+    without = engine.tokens_per_s_without_draft
     return [
         "",
-        f"In vLLM, one sequence at a time: {engine.tokens_per_s_without_draft:.0f} tokens/s without the draft; a step "
-        f"of the target takes {engine.target_step_ms:.2f} ms, one of the draft {engine.draft_step_ms:.2f} ms.",
+        f"In vLLM, one sequence at a time: {without[0]:.0f} tokens/s without the draft, {without[1]:.0f} after the "
+        f"runs with it; a step of the target takes {' and '.join(f'{one.target_ms:.2f}' for one in engine.steps)} ms, "
+        f"one of the draft {' and '.join(f'{one.draft_ms:.2f}' for one in engine.steps)} ms.",
         "",
         f"| K | accepted of drafted: {heads} | tokens a step: {heads} | greedy text the same | tokens/s | speed-up | "
         "expected |",

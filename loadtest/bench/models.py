@@ -16,6 +16,7 @@ import click
 from loadtest.bench.figures import report_console
 
 SPECULATE = 4
+IDENTITY_TOKENS = 32
 TEXTS = 24
 """Of the 71 held-out files, evenly."""
 TARGET, TARGET_BF16 = Path("target_model/embedded"), Path("target_model/embedded-bf16")
@@ -55,7 +56,7 @@ def main(
         said += "\n" + _run(
             "draft_model", "evaluate", "--target", str(target), "--draft", str(draft), "--corpus", str(HELD_OUT),
             "--speculate", str(SPECULATE), "--cursors", str(cursors), "--greedy-only", "--out", str(pair),
-            "--prompts", str(BENCHMARKS / "HumanEval.jsonl.gz"),
+            "--prompts", str(BENCHMARKS / "HumanEval.jsonl.gz"), "--prompt-tokens", str(IDENTITY_TOKENS),
         )  # fmt: skip
         found = figures(_read(targets), _read(pair / "report.json"))
     if not as_json:
@@ -66,7 +67,8 @@ def main(
 def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of merit from what the two commands wrote; bfloat16 is the first target, INT8 the second.
 
-    Losses are nats a token, shares 0 to 1, times milliseconds. `acceptance_*` is accepted over drafted tokens.
+    Losses are nats a token, shares 0 to 1, times milliseconds, steps' of two turns. `acceptance_*` is accepted over
+    drafted tokens; `greedy_identical_share` is of completions of `identity_tokens` tokens.
     """
     _bf16, int8 = targets
     run, offline = pair["engine"]["runs"][0], pair["offline"]["at_temperature"]["0.0"]
@@ -83,9 +85,10 @@ def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> di
         "int8_loss_increase": int8["loss_more"]["value"],
         "int8_loss_increase_interval": int8["loss_more"]["interval"],
         "greedy_identical_share": pair["identity"]["share"],
+        "identity_tokens": IDENTITY_TOKENS,
         "speedup_k4_batch_1": run["speedup"],
-        "target_step_ms": pair["engine"]["target_step_ms"],
-        "draft_step_ms": pair["engine"]["draft_step_ms"],
+        "target_step_ms": [step["target_ms"] for step in pair["engine"]["steps"]],
+        "draft_step_ms": [step["draft_ms"] for step in pair["engine"]["steps"]],
     }
 
 

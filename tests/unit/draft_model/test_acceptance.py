@@ -25,6 +25,7 @@ from draft_model.evaluation.offline import (
 )
 from draft_model.evaluation.report import (
     EngineFigures,
+    StepTimes,
     conditional_acceptance,
     engine_run,
     offline_figures,
@@ -229,15 +230,17 @@ def test_the_report_shows_what_was_measured(tmp_path: Path) -> None:
     tally.add([True, True, False, True], [Kind.SYNTAX, Kind.LOGIC, Kind.LOGIC, Kind.IDIOMS])
     offline = offline_figures(1, {0.0: tally, 0.2: tally})
     counts = {0.0: Acceptance(10, (8, 4)), 0.2: Acceptance(10, (5, 1))}
-    run = engine_run(counts, 0.9, (200.0, 100.0), (0.004, 0.001))
+    steps = (StepTimes(4.0, 1.0), StepTimes(5.0, 2.5))
+    run = engine_run(counts, 0.9, 200.0, 100.0, steps)
     assert run.speedup == 2.0
-    assert run.expected_speedup == pytest.approx(expected_speedup(12 / 18, 2, 0.25))
-    write_report(tmp_path / "report", offline, EngineFigures((run,), 100.0, 4.0, 1.0))
+    assert run.expected_speedup == pytest.approx(expected_speedup(12 / 18, 2, 0.375))
+    write_report(tmp_path / "report", offline, EngineFigures((run,), (90.0, 110.0), steps))
     told = json.loads((tmp_path / "report" / "report.json").read_text())
     assert told["engine"]["runs"][0]["acceptance"] == {"0.0": 0.6, "0.2": 0.3}
     assert (tmp_path / "report" / "acceptance.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "report" / "report.md").read_text()
     assert "| logic | 50.0% | 50.0% | 2 |" in text
     assert "| 2 | 60.0% | 30.0% | 2.20 | 1.60 | 90.0% | 200 | 2.00 |" in text
+    assert "a step of the target takes 4.00 and 5.00 ms, one of the draft 1.00 and 2.50 ms" in text
     assert "In vLLM" not in render_report(offline, None)
     assert len(offline.greedy.per_position) == MAX_DRAFT

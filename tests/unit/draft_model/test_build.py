@@ -82,7 +82,7 @@ def test_the_card_tells_what_was_measured(built: BuildFigures, work: Path) -> No
     in_minutes = " ".join(render_card(replace(built, target=replace(built.target, minutes=90.0)), "target").split())
     assert "budget was 90 minutes, which end where the machine's speed puts it" in in_minutes
     taught_by_text = render_card(replace(built, num_generated=6000), "draft")
-    assert "About half of its samples have what the target wrote at 6,000 cursors" in " ".join(taught_by_text.split())
+    assert "50% of its samples have what the target wrote at 6,000 cursors" in " ".join(taught_by_text.split())
     assert "It began with" not in card
     taught = " ".join((work / "out" / "draft" / "README.md").read_text(encoding="utf-8").split())
     layers = f"{built.draft.preset.shape.num_layers} of its {built.target.preset.shape.num_layers} layers."

@@ -1,64 +1,54 @@
 """The figures of `make bench-models`, from what the two commands write."""
 
+import json
 from typing import Any
 
 import pytest
 
+from draft_model.evaluation.acceptance import Acceptance
+from draft_model.evaluation.identity import Difference, Identity
+from draft_model.evaluation.kinds import Kind
+from draft_model.evaluation.offline import Tally
+from draft_model.evaluation.report import EngineFigures, StepTimes, as_record, engine_run, offline_figures
 from loadtest.bench.models import figures
+from target_model.evaluate import TargetFigures, to_json
+from target_model.scoring import Mean, Score, Share
+from target_model.served import Speed
 
 
-def target(bits_per_byte: float, exact: int, loss_more: float | None) -> dict[str, Any]:
-    return {
-        "name": "any",
-        "loss_more": loss_more and {"value": loss_more, "interval": [loss_more - 0.01, loss_more + 0.01]},
-        "bits_per_byte": bits_per_byte,
-        "lines": {
-            "exact": {"hits": exact, "total": 200, "interval": [0.02, 0.09]},
-            "passed": {"hits": exact + 2, "total": 200},
-        },
-    }
+def target(bits_per_byte: float, exact: int, loss_more: float | None) -> TargetFigures:
+    more = None if loss_more is None else Mean(loss_more, (loss_more - 0.01, loss_more + 0.01))
+    lines = Score(passed=Share(exact + 2, 200), exact=Share(exact, 200))
+    return TargetFigures("any", 9, 9, Speed(1.0, 2.0, 3.0), Mean(2.0, None), more, bits_per_byte, None, lines)
 
 
-PAIR = {
-    "offline": {
-        "at_temperature": {
-            "0.0": {
-                "agreement": 0.7,
-                "acceptance_by_length": {"1": 0.7, "4": 0.45},
-                "acceptance_intervals": {"1": [0.6, 0.8], "4": [0.4, 0.5]},
-            }
-        }
-    },
-    "engine": {
-        "runs": [
-            {
-                "num_speculative_tokens": 4,
-                "acceptance": {"0.0": 0.46, "0.8": 0.2},
-                "mean_accepted_length": {"0.0": 2.84, "0.8": 1.8},
-                "speedup": 0.9,
-            }
-        ],
-        "target_step_ms": 4.0,
-        "draft_step_ms": 1.5,
-    },
-    "identity": {"share": 0.97, "num_prompts": 164, "differences": []},
-}
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    tally = Tally()
+    tally.add([True, True, False, True, True, True, True, False], [Kind.LOGIC] * 8)
+    tally.add([True, False, False, True], [Kind.SYNTAX] * 4)
+    steps = (StepTimes(4.0, 1.5), StepTimes(5.0, 1.0))
+    run = engine_run({0.0: Acceptance(10, (8, 4, 2, 1)), 0.8: Acceptance(10, (2, 0, 0, 0))}, 0.9, 90.0, 100.0, steps)
+    engine = EngineFigures((run,), (99.0, 101.0), steps)
+    pair = as_record(offline_figures(2, {0.0: tally}), engine, Identity(164, (Difference(3, 5, 0.1),) * 41))
+    targets = to_json([target(1.2, 12, None), target(1.25, 10, 0.1)])
+    return figures(json.loads(targets), json.loads(json.dumps(pair)))
 
 
-def test_the_second_target_is_the_one_that_is_served() -> None:
-    found = figures([target(1.2, 12, None), target(1.25, 10, 0.1)], PAIR)
+def test_the_second_target_is_the_one_that_is_served(found: dict[str, Any]) -> None:
     assert found["held_out_bits_per_byte"] == 1.25
     assert found["single_line_exact_match"] == 0.05
-    assert found["single_line_exact_match_interval"] == [0.02, 0.09]
+    assert found["single_line_exact_match_interval"] == pytest.approx([0.027, 0.090], abs=1e-3)
     assert found["single_line_pass_at_1"] == 0.06
     assert found["int8_loss_increase"] == 0.1
     assert found["int8_loss_increase_interval"] == pytest.approx([0.09, 0.11])
 
 
-def test_the_pairs_figures_are_greedy_ones_at_four_drafted_tokens() -> None:
-    found = figures([target(1.2, 12, None), target(1.25, 10, 0.1)], PAIR)
-    assert (found["acceptance_k4_greedy"], found["acceptance_offline"]) == (0.46, 0.45)
-    assert found["acceptance_offline_interval"] == [0.4, 0.5]
-    assert (found["mean_accepted_length_k4"], found["foretold_share"]) == (2.84, 0.7)
-    assert (found["greedy_identical_share"], found["speedup_k4_batch_1"]) == (0.97, 0.9)
-    assert (found["target_step_ms"], found["draft_step_ms"]) == (4.0, 1.5)
+def test_the_pairs_figures_are_greedy_ones_at_four_drafted_tokens(found: dict[str, Any]) -> None:
+    assert found["acceptance_k4_greedy"] == pytest.approx(15 / 40)
+    assert found["acceptance_offline"] == pytest.approx(5 / 16), "of four drafts"
+    assert found["acceptance_offline_interval"][0] < 5 / 16 < found["acceptance_offline_interval"][1]
+    assert (found["mean_accepted_length_k4"], found["foretold_share"]) == (2.5, 8 / 12)
+    assert (found["greedy_identical_share"], found["identity_tokens"]) == (0.75, 32)
+    assert found["speedup_k4_batch_1"] == 0.9
+    assert (found["target_step_ms"], found["draft_step_ms"]) == ([4.0, 5.0], [1.5, 1.0])
