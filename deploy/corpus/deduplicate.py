@@ -5,10 +5,10 @@
 # ///
 """Free Parquet files of code from copies and near copies, on one machine or on Slurm: for more than fits one process.
 
-datatrove's MinHash in four stages; a stage that was interrupted goes on with the tasks that are not done. Files are near
-copies from a similarity of about 0.72 on (14 buckets of 8 hashes over runs of five words), and of each group one stays.
-All columns are kept, so `draft-model corpus --parquet ... --deduplicated` reads the outcome. It needs none of this
-project's packages: `uv run` installs the ones above, and so does `pip install` of the same list.
+datatrove's MinHash in four stages; a stage that was interrupted goes on with the tasks that are not done. Files are
+near copies from a similarity of about 0.72 on (14 buckets of 8 hashes over runs of five words); of each group one
+stays. All columns are kept, so `draft-model corpus --parquet ... --deduplicated` reads what is left. It needs none of
+this project's packages: `uv run` installs those above, and so does `pip install` of the same list.
 
 Example:
     uv run deploy/corpus/deduplicate.py --data stack/python --text-key content --out stack-unique

@@ -83,6 +83,7 @@ def _long_docstrings(tree: ast.Module) -> list[tuple[int, int]]:
         first = node.body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
             last_line = first.end_lineno or first.lineno
-            if last_line - first.lineno >= KEPT_DOCSTRING_LINES:
+            # The line that closes it is not counted.
+            if last_line - first.lineno > KEPT_DOCSTRING_LINES:
                 found.append((first.lineno, last_line))
     return found

@@ -36,6 +36,22 @@ def test_docstrings_of_methods_are_cut_with_their_indentation() -> None:
     assert "return 1" in cleaned
 
 
+@pytest.mark.parametrize("num_lines", range(1, 12))
+@pytest.mark.parametrize("is_closed_behind_text", [False, True])
+def test_what_is_cut_is_still_python(num_lines: int, is_closed_behind_text: bool) -> None:
+    lines = "\n".join(f"    line {number}" for number in range(num_lines))
+    closing = '"""' if is_closed_behind_text else '\n    """'
+    text = f'def f():\n    """Say\n{lines}{closing}\n    return 1\n\n\ndef g():\n    """Say it."""\n'
+    cleaned = clean_python(text)
+    assert cleaned is not None
+    function = ast.parse(cleaned).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    said = ast.get_docstring(function)
+    assert said is not None
+    assert said.count("\n") < 7
+    assert len(function.body) == 2
+
+
 def test_a_short_docstring_stays() -> None:
     text = 'def f():\n    """One.\n\n    Two.\n    """\n'
     assert clean_python(text) == text
