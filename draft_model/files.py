@@ -8,7 +8,9 @@ import hashlib
 import os
 import re
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +24,7 @@ REFUSALS = {
     errno.ENOSPC, errno.ENOTDIR, errno.ENOTEMPTY, errno.EPERM, errno.EROFS,
 }  # fmt: skip
 """What a disk says when it does not let one write; other errors, such as a network's, are not its."""
+NEW_S = 60.0
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -103,10 +106,10 @@ def folder_atomically(path: Path, mark: str) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         _recover(path)
         _remove_abandoned(path)
-        new = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
-        mine = _hold(new)
+        new = Path(tempfile.mkdtemp(prefix=_prefix(path), suffix=".tmp", dir=path.parent))
     except OSError as error:
         raise PipelineError(f"cannot write beside {path}: {error.strerror}; nothing was changed") from error
+    mine = _hold(new)
     try:
         new.chmod(0o755)
         yield new
@@ -117,27 +120,35 @@ def folder_atomically(path: Path, mark: str) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
-        os.close(mine)
+        if mine is not None:
+            os.close(mine)
 
 
-def _hold(folder: Path) -> int:
-    """An open descriptor that says, as long as this process lives, that the folder is in use; OSError when it is."""
+def _prefix(path: Path) -> str:
+    """What the unfinished folders of this machine begin with: locks need not reach further, over NFS say."""
+    return f".{path.name}.{socket.gethostname()}."
+
+
+def _hold(folder: Path) -> int | None:
+    """An open descriptor that says, as long as this process lives, that the folder is in use; None where it can't."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise
+        return None
     return descriptor
 
 
 def _remove_abandoned(path: Path) -> None:
     """Remove the folders that killed processes left beside `path`; those that are still being filled stay."""
-    for folder in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+    for folder in path.parent.glob(f"{glob.escape(_prefix(path))}*.tmp"):
         with contextlib.suppress(OSError):
-            descriptor = _hold(folder)
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(descriptor)
+            is_new = time.time() - folder.stat().st_mtime < NEW_S  # Perhaps not held yet.
+            descriptor = None if is_new else _hold(folder)
+            if descriptor is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(descriptor)
 
 
 def _flush(folder: Path) -> None:

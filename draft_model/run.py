@@ -84,6 +84,15 @@ def train(
     that is not finite, a disk that refuses, data that is missing, a teacher or start whose vocabulary is another, a
     start of other widths or of another family, a checkpoint of another run, or a run that another process trains.
     """
+    with ExitStack() as held:
+        _lock(out, world, held)
+        return _train(preset, data, out, budget, world, console, start_from, distillation, checkpoint_every_s)
+
+
+def _train(
+    preset: Preset, data: Path, out: Path, budget: Budget, world: World, console: Console, start_from: Path | None,
+    distillation: Distillation | None, checkpoint_every_s: float,
+) -> TrainResult:  # fmt: skip
     preset = fit_preset(preset, data, distillation.teacher if distillation else start_from)
     source = BlockSource(data, preset.train.seed)
     teacher = _load_teacher(distillation, data, world) if distillation else None
@@ -93,7 +102,6 @@ def train(
     fingerprint = run_fingerprint(preset, source.manifest.fingerprint, taught + begun)
     saved = SavePoint(out / CHECKPOINT, fingerprint, checkpoint_every_s)
     with ExitStack() as stack:
-        _lock(out, world, stack)
         watchers: list[Watcher] = []
         if world.is_main:
             watchers = [stack.enter_context(recording(out)), stack.enter_context(watching(console, preset.name))]

@@ -5,11 +5,15 @@ import fcntl
 import glob
 import os
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from target_model.errors import EvaluationError, QuantiseError
+
+NEW_S = 60.0
 
 
 def check_writable(path: Path) -> None:
@@ -49,10 +53,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
-        mine = _hold(temporary)
+        temporary = Path(tempfile.mkdtemp(prefix=_prefix(path), suffix=".tmp", dir=path.parent))
     except OSError as error:
         raise QuantiseError(f"cannot write beside {path}: {error.strerror or error}") from error
+    mine = _hold(temporary)
     try:
         temporary.chmod(0o755)
         yield temporary
@@ -62,27 +66,35 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise QuantiseError(f"cannot write {path}: {error.strerror or error}; nothing was left there") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        os.close(mine)
+        if mine is not None:
+            os.close(mine)
 
 
-def _hold(folder: Path) -> int:
-    """An open descriptor that says, as long as this process lives, that the folder is in use; OSError when it is."""
+def _prefix(path: Path) -> str:
+    """What the unfinished folders of this machine begin with: locks need not reach further, over NFS say."""
+    return f".{path.name}.{socket.gethostname()}."
+
+
+def _hold(folder: Path) -> int | None:
+    """An open descriptor that says, as long as this process lives, that the folder is in use; None where it can't."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        raise
+        return None
     return descriptor
 
 
 def _remove_abandoned(path: Path) -> None:
     """Remove the folders that killed processes left beside `path`; those that are still being filled stay."""
-    for folder in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+    for folder in path.parent.glob(f"{glob.escape(_prefix(path))}*.tmp"):
         with contextlib.suppress(OSError):
-            descriptor = _hold(folder)
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(descriptor)
+            is_new = time.time() - folder.stat().st_mtime < NEW_S  # Perhaps not held yet.
+            descriptor = None if is_new else _hold(folder)
+            if descriptor is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(descriptor)
 
 
 def _flush(folder: Path) -> None:

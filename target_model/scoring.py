@@ -54,18 +54,21 @@ def share_of_groups(outcomes: Sequence[bool], groups: Sequence[object]) -> Share
 
     Their number counts divided by the design effect: the variance of the share as if whole groups had been drawn (ratio
     estimator, linearised), over that of independent outcomes (Kish, "Survey Sampling", 1965, section 8.2). Where all
-    outcomes are alike, which shows no variance, groups are counted.
+    outcomes are alike nothing shows how alike those of a group are, and each counts.
     """
     of_group: dict[object, list[bool]] = {}
     for outcome, group in zip(outcomes, groups, strict=True):
         of_group.setdefault(group, []).append(outcome)
     hits, total, num_groups = sum(outcomes), len(outcomes), len(of_group)
-    if hits in {0, total} or num_groups == 1:
-        return Share(hits, total, num_groups)
+    if hits in {0, total}:
+        return Share(hits, total, total)
+    if num_groups == 1:
+        return Share(hits, total, 1)
     value = hits / total
     squares = math.fsum((sum(some) - value * len(some)) ** 2 for some in of_group.values())
-    effect = squares * num_groups / (num_groups - 1) / (total * value * (1 - value))
-    return Share(hits, total, total / max(1.0, effect))
+    of_groups = squares / total**2 * num_groups / (num_groups - 1)
+    of_outcomes = value * (1 - value) / (total - 1)
+    return Share(hits, total, total / max(1.0, of_groups / of_outcomes))
 
 
 @dataclass(frozen=True)

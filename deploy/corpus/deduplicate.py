@@ -1,13 +1,13 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["datatrove==0.10.1", "click==8.5.1", "orjson==3.13.0", "pyarrow==26.0.1", "regex==2026.11.15",
+# dependencies = ["datatrove[s3]==0.10.1", "click==8.5.1", "orjson==3.13.0", "pyarrow==26.0.1", "regex==2026.11.15",
 #                 "tokenizers==0.23.3", "xxhash==3.8.2"]
 # ///
 """Free Parquet files of code from copies and near copies, on one machine or on Slurm: for more than fits one process.
 
 datatrove's MinHash in four stages; a stage that was interrupted goes on with the tasks that are not done. Files are
 near copies from a similarity of about 0.72 on (14 buckets of 8 hashes over runs of five words); of each group one
-stays. All columns are kept, so `draft-model corpus --parquet ... --deduplicated` reads what is left. It needs none of
+stays. The columns stay, so `draft-model corpus --parquet ... --deduplicated` reads what is left. It needs none of
 this project's packages: `uv run` installs those above, and so does `pip install` of the same list.
 
 Example:
@@ -15,7 +15,6 @@ Example:
     uv run deploy/corpus/deduplicate.py --data s3://code/python --out s3://code/unique --slurm cpu --tasks 500
 """
 
-import re
 from typing import Any
 
 import click
@@ -25,20 +24,32 @@ from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, M
 from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
+from datatrove.utils.text import TextNormConfig
 from datatrove.utils.word_tokenizers import WordTokenizer
+from pyarrow import Schema
+from pyarrow.parquet import read_schema
 
 RUN_WORDS = 5
 NUM_BUCKETS, HASHES_A_BUCKET = 14, 8
-_WORD = re.compile(r"\w+")
+AS_IT_IS = TextNormConfig(
+    lowercase=False, norm_whitespace=False, remove_punctuation=False, norm_unicode_diacritics=False, norm_numbers=False
+)
 
 
 class CodeWords(WordTokenizer):
-    """Names, keywords and numbers, as `draft-model corpus` compares them; datatrove's own are for prose."""
+    """Names, keywords and numbers, as `draft-model corpus` compares them; datatrove's own words are those of prose.
+
+    Slurm's tasks unpickle it where this module is not: it must not use anything outside of itself.
+    """
+
+    run_words = RUN_WORDS
 
     def word_tokenize(self, text: str) -> list[str]:
-        """The words of a text; of a short one so many blanks more that it has one run."""
-        words = _WORD.findall(text)
-        return words + [""] * (RUN_WORDS - len(words))
+        """The words of a text; of a short one so many empty ones more that it has one run."""
+        import re
+
+        words = re.findall(r"\w+", text)
+        return words + [""] * (self.run_words - len(words))
 
     def sent_tokenize(self, text: str) -> list[str]:
         """Lines."""
@@ -46,7 +57,21 @@ class CodeWords(WordTokenizer):
 
     def span_tokenize(self, text: str) -> list[tuple[int, int]]:
         """Where the words are."""
-        return [match.span() for match in _WORD.finditer(text)]
+        import re
+
+        return [match.span() for match in re.finditer(r"\w+", text)]
+
+
+def schema_of(reader: ParquetReader, text_key: str) -> Schema:
+    """The columns of the first file, which all must have; the one with the code is called `text` from now on."""
+    files = reader.data_folder.list_files(glob_pattern="*.parquet", recursive=True)
+    if not files:
+        raise click.ClickException(f"no Parquet files in {reader.data_folder.path}")
+    with reader.data_folder.open(files[0], "rb") as file:
+        schema: Schema = read_schema(file)
+    if text_key not in schema.names:
+        raise click.ClickException(f"{files[0]} has no column {text_key}: {', '.join(schema.names)}; see --text-key")
+    return schema.set(schema.get_field_index(text_key), schema.field(text_key).with_name("text"))
 
 
 @click.command()
@@ -56,11 +81,23 @@ class CodeWords(WordTokenizer):
 @click.option("--tasks", type=click.IntRange(min=1), default=8, show_default=True, help="Shares of the files.")
 @click.option("--workers", type=int, default=-1, help="At the same time.  [default: all tasks]")
 @click.option("--slurm", default=None, metavar="PARTITION", help="Run on this partition instead of here.")
+@click.option(
+    "--memory-gb",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Of a Slurm task; finding the groups, one task, takes ten times as much.",
+)
 @click.option("--time", "limit", default="24:00:00", show_default=True, help="Of a Slurm job.")
-def main(*, data: str, out: str, text_key: str, tasks: int, workers: int, slurm: str | None, limit: str) -> None:
+def main(
+    *, data: str, out: str, text_key: str, tasks: int, workers: int, slurm: str | None, memory_gb: int, limit: str
+) -> None:  # fmt: skip
     """Free Parquet files of code from copies and near copies: datatrove's MinHash, here or on Slurm."""
-    config = MinhashConfig(RUN_WORDS, NUM_BUCKETS, HASHES_A_BUCKET)
+    config = MinhashConfig(RUN_WORDS, NUM_BUCKETS, HASHES_A_BUCKET, norm_config=AS_IT_IS)
     reader = ParquetReader(data, text_key=text_key, glob_pattern="*.parquet")
+    # By the schema nothing is added, such as a file_path, which would be taken for the path of the code; and a column
+    # whose first values are missing keeps its type.
+    writer = ParquetWriter(f"{out}/data", expand_metadata=True, schema=schema_of(reader, text_key))
     stages: list[tuple[str, int, list[PipelineStep]]] = [
         ("signatures", tasks, [reader, MinhashDedupSignature(f"{out}/work/signatures", config, CodeWords())]),
         ("buckets", NUM_BUCKETS, [MinhashDedupBuckets(f"{out}/work/signatures", f"{out}/work/buckets", config=config)]),
@@ -68,7 +105,7 @@ def main(*, data: str, out: str, text_key: str, tasks: int, workers: int, slurm:
         (
             "filter",
             tasks,  # As many as read them: a task drops by the place of a file in its share.
-            [reader, MinhashDedupFilter(f"{out}/work/remove"), ParquetWriter(f"{out}/data", expand_metadata=True)],
+            [reader, MinhashDedupFilter(f"{out}/work/remove"), writer],
         ),
     ]
     before: Any = None
@@ -76,8 +113,9 @@ def main(*, data: str, out: str, text_key: str, tasks: int, workers: int, slurm:
         logs = f"{out}/work/logs/{name}"
         if slurm:
             before = SlurmPipelineExecutor(
-                pipeline, num_tasks, limit, slurm, workers=workers, job_name=name, logging_dir=logs, depends=before
-            )
+                pipeline, num_tasks, limit, slurm, workers=workers, job_name=name, logging_dir=logs, depends=before,
+                mem_per_cpu_gb=memory_gb * (10 if name == "clusters" else 1),
+            )  # fmt: skip
         else:
             before = LocalPipelineExecutor(pipeline, num_tasks, workers, logging_dir=logs, depends=before)
     before.run()

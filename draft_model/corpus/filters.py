@@ -65,7 +65,8 @@ def is_wanted_path(path: PurePosixPath, suffixes: tuple[str, ...] = DEFAULT_SUFF
 
 def _judge_text(document: Document, rules: Rules) -> Document | Refusal:
     is_python = document.path.endswith(".py")
-    text = tidy(document.text) if rules.is_shortened and is_python else document.text
+    text = document.text.replace("\r\n", "\n").replace("\r", "\n")  # Some sources translate it, others don't.
+    text = tidy(text) if rules.is_shortened and is_python else text
     if is_generated(text):
         return Refusal.GENERATED
     if is_table(text):

@@ -176,4 +176,4 @@ def _line_end(text: str, offset: int) -> int:
 
 
 def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(" "))
+    return len(line[: len(line) - len(line.lstrip(" \t"))].expandtabs())

@@ -131,8 +131,8 @@ class SampleMaker:
     def draw(self, position: float, max_tokens: int, rng: Random, *, is_generated: bool = False) -> Sample:
         """One sample at `position`: a window split for fill-in-the-middle, or plain text from left to right.
 
-        Its length is log-uniform, that of what a target wrote is the window's there; both are short enough that about
-        `max_tokens` tokens hold them.
+        Its length is log-uniform, and short enough that about `max_tokens` tokens hold it. With `is_generated` it is
+        what a target wrote, with fewer lines around it where the room is short.
         """
         if is_generated:
             return self._draw_generated(position, max_tokens)

@@ -35,6 +35,7 @@ MANIFEST = "data.json"
 TOKENIZER = "tokenizer"
 MAX_SHORT_VOCAB = 1 << 16
 SLOTS_A_ROUND = 1 << 24
+DRAWING = 2
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class DataSettings:
     seed: int = 20
     # Named in a fingerprint only where there is one, so that runs on data made before it was thought of go on.
     snippet_share: float = field(default=0.0, repr=False)
+    drawing: int = field(default=DRAWING, repr=False)
+    """How what a target wrote is drawn: 1 had less of it than its share, where windows did not fit the row."""
 
     def __post_init__(self) -> None:
         """Refuse what does not divide."""
@@ -76,8 +79,10 @@ class DataManifest:
     @property
     def fingerprint(self) -> str:
         """All that runs on the data depend on."""
-        share = self.settings.snippet_share
-        return f"{self!r} with snippets {share}" if share else repr(self)
+        share, drawing = self.settings.snippet_share, self.settings.drawing
+        named = [f" with snippets {share}"] if share else []
+        named += [f" drawing {drawing}"] if self.settings.generated_share and drawing > 1 else []
+        return repr(self) + "".join(named)
 
 
 def shard_paths(folder: Path, number: int) -> tuple[Path, Path]:
@@ -93,6 +98,7 @@ def load_manifest(folder: Path) -> DataManifest:
     told = json.loads(path.read_text(encoding="utf-8"))
     settings = told.pop("settings")
     settings["row_tokens"] = tuple(settings["row_tokens"])
+    settings.setdefault("drawing", 1 if settings["generated_share"] else DRAWING)
     return DataManifest(DataSettings(**settings), read_layout(told.pop("layout")), **told)
 
 

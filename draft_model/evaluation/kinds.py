@@ -99,8 +99,8 @@ def _kinds_up_to_a_fault(text: str) -> list[Kind]:
 
 def _line_starts(text: str) -> list[int]:
     starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    for line in text.split("\n"):  # As the tokenizer does, which a form feed does not end a line for.
+        starts.append(starts[-1] + len(line) + 1)
     return starts
 
 

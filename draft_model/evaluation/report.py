@@ -179,9 +179,10 @@ def _engine_lines(engine: EngineFigures) -> list[str]:
     without = engine.tokens_per_s_without_draft
     return [
         "",
-        f"In vLLM, one sequence at a time: {without[0]:.0f} tokens/s without the draft, {without[1]:.0f} after the "
-        f"runs with it; a step of the target takes {' and '.join(f'{one.target_ms:.2f}' for one in engine.steps)} ms, "
-        f"one of the draft {' and '.join(f'{one.draft_ms:.2f}' for one in engine.steps)} ms.",
+        f"In vLLM, one sequence at a time. Without the draft: {without[0]:.0f} tokens/s before the runs with it and "
+        f"{without[1]:.0f} after them; speed-ups are over the mean of the two. Steps, in turn: of the target "
+        f"{' and '.join(f'{one.target_ms:.2f}' for one in engine.steps)} ms, of the draft "
+        f"{' and '.join(f'{one.draft_ms:.2f}' for one in engine.steps)} ms.",
         "",
         f"| K | accepted of drafted: {heads} | tokens a step: {heads} | greedy text the same | tokens/s | speed-up | "
         "expected |",

@@ -121,6 +121,12 @@ def test_a_piece_of_a_file_has_the_kinds_of_the_whole() -> None:
     assert kinds[piece.index("(x)")] is Kind.SYNTAX
 
 
+def test_a_form_feed_ends_no_line() -> None:
+    text = "x = 1\n\f\ny = len(z)\n"
+    kinds = kinds_of(text)
+    assert (kinds[text.index("y")], kinds[text.index("len")]) == (Kind.IDENTIFIERS, Kind.IDIOMS)
+
+
 def test_an_open_string_costs_its_own_line_at_most() -> None:
     text = 'x = "abc\ny = len(z)\n'
     assert kinds_of(text)[text.index("len")] is Kind.IDIOMS
@@ -241,6 +247,6 @@ def test_the_report_shows_what_was_measured(tmp_path: Path) -> None:
     text = (tmp_path / "report" / "report.md").read_text()
     assert "| logic | 50.0% | 50.0% | 2 |" in text
     assert "| 2 | 60.0% | 30.0% | 2.20 | 1.60 | 90.0% | 200 | 2.00 |" in text
-    assert "a step of the target takes 4.00 and 5.00 ms, one of the draft 1.00 and 2.50 ms" in text
+    assert "of the target 4.00 and 5.00 ms, of the draft 1.00 and 2.50 ms" in text
     assert "In vLLM" not in render_report(offline, None)
     assert len(offline.greedy.per_position) == MAX_DRAFT

@@ -1,5 +1,6 @@
 """Samples, shards and the order of blocks."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -17,7 +18,7 @@ from draft_model.data.fim import Split
 from draft_model.data.generated import keeping_chunks, load_splits
 from draft_model.data.layouts import EMBEDDED
 from draft_model.data.samples import CorpusText, SampleMaker, window_chars
-from draft_model.data.shards import DataSettings, build_data, shard_paths
+from draft_model.data.shards import MANIFEST, DataSettings, build_data, load_manifest, shard_paths
 from draft_model.errors import PipelineError
 
 positions = st.floats(0, 1, exclude_max=True)
@@ -118,6 +119,21 @@ def test_data_made_otherwise_is_not_mixed_in(
         build_data(corpus, tokenizer_folder, EMBEDDED, data, replace(data_settings, seed=6))
     with pytest.raises(ValueError, match="divide the block"):
         replace(data_settings, row_tokens=(48,))
+
+
+def test_data_with_generated_text_that_was_drawn_otherwise_is_not_mixed_in(tmp_path: Path, data: Path) -> None:
+    """Data made before a drawing had a number: without generated text it is what it would be now."""
+    told = json.loads((data / MANIFEST).read_text())
+    del told["settings"]["drawing"]
+    (tmp_path / MANIFEST).write_text(json.dumps(told))
+    assert load_manifest(tmp_path) == load_manifest(data)
+    told["settings"]["generated_share"] = 0.5
+    (tmp_path / MANIFEST).write_text(json.dumps(told))
+    before = load_manifest(tmp_path)
+    now = replace(before, settings=replace(before.settings, drawing=2))
+    assert before.fingerprint != now.fingerprint
+    assert before.fingerprint == repr(before), "runs on it go on"
+    assert load_manifest(data).fingerprint == repr(load_manifest(data))
 
 
 def test_a_file_of_no_splits_is_refused_before_anything_is_written(

@@ -1,4 +1,5 @@
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,11 +123,17 @@ def test_a_failing_swap_brings_the_old_folder_back(tmp_path: Path, monkeypatch: 
 
 
 def test_what_killed_processes_left_is_removed_and_what_others_fill_is_not(tmp_path: Path) -> None:
-    left = tmp_path / ".model.killed.tmp"
+    with folder_atomically(tmp_path / "model", MARK) as filled:
+        left = filled.with_name(filled.name.replace(".tmp", "killed.tmp"))
     left.mkdir()
     (left / "weights").write_text("half")
     with folder_atomically(tmp_path / "model", MARK) as filled:
+        assert left.exists(), "another process may just have made it"
+        (filled / "weights").write_text("mine")
+    os.utime(left, (0, 0))
+    with folder_atomically(tmp_path / "model", MARK) as filled:
         assert not left.exists()
+        os.utime(filled, (0, 0))
         with folder_atomically(tmp_path / "model", MARK) as another:
             (another / "weights").write_text("theirs")
         (filled / "weights").write_text("mine")

@@ -108,10 +108,11 @@ def test_the_typed_part_is_tokenised_without_the_completion(encoder: LayoutEncod
         ("c", "c"),
     ],
 )
-def test_a_block_ends_before_less_indentation(line: str, expected: str) -> None:
-    text = "def f():\n    a\n\n    b\n\nc\nd\n"
-    start = text.index(line)
-    assert text[start : block_end(text, start, 10)] == expected
+@pytest.mark.parametrize("indent", ["    ", "\t"])
+def test_a_block_ends_before_less_indentation(line: str, expected: str, indent: str) -> None:
+    text = "def f():\n    a\n\n    b\n\nc\nd\n".replace("    ", indent)
+    start = text.index(line.replace("    ", indent))
+    assert text[start : block_end(text, start, 10)] == expected.replace("    ", indent)
 
 
 def test_a_block_is_at_most_so_many_lines() -> None:

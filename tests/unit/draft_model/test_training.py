@@ -176,8 +176,17 @@ def test_records_on_a_full_disk_end_the_run_with_one_line(
         stop(stopped)
 
 
-def test_a_run_is_one_processes_at_a_time(data: Path, preset: Preset, tmp_path: Path) -> None:
+def test_a_run_is_one_processes_at_a_time(
+    data: Path, preset: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "run"
+
+    def export_held(*arguments: Any) -> None:
+        with pytest.raises(PipelineError, match="another process"), locked(out / LOCK, "it"):
+            pytest.fail("until the model is written")
+        export_model(*arguments)
+
+    monkeypatch.setattr("draft_model.run.export_model", export_held)
     train(preset, data, out, Budget(steps=1), World(), CONSOLE)
     before = (out / "metrics.jsonl").read_bytes()
     with locked(out / LOCK, "it"), pytest.raises(PipelineError, match=f"another process is writing the run in {out}"):

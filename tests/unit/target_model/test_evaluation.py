@@ -108,12 +108,14 @@ def test_outcomes_of_one_problem_count_as_one_where_they_agree() -> None:
     outcomes, problems = [True] * 5 + [False] * 15, [number // 5 for number in range(20)]
     alike = share_of_groups(outcomes, problems)
     assert (alike.hits, alike.total) == (5, 20)
-    assert alike.num_independent == pytest.approx(3), "four problems, less the mean that they tell"
-    assert alike.interval == wilson(0.25 * 3, 3)
-    assert share_of_groups(outcomes, range(20)).num_independent == pytest.approx(19)
+    assert alike.num_independent == pytest.approx(60 / 19), (
+        "little more than the three problems that differ from a mean"
+    )
+    assert alike.interval == pytest.approx(wilson(0.25 * 60 / 19, 60 / 19))
+    assert share_of_groups(outcomes, range(20)).num_independent == pytest.approx(20)
     mixed = share_of_groups([True, False] * 10, [number // 2 for number in range(20)])
     assert mixed.num_independent == 20, "no more than there are"
-    assert share_of_groups([False] * 20, problems).num_independent == 4
+    assert share_of_groups([False] * 20, problems).num_independent == 20, "nothing shows how alike they are"
     assert share_of_groups([True, False], [1, 1]).num_independent == 1
 
 

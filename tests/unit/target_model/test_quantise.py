@@ -1,6 +1,7 @@
 import errno
 import importlib
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from target_model.__main__ import main
 from target_model.errors import QuantiseError
+from target_model.files import new_folder
 from target_model.quantise import CARD_NOTE, quantise_folder
 from target_model.scheme import dequantise_weight, quantise_weight, quantization_config
 
@@ -151,9 +153,12 @@ def test_a_full_disk_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_what_a_killed_process_left_is_removed(model: Path, tmp_path: Path) -> None:
-    left = tmp_path / ".out.killed.tmp"
+    with new_folder(tmp_path / "out") as folder:
+        left = folder.with_name(folder.name.replace(".tmp", "killed.tmp"))
+    (tmp_path / "out").rmdir()
     left.mkdir()
     (left / "model.safetensors").write_bytes(b"half")
+    os.utime(left, (0, 0))
     quantise_folder(model, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
 
