@@ -89,7 +89,7 @@ def locked(path: Path, what: str) -> Iterator[None]:
         except BlockingIOError as error:
             raise PipelineError(f"another process is writing {what}") from error
         except OSError as error:
-            raise PipelineError(f"cannot write {path}: {error.strerror or error}") from error
+            raise PipelineError(f"cannot write beside {what}: {error.strerror or error}") from error
         yield
 
 

@@ -6,7 +6,8 @@ The same call goes on after an interruption. Under torchrun every process makes 
 """
 
 import json
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -84,15 +85,6 @@ def train(
     that is not finite, a disk that refuses, data that is missing, a teacher or start whose vocabulary is another, a
     start of other widths or of another family, a checkpoint of another run, or a run that another process trains.
     """
-    with ExitStack() as held:
-        _lock(out, world, held)
-        return _train(preset, data, out, budget, world, console, start_from, distillation, checkpoint_every_s)
-
-
-def _train(
-    preset: Preset, data: Path, out: Path, budget: Budget, world: World, console: Console, start_from: Path | None,
-    distillation: Distillation | None, checkpoint_every_s: float,
-) -> TrainResult:  # fmt: skip
     preset = fit_preset(preset, data, distillation.teacher if distillation else start_from)
     source = BlockSource(data, preset.train.seed)
     teacher = _load_teacher(distillation, data, world) if distillation else None
@@ -101,30 +93,34 @@ def _train(
     begun = f" from {weights_digest(start_from)}" if start_from else ""
     fingerprint = run_fingerprint(preset, source.manifest.fingerprint, taught + begun)
     saved = SavePoint(out / CHECKPOINT, fingerprint, checkpoint_every_s)
-    with ExitStack() as stack:
-        watchers: list[Watcher] = []
+    peak = peak_flops(world.device)
+    with _alone(out, world):
+        with ExitStack() as stack:
+            watchers: list[Watcher] = []
+            if world.is_main:
+                watchers = [stack.enter_context(recording(out)), stack.enter_context(watching(console, preset.name))]
+            trainer = Trainer(preset, source, budget, saved, world, start=start, teacher=teacher, peak_flops=peak)
+            result = trainer.run(Watchers(watchers))
         if world.is_main:
-            watchers = [stack.enter_context(recording(out)), stack.enter_context(watching(console, preset.name))]
-        peak = peak_flops(world.device)
-        trainer = Trainer(preset, source, budget, saved, world, start=start, teacher=teacher, peak_flops=peak)
-        result = trainer.run(Watchers(watchers))
-    if world.is_main:
-        _finish(preset, data, out, result)
+            _finish(preset, data, out, result)
     world.wait()
     return result
 
 
-def _lock(out: Path, world: World, stack: ExitStack) -> None:
+@contextmanager
+def _alone(out: Path, world: World) -> Iterator[None]:
     """Keep others from training in the same folder, by the main process: the rest may be on other machines."""
-    refusal = None
-    if world.is_main:
-        try:
-            stack.enter_context(locked(out / LOCK, f"the run in {out}"))
-        except PipelineError as error:
-            refusal = error
-    refusal = world.told(refusal)  # All must learn of it, or the others wait.
-    if refusal:
-        raise refusal
+    with ExitStack() as held:
+        refusal = None
+        if world.is_main:
+            try:
+                held.enter_context(locked(out / LOCK, f"the run in {out}"))
+            except PipelineError as error:
+                refusal = error
+        refusal = world.told(refusal)  # All must learn of it, or the others wait.
+        if refusal:
+            raise refusal
+        yield
 
 
 def load_outcome(out: Path) -> RunOutcome | None:
