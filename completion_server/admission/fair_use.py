@@ -6,8 +6,8 @@ GCRA: https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
 from collections.abc import Hashable
 
 _SWEEP_AFTER = 4096
-_ROUNDING = 1e-3
-"""Of the time between two requests: as much as sums of it may be off."""
+ROUNDING = 1e-3
+"""Of the time between two requests: as much as sums of it may be off, so one may pass this much early."""
 
 
 class FairUse:
@@ -32,7 +32,7 @@ class FairUse:
             return 0.0
         due_at = max(self._due_at.get(user, now), now)
         wait_s = due_at - self._tolerance_s - now
-        if wait_s > self._interval_s * _ROUNDING:
+        if wait_s > self._interval_s * ROUNDING:
             return wait_s
         self._due_at[user] = due_at + self._interval_s
         self._sweep(now)
