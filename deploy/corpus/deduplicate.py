@@ -99,18 +99,18 @@ def main(
     # whose first values are missing keeps its type.
     writer = ParquetWriter(f"{out}/data", expand_metadata=True, schema=schema_of(reader, text_key))
     stages: list[tuple[str, int, list[PipelineStep]]] = [
-        ("signatures", tasks, [reader, MinhashDedupSignature(f"{out}/work/signatures", config, CodeWords())]),
-        ("buckets", NUM_BUCKETS, [MinhashDedupBuckets(f"{out}/work/signatures", f"{out}/work/buckets", config=config)]),
-        ("clusters", 1, [MinhashDedupCluster(f"{out}/work/buckets", f"{out}/work/remove", config)]),
+        ("signatures", tasks, [reader, MinhashDedupSignature(f"{out}/stages/signatures", config, CodeWords())]),
+        ("buckets", NUM_BUCKETS, [MinhashDedupBuckets(f"{out}/stages/signatures", f"{out}/stages/buckets", config=config)]),
+        ("clusters", 1, [MinhashDedupCluster(f"{out}/stages/buckets", f"{out}/stages/remove", config)]),
         (
             "filter",
             tasks,  # As many as read them: a task drops by the place of a file in its share.
-            [reader, MinhashDedupFilter(f"{out}/work/remove"), writer],
+            [reader, MinhashDedupFilter(f"{out}/stages/remove"), writer],
         ),
     ]
     before: Any = None
     for name, num_tasks, pipeline in stages:
-        logs = f"{out}/work/logs/{name}"
+        logs = f"{out}/stages/logs/{name}"
         if slurm:
             before = SlurmPipelineExecutor(
                 pipeline, num_tasks, limit, slurm, workers=workers, job_name=name, logging_dir=logs, depends=before,
