@@ -76,7 +76,7 @@ def schema_of(reader: ParquetReader, text_key: str) -> Schema:
 
 @click.command()
 @click.option("--data", required=True, metavar="FOLDER", help="Parquet files, on a disk that all tasks see, or s3://.")
-@click.option("--out", required=True, metavar="FOLDER", help="For the same files without near copies, and the work.")
+@click.option("--out", required=True, metavar="FOLDER", help="For what is left, and what the stages keep.")
 @click.option("--text-key", default="text", show_default=True, help="The column with the code.")
 @click.option("--tasks", type=click.IntRange(min=1), default=8, show_default=True, help="Shares of the files.")
 @click.option("--workers", type=int, default=-1, help="At the same time.  [default: all tasks]")
@@ -100,7 +100,11 @@ def main(
     writer = ParquetWriter(f"{out}/data", expand_metadata=True, schema=schema_of(reader, text_key))
     stages: list[tuple[str, int, list[PipelineStep]]] = [
         ("signatures", tasks, [reader, MinhashDedupSignature(f"{out}/stages/signatures", config, CodeWords())]),
-        ("buckets", NUM_BUCKETS, [MinhashDedupBuckets(f"{out}/stages/signatures", f"{out}/stages/buckets", config=config)]),
+        (
+            "buckets",
+            NUM_BUCKETS,
+            [MinhashDedupBuckets(f"{out}/stages/signatures", f"{out}/stages/buckets", config=config)],
+        ),
         ("clusters", 1, [MinhashDedupCluster(f"{out}/stages/buckets", f"{out}/stages/remove", config)]),
         (
             "filter",
