@@ -39,6 +39,8 @@ class Caller:
     session: str
     tenant: str = ""
     """Tenants never share prefix-cache entries; "" is one common tenant."""
+    connection: str = ""
+    """Where it calls from, address and port; "" where connections can't be told apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from typing import Any
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.completion import Completion
-from completion_server.core.errors import CompletionError, InvalidRequestError, ShedError
+from completion_server.core.errors import CompletionError, ShedError
 from completion_server.core.outcome import End, FinishReason, Outcome
-from completion_server.core.request import Caller, Request
+from completion_server.core.request import Request
 from completion_server.pipeline import Pipeline
 from completion_server.rpc import convert
+from completion_server.rpc.identity import identity_of
 from completion_server.rpc.session import CLIENT_GONE, SessionStream, reset
 from completion_server.rpc.settings import LimitSettings
 from completion_server.rpc.status import DeadlineError, abort, abort_within
@@ -17,8 +18,6 @@ from completion_server.rpc.wire import Malformed
 
 Context = Any
 
-_USER_KEY = "x-user-id"
-_TENANT_KEY = "x-tenant-id"
 _DEADLINE_SLACK_S = 0.01
 """gRPC ends a call at its deadline too: a cancel this close to it is the deadline's."""
 
@@ -74,13 +73,13 @@ class CompletionServicer:
     async def session(self, _messages: Any, context: Context) -> None:
         """One stream for an editor's whole life. Messages are read from the context, one at a time."""
         try:
-            user, tenant = _identity(context, self._limits)
+            identity = identity_of(context, self._limits)
             permit = self._pipeline.gate.enter_session()
         except CompletionError as error:
             self._pipeline.observer.request_refused(error.code)
             await abort(context, error)
         with permit:
-            stream = SessionStream(self._pipeline, self._limits, self._stall_timeout_s, context, user, tenant)
+            stream = SessionStream(self._pipeline, self._limits, self._stall_timeout_s, context, identity)
             self._sessions.add(stream)
             try:
                 await context.send_initial_metadata(())  # so that an editor that came back knows it
@@ -114,19 +113,6 @@ class CompletionServicer:
         if isinstance(message, Malformed):
             raise message.error
         session = convert.session_id_of(message, self._limits)
-        user, tenant = _identity(context, self._limits)
-        caller = Caller(user=user, session=session, tenant=tenant)
+        caller = identity_of(context, self._limits).caller(session)
         now = self._pipeline.clock.now()
         return convert.request_of(message, caller, self._limits, context.time_remaining(), now)
-
-
-def _identity(context: Context, limits: LimitSettings) -> tuple[str, str]:
-    """Return user and tenant as the connection gives them, "" where it does not."""
-    found = {_USER_KEY: "", _TENANT_KEY: ""}
-    for key, value in context.invocation_metadata() or ():
-        if key in found:
-            found[key] = value if isinstance(value, str) else value.decode("ascii", "replace")
-            if len(found[key]) > limits.max_session_id_bytes:
-                limit = f"must be at most {limits.max_session_id_bytes} bytes, got {len(found[key])}"
-                raise InvalidRequestError(f"metadata {key}", limit)
-    return found[_USER_KEY], found[_TENANT_KEY]

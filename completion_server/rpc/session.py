@@ -14,9 +14,9 @@ from completion_server.admission.gate import Readiness
 from completion_server.completion import Completion
 from completion_server.core.errors import CompletionError, InvalidRequestError, UnavailableError
 from completion_server.core.outcome import End, Event, FinishReason, Outcome, ShedReason
-from completion_server.core.request import Caller
 from completion_server.pipeline import Pipeline
 from completion_server.rpc import convert
+from completion_server.rpc.identity import Identity
 from completion_server.rpc.settings import LimitSettings
 from completion_server.rpc.wire import Malformed
 
@@ -61,16 +61,14 @@ class SessionStream:
         limits: LimitSettings,
         stall_timeout_s: float,
         context: "grpc.aio.ServicerContext[Any, Any]",
-        user: str,
-        tenant: str,
+        identity: Identity,
     ) -> None:
-        """Belong to the call of `context`; `user` is "" where the connection names none."""
+        """Belong to the call of `context`, whose caller is `identity`."""
         self._pipeline = pipeline
         self._limits = limits
         self._stall_timeout_s = stall_timeout_s
         self._context = context
-        self._user = user
-        self._tenant = tenant
+        self._identity = identity
         self._session_id = ""
         self._last_sequence = -1
         self._open: dict[int, _Answer] = {}
@@ -156,7 +154,7 @@ class SessionStream:
         if message.sequence <= self._last_sequence:
             limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"
             raise InvalidRequestError("sequence", limit)
-        caller = Caller(self._user, self._session_id, self._tenant)
+        caller = self._identity.caller(self._session_id)
         request = convert.request_of(message, caller, self._limits, None, self._pipeline.clock.now())
         self._last_sequence = message.sequence
         return self._pipeline.open(request)

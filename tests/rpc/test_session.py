@@ -249,6 +249,7 @@ async def test_feedback_needs_no_answer(server: RunningServer, editor: Editor) -
 
 
 async def test_sessions_beyond_the_limit_are_refused(server: RunningServer, editor: Editor) -> None:
+    await editor._call.initial_metadata()  # it has its place before the others ask for theirs
     others = [Editor(server.stub.Session()) for _ in range(2)]
     calls = [asyncio.ensure_future(other._call.code()) for other in others]
     await asyncio.wait(calls, timeout=30, return_when=asyncio.FIRST_COMPLETED)

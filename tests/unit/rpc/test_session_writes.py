@@ -7,10 +7,13 @@ from typing import Any
 from completion.v1 import completion_pb2 as pb
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.rpc.identity import Identity
 from completion_server.rpc.session import SessionStream
 from completion_server.rpc.settings import LimitSettings
 from tests.support.rooms import House, in_virtual_time
 from tests.support.server import request
+
+IDENTITY = Identity("u", "", "127.0.0.1:1")
 
 
 class SlowReader:
@@ -39,7 +42,7 @@ def endless_engine() -> Engine:
 def test_text_that_waited_for_its_turn_is_not_written_once_a_newer_request_is_there() -> None:
     async def scenario(opened: House) -> None:
         reader = SlowReader()
-        stream = SessionStream(opened.pipeline, LimitSettings(), 60.0, reader, "u", "")  # type: ignore[arg-type]
+        stream = SessionStream(opened.pipeline, LimitSettings(), 60.0, reader, IDENTITY)  # type: ignore[arg-type]
         serving = asyncio.create_task(stream.run())
         reader.ask(1, trigger=pb.TRIGGER_PREFETCH)
         await asyncio.sleep(0.005)
