@@ -32,15 +32,41 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. Comes from the connection, never from a message's body."""
+    """Identifies the caller of a request. Only the session id comes from the message; the rest from its connection."""
 
     user: str
-    """"" where the connection names none: the session then stands for itself."""
+    """Name of the user; "" where the connection gives none. The session on its connection then stands for the user."""
     session: str
     tenant: str = ""
     """Tenants never share prefix-cache entries; "" is one common tenant."""
     connection: str = ""
-    """Where it calls from, address and port; "" where connections can't be told apart."""
+    """Key of the connection: address and port, or a name for the stream where connections have no address."""
+    peer: str = ""
+    """Key of the network address, without its port; "" on a Unix socket."""
+    stream: int = 0
+    """Number of the session stream, unique in this process; 0 for a call with a single request."""
+
+    @property
+    def owner(self) -> tuple[str, ...]:
+        """The key that limits, lanes and cached prompts go by.
+
+        A session id is a caller's choice, so an unnamed session belongs to its connection: somebody else who knows or
+        guesses the id is another owner.
+        """
+        if self.user:
+            return self.tenant, "user", self.user
+        return self.tenant, "session", self.session, self.connection
+
+    @property
+    def memory(self) -> tuple[str, ...] | None:
+        """The key under which document text may be kept for the caller's next request; None if none may be kept.
+
+        Names are not verified, so nothing that is remembered crosses from one stream or connection to another. A single
+        call without a user has no memory: the address of its connection may be another caller's a moment later.
+        """
+        if self.stream:
+            return self.tenant, self.user, self.session, f"stream {self.stream}"
+        return (self.tenant, self.user, self.session, self.connection) if self.user else None
 
 
 @dataclass(frozen=True, slots=True)

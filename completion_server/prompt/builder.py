@@ -1,5 +1,6 @@
 """Requests to prompts: what did not change since a document's last request is neither moved nor tokenised again."""
 
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,15 @@ from completion_server.core.errors import ConfigError
 from completion_server.core.request import Mode, Request
 from completion_server.prompt.documents import Documents
 from completion_server.prompt.draft import Draft
-from completion_server.prompt.layout import Kit, Layout
+from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Kit, Layout
 from completion_server.prompt.plaintext import make_plain
-from completion_server.prompt.reuse import Encoder
+from completion_server.prompt.reuse import Encoder, common_prefix
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import SnippetRenderer
 from completion_server.prompt.stops import end_token_ids, newline_token_ids
 from completion_server.prompt.templates import Order, Template
+
+MIB = 1024 * 1024
 
 _LEAST_SHARE = 0.5
 """Of the budget must be left for the request's own text."""
@@ -30,6 +33,9 @@ class Prompt:
     """Tokens that end the completion besides the model's own end token: markers, and newlines on a single line."""
     num_tokenised: int
     """Tokens that were computed for this request; the others were taken over from the document's last one."""
+    num_new_tokens: int
+    """Tokens behind the first one that differs from the document's last prompt: what a prefix cache that holds that
+    prompt still lacks."""
 
 
 class PromptBuilder:
@@ -80,7 +86,7 @@ class PromptBuilder:
             longest_token=max(len(token) for token in text_vocabulary),
             opening=opening,
         )
-        self._documents = Documents(settings.num_documents)
+        self._documents = Documents(settings.documents_mib * MIB)
         self._ends = end_token_ids(template, vocabulary)
         self._line_ends = tuple(dict.fromkeys((*newline_token_ids(backend, text_vocabulary), *self._ends)))
 
@@ -106,11 +112,41 @@ class PromptBuilder:
             InvalidRequestError: the line being typed alone does not fit.
 
         """
-        draft = Draft(self._kit, request, self._documents.get(request))
+        old = self._documents.get(request)
+        draft = Draft(self._kit, request, old)
         layout = draft.finish()
         self._documents.put(request, layout)
         stops = self._line_ends if request.mode is Mode.SINGLE_LINE else self._ends
-        return Prompt(self._token_ids(layout), stops, draft.num_tokenised)
+        token_ids = self._token_ids(layout)
+        num_new = len(token_ids) - (self._num_shared(old, layout) if old else 0)
+        return Prompt(token_ids, stops, draft.num_tokenised, num_new)
+
+    def expected_new_tokens(self, request: Request) -> int:
+        """Return about how many prompt tokens of a request the engine's prefix cache will lack; cheap.
+
+        They are those of the line being typed if the request's text still has the window of the document's last prompt.
+        """
+        layout = self._documents.get(request)
+        if layout is not None and (split := layout.find_split(request.prefix)) is not None:
+            return (len(request.prefix) - split) // CHARACTERS_A_TOKEN
+        snippets = sum(len(snippet.text) for snippet in request.snippets)
+        num_characters = len(request.prefix) + len(request.suffix) + snippets
+        return min(self._kit.budget, num_characters // CHARACTERS_A_TOKEN)
+
+    def _parts(self, layout: Layout) -> "tuple[array[int], ...]":
+        """Return a layout's parts in the order in which they stand in the prompt, markers left out."""
+        before, after = layout.prefix.ids, layout.suffix.ids
+        middle = (before, after) if self._template.order is not Order.SUFFIX_FIRST else (after, before)
+        return layout.snippets.ids, *middle, layout.typed.ids
+
+    def _num_shared(self, old: Layout, new: Layout) -> int:
+        """Return how many tokens two prompts of a document share at their beginning, markers left out."""
+        num_shared = len(self._begin)
+        for before, after in zip(self._parts(old), self._parts(new), strict=True):
+            if before != after:
+                return num_shared + common_prefix(before, after)
+            num_shared += len(after)
+        return num_shared
 
     def _token_ids(self, layout: Layout) -> list[int]:
         template, ids = self._template, self._ids

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Request
-from completion_server.prompt.layout import Kit, Layout, Place
+from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Kit, Layout, Place
 from completion_server.prompt.reuse import EMPTY, Encoded
-from completion_server.prompt.snippets import NOTHING, Rendered
+from completion_server.prompt.snippets import NOTHING, Rendered, source
 from completion_server.prompt.templates import Order
 from completion_server.prompt.window import (
     HEAD_CHARACTERS,
@@ -22,8 +22,6 @@ from completion_server.prompt.window import (
     last_lines,
 )
 
-_CHARACTERS_A_TOKEN = 4
-"""What code takes at first sight; more is read where it takes more."""
 _MOST_CHARACTERS_A_TOKEN = 16
 _STARVED_SHARE = 0.5
 """A window that lost so much of what it held when it was laid out is laid out anew: the cursor went up."""
@@ -92,8 +90,17 @@ class Draft:
             return True
         if old.place.suffix_budget < int(kit.budget * kit.settings.suffix_share) and self._is_line_short():
             return True
+        if hash(request.snippets) == old.offered:
+            return False
         age_s = request.received_at - old.laid_out_at
-        return age_s >= kit.settings.snippet_max_age_s and hash(request.snippets) != old.offered
+        return age_s >= kit.settings.snippet_max_age_s or not self._still_offers(old.snippets)
+
+    def _still_offers(self, snippets: Rendered) -> bool:
+        """Return whether the request has a snippet from everywhere that these are from.
+
+        Text that the editor offers no longer, say of a file that was closed, must not stay in its prompts.
+        """
+        return snippets.sources <= {source(snippet) for snippet in self.request.snippets}
 
     def _is_line_short(self) -> bool:
         """Return whether the cursor's line takes no room from the suffix, however many tokens a character takes."""
@@ -122,7 +129,7 @@ class Draft:
             return old.suffix
         end = len(suffix) - old.suffix_left
         is_cut_well = end == len(suffix) or suffix[end - 1 : end] == "\n"
-        if 0 <= end <= 2 * old.place.suffix_budget * _CHARACTERS_A_TOKEN and is_cut_well:
+        if 0 <= end <= 2 * old.place.suffix_budget * CHARACTERS_A_TOKEN and is_cut_well:
             encoded = self._encode(suffix[:end], old.suffix)
             least = 0 if end == len(suffix) else old.place.suffix_budget * _KEPT_SUFFIX_SHARE
             if least <= len(encoded.ids) <= old.place.suffix_budget:
@@ -178,7 +185,7 @@ class Draft:
 
     def _read_above(self, room: int) -> tuple[int, Encoded]:
         """Return the text above the cursor's line as far up as `room` tokens reach, and its offset."""
-        reach = room * _CHARACTERS_A_TOKEN
+        reach = room * CHARACTERS_A_TOKEN
         above = self.old.prefix if self.old else EMPTY
         while True:
             shown_from = last_lines(self.request.prefix, self._line_start, reach)
@@ -191,7 +198,7 @@ class Draft:
         """Return the start of the suffix, whole lines where it has any, in at most `budget` tokens."""
         if budget <= 0 or self.kit.template.order is Order.PREFIX_ONLY:
             return EMPTY
-        reach = budget * _CHARACTERS_A_TOKEN
+        reach = budget * CHARACTERS_A_TOKEN
         shown = self.old.suffix if self.old else EMPTY
         while True:
             shown = self._encode(first_lines(self.request.suffix, reach), shown)

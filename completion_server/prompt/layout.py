@@ -4,14 +4,21 @@ A layout is the prompt's text, cut up and tokenised: where the window starts, wh
 before, how far the suffix goes, which snippets are shown. It is remembered for the document's next request.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from sys import getsizeof
 
 from completion_server.prompt.reuse import Encoded, Encoder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import Rendered, SnippetRenderer
 from completion_server.prompt.templates import Template
+from completion_server.prompt.window import HEAD_CHARACTERS, find_window
 
 LEAST_CHARACTERS_A_TOKEN = 2.0
+CHARACTERS_A_TOKEN = 4
+"""What code takes at first sight."""
+
+_OBJECTS_BYTES = 1024
+"""Memory of the objects that hold the parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,25 @@ class Layout:
     """Clock seconds at which it was laid out anew."""
     num_laid_out: int
     """Tokens left of the cursor then."""
+    num_bytes: int = field(init=False)
+    """Memory that it takes, about."""
+
+    def __post_init__(self) -> None:
+        """Add its parts up, once: parts never change."""
+        parts = self.prefix, self.suffix, self.typed
+        arrays = (array for part in parts for array in (part.ids, part.starts, part.firsts))
+        texts = (*(part.text for part in parts), self.snippets.lead, self.head, self.top)
+        num_bytes = _OBJECTS_BYTES + sum(map(getsizeof, (*arrays, *texts, self.snippets.ids)))
+        object.__setattr__(self, "num_bytes", num_bytes)
+
+    def find_split(self, prefix: str) -> int | None:
+        """Return where the text behind the middle marker starts in a later prefix; None if that lacks this window."""
+        start, split = self.place.start, self.place.split
+        window = self.prefix.text[len(self.prefix.text) - (split - start) :]
+        found = find_window(prefix, start, self.head, 2 * len(window) + HEAD_CHARACTERS)
+        if found is None or not prefix.startswith(window, found):
+            return None
+        return found + len(window)
 
     @property
     def num_tokens(self) -> int:

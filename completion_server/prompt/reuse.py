@@ -117,8 +117,8 @@ def _join(text: str, old: Encoded, kept: int, new: Pieces, upto: int, resume: in
     return Encoded(text, ids, starts, firsts)
 
 
-def common_prefix(one: str, other: str) -> int:
-    """Return how many characters two texts share at their start."""
+def common_prefix(one: "str | array[int]", other: "str | array[int]") -> int:
+    """Return how many characters two texts share at their start, or two arrays how many numbers."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

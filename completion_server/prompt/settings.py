@@ -11,7 +11,7 @@ _RANGES = (
     ("window_step", 0.05, 0.4),
     ("max_recent_tokens", 0, 1_000_000),
     ("snippet_max_age_s", 0.0, math.inf),
-    ("num_documents", 1, 1_000_000),
+    ("documents_mib", 1, 1_000_000),
 )
 
 
@@ -34,11 +34,13 @@ class PromptSettings:
     max_recent_tokens: int = 96
     """Whole lines that may stand between the middle marker and the cursor's line before the marker moves."""
     snippet_max_age_s: float = 30.0
-    """Changed snippets replace those in the prompt after this long, or when the window moves."""
+    """Changed snippets replace those in the prompt after this long, or when the window moves. A snippet that the
+    request no longer offers leaves the prompt at once."""
     preamble: str = ""
     """Text put first in every prompt, best as a comment in no particular language; shared by all users."""
-    num_documents: int = 4096
-    """Documents to remember; about 15 KiB each at 1,024 tokens."""
+    documents_mib: int = 128
+    """Memory for what is known of the documents being edited, in MiB; about 15 KiB for each at 1,024 tokens. The least
+    recently used are forgotten first."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
 from completion_server.core.request import Snippet
@@ -45,9 +45,16 @@ class Rendered:
     """Text at the start of the prefix."""
     num_tokens: int
     """Tokens of both; those of the lead are counted on their own."""
+    sources: frozenset[str] = frozenset()
+    """Where the snippets are from, as `source` names it."""
 
 
 NOTHING = Rendered(array("I"), "", 0)
+
+
+def source(snippet: Snippet) -> str:
+    """Return what tells where a snippet is from: its URI, or its text if it has none."""
+    return snippet.uri or snippet.text
 
 
 def short_path(uri: str) -> str:
@@ -76,6 +83,7 @@ class SnippetRenderer:
         closing = self._closing(uri)
         left = budget - self._cost(encode(closing))
         chosen: list[str] = []
+        sources: set[str] = set()
         for snippet in sorted(snippets, key=lambda snippet: -snippet.score):
             encoded = encode(self._render_one(snippet, language_id, left))
             end = cut_to_lines(encoded, left - self._cost(None))
@@ -83,8 +91,11 @@ class SnippetRenderer:
             if text.count("\n") < _MIN_LINES:
                 break
             chosen.append(text)
+            sources.add(source(snippet))
             left -= self._cost(encode(text))
-        return self._put_together(chosen[::-1], closing, encode) if chosen else NOTHING
+        if not chosen:
+            return NOTHING
+        return replace(self._put_together(chosen[::-1], closing, encode), sources=frozenset(sources))
 
     def _cost(self, encoded: Encoded | None) -> int:
         return (len(encoded.ids) if encoded else 0) + (self._file_id is not None)

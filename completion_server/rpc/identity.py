@@ -1,7 +1,10 @@
-"""Who calls, as the connection says it: the only place where a user, a tenant or a peer comes from."""
+"""Identifies the caller of an RPC: the only place where a user, a tenant or a peer address comes from."""
 
+import itertools
 from dataclasses import dataclass
+from ipaddress import IPv6Address, IPv6Network
 from typing import Any
+from urllib.parse import unquote
 
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller
@@ -9,30 +12,36 @@ from completion_server.rpc.settings import LimitSettings
 
 _USER_KEY = "x-user-id"
 _TENANT_KEY = "x-tenant-id"
+_IPV6_NETWORK_BITS = 64
+
+
+_stream_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a call's connection and metadata say of its caller."""
+    """What the connection and the metadata of a call say about its caller."""
 
     user: str
-    """"" where the metadata names none."""
+    """Name of the user, "" if the metadata has none."""
     tenant: str
     connection: str
-    """Address and port of the other end; "" on a Unix socket, where connections can't be told apart."""
+    """Address and port of the peer; "" on a Unix socket, where gRPC tells no connection from another."""
+    peer: str
+    """Key of the peer's address: itself, or the /64 network of an IPv6 address, of which one host has plenty."""
 
-    @property
-    def peer(self) -> str:
-        """The address of the other end, "" on a Unix socket."""
-        return self.connection.rpartition(":")[0]
+    def call(self, session: str) -> Caller:
+        """Return the caller of a single request that gives this session id."""
+        return Caller(self.user, session, self.tenant, self.connection, self.peer)
 
-    def caller(self, session: str) -> Caller:
-        """Return the caller of a request that gives this session id."""
-        return Caller(self.user, session, self.tenant, self.connection)
+    def stream(self, session: str) -> Caller:
+        """Return the caller of a session stream that gives this session id."""
+        number = next(_stream_numbers)
+        return Caller(self.user, session, self.tenant, self.connection or f"stream {number}", self.peer, number)
 
 
 def identity_of(context: Any, limits: LimitSettings) -> Identity:
-    """Return who calls.
+    """Return the caller of an RPC.
 
     Raises:
         InvalidRequestError: a name is too long.
@@ -45,5 +54,22 @@ def identity_of(context: Any, limits: LimitSettings) -> Identity:
             if len(found[key]) > limits.max_session_id_bytes:
                 limit = f"must be at most {limits.max_session_id_bytes} bytes, got {len(found[key])}"
                 raise InvalidRequestError(f"metadata {key}", limit)
-    scheme, _, connection = context.peer().partition(":")
-    return Identity(found[_USER_KEY], found[_TENANT_KEY], "" if scheme == "unix" else connection)
+    connection, peer = split_peer(context.peer())
+    return Identity(found[_USER_KEY], found[_TENANT_KEY], connection, peer)
+
+
+def split_peer(peer: str) -> tuple[str, str]:
+    """Return the keys of a connection and of its address from what gRPC calls the peer, such as "ipv4:10.0.0.7:50312".
+
+    Both are "" on a Unix socket.
+    """
+    scheme, _, connection = peer.partition(":")
+    host = connection.rpartition(":")[0]
+    if scheme == "ipv4":
+        return connection, host
+    if scheme != "ipv6":
+        return "", ""
+    address = IPv6Address(unquote(host).strip("[]").partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return connection, str(address.ipv4_mapped)
+    return connection, str(IPv6Network((address, _IPV6_NETWORK_BITS), strict=False))

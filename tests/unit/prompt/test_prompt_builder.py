@@ -1,7 +1,6 @@
 """The budget, and what stays from key to key."""
 
 import threading
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -238,10 +237,16 @@ def test_a_document_of_long_lines() -> None:
     assert prompt.num_tokenised < 4000
 
 
-def test_snippets_stay_until_they_are_old_or_the_window_moves() -> None:
+def snippet_named(name: str, text: str = "") -> Snippet:
+    return Snippet(f"file:///{name}.py", text or f"def {name}():\n    return '{name}'\n", 1.0)
+
+
+def test_changed_snippets_stay_until_they_are_old_or_the_window_moves() -> None:
     builder = builder_of("embedded", max_prompt_tokens=400)
-    one, other = (
-        (Snippet(f"file:///{name}.py", f"def {name}():\n    return '{name}'\n", 1.0),) for name in ("one", "other")
+    one, more, changed = (
+        (snippet_named("one"),),
+        (snippet_named("one"), snippet_named("other")),
+        (snippet_named("one", "def changed():\n    return 1\n"),),
     )
     document = "".join(LINES[:30]) + CURSOR
 
@@ -250,11 +255,21 @@ def test_snippets_stay_until_they_are_old_or_the_window_moves() -> None:
         return text_of(FAMILIES["embedded"](), prompt.token_ids)
 
     assert "def one" in shown(one, 0.0)
-    assert "def one" in shown(other, 29.0)
+    assert "def other" not in shown(more, 28.0), "others beside it can wait"
+    assert "def one" in shown(changed, 29.0), "so can its new text"
     assert "def one" in shown(one, 100.0), "not stale while they are offered"
-    assert "def other" in shown(other, 101.0)
-    assert "def other" in shown(one, 120.0)
-    assert "def " not in shown((), 140.0).partition("<|fim_prefix|>")[0]
+    assert "def other" in shown(more, 101.0)
+
+
+@pytest.mark.parametrize("newer", [(), (snippet_named("other"),)])
+def test_a_snippet_that_is_no_longer_offered_leaves_the_prompt_at_once(newer: tuple[Snippet, ...]) -> None:
+    builder = builder_of("embedded", max_prompt_tokens=400)
+    secret = snippet_named("keys", "def keys():\n    return 'sk-CANARY'\n")
+    document = "".join(LINES[:30])
+    for number, snippets in enumerate([(secret,), newer]):
+        request = request_at(document + f"x{number}" + CURSOR, snippets=snippets, received_at=number / 10)
+        prompt = text_of(FAMILIES["embedded"](), builder.build(request).token_ids)
+        assert ("CANARY" in prompt) == (number == 0)
 
 
 def test_the_best_snippets_are_shown_next_to_the_text() -> None:
@@ -269,27 +284,6 @@ def test_the_best_snippets_are_shown_next_to_the_text() -> None:
     assert order[-1] == 8
     assert 1 <= len(order) <= 3
     assert head.rindex("f_8") > head.index(f"f_{order[0]}") or len(order) == 1
-
-
-def test_documents_are_remembered_apart_and_forgotten_in_time() -> None:
-    builder = builder_of("embedded", settings=PromptSettings(num_documents=2))
-    document = CODE[:3000] + CURSOR
-    first = builder.build(request_at(document, uri="a")).num_tokenised
-    assert first > 100
-    assert builder.build(request_at(document, uri="b")).num_tokenised == first
-    assert builder.build(request_at(document, uri="a")).num_tokenised == 0
-    assert builder.build(request_at(document, uri="c")).num_tokenised == first
-    assert builder.build(request_at(document, uri="b")).num_tokenised == first, "the least recently used is gone"
-    assert builder.build(request_at(document, uri="b", session="s2")).num_tokenised == first
-    assert len(builder._documents) == 2
-
-
-def test_tenants_do_not_share_what_is_remembered() -> None:
-    builder = builder_of("embedded")
-    request = request_at(CODE[:3000] + CURSOR)
-    builder.build(request)
-    other = replace(request, caller=replace(request.caller, tenant="other"))
-    assert builder.build(other).num_tokenised > 100
 
 
 def test_several_threads_build_at_once() -> None:
@@ -354,7 +348,7 @@ def test_a_tokenizer_without_a_fast_form_is_refused() -> None:
         ("suffix_share", 0.6),
         ("snippet_share", -0.1),
         ("window_step", 0.5),
-        ("num_documents", 0),
+        ("documents_mib", 0),
         ("max_recent_tokens", -1),
     ],
 )

@@ -13,7 +13,7 @@ from completion_server.rpc.settings import LimitSettings
 from tests.support.rooms import House, in_virtual_time
 from tests.support.server import request
 
-IDENTITY = Identity("u", "", "127.0.0.1:1")
+IDENTITY = Identity("u", "", "127.0.0.1:1", "127.0.0.1")
 
 
 class SlowReader:
