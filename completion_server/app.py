@@ -17,8 +17,8 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from completion_server import __version__
-from completion_server.admission.fair_use import FairUse
 from completion_server.admission.gate import Gate, Readiness
+from completion_server.admission.quotas import Quotas
 from completion_server.admission.strain import Strain
 from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
@@ -221,7 +221,7 @@ class App:
     def _join(self, prompts: PromptBuilder) -> Pipeline:
         return Pipeline(
             gate=self._gate,
-            fair_use=FairUse(self._config.admission.user_requests_per_s, self._config.admission.user_burst),
+            quotas=Quotas(self._config.admission),
             runner=self._runner,
             prompts=prompts,
             engine=self._engine,
@@ -232,6 +232,7 @@ class App:
             retry_after_ms=self._config.admission.retry_after_ms,
             delta_pause_s=self._config.server.delta_pause_ms / 1000,
             strain=self._strain,
+            cache_scope=self._config.engine.cache_scope,
         )
 
     def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> Listener | None:

@@ -14,10 +14,12 @@ from completion_server.core.clock import Clock
 from completion_server.core.errors import CompletionError, UnavailableError
 from completion_server.core.events import Marks, Observer
 from completion_server.core.outcome import End, Event, FinishReason, Outcome, Timings, Usage
-from completion_server.core.request import Request
+from completion_server.core.request import Caller, Request
 from completion_server.engine.interface import EngineDeadError, Job, Output
+from completion_server.engine.settings import CacheScope
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.prompt.builder import Prompt
+from completion_server.prompt.layout import CHARACTERS_A_TOKEN
 from completion_server.scheduling.book import CANCELLED
 from completion_server.scheduling.claim import Claim
 from completion_server.scheduling.runner import Runner
@@ -28,6 +30,9 @@ from completion_server.streaming.text import TextRules
 _INLINE_CHARACTERS = 16_384
 """Up to this much text the prompt is built on the event loop: handing it to a thread would take longer."""
 
+_LEAST_SHARE_LEFT = 0.5
+"""Of a request's max_tokens. A generation with less left is not continued for it: the answer would end too soon."""
+
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
@@ -36,6 +41,10 @@ class Prompts(Protocol):
 
     def build(self, request: Request) -> Prompt:
         """Return the prompt. Raises InvalidRequestError where it can't fit."""
+        ...
+
+    def expected_new_tokens(self, request: Request) -> int:
+        """Return about how many of a request's prompt tokens the engine will have to compute; cheap."""
         ...
 
 
@@ -51,6 +60,12 @@ class Rooms:
     retry_after_ms: int
     delta_pause_s: float = 0.0
     """Between two messages with text of one answer; the first and the last don't wait."""
+    charge_tokens: Callable[[Caller, int], None] = lambda _caller, _num_tokens: None
+    """Told how many tokens were computed for a caller."""
+    answered: Callable[[Request, int], None] = lambda _request, _num_characters: None
+    """Told the length of each answer that had text, in UTF-16 code units."""
+    cache_scope: CacheScope = "user"
+    """Whose prompts share entries of the prefix cache."""
 
 
 class Completion:
@@ -66,6 +81,7 @@ class Completion:
         self._rules: TextRules | None = None
         """Made when there is text: most requests are dropped before."""
         self._ahead = Ahead("")
+        self._num_characters = 0
         self._begun = Generation(rooms, self)
         """The generation that `run` runs, whoever owns it by then."""
         self._generation: Generation | None = self._begun
@@ -118,7 +134,9 @@ class Completion:
         if generation is None or generation.is_over:
             return False
         typed = typed_since(generation.request, self.request)
-        return typed is not None and (generation.text.startswith(typed) or typed.startswith(generation.text))
+        if typed is None or not (generation.text.startswith(typed) or typed.startswith(generation.text)):
+            return False
+        return generation.num_tokens_left_after(typed) >= self.request.max_tokens * _LEAST_SHARE_LEFT
 
     def take_over(self, other: "Completion") -> None:
         """Be the owner of another's generation: take what it has said beyond what was typed since, and what comes."""
@@ -147,9 +165,14 @@ class Completion:
             assert self._generation is not None
             self.marks.first_output = now
             self.marks.tokens_at_first_output = self._generation.num_tokens
-            self._rooms.runner.first_token_nowait(self.request.id)
+            num_new = self._generation.num_new_tokens
+            self._rooms.runner.first_token_nowait(self.request.id, num_new)
         self.marks.last_output = now
-        self._mailbox.put_nowait(rules.feed(text))
+        self._put(rules.feed(text))
+
+    def _put(self, text: str) -> None:
+        self._num_characters += len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
+        self._mailbox.put_nowait(text)
 
     def finish(self, finish: FinishReason | None) -> Outcome | None:
         """Return how the answer ended, if it did: by a rule, or because its generation did."""
@@ -158,7 +181,7 @@ class Completion:
             return Outcome(FinishReason.STOP)
         if finish is None:
             return None
-        self._mailbox.put_nowait(rules.finish(is_cut=finish is FinishReason.LENGTH))
+        self._put(rules.finish(is_cut=finish is FinishReason.LENGTH))
         return Outcome(finish)
 
     def _text_rules(self) -> TextRules:
@@ -190,6 +213,8 @@ class Completion:
         usage = self._generation.usage() if self._generation is not None else Usage()
         end = End(outcome, usage, self._timings(self.marks.ended))
         self._mailbox.close_nowait(end)
+        if self._num_characters:
+            self._rooms.answered(self.request, self._num_characters)
         self._rooms.observer.request_ended(self.request, end, self.marks)
         self._let_go()
 
@@ -222,9 +247,13 @@ class Generation:
         self.text = ""
         """All that was said, before any rule."""
         self.num_tokens = 0
+        self.num_new_tokens = 0
+        """Prompt tokens that the engine computes: an estimate until its first output says how many were cached."""
         self.is_over = False
         """Whether its last word is said, or it failed."""
         self._rooms = rooms
+        self._has_begun = False
+        """Whether the engine was asked."""
         self._prompt: Prompt | None = None
         self._last: Output | None = None
         self._last_at: float | None = None
@@ -233,11 +262,20 @@ class Generation:
         """Build the prompt and generate until the owner has enough; None where it has no use for it."""
         try:
             prompt = self._prompt = await self._build_prompt()
+            self.num_new_tokens = prompt.num_new_tokens
+            self._rooms.runner.prompt_ready_nowait(self.owner.request.id, prompt.num_new_tokens)
             if self.owner.marks.prompted is None:
                 self.owner.marks.prompted = self._rooms.clock.now()
             return await self._generate(prompt)
         finally:
             self.is_over = True
+            if self._has_begun:
+                self._rooms.charge_tokens(self.request.caller, self.num_new_tokens + self.num_tokens)
+
+    def num_tokens_left_after(self, typed: str) -> int:
+        """Return about how many tokens it may still give to a user who has typed `typed` since."""
+        tokens_a_character = self.num_tokens / len(self.text) if self.text else 1 / CHARACTERS_A_TOKEN
+        return self.request.max_tokens - round(len(typed) * tokens_a_character)
 
     async def _generate(self, prompt: Prompt) -> Outcome | None:
         request = self.request
@@ -248,8 +286,9 @@ class Generation:
             sampling=request.sampling,
             stop_token_ids=prompt.stop_token_ids,
             priority=request.trigger,
-            cache_salt=request.caller.tenant,
+            cache_salt=cache_salt(request.caller, self._rooms.cache_scope),
         )
+        self._has_begun = True
         async with aclosing(self._rooms.engine.generate(job)) as outputs:
             async for output in outputs:
                 now = self._account(output)
@@ -290,10 +329,21 @@ class Generation:
         now = self._rooms.clock.now()
         if self._last_at is not None:
             self._rooms.runner.step_nowait(now - self._last_at)
+        elif self._prompt is not None:
+            self.num_new_tokens = len(self._prompt.token_ids) - output.cached_prompt_tokens
         self._last, self._last_at = output, now
         self.num_tokens += output.num_tokens
         self.text += output.text
         return now
+
+
+def cache_salt(caller: Caller, scope: CacheScope) -> str:
+    """Return the salt under which a caller's prompts share entries of the prefix cache.
+
+    Under a common salt the number of cached tokens, and the time to a first token, would tell callers which text others
+    have open.
+    """
+    return caller.tenant if scope == "tenant" else "\0".join(caller.owner)
 
 
 def _between_ms(begin: float | None, end: float | None, ended: float) -> float:

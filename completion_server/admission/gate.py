@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from completion_server.core.checks import require_at_least
-from completion_server.core.errors import OverloadedError, UnavailableError
+from completion_server.core.errors import OverloadedError, UnauthenticatedError, UnavailableError
+
+_USERS_PER_PEER = 4
 
 
 class Readiness(Enum):
@@ -28,10 +30,30 @@ class AdmissionSettings:
     """What one user may ask for long; what is more is shed. 0 sets no limit."""
     user_burst: int = 40
     """What one user may ask at once, after having asked little."""
+    user_tokens_per_s: float = 2000.0
+    """Tokens that the engine may compute for one user in the long run: generated ones, and those of prompts that the
+    prefix cache does not have. A user who types causes a few hundred. 0 sets no limit."""
+    user_token_burst: int = 20_000
+    """Tokens that the engine may compute for one user at once, as when files are opened."""
+    users_per_peer: int | None = None
+    """The callers of one address together may ask for as much as this many users. 0 sets no limit; None is 4, or no
+    limit with `require_user`. Callers behind a proxy or a NAT share one address. A Unix socket has no limit."""
+    require_user: bool = False
+    """Whether a caller must name its user in the metadata `x-user-id`, as a proxy does that knows who calls."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
         require_at_least(self, max_sessions=1, user_requests_per_s=0, user_burst=1)
+        require_at_least(self, user_tokens_per_s=0, user_token_burst=1)
+        if self.users_per_peer is not None:
+            require_at_least(self, users_per_peer=0)
+
+    @property
+    def num_users_per_peer(self) -> int:
+        """What `users_per_peer` comes to; 0 for no limit."""
+        if self.users_per_peer is None:
+            return 0 if self.require_user else _USERS_PER_PEER
+        return self.users_per_peer
 
 
 _REFUSALS = {
@@ -99,6 +121,17 @@ class Gate:
         """
         if self.readiness is not Readiness.READY:
             raise UnavailableError(_REFUSALS[self.readiness], retry_after_ms=self._settings.retry_after_ms)
+
+    def check_user(self, user: str) -> None:
+        """Let a caller pass that names its user.
+
+        Raises:
+            UnauthenticatedError: it names none, and must.
+
+        """
+        if self._settings.require_user and not user:
+            msg = "metadata x-user-id: must name the user; admission.require_user is set on this server"
+            raise UnauthenticatedError(msg)
 
     def enter_session(self) -> Permit:
         """Let a session stream in.

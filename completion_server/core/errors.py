@@ -14,6 +14,7 @@ class Code(IntEnum):
     FAILED_PRECONDITION = 9
     INTERNAL = 13
     UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,12 @@ class InvalidRequestError(CompletionError):
     def __init__(self, field: str, description: str) -> None:
         """Name the field, the limit and what was given."""
         super().__init__(f"{field}: {description}", violations=(Violation(field, description),))
+
+
+class UnauthenticatedError(CompletionError):
+    """The caller does not say which user it is, and must."""
+
+    code = Code.UNAUTHENTICATED
 
 
 class NotPossibleError(CompletionError):

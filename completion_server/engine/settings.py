@@ -7,6 +7,8 @@ from completion_server.core.checks import require_at_least, require_positive
 
 _MAX_NICE = 19
 
+CacheScope = Literal["user", "tenant"]
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -42,6 +44,9 @@ class EngineSettings:
     nice: int | None = None
     """How much less the engine's processes count than the server where they want the same cores, 0 to 19; None is 5
     where it computes on a CPU, since it is never idle there and the server would wait for its turn, and 0 elsewhere."""
+    cache_scope: CacheScope = "user"
+    """Whose prompts share entries of the prefix cache: one user's, or all users' of a tenant. A tenant's users can find
+    out by the cached tokens of their answers which text the others have open."""
     cpu_kv_cache_gib: int = 1
     """Memory for the KV cache where the engine runs on a CPU."""
     trust_remote_code: bool = False

@@ -10,7 +10,7 @@ from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.core.request import Request
 from completion_server.pipeline import Pipeline
 from completion_server.rpc import convert
-from completion_server.rpc.identity import identity_of
+from completion_server.rpc.identity import Identity, identity_of
 from completion_server.rpc.session import CLIENT_GONE, SessionStream, reset
 from completion_server.rpc.settings import LimitSettings
 from completion_server.rpc.status import DeadlineError, abort, abort_within
@@ -73,7 +73,7 @@ class CompletionServicer:
     async def session(self, _messages: Any, context: Context) -> None:
         """One stream for an editor's whole life. Messages are read from the context, one at a time."""
         try:
-            identity = identity_of(context, self._limits)
+            identity = self._identify(context)
             permit = self._pipeline.gate.enter_session()
         except CompletionError as error:
             self._pipeline.observer.request_refused(error.code)
@@ -98,8 +98,8 @@ class CompletionServicer:
         try:
             if isinstance(message, Malformed):
                 raise message.error
-            convert.session_id_of(message, self._limits)
-            self._pipeline.observer.feedback_reported(convert.feedback_of(message))
+            caller = self._identify(context).call(convert.session_id_of(message, self._limits))
+            self._pipeline.report_feedback(caller, message.sequence, convert.feedback_of(message))
         except CompletionError as error:
             await abort(context, error)
         return pb.ReportFeedbackResponse()
@@ -113,6 +113,11 @@ class CompletionServicer:
         if isinstance(message, Malformed):
             raise message.error
         session = convert.session_id_of(message, self._limits)
-        caller = identity_of(context, self._limits).caller(session)
+        caller = self._identify(context).call(session)
         now = self._pipeline.clock.now()
         return convert.request_of(message, caller, self._limits, context.time_remaining(), now)
+
+    def _identify(self, context: Context) -> Identity:
+        identity = identity_of(context, self._limits)
+        self._pipeline.gate.check_user(identity.user)
+        return identity

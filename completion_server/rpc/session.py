@@ -14,6 +14,7 @@ from completion_server.admission.gate import Readiness
 from completion_server.completion import Completion
 from completion_server.core.errors import CompletionError, InvalidRequestError, UnavailableError
 from completion_server.core.outcome import End, Event, FinishReason, Outcome, ShedReason
+from completion_server.core.request import Caller
 from completion_server.pipeline import Pipeline
 from completion_server.rpc import convert
 from completion_server.rpc.identity import Identity
@@ -69,7 +70,8 @@ class SessionStream:
         self._stall_timeout_s = stall_timeout_s
         self._context = context
         self._identity = identity
-        self._session_id = ""
+        self._caller: Caller | None = None
+        """Known from the first request on, which names the session."""
         self._last_sequence = -1
         self._open: dict[int, _Answer] = {}
         self._ready: deque[_Answer] = deque()
@@ -150,27 +152,28 @@ class SessionStream:
         completion.listen(partial(self._has_news, answer))
 
     def _open_completion(self, message: pb.CompleteRequest) -> Completion:
-        self._check_session(message)
+        caller = self._caller_of(message)
         if message.sequence <= self._last_sequence:
             limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"
             raise InvalidRequestError("sequence", limit)
-        caller = self._identity.caller(self._session_id)
         request = convert.request_of(message, caller, self._limits, None, self._pipeline.clock.now())
         self._last_sequence = message.sequence
         return self._pipeline.open(request)
 
-    def _check_session(self, message: pb.CompleteRequest) -> None:
-        if self._session_id and message.session_id in ("", self._session_id):
-            return
-        session_id = convert.session_id_of(message, self._limits)
-        if self._session_id:
+    def _caller_of(self, message: pb.CompleteRequest) -> Caller:
+        if self._caller is None:
+            self._caller = self._identity.stream(convert.session_id_of(message, self._limits))
+        elif message.session_id not in ("", self._caller.session):
             raise InvalidRequestError("session_id", "must be the same on all requests of a stream, or empty")
-        self._session_id = session_id
+        return self._caller
 
     def _report(self, message: pb.ReportFeedbackRequest) -> None:
         """Take feedback in. It has no answer, so what is wrong with it can only be left out."""
         try:
-            self._pipeline.observer.feedback_reported(convert.feedback_of(message))
+            feedback = convert.feedback_of(message)
+            if self._caller is None:
+                raise InvalidRequestError("sequence", "nothing was asked on this stream yet")
+            self._pipeline.report_feedback(self._caller, message.sequence, feedback)
         except InvalidRequestError:
             self._pipeline.observer.feedback_refused()
 

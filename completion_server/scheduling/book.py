@@ -107,6 +107,11 @@ class _Entry:
     has_token: bool = False
     is_heir: bool = False
     """Whether its work was begun for another request."""
+    num_new_tokens: int = field(init=False)
+    """Prompt tokens to compute, by the best estimate so far."""
+
+    def __post_init__(self) -> None:
+        self.num_new_tokens = self.claim.num_new_tokens
 
     @property
     def lane(self) -> Hashable:
@@ -225,15 +230,22 @@ class Book:
             return []
         return self._end(entry, outcome, now)
 
-    def first_token(self, request_id: str, now: float) -> None:
-        """The work of a request has its first token."""
+    def prompt_ready(self, request_id: str, num_new_tokens: int) -> None:
+        """Note that the prompt of a request is built, and how many of its tokens the engine will have to compute."""
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.num_new_tokens = num_new_tokens
+
+    def first_token(self, request_id: str, now: float, num_new_tokens: int | None = None) -> None:
+        """Note that a request has its first token, for which `num_new_tokens` tokens of its prompt were computed."""
         entry = self._entries.get(request_id)
         if entry is None or entry.has_token:
             return
         entry.has_token = True
         self._overdue.pop(request_id, None)
         if not entry.is_heir:
-            self.pace.first_token.add(now - entry.slot_since)
+            size = entry.num_new_tokens if num_new_tokens is None else num_new_tokens
+            self.pace.first_token.add(now - entry.slot_since, size)
 
     def parted(self, request_id: str, now: float) -> list[Action]:
         """Work that a request had taken over has stopped, being of no use to it: it waits for a slot of its own."""
@@ -297,7 +309,7 @@ class Book:
         if self._num_occupied < self.num_slots:
             return []
         if self.shedding is Shedding.PREDICTED:
-            first_token_at = now + self._wait_s(claim) + self.pace.first_token_s
+            first_token_at = now + self._wait_s(claim) + self.pace.first_token_after(claim.num_new_tokens)
             if first_token_at > claim.answer_by:
                 return [End(claim.id, self._shed(claim, ShedReason.DEADLINE_UNREACHABLE))]
         if self.num_queued < self.max_queued:
@@ -333,7 +345,7 @@ class Book:
         return not entry.has_token and self.num_queued > 0 and now >= entry.claim.answer_by
 
     def _latest_start(self, entry: _Entry) -> float:
-        return entry.claim.answer_by - self.pace.first_token_s
+        return entry.claim.answer_by - self.pace.first_token_after(entry.num_new_tokens)
 
     def _watch(self, entry: _Entry, now: float | None = None) -> None:
         """Have `tick` look at a request when that may have to end: at its deadline, or before, when time runs out."""
@@ -365,9 +377,9 @@ class Book:
 
     def _learn_from_abort(self, entry: _Entry, now: float) -> None:
         """Where a first token takes so long that nobody waits for it, what was waited is all that there is to learn."""
-        waited_s = now - entry.slot_since
-        if not entry.has_token and not entry.is_heir and waited_s > self.pace.first_token.mean:
-            self.pace.first_token.add(waited_s)
+        waited_s, size = now - entry.slot_since, entry.num_new_tokens
+        if not entry.has_token and not entry.is_heir and waited_s > self.pace.first_token.at(size):
+            self.pace.first_token.add(waited_s, size)
 
     def _enqueue(self, entry: _Entry, now: float) -> list[Action]:
         """Let a request wait; watch it only after the slots were given out, which may teach how long things take."""

@@ -24,3 +24,5 @@ class Claim:
     """Clock seconds."""
     answer_by: float = float("inf")
     """Clock seconds by which the first token must be there, or the answer is worth nothing."""
+    num_new_tokens: int = 0
+    """Prompt tokens that the engine will have to compute, by the estimate made on arrival."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 _WEIGHT = 0.05
 """Of a new sample: the last 20 or so count."""
 _MIN_HAZARD = 1e-3
+_SIZE_NOISE = 64.0
+"""Tokens: where prompts differ by less than this, differences in time are taken for noise and not for a slope."""
 
 
 @dataclass(slots=True)
@@ -25,11 +27,44 @@ class Estimate:
 
 
 @dataclass(slots=True)
+class SizedEstimate:
+    """A moving estimate of what takes longer the larger it is: a line fitted by least squares, and its mean deviation.
+
+    Sizes are of any unit; 0 for all makes it a moving mean. Recent samples count more, as in `Estimate`.
+    """
+
+    mean: float = 0.0
+    """Of all samples, whatever their size."""
+    deviation: float = 0.0
+    """From the line."""
+    _mean_size: float = 0.0
+    _variance: float = 0.0
+    _covariance: float = 0.0
+    _num: int = 0
+
+    def add(self, value: float, size: float = 0.0) -> None:
+        """Take a sample in."""
+        self._num += 1
+        weight = max(_WEIGHT, 1 / self._num)
+        self.deviation += weight * (abs(value - self.at(size)) - self.deviation) if self._num > 1 else 0.0
+        from_mean_size, from_mean = size - self._mean_size, value - self.mean
+        self._mean_size += weight * from_mean_size
+        self.mean += weight * from_mean
+        self._variance = (1 - weight) * (self._variance + weight * from_mean_size**2)
+        self._covariance = (1 - weight) * (self._covariance + weight * from_mean_size * from_mean)
+
+    def at(self, size: float) -> float:
+        """Return what to expect of a size; never less for a larger one, never below 0."""
+        slope = max(0.0, self._covariance) / (self._variance + _SIZE_NOISE**2)
+        return max(0.0, self.mean + slope * (size - self._mean_size))
+
+
+@dataclass(slots=True)
 class Pace:
     """Estimates in seconds."""
 
-    first_token: Estimate = field(default_factory=Estimate)
-    """From the start of work to its first token."""
+    first_token: SizedEstimate = field(default_factory=SizedEstimate)
+    """From the start of work to its first token, by the prompt tokens that the prefix cache does not have."""
     held: Estimate = field(default_factory=Estimate)
     """How long a slot is taken, by work that ends and by work that is stopped."""
     _num_vanished: float = 0.0
@@ -42,8 +77,15 @@ class Pace:
 
     @property
     def first_token_s(self) -> float:
-        """What to allow from the start of work to its first token: more than the mean, as much as it varies."""
+        """Seconds from the start of work to its first token, over all prompts: the mean and the mean deviation."""
         return self.first_token.mean + self.first_token.deviation
+
+    def first_token_after(self, num_new_tokens: int) -> float:
+        """Return the seconds to allow from the start of work to its first token, for a prompt with so many new tokens.
+
+        One user's long prompts must not make everybody else's requests look unreachable.
+        """
+        return self.first_token.at(num_new_tokens) + self.first_token.deviation
 
     def wait_s(self, num_ahead: int, num_slots: int) -> float:
         """Predict how long a request waits with so many ahead of it, 0 before anything is known.

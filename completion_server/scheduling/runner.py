@@ -116,9 +116,13 @@ class Runner:
         for request_id in list(self._works):
             self.cancel_nowait(request_id, outcome)
 
-    def first_token_nowait(self, request_id: str) -> None:
-        """The work of a request has its first token."""
-        self._book.first_token(request_id, self._clock.now())
+    def prompt_ready_nowait(self, request_id: str, num_new_tokens: int) -> None:
+        """Note that the prompt of a request is built, and how many of its tokens the engine will have to compute."""
+        self._book.prompt_ready(request_id, num_new_tokens)
+
+    def first_token_nowait(self, request_id: str, num_new_tokens: int | None = None) -> None:
+        """Note that a request has its first token, for which `num_new_tokens` tokens of its prompt were computed."""
+        self._book.first_token(request_id, self._clock.now(), num_new_tokens)
         self._follow_engine()
 
     def step_nowait(self, seconds: float) -> None:

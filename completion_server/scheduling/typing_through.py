@@ -9,6 +9,8 @@ def typed_since(older: Request, newer: Request) -> str | None:
     """Return what was typed between two requests, "" where nothing was; None where they ask for different things."""
     if not newer.prefix.startswith(older.prefix):
         return None
+    if newer.sampling.temperature and newer.sampling.seed is not None:
+        return None  # a seed repeats an answer only if that begins at the request's own cursor
     if any(getattr(older, name) != getattr(newer, name) for name in _SAME):
         return None
     typed = newer.prefix[len(older.prefix) :]

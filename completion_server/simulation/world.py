@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from completion_server.admission.fair_use import FairUse
 from completion_server.admission.gate import AdmissionSettings, Gate
+from completion_server.admission.quotas import Quotas
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import Code
 from completion_server.core.events import Feedback, Marks
@@ -188,7 +188,7 @@ async def _serving(scenario: Scenario, policy: Policy, observer: "_Observer") ->
     await asyncio.sleep(0)
     yield Pipeline(
         gate=gate,
-        fair_use=FairUse(policy.user_requests_per_s, AdmissionSettings().user_burst),
+        quotas=Quotas(AdmissionSettings(user_requests_per_s=policy.user_requests_per_s, user_tokens_per_s=0)),
         runner=runner,
         prompts=_Prompts(),
         engine=engine,
@@ -230,7 +230,11 @@ def _check_nothing_left(pipeline: Pipeline, observer: "_Observer") -> None:
 class _Prompts:
     def build(self, _request: Request) -> Prompt:
         """Return the same for everybody: the service times don't depend on it."""
-        return Prompt([1], (), 1)
+        return Prompt([1], (), 1, 1)
+
+    def expected_new_tokens(self, _request: Request) -> int:
+        """Return the same for everybody."""
+        return 1
 
 
 class _Observer:

@@ -33,15 +33,22 @@ _REQUEST_S = 30.0
 _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 
 # Ports are picked by the system. An idle server does not ask its engine for signs of life while others are measured.
+# All editors of a benchmark have one address.
 _OVERRIDES = (
     "server.listen=127.0.0.1:0",
     "server.admin_listen=127.0.0.1:0",
     "engine.heartbeat_s=0",
+    "admission.users_per_peer=0",
 )
 _METRICS = {True: "server.metrics_listen=127.0.0.1:0", False: "server.metrics_listen="}
 
 
-SERVES_ALL = ("shed.when=never", "scheduling.step_tolerance=0", "admission.user_requests_per_s=0")
+SERVES_ALL = (
+    "shed.when=never",
+    "scheduling.step_tolerance=0",
+    "admission.user_requests_per_s=0",
+    "admission.user_tokens_per_s=0",
+)
 """For benchmarks of the engine and the way to it: nobody is shed, and as many requests are in it as it is given."""
 
 

@@ -89,7 +89,8 @@ def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Op
     was in force before is put back at the end, also after Ctrl-C.
 
     Nothing else should use the server meanwhile. It should shed nobody: start it with shed.when=never,
-    scheduling.step_tolerance=0 and admission.user_requests_per_s=0.
+    scheduling.step_tolerance=0, and admission.user_requests_per_s, admission.user_tokens_per_s and
+    admission.users_per_peer=0.
 
     Ends with status 0 where it was tuned, 2 where the input is bad or the server can't be tuned, 130 after Ctrl-C.
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import grpc
 import pytest
@@ -74,7 +75,7 @@ async def test_the_engine_is_given_what_the_request_says(server: RunningServer, 
     await ask(server.stub, message, metadata=(("x-tenant-id", "acme"),))
     job = said.jobs[-1]
     assert (job.max_tokens, job.sampling.temperature, job.sampling.seed) == (7, 0.5, 11)
-    assert (job.priority, job.cache_salt) == (0, "acme")
+    assert job.priority == 0
     assert job.stop_token_ids  # a single line ends in the engine
 
 
@@ -269,12 +270,26 @@ async def test_a_user_who_asks_too_much_is_shed_and_another_is_not(engine: Scrip
         assert server.count("completion_requests_total", **shed) == 2
 
 
-async def test_feedback_is_counted(server: RunningServer) -> None:
-    report = pb.ReportFeedbackRequest(session_id="s", sequence=1, kind=pb.FEEDBACK_KIND_ACCEPTED, accepted_characters=5)
-    await server.stub.ReportFeedback(report, timeout=5)
+async def test_feedback_is_counted_for_answers_that_were_given(server: RunningServer) -> None:
+    text = (await ask(server.stub, request())).text
+
+    async def report(**fields: Any) -> None:
+        fields = {"session_id": "s", "sequence": 1, "kind": pb.FEEDBACK_KIND_ACCEPTED} | fields
+        await server.stub.ReportFeedback(pb.ReportFeedbackRequest(**fields), timeout=5)
+
+    for refused, match in (
+        ({"kind": pb.FEEDBACK_KIND_UNSPECIFIED}, "kind: must be one of"),
+        ({"sequence": 2}, "sequence: must be that of an answer"),
+        ({"session_id": "other"}, "sequence: must be that of an answer"),
+        ({"accepted_characters": len(text) + 1}, f"accepted_characters: must be at most {len(text)}"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match=match):
+            await report(**refused)
+    assert server.count("completion_accepted_characters_total") == 0
+    await report(accepted_characters=len(text))
+    await report(accepted_characters=0)  # sent again
     assert server.count("completion_feedback_total", kind="accepted") == 1
-    with pytest.raises(grpc.aio.AioRpcError, match="kind: must be one of"):
-        await server.stub.ReportFeedback(pb.ReportFeedbackRequest(session_id="s"), timeout=5)
+    assert server.count("completion_accepted_characters_total") == len(text)
 
 
 async def test_a_failing_prompt_or_script_is_that_requests_failure_alone(server: RunningServer, said: Said) -> None:

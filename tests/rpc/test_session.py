@@ -241,11 +241,20 @@ async def test_an_empty_message_is_told_so(editor: Editor) -> None:
 
 
 async def test_feedback_needs_no_answer(server: RunningServer, editor: Editor) -> None:
-    await editor.write(pb.SessionRequest(feedback=pb.ReportFeedbackRequest(kind=pb.FEEDBACK_KIND_SHOWN)))
-    await editor.write(pb.SessionRequest(feedback=pb.ReportFeedbackRequest()))
+    async def report(**fields: Any) -> None:
+        await editor.write(pb.SessionRequest(feedback=pb.ReportFeedbackRequest(**fields)))
+
+    await report(sequence=1, kind=pb.FEEDBACK_KIND_SHOWN)  # nothing was asked yet
+    await editor.complete(1)
+    await editor.ended(1)
+    await report(sequence=1, kind=pb.FEEDBACK_KIND_SHOWN)
+    await report(sequence=2, kind=pb.FEEDBACK_KIND_SHOWN)
+    await report(sequence=1)
+    await report(sequence=1, kind=pb.FEEDBACK_KIND_ACCEPTED, accepted_characters=2**32 - 1)
     await eventually(lambda: server.count("completion_feedback_total", kind="shown") == 1)
-    await eventually(lambda: server.count("completion_feedback_total", kind="refused") == 1)
-    assert not editor.answers
+    await eventually(lambda: server.count("completion_feedback_total", kind="refused") == 4)
+    assert server.count("completion_accepted_characters_total") == 0
+    assert list(editor.answers) == [1]
 
 
 async def test_sessions_beyond_the_limit_are_refused(server: RunningServer, editor: Editor) -> None:

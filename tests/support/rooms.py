@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from completion_server.admission.fair_use import FairUse
 from completion_server.admission.gate import AdmissionSettings, Gate
+from completion_server.admission.quotas import Quotas
 from completion_server.admission.strain import Strain
 from completion_server.completion import Completion
 from completion_server.core.clock import Clock
@@ -29,6 +29,7 @@ from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.simulation import virtual_time
 from completion_server.simulation.virtual_time import LoopClock
 
+UNLIMITED = AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=0)
 REQUEST = Request("r", Caller("u", "s"), 0, "", "", "x = ", "", 8, 0.0, mode=Mode.MULTI_LINE)
 
 
@@ -46,7 +47,10 @@ class Prompts:
         if self.gate is not None:
             self.gate.wait(10)
         self.built.append(request.id)
-        return Prompt([1, 2, 3], (), 3)
+        return Prompt([1, 2, 3], (), 3, 3)
+
+    def expected_new_tokens(self, _request: Request) -> int:
+        return 3
 
 
 @dataclass
@@ -116,7 +120,7 @@ async def house(
     *,
     prompts: Prompts | None = None,
     scheduling: SchedulingSettings | None = None,
-    fair_use: FairUse | None = None,
+    quotas: AdmissionSettings = UNLIMITED,
     book: Book | None = None,
     strain: Strain | None = None,
 ) -> AsyncIterator[House]:
@@ -130,7 +134,7 @@ async def house(
     gate.set_engine_ready(True)
     pipeline = Pipeline(
         gate=gate,
-        fair_use=fair_use or FairUse(0, 1),
+        quotas=Quotas(quotas),
         runner=runner,
         prompts=prompts,
         engine=engine,

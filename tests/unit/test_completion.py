@@ -187,24 +187,52 @@ def test_what_has_gone_another_way_already_is_stopped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "max_tokens", "typed"),
+    ("words", "max_tokens", "typed", "typed_at_s"),
     [
-        (("ab", "cd"), 2, "abcde"),  # ends by length while the user is ahead,
-        (("ab", "cd"), 2, "abcd"),  # or is level
-        (("ab", "cd"), 8, "abcde"),  # the model ends while the user is ahead
+        (("ab", "cd"), 2, "abcde", 0.005),  # ends by length while the user is ahead,
+        (("ab", "cd"), 2, "abcd", 0.005),  # or is level
+        (("ab", "cd"), 8, "abcde", 0.025),  # the model ends while the user is ahead
     ],
 )
 def test_a_generation_that_ends_with_nothing_left_for_its_user_is_followed_by_another(
-    words: Sequence[str], max_tokens: int, typed: str
+    words: Sequence[str], max_tokens: int, typed: str, typed_at_s: float
 ) -> None:
     script = Script(old=words, new=("fre", "sh"))
 
     async def scenario(opened: House) -> None:
         opened.open("old", "x = ", max_tokens=max_tokens)
-        await asyncio.sleep(0.025)
+        await asyncio.sleep(typed_at_s)
         new = await read(opened.open("new", "x = " + typed, max_tokens=max_tokens))
         assert new.text == "fresh"
         assert opened.watcher.left == [min(3, max_tokens)]
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == ["old", "new"]
+
+
+@pytest.mark.parametrize(("typed", "is_continued"), [("ab", True), ("abcdef", False)])
+def test_a_generation_is_continued_only_if_it_leaves_half_of_what_was_asked_for(typed: str, is_continued: bool) -> None:
+    script = Script(old=("ab", "cd", "ef", "gh"), new=("ab", "cd", "ef", "gh"))
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ", max_tokens=4)
+        await asyncio.sleep(0.035)
+        new = await read(opened.open("new", "x = " + typed, max_tokens=4))
+        assert new.reason is FinishReason.LENGTH
+        assert new.text == ("cdefgh" if is_continued else "abcdefgh")
+
+    in_virtual_time(scenario, script.engine)
+    assert script.asked == (["old"] if is_continued else ["old", "new"])
+
+
+def test_a_seed_repeats_an_answer_also_where_the_user_types_along() -> None:
+    script = Script(old=WORDS, new=("fresh",))
+    sampling = Sampling(temperature=0.8, seed=7)
+
+    async def scenario(opened: House) -> None:
+        opened.open("old", "x = ", sampling=sampling)
+        await asyncio.sleep(0.025)
+        assert (await read(opened.open("new", "x = al", sampling=sampling))).text == "fresh"
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old", "new"]

@@ -5,7 +5,7 @@ import itertools
 import threading
 from dataclasses import dataclass
 
-from completion_server.admission.fair_use import FairUse
+from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.strain import Strain
 from completion_server.core.clock import Deadline, MonotonicClock
 from completion_server.core.outcome import Delta, End, FinishReason, ShedReason
@@ -81,7 +81,7 @@ def test_who_asks_too_much_is_told_so_and_unseats_nobody() -> None:
         await asyncio.sleep(2.0)
         assert (await read(opened.open("r4", "x"))).reason is FinishReason.LENGTH
 
-    in_virtual_time(scenario, slow_engine, fair_use=FairUse(0.5, 1))
+    in_virtual_time(scenario, slow_engine, quotas=AdmissionSettings(user_requests_per_s=0.5, user_burst=1))
 
 
 def test_who_waits_as_long_as_it_was_told_is_served() -> None:
@@ -94,7 +94,7 @@ def test_who_waits_as_long_as_it_was_told_is_served() -> None:
         await asyncio.sleep(retry_after_ms / 1000)
         assert (await read(opened.open("r3", "x"))).reason is FinishReason.LENGTH
 
-    in_virtual_time(scenario, slow_engine, fair_use=FairUse(20, 1))
+    in_virtual_time(scenario, slow_engine, quotas=AdmissionSettings(user_requests_per_s=20, user_burst=1))
 
 
 def test_where_the_process_is_behind_only_who_asked_for_it_is_served() -> None:

@@ -646,7 +646,9 @@ Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 
 @_typing.final
 class ReportFeedbackRequest(_message.Message):
-    """ReportFeedbackRequest says what became of a completion."""
+    """ReportFeedbackRequest says what became of a completion. A report is refused unless the completion had text and ended
+    within the last 15 minutes.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -663,7 +665,7 @@ class ReportFeedbackRequest(_message.Message):
     kind: Global___FeedbackKind.ValueType
     """What became of it."""
     accepted_characters: _builtins.int
-    """Characters that the user took."""
+    """Characters that the user took, in UTF-16 code units or fewer; at most the answer's, summed over its reports."""
     survived_after_s: _builtins.int
     """For FEEDBACK_KIND_SURVIVED: seconds since acceptance; 30, 90, 180 or 360."""
     survived_share: _builtins.float

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.scheduling.pace import Estimate, Pace
+from completion_server.scheduling.pace import Estimate, Pace, SizedEstimate
 
 
 def pace(held_s: float, *, vanished: int = 0, started: int = 0, waited_s: float = 0.0) -> Pace:
@@ -94,3 +94,40 @@ def test_a_first_token_is_allowed_more_than_the_mean_where_it_varies() -> None:
         varying.first_token.add(0.05 if number % 2 else 0.15)
     assert steady.first_token_s == pytest.approx(0.1)
     assert varying.first_token_s == pytest.approx(0.15, abs=0.01)
+
+
+def test_long_prompts_of_some_do_not_make_short_ones_look_slow() -> None:
+    learnt = Pace()
+    for number in range(200):
+        size = 1000 if number % 2 else 30
+        learnt.first_token.add(0.005 + 1e-4 * size, size)
+    assert learnt.first_token_after(30) == pytest.approx(0.008, abs=0.003)
+    assert learnt.first_token_after(1000) == pytest.approx(0.105, rel=0.05)
+    assert learnt.first_token_s > 0.05
+
+
+def test_noise_of_prompts_of_one_size_is_no_slope() -> None:
+    learnt = Pace()
+    for number in range(200):
+        learnt.first_token.add(0.1 if number % 2 else 0.2, 30 + number % 2)
+    assert learnt.first_token_after(2000) == pytest.approx(learnt.first_token_after(30), rel=0.2)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 4000)), max_size=50), st.integers(0, 4000))
+def test_an_estimate_is_never_negative_and_never_less_for_a_larger_size(
+    samples: list[tuple[float, int]], size: int
+) -> None:
+    estimate = SizedEstimate()
+    for value, sample_size in samples:
+        estimate.add(value, sample_size)
+    assert 0 <= estimate.at(size) <= estimate.at(size + 100)
+    assert estimate.deviation >= 0
+
+
+@given(st.lists(st.floats(0, 10), max_size=50))
+def test_without_sizes_it_is_a_moving_mean(values: list[float]) -> None:
+    sized, plain = SizedEstimate(), Estimate()
+    for value in values:
+        sized.add(value)
+        plain.add(value)
+    assert (sized.at(0), sized.deviation) == pytest.approx((plain.mean, plain.deviation))

@@ -1,0 +1,70 @@
+"""Which feedback can be true: what was answered lately, and how much of it was reported. Pure.
+
+Reports come from editors and feed dashboards and training data, so a report must belong to a known answer and can't
+claim more than its text.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from completion_server.core.errors import InvalidRequestError
+from completion_server.core.events import Feedback
+
+KEPT_S = 900.0
+"""The last report about a text comes 360 s after it was accepted."""
+_MAX_ANSWERS = 65_536
+_IN_PIECES = frozenset({"accepted_word", "accepted_line"})
+
+
+@dataclass(slots=True)
+class _Answer:
+    num_characters: int
+    """Characters of its text that are not yet reported as accepted."""
+    ended_at: float
+    reports: set[tuple[str, int]] = field(default_factory=set)
+
+
+class Answers:
+    """Remembers the length of each answer for a while, the oldest forgotten first."""
+
+    def __init__(self, max_answers: int = _MAX_ANSWERS) -> None:
+        """Remember up to `max_answers`."""
+        self._max_answers = max_answers
+        self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return the number of answers remembered."""
+        return len(self._answers)
+
+    def add(self, key: Hashable, num_characters: int, now: float) -> None:
+        """Remember an answer. Its length is in UTF-16 code units, the longest way in which editors count characters."""
+        self._answers[key] = _Answer(num_characters, now)
+        self._answers.move_to_end(key)
+        while self._answers:
+            oldest = next(iter(self._answers.values()))
+            if len(self._answers) <= self._max_answers and now - oldest.ended_at < KEPT_S:
+                return
+            self._answers.popitem(last=False)
+
+    def accept(self, key: Hashable, feedback: Feedback) -> bool:
+        """Return whether a report is news: one that is repeated counts once.
+
+        Raises:
+            InvalidRequestError: no such answer is known, or the report claims more text than the answer had.
+
+        """
+        answer = self._answers.get(key)
+        if answer is None:
+            limit = f"must be that of an answer with text, not older than {KEPT_S:g} s"
+            raise InvalidRequestError("sequence", limit)
+        if feedback.accepted_characters > answer.num_characters:
+            limit = f"must be at most {answer.num_characters}, which are left of the answer"
+            raise InvalidRequestError("accepted_characters", f"{limit}, got {feedback.accepted_characters}")
+        report = feedback.kind, feedback.survived_after_s
+        if report in answer.reports:
+            return False
+        if feedback.kind not in _IN_PIECES:
+            answer.reports.add(report)
+        answer.num_characters -= feedback.accepted_characters
+        return True

@@ -1,0 +1,53 @@
+"""What one caller may ask of the server: requests, and tokens that the engine computes. Pure.
+
+A request is charged when it is taken in, tokens when they were computed. Callers choose their names, so each address
+has limits of its own beside those of the users that it names.
+"""
+
+from dataclasses import dataclass
+
+from completion_server.admission.fair_use import FairUse
+from completion_server.admission.gate import AdmissionSettings
+from completion_server.core.request import Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Why a request is over a limit, and until when."""
+
+    wait_s: float
+    """Seconds after which the caller may ask again."""
+    peer: str = ""
+    """The address whose limit it is; "" for the user's own."""
+
+
+class Quotas:
+    """The token buckets of all users and addresses."""
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        """Start with full buckets."""
+        requests = settings.user_requests_per_s, settings.user_burst
+        tokens = settings.user_tokens_per_s, settings.user_token_burst
+        num_users = settings.num_users_per_peer
+        self._users = [FairUse(*requests), FairUse(*tokens)]
+        self._peers = [FairUse(rate * num_users, burst * num_users) for rate, burst in (requests, tokens)]
+
+    def take(self, caller: Caller, now: float) -> Excess | None:
+        """Charge a request and return None, or charge nothing and return which limit it is over."""
+        owner, peer = caller.owner, caller.peer
+        wait_s = max(bucket.delay_s(owner, now) for bucket in self._users)
+        if wait_s:
+            return Excess(wait_s)
+        if peer:
+            wait_s = max(bucket.delay_s(peer, now) for bucket in self._peers)
+            if wait_s:
+                return Excess(wait_s, peer)
+            self._peers[0].charge(peer, now)
+        self._users[0].charge(owner, now)
+        return None
+
+    def charge_tokens(self, caller: Caller, num_tokens: int, now: float) -> None:
+        """Charge tokens that the engine has computed for a caller."""
+        self._users[1].charge(caller.owner, now, num_tokens)
+        if caller.peer:
+            self._peers[1].charge(caller.peer, now, num_tokens)

@@ -1,0 +1,169 @@
+"""What one caller can see of another, and do to it: nothing. Through the whole server, over real connections."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+import pytest_asyncio
+from tokenizers import Tokenizer
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.engine.interface import Job
+from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from tests.support.models import TARGET
+from tests.support.server import (
+    ENDLESS,
+    RunningServer,
+    ask,
+    endless_config,
+    endless_engine,
+    eventually,
+    request,
+    run_server,
+)
+
+CANARY = "sk-alice-CANARY"
+SECRET = pb.ContextSnippet(uri="file:///keys.py", text=f"def keys():\n    key = '{CANARY}'\n    return key\n", score=1)
+DOCUMENT = "import os\n\n\ndef main():\n    return os.environ\n\n\n"
+
+
+class Jobs(list[Job]):
+    """The script of an engine: keeps what it was asked."""
+
+    def __call__(self, job: Job) -> list[str]:
+        self.append(job)
+        return [" w"] * 1000 if job.max_tokens == ENDLESS else ["alpha", "\n"]
+
+    @property
+    def prompts(self) -> list[str]:
+        tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+        return [tokenizer.decode(job.prompt_token_ids, skip_special_tokens=False) for job in self]
+
+
+@pytest.fixture
+def jobs() -> Jobs:
+    return Jobs()
+
+
+@pytest_asyncio.fixture
+async def server(jobs: Jobs) -> AsyncIterator[RunningServer]:
+    def make_engine() -> ScriptedEngine:
+        return endless_engine(jobs, ServiceTimes(decode_base_s=0.005))
+
+    async with run_server(endless_config("engine.heartbeat_s=0"), make_engine) as running:
+        yield running
+
+
+@asynccontextmanager
+async def connected(server: RunningServer) -> AsyncIterator[CompletionServiceStub]:
+    """Give a connection of its own."""
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    async with grpc.aio.insecure_channel(server.ready.address, options=options) as channel:
+        yield CompletionServiceStub(channel)
+
+
+def num_superseded(server: RunningServer) -> float:
+    return server.count("completion_requests_total", outcome="superseded", trigger="automatic", shed_reason="")
+
+
+async def ask_on_stream(stub: CompletionServiceStub, message: pb.CompleteRequest) -> None:
+    call = stub.Session()
+    await call.write(pb.SessionRequest(complete=message))
+    async for response in call:
+        if response.HasField("end"):
+            break
+    await call.done_writing()
+    await call.code()
+
+
+@pytest.mark.parametrize("uses_stream", [False, True])
+@pytest.mark.parametrize("shares_connection", [False, True])
+async def test_a_session_id_gives_nobody_the_text_of_another(
+    server: RunningServer, jobs: Jobs, uses_stream: bool, shares_connection: bool
+) -> None:
+    async with connected(server) as alice, connected(server) as other:
+        mallory = alice if shares_connection else other
+        for stub, message in (
+            (alice, request(DOCUMENT + "x = ", session_id="me", document_uri="file:///a.py", snippets=[SECRET])),
+            (mallory, request(DOCUMENT + "y = ", session_id="me", sequence=2, document_uri="file:///a.py")),
+        ):
+            if uses_stream:
+                await ask_on_stream(stub, message)
+            else:
+                await ask(stub, message)
+    assert [CANARY in prompt for prompt in jobs.prompts] == [True, False]
+
+
+@pytest.mark.parametrize("sequence", [2, 2**63])
+async def test_a_session_id_silences_nobody(server: RunningServer, sequence: int) -> None:
+    async with connected(server) as alice, connected(server) as mallory:
+        call = alice.Complete(request(session_id="me", max_tokens=1000, mode=pb.MODE_MULTI_LINE))
+        await anext(aiter(call))
+        assert (await ask(mallory, request(session_id="me", sequence=sequence))).reason == "stop"
+        assert num_superseded(server) == 0
+        call.cancel()
+        assert (await ask(alice, request(session_id="me", sequence=3))).reason == "stop"
+
+
+async def test_a_user_is_one_user_on_all_its_connections(server: RunningServer, jobs: Jobs) -> None:
+    named = (("x-user-id", "alice"),)
+    async with connected(server) as one, connected(server) as other:
+        call = one.Complete(request(session_id="a", max_tokens=ENDLESS, mode=pb.MODE_MULTI_LINE), metadata=named)
+        await anext(aiter(call))
+        assert (await ask(other, request(session_id="b"), metadata=named)).reason == "stop"
+        await eventually(lambda: num_superseded(server) == 1)
+    assert jobs[0].cache_salt == jobs[1].cache_salt
+
+
+@pytest.mark.parametrize(("scope", "num_salts"), [("user", 4), ("tenant", 2)])
+async def test_prompts_are_cached_apart_for_each_user_or_tenant(jobs: Jobs, scope: str, num_salts: int) -> None:
+    config = endless_config("engine.heartbeat_s=0", f"engine.cache_scope={scope}")
+    async with run_server(config, lambda: endless_engine(jobs, ServiceTimes())) as server:
+        for user, tenant in (("alice", ""), ("bob", ""), ("alice", "acme"), ("", "")):
+            metadata = tuple((key, name) for key, name in (("x-user-id", user), ("x-tenant-id", tenant)) if name)
+            for sequence in (1, 2):
+                await ask(server.stub, request(sequence=sequence), metadata=metadata)
+    salts = [job.cache_salt for job in jobs]
+    assert salts[::2] == salts[1::2], "a caller has one salt"
+    assert len(set(salts)) == num_salts
+
+
+async def test_a_server_can_insist_on_a_users_name(jobs: Jobs) -> None:
+    config = endless_config("engine.heartbeat_s=0", "admission.require_user=true")
+    async with run_server(config, lambda: endless_engine(jobs, ServiceTimes())) as server:
+        refused = await ask(server.stub, request())
+        assert refused.code is grpc.StatusCode.UNAUTHENTICATED
+        assert "x-user-id" in refused.details
+        assert await server.stub.Session().code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.aio.AioRpcError, match="x-user-id"):
+            await server.stub.ReportFeedback(pb.ReportFeedbackRequest(session_id="s"), timeout=5)
+        assert (await ask(server.stub, request(), metadata=(("x-user-id", "alice"),))).reason == "stop"
+
+
+async def test_new_names_make_no_new_allowance(jobs: Jobs) -> None:
+    limits = ("admission.user_requests_per_s=0.01", "admission.user_burst=5", "admission.users_per_peer=2")
+    async with run_server(endless_config(*limits), lambda: endless_engine(jobs, ServiceTimes())) as server:
+        reasons = [(await ask(server.stub, request(session_id=f"s{number}"))).reason for number in range(30)]
+        named = [
+            (await ask(server.stub, request(), metadata=(("x-user-id", f"u{number}"),))).reason for number in range(10)
+        ]
+    assert reasons == ["stop"] * 10 + ["shed"] * 20
+    assert named == ["shed"] * 10
+
+
+async def test_a_user_pays_for_what_the_engine_computes_and_not_for_what_it_has_cached(jobs: Jobs) -> None:
+    limits = ("admission.user_tokens_per_s=0.01", "admission.user_token_burst=1000", "engine.heartbeat_s=0")
+    long = "".join(f"value_{number} = {number}\n" for number in range(100))
+    async with run_server(endless_config(*limits), lambda: endless_engine(jobs, ServiceTimes())) as server:
+
+        async def reasons(user: str, prefixes: list[str]) -> list[str]:
+            metadata = (("x-user-id", user),)
+            messages = (request(prefix, sequence=number) for number, prefix in enumerate(prefixes))
+            return [(await ask(server.stub, message, metadata=metadata)).reason for message in messages]
+
+        heavy = [f"# {number}\n{long}" for number in range(4)]
+        assert await reasons("heavy", heavy) == ["stop", "stop", "shed", "shed"]
+        assert await reasons("light", ["x = "] * 10) == ["stop"] * 10
+        assert await reasons("typing", [long + "x" * number for number in range(6)]) == ["stop"] * 6

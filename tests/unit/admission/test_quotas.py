@@ -1,0 +1,79 @@
+"""What a user and an address may ask for."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.quotas import Excess, Quotas
+from completion_server.core.request import Caller
+
+SETTINGS = AdmissionSettings(
+    user_requests_per_s=1, user_burst=4, user_tokens_per_s=10, user_token_burst=100, users_per_peer=2
+)
+
+
+def caller(user: str, peer: str = "10.0.0.7") -> Caller:
+    return Caller(user, "s", "", f"{peer}:1" if peer else "", peer)
+
+
+def num_allowed(quotas: Quotas, callers: list[Caller], now: float = 0.0) -> int:
+    return sum(quotas.take(each, now) is None for each in callers)
+
+
+def test_each_user_has_a_burst_and_an_address_that_of_two_users() -> None:
+    quotas = Quotas(SETTINGS)
+    assert num_allowed(quotas, [caller("alice")] * 10) == 4
+    assert num_allowed(quotas, [caller(f"user-{number}") for number in range(100)]) == 4
+    assert num_allowed(quotas, [caller("bob", "10.0.0.8")] * 10) == 4
+    assert num_allowed(quotas, [caller("alice")] * 10, now=2.0) == 2
+
+
+def test_an_excess_says_whose_limit_it_is_and_until_when() -> None:
+    quotas = Quotas(SETTINGS)
+    num_allowed(quotas, [caller("alice")] * 4 + [caller("bob")] * 4)
+    assert quotas.take(caller("alice"), 0.0) == Excess(1.0)
+    assert quotas.take(caller("carol"), 0.0) == Excess(0.5, "10.0.0.7")
+    assert quotas.take(caller("carol", ""), 0.0) is None, "a Unix socket has no address"
+
+
+def test_tokens_are_charged_when_they_were_computed() -> None:
+    quotas = Quotas(SETTINGS)
+    quotas.charge_tokens(caller("alice"), 99, 0.0)
+    assert quotas.take(caller("alice"), 0.0) is None
+    quotas.charge_tokens(caller("alice"), 51, 0.0)
+    assert quotas.take(caller("alice"), 0.0) == Excess(pytest.approx(5.1))
+    assert quotas.take(caller("bob"), 0.0) is None
+    quotas.charge_tokens(caller("bob"), 101, 0.0)
+    assert quotas.take(caller("carol"), 0.0) == Excess(pytest.approx(2.6), "10.0.0.7")
+    assert quotas.take(caller("alice"), 6.0) is None
+
+
+def test_what_is_refused_costs_neither_the_user_nor_the_address() -> None:
+    quotas = Quotas(SETTINGS)
+    assert num_allowed(quotas, [caller("alice")] * 1000) == 4
+    assert num_allowed(quotas, [caller("bob")] * 4) == 4
+    assert num_allowed(quotas, [caller("carol")] * 1000) == 0
+    assert num_allowed(quotas, [caller("alice"), caller("carol")], now=1.1) == 2
+
+
+def test_an_address_is_unlimited_where_users_must_be_named() -> None:
+    assert AdmissionSettings().num_users_per_peer == 4
+    assert AdmissionSettings(require_user=True).num_users_per_peer == 0
+    assert AdmissionSettings(require_user=True, users_per_peer=7).num_users_per_peer == 7
+    quotas = Quotas(AdmissionSettings(require_user=True))
+    assert num_allowed(quotas, [caller(f"user-{number}") for number in range(1000)]) == 1000
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y"]), st.floats(0, 1)), max_size=80))
+def test_no_order_of_requests_passes_more_than_the_limits(requests: list[tuple[str, str, float]]) -> None:
+    quotas, now = Quotas(SETTINGS), 0.0
+    users: dict[str, int] = {}
+    peers: dict[str, int] = {}
+    for user, peer, gap_s in requests:
+        now += gap_s
+        if quotas.take(caller(user, peer), now) is None:
+            users[user] = users.get(user, 0) + 1
+            peers[peer] = peers.get(peer, 0) + 1
+    assert all(num <= 4 + now + 0.01 for num in users.values())
+    assert all(num <= 8 + 2 * now + 0.01 for num in peers.values())
