@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
-from completion_server.core.checks import require_at_least
+from completion_server.core.checks import Between, require_bounds
 from completion_server.core.errors import OverloadedError, UnavailableError
 
 
@@ -20,18 +21,18 @@ class Readiness(Enum):
 class AdmissionSettings:
     """The `[admission]` section."""
 
-    max_sessions: int = 16_000
+    max_sessions: Annotated[int, Between(1, 1_000_000)] = 16_000
     """Session streams that may be open at once, those included whose editors have just come back on another."""
-    retry_after_ms: int = 1000
+    retry_after_ms: Annotated[int, Between(0, 3_600_000)] = 1000
     """When a refused caller should ask again."""
-    user_requests_per_s: float = 20.0
+    user_requests_per_s: Annotated[float, Between(0, 1_000_000)] = 20.0
     """What one user may ask for long; what is more is shed. 0 sets no limit."""
-    user_burst: int = 40
+    user_burst: Annotated[int, Between(1, 1_000_000)] = 40
     """What one user may ask at once, after having asked little."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_at_least(self, max_sessions=1, user_requests_per_s=0, user_burst=1)
+        require_bounds(self)
 
 
 _REFUSALS = {
