@@ -165,8 +165,8 @@ class App:
             for listener in filter(None, (public, admin)):
                 await listener.start()
                 stack.push_async_callback(listener.stop, _CLOSE_S)
-            if not is_loopback(public.address) and not self._config.server.tls.certificate:
-                logger.warning("listening on %s without TLS: others can read what is typed", public.address)
+            if not self._config.server.tls.certificate:
+                _warn_if_reachable("server.listen", public.address, "others can read what is typed")
             await self._engine.start()
             self._speculation.begin()
             info = self._engine.info
@@ -264,6 +264,7 @@ class App:
             msg = f"server.metrics_listen: can't listen on {address}: {error}"
             raise ConfigError(msg) from error
         stack.callback(server.stop)
+        _warn_if_reachable("server.metrics_listen", address, "others can read the load and the outcome counts")
         return f"{address.rpartition(':')[0]}:{server.port}"
 
     def _watch_parts(self) -> Snapshot:
@@ -293,6 +294,12 @@ class App:
             task = asyncio.get_running_loop().create_task(self._health.set(is_serving=is_ready))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+
+def _warn_if_reachable(key: str, address: str, consequence: str) -> None:
+    """Warn of a listener without TLS that other machines can reach."""
+    if not is_loopback(address):
+        logger.warning("%s: listening on %s without TLS: %s", key, address, consequence)
 
 
 def make_runner(config: Config, clock: Clock, on_stopped: Callable[[float], None]) -> Runner:

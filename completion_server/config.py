@@ -136,7 +136,7 @@ def _validate(tree: Mapping[str, Any]) -> Config:
         for fault in error.errors():
             section = ".".join(str(part) for part in fault["loc"])
             if fault["type"] == "value_error":  # from a section's own check, which names the key
-                lines.append(f"{section}.{fault['ctx']['error']}")
+                lines += [f"{section}.{line}" for line in str(fault["ctx"]["error"]).splitlines()]
             else:
                 lines.append(f"{section}: {fault['msg'][0].lower()}{fault['msg'][1:]}, got {fault['input']!r}")
         raise ConfigError("\n".join(lines)) from error

@@ -1,4 +1,4 @@
-"""Writes the tables of configuration.md: each key with its default, and what the code says it does.
+"""Writes the tables of configuration.md: each key with its default, the values that it takes and what it does.
 
 `make docs` runs it. What stands above the marker is written by hand and kept.
 """
@@ -9,13 +9,14 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from completion_server.config import Config
+from completion_server.core.checks import bounds_of
 
 PAGE = Path(__file__).with_name("configuration.md")
 MARKER = "<!-- From here on `make docs` writes this page. -->\n"
-_TABLE_HEAD = "| key | default | what it does |\n| --- | --- | --- |\n"
+_TABLE_HEAD = "| key | default | values | what it does |\n| --- | --- | --- | --- |\n"
 
 
 def generate(page: str) -> str:
@@ -29,10 +30,10 @@ def generate(page: str) -> str:
 
 def _tables(section: Any, prefix: str) -> Iterator[str]:  # noqa: ANN401 - any dataclass
     """Yield a section's own table, then those of the sections in it."""
-    texts = _texts(type(section))
+    texts, allowed = _texts(type(section)), _allowed(type(section))
     values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     rows = [
-        f"| `{name}` | `{_shown(value)}` | {texts[name]} |\n"
+        f"| `{name}` | `{_shown(value)}` | {allowed.get(name, '')} | {texts[name]} |\n"
         for name, value in values.items()
         if not dataclasses.is_dataclass(value)
     ]
@@ -53,6 +54,15 @@ def _texts(section: type) -> dict[str, str]:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
                 texts[name] = " ".join(words.split())
     return texts
+
+
+def _allowed(section: type) -> dict[str, str]:
+    """Return the range or the choices of each key that has such."""
+    found = {name: str(bounds) for name, bounds in bounds_of(section).items()}
+    for name, hint in get_type_hints(section).items():
+        if get_origin(hint) is Literal:
+            found[name] = ", ".join(f"`{_shown(choice)}`" for choice in get_args(hint))
+    return found
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
-from completion_server.core.checks import require_at_least
+from completion_server.core.checks import Between, require_bounds
 from completion_server.core.errors import OverloadedError, UnauthenticatedError, UnavailableError
 
 _USERS_PER_PEER = 4
@@ -22,20 +23,20 @@ class Readiness(Enum):
 class AdmissionSettings:
     """The `[admission]` section."""
 
-    max_sessions: int = 16_000
+    max_sessions: Annotated[int, Between(1, 1_000_000)] = 16_000
     """Session streams that may be open at once, those included whose editors have just come back on another."""
-    retry_after_ms: int = 1000
+    retry_after_ms: Annotated[int, Between(0, 3_600_000)] = 1000
     """When a refused caller should ask again."""
-    user_requests_per_s: float = 20.0
+    user_requests_per_s: Annotated[float, Between(0, 1_000_000)] = 20.0
     """What one user may ask for long; what is more is shed. 0 sets no limit."""
-    user_burst: int = 40
+    user_burst: Annotated[int, Between(1, 1_000_000)] = 40
     """What one user may ask at once, after having asked little."""
-    user_tokens_per_s: float = 2000.0
+    user_tokens_per_s: Annotated[float, Between(0, 1e9)] = 2000.0
     """Tokens that the engine may compute for one user in the long run: generated ones, and those of prompts that the
     prefix cache does not have. A user who types causes a few hundred. 0 sets no limit."""
-    user_token_burst: int = 20_000
+    user_token_burst: Annotated[int, Between(1, 1_000_000_000)] = 20_000
     """Tokens that the engine may compute for one user at once, as when files are opened."""
-    users_per_peer: int | None = None
+    users_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
     """The callers of one address together may ask for as much as this many users. 0 sets no limit; None is 4, or no
     limit with `require_user`. Callers behind a proxy or a NAT share one address. A Unix socket has no limit."""
     require_user: bool = False
@@ -43,10 +44,7 @@ class AdmissionSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_at_least(self, max_sessions=1, user_requests_per_s=0, user_burst=1)
-        require_at_least(self, user_tokens_per_s=0, user_token_burst=1)
-        if self.users_per_peer is not None:
-            require_at_least(self, users_per_peer=0)
+        require_bounds(self)
 
     @property
     def num_users_per_peer(self) -> int:

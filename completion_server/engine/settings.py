@@ -1,11 +1,9 @@
 """How to run an engine. Says nothing about which rooms use it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from completion_server.core.checks import require_at_least, require_positive
-
-_MAX_NICE = 19
+from completion_server.core.checks import Above, Between, require_bounds
 
 CacheScope = Literal["user", "tenant"]
 
@@ -20,7 +18,7 @@ class EngineSettings:
         "instant", "small_model_on_two_cores", "large_model_on_a_gpu", "large_model_prefilled_apart"
     ] = "small_model_on_two_cores"
     """How long the scripted engine takes: 45 ms for a prompt and 8 ms for a step with a large model."""
-    scripted_acceptance: float = 0.7
+    scripted_acceptance: Annotated[float, Between(0, 1)] = 0.7
     """The chance of each draft token of the scripted engine, given that those before it were accepted."""
     model: str = ""
     """A Hugging Face model id, or the path of a model folder. A path may be relative to the configuration file."""
@@ -30,38 +28,38 @@ class EngineSettings:
     """"auto" takes what the model's own configuration says; INT8 exports say so themselves."""
     draft_model: str = ""
     """The draft for speculative decoding; "" switches speculation off."""
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: Annotated[int, Between(0, 1024)] = 4
     """Draft tokens for each step (K) at most; 0 switches speculation off."""
-    max_model_len: int | None = None
+    max_model_len: Annotated[int | None, Between(1, 10_000_000)] = None
     """Prompt and completion together, in tokens; None takes the model's own limit."""
-    max_num_seqs: int = 64
+    max_num_seqs: Annotated[int, Between(1, 100_000)] = 64
     """Generations that one step may hold."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Annotated[int, Between(1, 1024)] = 1
     """GPUs that share one model."""
     enforce_eager: bool | None = None
     """Whether to skip compilation and CUDA graphs; None skips them on a CPU only, where they cost more start-up
     time than a small model gives back."""
-    nice: int | None = None
+    nice: Annotated[int | None, Between(0, 19)] = None
     """How much less the engine's processes count than the server where they want the same cores, 0 to 19; None is 5
     where it computes on a CPU, since it is never idle there and the server would wait for its turn, and 0 elsewhere."""
     cache_scope: CacheScope = "user"
     """Whose prompts share entries of the prefix cache: one user's, or all users' of a tenant. A tenant's users can find
     out by the cached tokens of their answers which text the others have open."""
-    cpu_kv_cache_gib: int = 1
+    cpu_kv_cache_gib: Annotated[int, Between(1, 65_536)] = 1
     """Memory for the KV cache where the engine runs on a CPU."""
     trust_remote_code: bool = False
     """Whether to run Python code that a model on a hub brings along."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """What the engine itself logs."""
-    start_timeout_s: float = 900.0
+    start_timeout_s: Annotated[float, Above(0, 86_400)] = 900.0
     """Loading and warming up together may take this long."""
-    hang_timeout_s: float = 10.0
+    hang_timeout_s: Annotated[float, Above(0, 3600)] = 10.0
     """An engine that owes an answer and gives no sign of life for this long is killed and started anew."""
-    heartbeat_s: float = 5.0
+    heartbeat_s: Annotated[float, Between(0, 3600)] = 5.0
     """An idle engine is asked for one token this often, so that a hang shows before a user meets it; 0 never asks."""
-    restart_backoff_min_s: float = 0.5
+    restart_backoff_min_s: Annotated[float, Above(0, 3600)] = 0.5
     """A failed engine starts again after this long; each further failure doubles it,"""
-    restart_backoff_max_s: float = 30.0
+    restart_backoff_max_s: Annotated[float, Above(0, 3600)] = 30.0
     """up to this."""
     warm_up: bool = True
     """Whether to run real requests through prefill, decode and speculation before the first user's."""
@@ -70,13 +68,10 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_at_least(self, scripted_acceptance=0, num_speculative_tokens=0, max_num_seqs=1, tensor_parallel_size=1)
-        if self.nice is not None and not 0 <= self.nice <= _MAX_NICE:
-            msg = f"nice: must be from 0 to {_MAX_NICE}, got {self.nice}"
-            raise ValueError(msg)
-        require_positive(self, "start_timeout_s", "hang_timeout_s")
-        if not 0 < self.restart_backoff_min_s <= self.restart_backoff_max_s:
-            msg = "restart_backoff_min_s: must be above 0 and at most restart_backoff_max_s"
+        require_bounds(self)
+        if self.restart_backoff_min_s > self.restart_backoff_max_s:
+            limit, given = self.restart_backoff_max_s, self.restart_backoff_min_s
+            msg = f"restart_backoff_min_s: must be at most restart_backoff_max_s ({limit:g}), got {given:g}"
             raise ValueError(msg)
 
     @property

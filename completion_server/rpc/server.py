@@ -1,5 +1,6 @@
 """Builds the listeners: the public one for editors, the admin one for operators; both with health and reflection."""
 
+import ipaddress
 import socket
 import ssl
 from pathlib import Path
@@ -63,7 +64,7 @@ def check_addresses(settings: ServerSettings) -> None:
     """
     for key in ("listen", "admin_listen", "metrics_listen"):
         address = getattr(settings, key)
-        if address and not address.startswith("unix"):
+        if address and not _is_unix_socket(address):
             host, port = split_address(address, f"server.{key}")
             try:
                 socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
@@ -87,9 +88,23 @@ def split_address(address: str, key: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address.
+
+    A host name other than localhost counts as reachable, since a resolver decides what it means.
+    """
     host = address.rpartition(":")[0].strip("[]")
-    return address.startswith(("unix:", "unix-abstract:")) or host in {"localhost", "::1"} or host.startswith("127.")
+    if _is_unix_socket(address) or host == "localhost":
+        return True
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
+def _is_unix_socket(address: str) -> bool:
+    return address.startswith(("unix:", "unix-abstract:"))
 
 
 def build_public_server(settings: ServerSettings, servicer: CompletionServicer, health: Health) -> Listener:
@@ -138,14 +153,14 @@ def _finish(
 
 def _bind(server: grpc.aio.Server, address: str, key: str, tls: TlsSettings) -> str:
     try:
-        if tls.certificate and not address.startswith("unix"):
+        if tls.certificate and not _is_unix_socket(address):
             port = server.add_secure_port(address, _credentials(tls, f"{key.rpartition('.')[0]}: TLS"))
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
         msg = f"{key}: can't listen on {address}; is it in use by another server?"
         raise ConfigError(msg) from error
-    if address.startswith("unix"):
+    if _is_unix_socket(address):
         return address
     return f"{address.rpartition(':')[0]}:{port}"
 

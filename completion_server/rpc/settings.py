@@ -1,10 +1,12 @@
 """Where the server listens, and what it takes from the wire."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from completion_server.core.checks import require_at_least, require_positive
+from completion_server.core.checks import Above, Between, require_bounds
 
 MIB = 1024 * 1024
+DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,58 +44,57 @@ class ServerSettings:
     admin_tls: TlsSettings = TlsSettings()
     reflection: bool = True
     """Whether tools such as grpcurl may ask for the contract."""
-    grace_s: float = 10.0
+    grace_s: Annotated[float, Above(0, DAY_S)] = 10.0
     """How long accepted requests may take to finish after SIGTERM."""
-    stall_timeout_s: float = 5.0
+    stall_timeout_s: Annotated[float, Above(0, 3600)] = 5.0
     """A reader that takes nothing for this long while something waits for it is ended."""
-    delta_pause_ms: float = 20.0
+    delta_pause_ms: Annotated[float, Between(0, 10_000)] = 20.0
     """At least this long between two messages with text of one answer, since each costs more than what it says; the
     first text and the end never wait."""
-    max_message_bytes: int = 16 * MIB
+    max_message_bytes: Annotated[int, Between(1, 2**31 - 1)] = 16 * MIB
     """Larger messages are refused by the transport."""
-    max_pending_calls: int = 20_000
+    max_pending_calls: Annotated[int, Between(1, 1_000_000)] = 20_000
     """Calls that may wait to be taken up; gRPC's own default of 1,000 rejects a reconnect storm at random."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_at_least(self, delta_pause_ms=0)
-        require_positive(self, "grace_s", "stall_timeout_s", "max_message_bytes", "max_pending_calls")
+        require_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
     """The `[limits]` section: what one request may ask. Sizes are bytes of UTF-8."""
 
-    max_prefix_bytes: int = 512 * 1024
+    max_prefix_bytes: Annotated[int, Between(1, 256 * MIB)] = 512 * 1024
     """Text left of the cursor."""
-    max_suffix_bytes: int = 512 * 1024
+    max_suffix_bytes: Annotated[int, Between(1, 256 * MIB)] = 512 * 1024
     """Text right of the cursor."""
-    max_snippets: int = 32
+    max_snippets: Annotated[int, Between(1, 10_000)] = 32
     """Context snippets of one request."""
-    max_snippet_bytes: int = 64 * 1024
+    max_snippet_bytes: Annotated[int, Between(1, 256 * MIB)] = 64 * 1024
     """Text of one snippet."""
-    max_uri_bytes: int = 4096
+    max_uri_bytes: Annotated[int, Between(1, MIB)] = 4096
     """Document and snippet URIs."""
-    max_session_id_bytes: int = 128
+    max_session_id_bytes: Annotated[int, Between(1, 65_536)] = 128
     """Session, user and tenant ids, and the language id."""
-    max_stop: int = 8
+    max_stop: Annotated[int, Between(1, 1000)] = 8
     """Stop strings of one request."""
-    max_stop_bytes: int = 64
+    max_stop_bytes: Annotated[int, Between(1, 65_536)] = 64
     """One stop string."""
-    max_tokens: int = 128
+    max_tokens: Annotated[int, Between(1, 10_000_000)] = 128
     """The most that a request may ask to generate."""
-    default_tokens_single_line: int = 48
+    default_tokens_single_line: Annotated[int, Between(1, 10_000_000)] = 48
     """What a single-line request gets that names no max_tokens."""
-    default_tokens_multi_line: int = 128
+    default_tokens_multi_line: Annotated[int, Between(1, 10_000_000)] = 128
     """The same for a multi-line request."""
-    max_deadline_s: float = 30.0
+    max_deadline_s: Annotated[float, Above(0, DAY_S)] = 30.0
     """Longer deadlines, and none, are taken as this."""
-    max_requests_per_session: int = 8
+    max_requests_per_session: Annotated[int, Between(1, 10_000)] = 8
     """Requests of one session stream that may be unanswered at once."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_positive(self, *self.__slots__)
+        require_bounds(self)
         for name in ("default_tokens_single_line", "default_tokens_multi_line"):
             if getattr(self, name) > self.max_tokens:
                 msg = f"{name}: must be at most max_tokens ({self.max_tokens}), got {getattr(self, name)}"

@@ -5,6 +5,7 @@ Decisions are taken synchronously, inside the `_nowait` calls; `run` holds the t
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol, Self
 
@@ -16,6 +17,8 @@ from completion_server.scheduling.claim import Claim
 from completion_server.scheduling.limiter import Limiter
 
 logger = logging.getLogger(__name__)
+
+_INTERNAL_ERROR = Outcome(FinishReason.ERROR, error=CompletionError("internal error; the server's log has more"))
 
 
 class Work(Protocol):
@@ -170,12 +173,14 @@ class Runner:
             self._carry_out(self._book.tick(self._clock.now()))
 
     def _carry_out(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
+        """Carry all actions out, whatever one request's work raises, and then those that its failure brings about."""
+        pending = deque(actions)
+        while pending:
+            match pending.popleft():
                 case Start(request_id):
-                    self._start(request_id)
+                    pending += self._start(request_id)
                 case TakeOver(request_id, from_id):
-                    self._take_over(request_id, from_id)
+                    pending += self._take_over(request_id, from_id)
                 case Abort(request_id):
                     self._aborted_at[request_id] = self._clock.now()
                     self._tasks[request_id].cancel()
@@ -192,23 +197,32 @@ class Runner:
         except Exception:
             logger.exception("the end of request %s could not be told", request_id)
 
-    def _start(self, request_id: str) -> None:
+    def _start(self, request_id: str) -> list[Action]:
+        """Begin the work. Return what follows where it can't begin: its end, and the next request's turn."""
         assert self._group is not None
         work = self._work(self._works[request_id])
         try:
             task = self._group.create_task(work, name=f"completion-{request_id}")
-        except RuntimeError:
-            work.close()  # the runner ends: nothing begins any more
-            raise
+        except RuntimeError:  # the task group is shutting down
+            work.close()
+            logger.exception("request %s could not start", request_id)
+            return self._book.work_done(request_id, _INTERNAL_ERROR, self._clock.now())
         self._tasks[request_id] = task
         self._owners[task] = request_id
         # By callback, because a task that is cancelled before its first step never enters its own `finally`.
         task.add_done_callback(self._work_done)
+        return []
 
-    def _take_over(self, request_id: str, from_id: str) -> None:
+    def _take_over(self, request_id: str, from_id: str) -> list[Action]:
+        """Give running work to another request. Return what follows where that fails: its end, and the work's abort."""
         task = self._tasks[request_id] = self._tasks.pop(from_id)
         self._owners[task] = request_id
-        self._works[request_id].take_over(self._works[from_id])
+        try:
+            self._works[request_id].take_over(self._works[from_id])
+        except Exception:
+            logger.exception("request %s could not take over the work of %s", request_id, from_id)
+            return self._book.end(request_id, _INTERNAL_ERROR, self._clock.now())
+        return []
 
     async def _work(self, work: Work) -> Outcome | None:
         """Run to an outcome. Only cancelling escapes: one request's failure is never another's."""
@@ -218,7 +232,7 @@ class Runner:
             return Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
         except Exception:
             logger.exception("request %s failed", work.claim.id)
-            return Outcome(FinishReason.ERROR, error=CompletionError("internal error; the server's log has more"))
+            return _INTERNAL_ERROR
 
     def _work_done(self, task: asyncio.Task[Outcome | None]) -> None:
         request_id = self._owners.pop(task)

@@ -1,24 +1,24 @@
 """How requests share the engine."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from completion_server.core.checks import require_at_least
+from completion_server.core.checks import Between, require_bounds
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingSettings:
     """The `[scheduling]` section."""
 
-    max_slots: int = 32
+    max_slots: Annotated[int, Between(1, 100_000)] = 32
     """Requests that may be in the engine, at most; the others wait here, where dropping them is free."""
-    min_slots: int = 2
+    min_slots: Annotated[int, Between(1, 100_000)] = 2
     """The number of slots follows what the engine bears, down to this: a first token is to take three
     quarters of shed.budget_ms."""
-    step_tolerance: float = 8.0
+    step_tolerance: Annotated[float, Between(0, 1000)] = 8.0
     """How many times longer than in an engine with little to do a step may take, before there are fewer slots; 0 always
     gives out max_slots."""
-    max_queued: int = 1024
+    max_queued: Annotated[int, Between(0, 1_000_000)] = 1024
     """Requests that may wait; beyond that the last of the least important is shed."""
     order: Literal["earliest_deadline", "first_come", "newest_first"] = "earliest_deadline"
     """Who of those who wait is served first, among requests of one trigger."""
@@ -31,7 +31,7 @@ class SchedulingSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_at_least(self, max_slots=1, min_slots=1, max_queued=0, step_tolerance=0)
+        require_bounds(self)
         if 0 < self.step_tolerance <= 1:
             msg = f"step_tolerance: must be 0 or more than 1, got {self.step_tolerance:g}"
             raise ValueError(msg)
@@ -41,12 +41,12 @@ class SchedulingSettings:
 class ShedSettings:
     """The `[shed]` section."""
 
-    budget_ms: float = 200.0
+    budget_ms: Annotated[float, Between(1, 3_600_000)] = 200.0
     """A first token later than this after a request's receipt is worth nothing; a call's own deadline may be sooner."""
     when: Literal["never", "late", "predicted"] = "late"
     """When a request is given up: never, when it can't make its budget any more, or also on arrival if by prediction
     it won't."""
-    lag_ms: float = 100.0
+    lag_ms: Annotated[float, Between(0, 3_600_000)] = 100.0
     """When handling what came in takes the process longer than this, so that everybody gets late, automatic requests
     and prefetches are shed as they come; 0 never does."""
     as_status: bool = False
@@ -55,4 +55,4 @@ class ShedSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_at_least(self, budget_ms=1, lag_ms=0)
+        require_bounds(self)

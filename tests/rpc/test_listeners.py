@@ -110,10 +110,12 @@ async def test_a_unix_socket_serves_too(tmp_path: Path) -> None:
         assert (await ask(server.stub, request(max_tokens=4))).code is grpc.StatusCode.OK
 
 
-async def test_listening_wide_without_tls_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("key", ["server.listen", "server.metrics_listen"])
+async def test_listening_wide_without_tls_is_warned_of(key: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "completion_server"):
-        async with run_server(make_config("server.listen=0.0.0.0:0"), ScriptedEngine):
+        async with run_server(make_config(f"{key}=0.0.0.0:0"), ScriptedEngine):
             pass
+    assert f"{key}: " in caplog.text
     assert "without TLS" in caplog.text
 
 

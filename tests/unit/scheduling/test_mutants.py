@@ -99,8 +99,8 @@ RUNNER = (
     ),
     (
         "an heir's outcome is the older one's",
-        "        self._owners[task] = request_id\n        self._works",
-        "        self._works",
+        "        self._owners[task] = request_id\n        try:",
+        "        try:",
     ),
     ("who parted is done", "if outcome is None and aborted_at is None:", "if False:"),
     ("work that was aborted counts as parted", "if outcome is None and aborted_at is None:", "if outcome is None:"),
