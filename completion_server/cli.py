@@ -19,7 +19,7 @@ from completion_server.app import App, Ready, engine_arguments, make_engine_fact
 from completion_server.client.commands import complete, drain, profile, speculation, status
 from completion_server.client.options import DEFAULT_SERVER
 from completion_server.config import Config, load_config
-from completion_server.core import safe_logging
+from completion_server.core import descriptors, safe_logging
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.rpc.server import check_addresses
@@ -76,7 +76,9 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
         sys.stdout.flush()
 
     try:
-        check_addresses(loaded.server)  # before vLLM is imported, which takes seconds
+        # Both before vLLM is imported, which takes seconds.
+        descriptors.check_sessions(loaded.admission.max_sessions, descriptors.raise_limit())
+        check_addresses(loaded.server)
         make_engine = make_engine_factory(loaded)
 
         async def run() -> None:
