@@ -47,7 +47,8 @@ from completion_server.scheduling.limiter import Limiter
 from completion_server.scheduling.order import ORDERS
 from completion_server.scheduling.runner import Runner
 from completion_server.telemetry.logs import set_level
-from completion_server.telemetry.metrics import Metrics, MetricsServer, Snapshot
+from completion_server.telemetry.metrics import Metrics, Snapshot
+from completion_server.telemetry.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
 

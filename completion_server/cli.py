@@ -19,6 +19,7 @@ from completion_server.app import App, Ready, engine_arguments, make_engine_fact
 from completion_server.client.commands import complete, drain, profile, speculation, status
 from completion_server.client.options import DEFAULT_SERVER
 from completion_server.config import Config, load_config
+from completion_server.core import descriptors, safe_logging
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.rpc.server import check_addresses
@@ -67,6 +68,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
     """
     loaded = _load(config, overrides)
     logs.configure(loaded.log)
+    safe_logging.install()
 
     def on_ready(ready: Ready) -> None:
         _spare_the_collector()
@@ -74,11 +76,14 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
         sys.stdout.flush()
 
     try:
-        check_addresses(loaded.server)  # before vLLM is imported, which takes seconds
+        # Both before vLLM is imported, which takes seconds.
+        descriptors.check_sessions(loaded.admission.max_sessions, descriptors.raise_limit())
+        check_addresses(loaded.server)
         make_engine = make_engine_factory(loaded)
 
         async def run() -> None:
             app = App(loaded, make_engine)
+            asyncio.get_running_loop().set_exception_handler(safe_logging.log_loop_error)
             _end_on_signals(app)
             await app.run(on_ready)
 

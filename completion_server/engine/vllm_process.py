@@ -4,10 +4,13 @@ Imports nothing of vLLM: `prepare` must run before vLLM is imported, and vLLM it
 processes, as one of its general plugins.
 """
 
+import logging
 import os
 import threading
 import time
 from multiprocessing import parent_process
+
+from completion_server.core import safe_logging
 
 ENABLE_ENV = "COMPLETION_SERVER_ENGINE_CHILD"
 """Set by the server for the processes it starts: the plugin does nothing in anybody else's vLLM."""
@@ -16,6 +19,9 @@ NICE_ENV = "COMPLETION_SERVER_ENGINE_NICE"
 """How much less than the server's own these processes count where they all want the same cores."""
 
 _PARENT_POLL_S = 1.0
+
+_DUMPS = "vllm.logging_utils.dump_input"
+"""vLLM's logger for what a step that failed was given: draft tokens, which continue what a user typed, are in it."""
 
 
 def yield_to_server(nice: int) -> None:
@@ -41,7 +47,7 @@ def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
 
 
 def register() -> None:
-    """Leave the server's process group and end with the server.
+    """Leave the server's process group, end with the server, and log no client text.
 
     A terminal's Ctrl-C and a process manager's signal to the group mean the server, which then drains through this
     engine; an engine that took the signal too would cut the answers short. A server that was killed outright can't
@@ -49,9 +55,23 @@ def register() -> None:
     """
     if ENABLE_ENV not in os.environ or parent_process() is None:
         return
+    keep_client_text_out_of_logs()
     os.setpgid(0, 0)
     os.nice(int(os.environ.get(NICE_ENV, "0")))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="parent-watch").start()
+
+
+def keep_client_text_out_of_logs() -> None:
+    """Have this process log exceptions without their messages, which may hold token ids, and no scheduler output.
+
+    Why an engine could not start is logged in full: it has seen no request by then.
+    """
+    safe_logging.install(keep_startup_failures=True)
+    logging.getLogger(_DUMPS).addFilter(_drop)
+
+
+def _drop(_record: logging.LogRecord) -> bool:
+    return False
 
 
 def _end_with_parent(parent_pid: int) -> None:

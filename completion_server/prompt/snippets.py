@@ -58,8 +58,12 @@ def source(snippet: Snippet) -> str:
 
 
 def short_path(uri: str) -> str:
-    """Return the last parts of a URI's path on one line."""
-    path = unquote(urlsplit(uri).path or uri)
+    """Return the last parts of a URI's path on one line; of a URI that does not parse, the last parts of all of it."""
+    try:
+        path = urlsplit(uri).path or uri
+    except ValueError:  # such as square brackets that hold no IPv6 address
+        path = uri
+    path = unquote(path)
     return " ".join("/".join([part for part in path.split("/") if part][-_PATH_PARTS:]).split())
 
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 import structlog
 
+from completion_server.core.safe_logging import describe
+
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -28,28 +30,29 @@ def configure(settings: LogSettings) -> None:
         structlog.stdlib.add_logger_name,
         structlog.stdlib.PositionalArgumentsFormatter(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _describe_exception,
     ]
-    last: list[structlog.typing.Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if is_json
-        else [
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(),
-                exception_formatter=structlog.dev.plain_traceback,  # the others show variables, and so what is typed
-            )
-        ]
-    )
+    last = structlog.processors.JSONRenderer() if is_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
         )
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("completion_server").setLevel(settings.level.upper())
+
+
+def _describe_exception(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Render a record's exception without its message, which may quote what a user typed."""
+    exc_info = event.pop("exc_info", None)
+    text = describe(exc_info[1]) if exc_info and exc_info[1] else event["_record"].exc_text
+    if text:
+        event["exception"] = text
+    return event
 
 
 def set_level(level: str) -> str:

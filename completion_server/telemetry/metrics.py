@@ -1,10 +1,8 @@
-"""Prometheus metrics of requests and of the engine, on a port of their own."""
+"""Prometheus metrics of requests and of the engine."""
 
 from collections.abc import Callable, Iterator
-from threading import Thread
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -185,20 +183,3 @@ class Snapshot(Collector):
             yield GaugeMetricFamily(f"completion_{name}", name.replace("_", " ").capitalize() + ".", value=read())
         for name, read in self._counters.items():
             yield CounterMetricFamily(f"completion_{name}", name.replace("_", " ").capitalize() + ".", value=read())
-
-
-class MetricsServer:
-    """Serves /metrics from a thread, so that a busy event loop does not lose a scrape."""
-
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """Listen. Raises OSError where the port is taken."""
-        self._server: WSGIServer
-        self._thread: Thread
-        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
-        self.port: int = self._server.server_port
-
-    def stop(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

@@ -7,7 +7,8 @@ from completion_server.core.errors import Code
 from completion_server.core.events import Feedback, Marks
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason, Usage
 from completion_server.core.request import Caller, Request
-from completion_server.telemetry.metrics import Metrics, MetricsServer, Snapshot
+from completion_server.telemetry.metrics import Metrics, Snapshot
+from completion_server.telemetry.metrics_server import MetricsServer
 
 REQUEST = Request("r", Caller("u", "s"), 1, "", "", "secret code", "", 8, received_at=0.0)
 MARKS = Marks(

@@ -1,0 +1,125 @@
+"""File descriptors: as many as the system allows are used, and a process that has none left stays quiet."""
+
+import asyncio
+import json
+import re
+import resource
+import select
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.core.descriptors import RESERVE
+from tests.support.models import ROOT, TARGET
+from tests.support.server import ask, request
+
+SERVE = (
+    "-m", "completion_server", "serve", "--json", "--set", "engine.kind=scripted", "--set", f"engine.model={TARGET}",
+    "--set", "server.listen=127.0.0.1:0", "--set", "server.admin_listen=", "--set", "server.metrics_listen=127.0.0.1:0",
+)  # fmt: skip
+WINDOW_S = 1.0
+BUSY_S = 0.15
+"""Processor time within the window: a process that waits takes less, one that spins takes all that it is given."""
+
+
+def python_with_limits(soft: int, hard: int, *arguments: str) -> list[str]:
+    """Return a command that runs Python with these limits on open files."""
+    return ["sh", "-c", f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$@"', "sh", sys.executable, *arguments]
+
+
+async def busy_s(pid: int) -> float:
+    """Return the processor time that a process takes in the window."""
+    process = psutil.Process(pid)
+    before = process.cpu_times()
+    await asyncio.sleep(WINDOW_S)
+    after = process.cpu_times()
+    return (after.user - before.user) + (after.system - before.system)
+
+
+METRICS = """
+import os, sys
+from prometheus_client import CollectorRegistry
+from completion_server.telemetry.metrics_server import MetricsServer
+
+server = MetricsServer("127.0.0.1", 0, CollectorRegistry())
+taken = []
+try:
+    while True:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    print(server.port, flush=True)
+sys.stdin.readline()
+for number in taken:
+    os.close(number)
+sys.stdin.readline()
+server.stop()
+"""
+
+
+async def test_the_metrics_listener_waits_for_descriptors_and_serves_again() -> None:
+    command = python_with_limits(64, 64, "-c", METRICS)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        port = int(await asyncio.wait_for(process.stdout.readline(), 60))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)  # waits in the kernel's queue
+        writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert await busy_s(process.pid) < BUSY_S
+        process.stdin.write(b"give them back\n")
+        assert b"200 OK" in await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        _, errors = await asyncio.wait_for(process.communicate(b"end\n"), 30)
+        assert (process.returncode, errors) == (0, b"")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_server_uses_all_descriptors_and_outlives_a_lack_of_them(tmp_path: Path) -> None:
+    hard = RESERVE + 8
+    command = python_with_limits(128, hard, *SERVE, "--set", "admission.max_sessions=8")
+    with (tmp_path / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT)
+    assert process.stdout is not None
+    try:
+        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        server = psutil.Process(process.pid)
+        assert server.rlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        with ExitStack() as stack:
+            host, _, port = ready["address"].rpartition(":")
+            for _ in range(hard):
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            async with asyncio.timeout(30):
+                while server.num_fds() < hard:
+                    await asyncio.sleep(0.05)
+            host, _, port = ready["metrics_address"].rpartition(":")
+            waiting = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            waiting.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert await busy_s(process.pid) < BUSY_S
+            assert not select.select([waiting], [], [], 0)[0]
+        async with grpc.aio.insecure_channel(ready["address"]) as channel:
+            answer = await ask(CompletionServiceStub(channel), request(max_tokens=4), timeout=60)
+        assert answer.code is grpc.StatusCode.OK
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.parametrize("soft", [64, RESERVE + 99])
+def test_more_sessions_than_descriptors_are_refused_at_start(soft: int) -> None:
+    command = python_with_limits(soft, RESERVE + 99, *SERVE, "--set", "admission.max_sessions=100")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert re.search(r"admission\.max_sessions: must be at most 99, .*open files.*, got 100", done.stderr)

@@ -1,0 +1,171 @@
+"""The message of an exception may quote what a user typed: no log record holds it, whoever logs it."""
+
+import io
+import logging
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+
+import pytest
+
+from completion_server.core import safe_logging
+from completion_server.telemetry import logs
+
+TYPED = "hunter2"
+
+
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Takes back what `install` does to this process."""
+    factory = logging.getLogRecordFactory()
+    hooks = ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook"), (traceback, "print_exc"))
+    for module, name in hooks:
+        monkeypatch.setattr(module, name, getattr(module, name))
+    yield
+    logging.setLogRecordFactory(factory)
+
+
+@pytest.fixture
+def installed(restored: None) -> None:
+    safe_logging.install()
+
+
+@pytest.fixture
+def plain() -> Iterator[io.StringIO]:
+    """What a library's own handler and formatter write, such as vLLM's."""
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    library = logging.getLogger("library")
+    library.addHandler(handler)
+    yield written
+    library.removeHandler(handler)
+
+
+def fail() -> None:
+    try:
+        int(TYPED)
+    except ValueError as error:
+        raise KeyError(TYPED) from error
+
+
+def caught() -> BaseException:
+    try:
+        fail()
+    except KeyError as error:
+        error.add_note(TYPED)
+        return error
+    raise AssertionError
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_exception_is_logged_as_types_and_frames_of_its_whole_chain(plain: io.StringIO) -> None:
+    logging.getLogger("library").error("request %s failed", "r1", exc_info=caught())
+    assert TYPED not in plain.getvalue()
+    assert "request r1 failed" in plain.getvalue()
+    for part in ("ValueError", "KeyError", f'File "{__file__}", line ', "in fail"):
+        assert part in plain.getvalue()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_group_shows_each_of_its_exceptions(plain: io.StringIO) -> None:
+    group = BaseExceptionGroup(TYPED, [caught(), OSError(24, TYPED)])
+    logging.getLogger("library").error("failed", exc_info=group)
+    assert TYPED not in plain.getvalue()
+    assert "  | KeyError" in plain.getvalue()
+    assert "  | OSError [EMFILE]" in plain.getvalue()
+
+
+@pytest.mark.usefixtures("installed")
+def test_exceptions_among_the_arguments_are_named_by_their_type(plain: io.StringIO) -> None:
+    library = logging.getLogger("library")
+    library.error("failed: %s", ValueError(TYPED))
+    library.error("failed: %(error)s", {"error": ValueError(TYPED)})
+    library.error(ValueError(TYPED))
+    assert plain.getvalue() == "failed: ValueError\nfailed: ValueError\nValueError\n"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_cycle_of_causes_ends(plain: io.StringIO) -> None:
+    error = caught()
+    assert error.__cause__ is not None
+    error.__cause__.__cause__ = error
+    logging.getLogger("library").error("failed", exc_info=error)
+    assert plain.getvalue().count("KeyError\n") == 1
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_the_servers_own_handler_needs_no_installation(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        logs.configure(logs.LogSettings(format=log_format))  # type: ignore[arg-type]
+        logging.getLogger("completion_server.test").error("failed", exc_info=caught())
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    written = capsys.readouterr().err
+    assert TYPED not in written
+    assert "KeyError" in written
+    assert "in fail" in written
+
+
+UNCAUGHT = f"""
+import asyncio, logging, multiprocessing, threading
+from completion_server.core import safe_logging
+logging.basicConfig()
+safe_logging.install()
+
+def fail(text):
+    raise ValueError(text)
+
+class Finalized:
+    def __del__(self):
+        fail("{TYPED}")
+
+async def fail_in_a_task():
+    fail("{TYPED}")
+
+def fail_in_a_process():
+    safe_logging.install()
+    fail("{TYPED}")
+
+async def main():
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(safe_logging.log_loop_error)
+    loop.call_soon(fail, "{TYPED}")
+    loop.create_task(fail_in_a_task())
+    await asyncio.sleep(0.01)
+
+threading.Thread(target=fail, args=("{TYPED}",), name="worker").start()
+Finalized()
+process = multiprocessing.get_context("fork").Process(target=fail_in_a_process, name="child")
+process.start()
+process.join()
+asyncio.run(main())
+fail("{TYPED}")
+"""
+
+
+def test_exceptions_that_nobody_catches_are_logged_without_their_messages() -> None:
+    done = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert TYPED not in done.stdout + done.stderr
+    for part in (
+        "uncaught exception in thread worker", "exception ignored in Finalized.__del__", "event loop: Exception in",
+        "event loop: Task exception was never retrieved", "uncaught exception\n",
+        "Process child:\nTraceback",
+    ):  # fmt: skip
+        assert part in done.stderr
+    assert done.stderr.count("ValueError") == 6
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_start_that_fails_keeps_its_message_where_that_is_asked_for(plain: io.StringIO) -> None:
+    safe_logging.install(keep_startup_failures=True)
+    logging.getLogger("library").error("EngineCore failed to start.", exc_info=ValueError("max_model_len"))
+    logging.getLogger("library").error("EngineCore hit an error.", exc_info=ValueError(TYPED))
+    assert "max_model_len" in plain.getvalue()
+    assert TYPED not in plain.getvalue()
