@@ -1,9 +1,11 @@
 """The gate: refuses callers while the server can't serve, and counts the sessions that it let in."""
 
+from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 
-from completion_server.core.checks import require_at_least
+from completion_server.core.checks import require_at_least, require_positive
 from completion_server.core.errors import OverloadedError, UnavailableError
 
 
@@ -22,6 +24,21 @@ class AdmissionSettings:
 
     max_sessions: int = 16_000
     """Session streams that may be open at once, those included whose editors have just come back on another."""
+    max_sessions_per_user: int = 64
+    """Session streams of one named user; 0 sets no limit."""
+    max_sessions_per_peer: int = 512
+    """Session streams from one address; 0 sets no limit. An office behind one address, or a proxy, may need more. Does
+    not apply to a Unix socket."""
+    first_request_s: float = 60.0
+    """A Session stream that has sent nothing after this long is ended."""
+    session_idle_s: float = 900.0
+    """A Session stream that has sent nothing for this long is ended; editors open another with their next request. Also
+    bounds how long a message that was received in part is held."""
+    refused_bytes_per_s: float = 1024 * 1024
+    """Bytes of refused requests that one connection may send for long; beyond it all its calls are refused unread. A
+    refusal counts for at least 16 KiB. 0 sets no limit. Does not apply to a Unix socket."""
+    refused_burst_bytes: int = 8 * 1024 * 1024
+    """Bytes of refused requests that one connection may send at once."""
     retry_after_ms: int = 1000
     """When a refused caller should ask again."""
     user_requests_per_s: float = 20.0
@@ -32,6 +49,9 @@ class AdmissionSettings:
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
         require_at_least(self, max_sessions=1, user_requests_per_s=0, user_burst=1)
+        require_at_least(self, max_sessions_per_user=0, max_sessions_per_peer=0)
+        require_at_least(self, refused_bytes_per_s=0, refused_burst_bytes=1)
+        require_positive(self, "first_request_s", "session_idle_s")
 
 
 _REFUSALS = {
@@ -44,16 +64,17 @@ _REFUSALS = {
 class Permit:
     """A session's place. Give it back exactly once, by leaving its `with` block."""
 
-    def __init__(self, gate: "Gate") -> None:
-        """Take the place."""
+    def __init__(self, gate: "Gate", holders: tuple[Hashable, ...]) -> None:
+        """Hold a place that counts for each of the `holders`."""
         self._gate = gate
+        self._holders = holders
 
     def __enter__(self) -> None:
         """Hold it."""
 
     def __exit__(self, *_exc: object) -> None:
         """Give it back."""
-        self._gate.num_sessions -= 1
+        self._gate.leave_session(self._holders)
 
 
 class Gate:
@@ -66,6 +87,8 @@ class Gate:
         self._is_draining = False
         self._was_ready = False
         self.num_sessions = 0
+        self._held: Counter[Hashable] = Counter()
+        """Open sessions of each named user and of each address. A user is a tuple, an address a string."""
 
     @property
     def readiness(self) -> Readiness:
@@ -100,17 +123,39 @@ class Gate:
         if self.readiness is not Readiness.READY:
             raise UnavailableError(_REFUSALS[self.readiness], retry_after_ms=self._settings.retry_after_ms)
 
-    def enter_session(self) -> Permit:
-        """Let a session stream in.
+    def enter_session(self, user: tuple[str, str] | None = None, peer: str = "") -> Permit:
+        """Let a session stream in. `user` is tenant and user, None for one without a name; `peer` is its address.
 
         Raises:
             UnavailableError: the server can't serve now.
-            OverloadedError: as many sessions are open as may be.
+            OverloadedError: as many sessions are open as may be, on this server, of this user or from this address.
 
         """
         self.check()
-        if self.num_sessions >= self._settings.max_sessions:
-            msg = f"{self.num_sessions} sessions are open, the limit of this server"
-            raise OverloadedError(msg, retry_after_ms=self._settings.retry_after_ms)
+        settings = self._settings
+        self._check_room("", self.num_sessions, settings.max_sessions, "max_sessions")
+        holders: list[Hashable] = []
+        if user is not None and settings.max_sessions_per_user:
+            num = self._held[user]
+            self._check_room(" of this user", num, settings.max_sessions_per_user, "max_sessions_per_user")
+            holders.append(user)
+        if peer and settings.max_sessions_per_peer:
+            num = self._held[peer]
+            self._check_room(" from this address", num, settings.max_sessions_per_peer, "max_sessions_per_peer")
+            holders.append(peer)
         self.num_sessions += 1
-        return Permit(self)
+        self._held.update(holders)
+        return Permit(self, tuple(holders))
+
+    def leave_session(self, holders: tuple[Hashable, ...]) -> None:
+        """A session stream has ended; its permit says for whom it counted."""
+        self.num_sessions -= 1
+        for holder in holders:
+            self._held[holder] -= 1
+            if not self._held[holder]:
+                del self._held[holder]
+
+    def _check_room(self, whose: str, num_open: int, limit: int, key: str) -> None:
+        if num_open >= limit:
+            msg = f"{num_open} sessions{whose} are open, the limit of this server (admission.{key})"
+            raise OverloadedError(msg, retry_after_ms=self._settings.retry_after_ms)

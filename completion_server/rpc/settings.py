@@ -4,7 +4,10 @@ from dataclasses import dataclass
 
 from completion_server.core.checks import require_at_least, require_positive
 
-MIB = 1024 * 1024
+_FIELD_BYTES = 12
+"""A tag and a number or a length, at most."""
+_OTHER_BYTES = 4096
+"""For numbers, and for fields that this server does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +52,44 @@ class ServerSettings:
     delta_pause_ms: float = 20.0
     """At least this long between two messages with text of one answer, since each costs more than what it says; the
     first text and the end never wait."""
-    max_message_bytes: int = 16 * MIB
-    """Larger messages are refused by the transport."""
+    max_message_bytes: int | None = None
+    """Larger messages are refused by the transport, compressed ones by their size when decompressed. Unset: as large as
+    the limits of one request together allow."""
+    receive_timeout_s: float = 10.0
+    """A call whose request has not been received whole after this long is ended."""
     max_pending_calls: int = 20_000
     """Calls that may wait to be taken up; gRPC's own default of 1,000 rejects a reconnect storm at random."""
+    max_connections: int = 20_000
+    """Connections that may be open at once; further ones are closed."""
+    max_concurrent_streams: int = 128
+    """Calls and Session streams that may be open on one connection; gRPC clients queue further ones."""
+    max_connection_age_s: float = 3600.0
+    """A connection takes no more calls when it is this old, give or take a tenth; clients open another. 0 is never."""
+    max_connection_age_grace_s: float = 2100.0
+    """How long calls that are still open on such a connection may take to end before it is cut."""
+    max_session_age_s: float = 1800.0
+    """A Session stream this old is ended when its open requests are answered; editors open another. Must be less than
+    max_connection_age_grace_s, so that no stream is cut."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
-        require_at_least(self, delta_pause_ms=0)
-        require_positive(self, "grace_s", "stall_timeout_s", "max_message_bytes", "max_pending_calls")
+        require_at_least(self, delta_pause_ms=0, max_connection_age_s=0)
+        require_positive(
+            self,
+            "grace_s",
+            "stall_timeout_s",
+            "receive_timeout_s",
+            "max_pending_calls",
+            "max_connections",
+            "max_concurrent_streams",
+            "max_session_age_s",
+        )
+        if self.max_message_bytes is not None:
+            require_positive(self, "max_message_bytes")
+        if not self.max_session_age_s < self.max_connection_age_grace_s:
+            limit = f"must be less than max_connection_age_grace_s ({self.max_connection_age_grace_s:g})"
+            msg = f"max_session_age_s: {limit}, got {self.max_session_age_s:g}"
+            raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +102,7 @@ class LimitSettings:
     """Text right of the cursor."""
     max_snippets: int = 32
     """Context snippets of one request."""
-    max_snippet_bytes: int = 64 * 1024
+    max_snippet_bytes: int = 16 * 1024
     """Text of one snippet."""
     max_uri_bytes: int = 4096
     """Document and snippet URIs."""
@@ -90,6 +122,20 @@ class LimitSettings:
     """Longer deadlines, and none, are taken as this."""
     max_requests_per_session: int = 8
     """Requests of one session stream that may be unanswered at once."""
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The size of a message with every field at its limit, with room for the fields of a newer contract."""
+        snippet = self.max_snippet_bytes + self.max_uri_bytes + _FIELD_BYTES * 4
+        return (
+            self.max_prefix_bytes
+            + self.max_suffix_bytes
+            + self.max_uri_bytes
+            + self.max_session_id_bytes * 2
+            + self.max_snippets * snippet
+            + self.max_stop * (self.max_stop_bytes + _FIELD_BYTES)
+            + _OTHER_BYTES
+        )
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
