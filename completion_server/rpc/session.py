@@ -64,7 +64,7 @@ class StreamTimes:
 
         It was opened and last heard of at these times; a busy one, with open requests, does not count as idle.
         """
-        ends = [(opened_at + self.max_age_s, f"it is {self.max_age_s:.0f} s old (server.max_session_age_s)")]
+        ends = [(opened_at + self.max_age_s, f"it is {self.max_age_s:.3g} s old (server.max_session_age_s)")]
         if heard_at is None:
             why = f"nothing came within {self.first_request_s:g} s (admission.first_request_s)"
             ends.append((opened_at + self.first_request_s, why))

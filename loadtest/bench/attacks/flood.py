@@ -29,4 +29,4 @@ class Flood(Attack):
             if sequence % _PAUSE_EVERY == 0:
                 await asyncio.sleep(0)
         self.count_end(stream)
-        connection.close()
+        await connection.close()

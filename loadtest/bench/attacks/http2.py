@@ -4,8 +4,10 @@ Implements the little of HTTP/2 (RFC 9113) that attacks need: no padding, no pri
 """
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Self
 
 SERVICE = "/completion.v1.CompletionService"
@@ -27,6 +29,7 @@ class Stream:
         """Belong to a connection; `window` is how many bytes the server takes at first."""
         self.number = number
         self.window = window
+        self.num_sent_bytes = 0
         self.num_received_bytes = 0
         self.status: int | None = None
         """The gRPC status, -1 where the stream was reset without one; None while the call is open."""
@@ -44,6 +47,7 @@ class Stream:
             connection.write(_DATA, 0, self.number, rest[:size])
             rest = rest[size:]
             self.window -= size
+            self.num_sent_bytes += size
             connection.window -= size
             await connection.drain()
         if ends and self.status is None:
@@ -99,6 +103,7 @@ class Connection:
         connection.write(_WINDOW, 0, 0, struct.pack(">I", _OUR_WINDOW))
         await connection._settled.wait()
         if not connection.is_open:
+            await connection.close()
             msg = "the server hung up"
             raise ConnectionError(msg)
         return connection
@@ -137,10 +142,23 @@ class Connection:
         """Take nothing more in for a call."""
         self._streams.pop(stream.number, None)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Hang up."""
         self._reading.cancel()
+        await asyncio.wait([self._reading])
         self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up."""
+        await self.close()
 
     async def _read(self) -> None:
         try:

@@ -1,4 +1,7 @@
-"""Session streams that take every place and never ask."""
+"""Session streams that take every place and never ask.
+
+A flood of calls over many connections is another attack: here the number of connections is small.
+"""
 
 import asyncio
 
@@ -6,16 +9,16 @@ from loadtest.bench.attacks.attack import Attack
 from loadtest.bench.attacks.http2 import Connection, Stream
 
 _STREAMS = 20_000
-_MAX_CONNECTIONS = 200
+_MAX_CONNECTIONS = 16
 _AT_ONCE = 500
 _PAUSE_S = 0.05
 
 
 class IdleSessions(Attack):
-    """20,000 streams, on one connection if the server allows that, else on up to 200."""
+    """20,000 streams on one connection, or as many as the server allows on 16."""
 
     name = "idle_sessions"
-    about = "20,000 Session streams that never ask, on as few connections as the server allows"
+    about = "20,000 Session streams that never ask, on one connection (or what the server takes on 16)"
 
     async def run(self) -> None:
         """See Attack."""
