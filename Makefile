@@ -10,7 +10,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test check proto docs lock lock-cuda models calibration test-calibration clean \
-	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation
+	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
+	bench-attacks
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -75,6 +76,9 @@ bench-scheduler: $(VENV)/installed ## How editors fare as people type, at half t
 
 bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end, beside a bare gRPC server.
 	@$(BIN)/python -m loadtest.bench.sessions
+
+bench-attacks: $(VENV)/installed ## What honest users get while the server is attacked, and the server's memory.
+	@$(BIN)/python -m loadtest.bench.attacks
 
 bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/images/peers.svg.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg

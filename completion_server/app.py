@@ -155,11 +155,12 @@ class App:
             pipeline = self._join(prompts)
             servicer = CompletionServicer(
                 pipeline,
+                self._config.server,
                 self._config.limits,
-                self._config.server.stall_timeout_s,
+                self._config.admission,
                 sheds_as_status=self._config.shed.as_status,
             )
-            public = build_public_server(self._config.server, servicer, self._health)
+            public = build_public_server(self._config.server, self._config.limits, servicer, self._health)
             admin = self._build_admin(pipeline, prompts)
             await self._health.set(is_serving=False)
             stack.push_async_callback(self._engine.stop)

@@ -77,7 +77,11 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
 
     try:
         # Both before vLLM is imported, which takes seconds.
-        descriptors.check_sessions(loaded.admission.max_sessions, descriptors.raise_limit())
+        limits = {
+            "admission.max_sessions": loaded.admission.max_sessions,
+            "server.max_connections": loaded.server.max_connections,
+        }
+        descriptors.check_limits(limits)
         check_addresses(loaded.server)
         make_engine = make_engine_factory(loaded)
 

@@ -1,13 +1,16 @@
 """The gate: refuses callers while the server can't serve, and counts the sessions that it let in."""
 
+from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from completion_server.core.checks import Between, require_bounds
+from completion_server.core.checks import DAY_S, Above, Between, require_bounds
 from completion_server.core.errors import OverloadedError, UnauthenticatedError, UnavailableError
 
 _USERS_PER_PEER = 4
+_SESSIONS_PER_PEER = 512
 
 
 class Readiness(Enum):
@@ -25,6 +28,21 @@ class AdmissionSettings:
 
     max_sessions: Annotated[int, Between(1, 1_000_000)] = 16_000
     """Session streams that may be open at once, those included whose editors have just come back on another."""
+    max_sessions_per_user: Annotated[int, Between(0, 1_000_000)] = 64
+    """Session streams of one named user; 0 sets no limit."""
+    max_sessions_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
+    """Session streams from one address. 0 sets no limit; None is 512, or no limit with `require_user`. An office behind
+    one address, or a proxy, may need more. Does not apply to a Unix socket."""
+    first_request_s: Annotated[float, Above(0, DAY_S)] = 60.0
+    """A Session stream that has sent nothing after this long is ended."""
+    session_idle_s: Annotated[float, Above(0, DAY_S)] = 900.0
+    """A Session stream that has sent nothing for this long is ended; editors open another with their next request. Also
+    bounds how long a message that was received in part is held."""
+    refused_bytes_per_s: Annotated[float, Between(0, 1e12)] = 1024 * 1024
+    """Bytes of refused requests that one connection may send for long; beyond it all its calls are refused unread. A
+    refusal counts for at least 16 KiB. 0 sets no limit. Does not apply to a Unix socket."""
+    refused_burst_bytes: Annotated[int, Between(1, 1_000_000_000)] = 8 * 1024 * 1024
+    """Bytes of refused requests that one connection may send at once."""
     retry_after_ms: Annotated[int, Between(0, 3_600_000)] = 1000
     """When a refused caller should ask again."""
     user_requests_per_s: Annotated[float, Between(0, 1_000_000)] = 20.0
@@ -49,9 +67,17 @@ class AdmissionSettings:
     @property
     def num_users_per_peer(self) -> int:
         """What `users_per_peer` comes to; 0 for no limit."""
-        if self.users_per_peer is None:
-            return 0 if self.require_user else _USERS_PER_PEER
-        return self.users_per_peer
+        return self._per_peer(self.users_per_peer, _USERS_PER_PEER)
+
+    @property
+    def num_sessions_per_peer(self) -> int:
+        """What `max_sessions_per_peer` comes to; 0 for no limit."""
+        return self._per_peer(self.max_sessions_per_peer, _SESSIONS_PER_PEER)
+
+    def _per_peer(self, given: int | None, otherwise: int) -> int:
+        if given is not None:
+            return given
+        return 0 if self.require_user else otherwise
 
 
 _REFUSALS = {
@@ -64,16 +90,17 @@ _REFUSALS = {
 class Permit:
     """A session's place. Give it back exactly once, by leaving its `with` block."""
 
-    def __init__(self, gate: "Gate") -> None:
-        """Take the place."""
+    def __init__(self, gate: "Gate", holders: tuple[Hashable, ...]) -> None:
+        """Hold a place that counts for each of the `holders`."""
         self._gate = gate
+        self._holders = holders
 
     def __enter__(self) -> None:
         """Hold it."""
 
     def __exit__(self, *_exc: object) -> None:
         """Give it back."""
-        self._gate.num_sessions -= 1
+        self._gate.leave_session(self._holders)
 
 
 class Gate:
@@ -86,6 +113,8 @@ class Gate:
         self._is_draining = False
         self._was_ready = False
         self.num_sessions = 0
+        self._held: Counter[Hashable] = Counter()
+        """Open sessions of each named user and of each address. A user is a tuple, an address a string."""
 
     @property
     def readiness(self) -> Readiness:
@@ -131,17 +160,39 @@ class Gate:
             msg = "metadata x-user-id: must name the user; admission.require_user is set on this server"
             raise UnauthenticatedError(msg)
 
-    def enter_session(self) -> Permit:
-        """Let a session stream in.
+    def enter_session(self, user: tuple[str, str] | None = None, peer: str = "") -> Permit:
+        """Let a session stream in. `user` is tenant and user, None for one without a name; `peer` is its address.
 
         Raises:
             UnavailableError: the server can't serve now.
-            OverloadedError: as many sessions are open as may be.
+            OverloadedError: as many sessions are open as may be, on this server, of this user or from this address.
 
         """
         self.check()
-        if self.num_sessions >= self._settings.max_sessions:
-            msg = f"{self.num_sessions} sessions are open, the limit of this server"
-            raise OverloadedError(msg, retry_after_ms=self._settings.retry_after_ms)
+        settings = self._settings
+        self._check_room("", self.num_sessions, settings.max_sessions, "max_sessions")
+        holders: list[Hashable] = []
+        if user is not None and settings.max_sessions_per_user:
+            num = self._held[user]
+            self._check_room(" of this user", num, settings.max_sessions_per_user, "max_sessions_per_user")
+            holders.append(user)
+        if peer and settings.num_sessions_per_peer:
+            num = self._held[peer]
+            self._check_room(" from this address", num, settings.num_sessions_per_peer, "max_sessions_per_peer")
+            holders.append(peer)
         self.num_sessions += 1
-        return Permit(self)
+        self._held.update(holders)
+        return Permit(self, tuple(holders))
+
+    def leave_session(self, holders: tuple[Hashable, ...]) -> None:
+        """A session stream has ended; its permit says for whom it counted."""
+        self.num_sessions -= 1
+        for holder in holders:
+            self._held[holder] -= 1
+            if not self._held[holder]:
+                del self._held[holder]
+
+    def _check_room(self, whose: str, num_open: int, limit: int, key: str) -> None:
+        if num_open >= limit:
+            msg = f"{num_open} sessions{whose} are open, the limit of this server (admission.{key})"
+            raise OverloadedError(msg, retry_after_ms=self._settings.retry_after_ms)

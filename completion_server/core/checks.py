@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+DAY_S = 86_400
+
 
 @dataclass(frozen=True, slots=True)
 class Between:

@@ -1,6 +1,7 @@
-"""File descriptors of this process: raises their limit, and checks that the sessions which are allowed fit into it."""
+"""File descriptors of this process: raises their limit, and checks that all allowed connections fit into it."""
 
 import resource
+from collections.abc import Mapping
 
 from completion_server.core.errors import ConfigError
 
@@ -22,15 +23,26 @@ def raise_limit() -> int:
     return soft if soft != resource.RLIM_INFINITY else limit
 
 
-def check_sessions(max_sessions: int, limit: int) -> None:
-    """Check that every session may come on a connection of its own, which takes a descriptor.
+def max_connections() -> int:
+    """Return how many connections may be open at once: each takes a descriptor."""
+    return max(1, raise_limit() - RESERVE)
+
+
+def check_limits(limits: Mapping[str, int | None]) -> None:
+    """Check that as many connections as each of the `limits` allows, by configuration key, can be open at once.
+
+    A session may come on a connection of its own.
 
     Raises:
-        ConfigError: there are fewer descriptors than that.
+        ConfigError: there are fewer descriptors than that; the message has a line for each key.
 
     """
-    most = limit - RESERVE
-    if max_sessions > most:
-        why = f"since the system allows {limit} open files (ulimit -Hn) and {RESERVE} are for other uses"
-        msg = f"admission.max_sessions: must be at most {max(0, most)}, {why}, got {max_sessions}"
-        raise ConfigError(msg)
+    most = max_connections()
+    why = f"since the system's limit of open files (ulimit -Hn) less {RESERVE} for other uses allows no more"
+    faults = [
+        f"{key}: must be at most {most}, {why}, got {given}"
+        for key, given in limits.items()
+        if given is not None and given > most
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))

@@ -89,5 +89,18 @@ class OverloadedError(CompletionError):
     code = Code.RESOURCE_EXHAUSTED
 
 
+class TooManyRefusalsError(CompletionError):
+    """A connection sent more bad requests than it may: none of its requests is received for a time."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "TOO_MANY_REFUSALS"
+
+
+class SessionEndedError(UnavailableError):
+    """The server ends a session stream in good order: open another when there is something to ask."""
+
+    reason = "SESSION_ENDED"
+
+
 class ConfigError(Exception):
     """The configuration can't be used; the message says which key, and what would do."""

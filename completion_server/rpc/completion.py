@@ -1,51 +1,75 @@
 """CompletionService: one call for each request, or one stream for an editor's whole life."""
 
 import asyncio
+import random
 from typing import Any
 
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.refusals import RefusalBudget
 from completion_server.completion import Completion
 from completion_server.core.errors import CompletionError, ShedError
 from completion_server.core.outcome import End, FinishReason, Outcome
-from completion_server.core.request import Request
 from completion_server.pipeline import Pipeline
 from completion_server.rpc import convert
-from completion_server.rpc.identity import Identity, identity_of
-from completion_server.rpc.session import CLIENT_GONE, SessionStream, reset
-from completion_server.rpc.settings import LimitSettings
+from completion_server.rpc.intake import Intake, parsed
+from completion_server.rpc.session import CLIENT_GONE, SessionStream, StreamTimes, reset
+from completion_server.rpc.settings import LimitSettings, ServerSettings
 from completion_server.rpc.status import DeadlineError, abort, abort_within
-from completion_server.rpc.wire import Malformed
 
 Context = Any
 
+_AGE_JITTER = 0.1
 _DEADLINE_SLACK_S = 0.01
 """gRPC ends a call at its deadline too: a cancel this close to it is the deadline's."""
 
 
 class CompletionServicer:
-    """Answers editors."""
+    """Answers editors. Each method takes the raw bytes of its messages, from the context."""
 
     def __init__(
-        self, pipeline: Pipeline, limits: LimitSettings, stall_timeout_s: float, *, sheds_as_status: bool = False
+        self,
+        pipeline: Pipeline,
+        server: ServerSettings,
+        limits: LimitSettings,
+        admission: AdmissionSettings,
+        *,
+        sheds_as_status: bool = False,
     ) -> None:
         """Answer through `pipeline`; with `sheds_as_status` a shed call fails instead of ending empty."""
         self._pipeline = pipeline
+        self._server = server
         self._limits = limits
-        self._stall_timeout_s = stall_timeout_s
+        self._admission = admission
+        self._stall_timeout_s = server.stall_timeout_s
         self._sheds_as_status = sheds_as_status
+        budget = RefusalBudget(admission.refused_bytes_per_s, admission.refused_burst_bytes)
+        self._intake = Intake(limits, budget, server.receive_timeout_s, pipeline.clock)
         self._sessions: set[SessionStream] = set()
 
-    async def complete(self, message: pb.CompleteRequest | Malformed, context: Context) -> None:
+    async def complete(self, _messages: Any, context: Context) -> None:
         """One request, one stream."""
         try:
-            request = self._request(message, context)
-            completion = self._pipeline.open(request)
+            completion = await self._open(context)
         except CompletionError as error:
             self._pipeline.observer.request_refused(error.code)
             await abort(context, error)
         failure = await self._stream(completion, context)
         if failure is not None:
             await abort_within(context, failure, self._stall_timeout_s)
+
+    async def _open(self, context: Context) -> Completion:
+        """Receive a call's request and take it in."""
+        identity = await self._intake.enter(context)
+        self._pipeline.gate.check()
+        self._pipeline.gate.check_user(identity.user)
+        data = await self._intake.receive(context, identity)
+        with self._intake.charging(identity, len(data)):
+            message = parsed(self._intake.decode_complete(data))
+            caller = identity.call(convert.session_id_of(message))
+            now = self._pipeline.clock.now()
+            request = convert.request_of(message, caller, self._limits, context.time_remaining(), now)
+        return self._pipeline.open(request)
 
     async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
         """Write an answer out; return the failure that the call must end with, if any."""
@@ -73,13 +97,15 @@ class CompletionServicer:
     async def session(self, _messages: Any, context: Context) -> None:
         """One stream for an editor's whole life. Messages are read from the context, one at a time."""
         try:
-            identity = self._identify(context)
-            permit = self._pipeline.gate.enter_session()
+            identity = await self._intake.enter(context)
+            self._pipeline.gate.check_user(identity.user)
+            user = (identity.tenant, identity.user) if identity.user else None
+            permit = self._pipeline.gate.enter_session(user, identity.peer)
         except CompletionError as error:
             self._pipeline.observer.request_refused(error.code)
             await abort(context, error)
         with permit:
-            stream = SessionStream(self._pipeline, self._limits, self._stall_timeout_s, context, identity)
+            stream = SessionStream(self._pipeline, self._intake, self._times(), context, identity)
             self._sessions.add(stream)
             try:
                 await context.send_initial_metadata(())  # so that an editor that came back knows it
@@ -91,33 +117,27 @@ class CompletionServicer:
         if failure is not None:
             await abort_within(context, failure, self._stall_timeout_s)
 
-    async def report_feedback(
-        self, message: pb.ReportFeedbackRequest | Malformed, context: Context
-    ) -> pb.ReportFeedbackResponse:
+    async def report_feedback(self, _messages: Any, context: Context) -> None:
         """What became of a completion."""
         try:
-            if isinstance(message, Malformed):
-                raise message.error
-            caller = self._identify(context).call(convert.session_id_of(message, self._limits))
-            self._pipeline.report_feedback(caller, message.sequence, convert.feedback_of(message))
+            identity = await self._intake.enter(context)
+            self._pipeline.gate.check_user(identity.user)
+            data = await self._intake.receive(context, identity)
+            with self._intake.charging(identity, len(data)):
+                message = parsed(self._intake.decode_feedback(data))
+                caller = identity.call(convert.session_id_of(message))
+                self._pipeline.report_feedback(caller, message.sequence, convert.feedback_of(message))
         except CompletionError as error:
             await abort(context, error)
-        return pb.ReportFeedbackResponse()
+        await context.write(pb.ReportFeedbackResponse())
 
     def close_sessions(self) -> None:
         """End every session stream with UNAVAILABLE, so that editors go to another server."""
         for stream in list(self._sessions):
             stream.close()
 
-    def _request(self, message: pb.CompleteRequest | Malformed, context: Context) -> Request:
-        if isinstance(message, Malformed):
-            raise message.error
-        session = convert.session_id_of(message, self._limits)
-        caller = self._identify(context).call(session)
-        now = self._pipeline.clock.now()
-        return convert.request_of(message, caller, self._limits, context.time_remaining(), now)
-
-    def _identify(self, context: Context) -> Identity:
-        identity = identity_of(context, self._limits)
-        self._pipeline.gate.check_user(identity.user)
-        return identity
+    def _times(self) -> StreamTimes:
+        """Return a new stream's times; streams that were opened together don't all end together."""
+        max_age_s = self._server.max_session_age_s * random.uniform(1 - _AGE_JITTER, 1)
+        admission = self._admission
+        return StreamTimes(admission.first_request_s, admission.session_idle_s, max_age_s, self._stall_timeout_s)

@@ -1,4 +1,4 @@
-"""Messages to core and back. Everything that a message may get wrong is found here, before any work is done."""
+"""Messages to core and back. Finds bad values before any work is done; `scan` has checked all sizes before."""
 
 import itertools
 import math
@@ -65,10 +65,9 @@ def request_of(
     `deadline_s` is the time that the call leaves, None for no end.
 
     Raises:
-        InvalidRequestError: a field is bad or too large; says which, the limit and what was given.
+        InvalidRequestError: a field is bad; says which, the limit and what was given.
 
     """
-    _check_sizes(message, limits)
     mode = _known("mode", message.mode, _MODES)
     return Request(
         id=f"r{next(_request_numbers)}",
@@ -84,21 +83,20 @@ def request_of(
         trigger=_known("trigger", message.trigger, _TRIGGERS),
         mode=mode,
         sampling=_sampling(message),
-        stop=tuple(message.stop),
+        stop=tuple(_stops(message)),
         deadline=Deadline.after(min(limits.max_deadline_s, math.inf if deadline_s is None else deadline_s), now),
     )
 
 
-def session_id_of(message: pb.CompleteRequest | pb.ReportFeedbackRequest, limits: LimitSettings) -> str:
+def session_id_of(message: pb.CompleteRequest | pb.ReportFeedbackRequest) -> str:
     """Return a message's session id.
 
     Raises:
-        InvalidRequestError: it is empty or too long.
+        InvalidRequestError: it is empty.
 
     """
     if not message.session_id:
         raise InvalidRequestError("session_id", "must not be empty")
-    _check_size("session_id", message.session_id, limits.max_session_id_bytes)
     return message.session_id
 
 
@@ -116,36 +114,6 @@ def feedback_of(message: pb.ReportFeedbackRequest) -> Feedback:
     if not 0.0 <= message.survived_share <= 1.0:
         raise InvalidRequestError("survived_share", f"must be from 0 to 1, got {message.survived_share:g}")
     return Feedback(kind, message.accepted_characters, message.survived_after_s, message.survived_share)
-
-
-def _check_sizes(message: pb.CompleteRequest, limits: LimitSettings) -> None:
-    _check_size("prefix", message.prefix, limits.max_prefix_bytes)
-    _check_size("suffix", message.suffix, limits.max_suffix_bytes)
-    _check_size("document_uri", message.document_uri, limits.max_uri_bytes)
-    _check_size("language_id", message.language_id, limits.max_session_id_bytes)
-    _check_count("snippets", len(message.snippets), limits.max_snippets)
-    for i, snippet in enumerate(message.snippets):
-        _check_size(f"snippets[{i}].text", snippet.text, limits.max_snippet_bytes)
-        _check_size(f"snippets[{i}].uri", snippet.uri, limits.max_uri_bytes)
-    _check_count("stop", len(message.stop), limits.max_stop)
-    for i, stop in enumerate(message.stop):
-        _check_size(f"stop[{i}]", stop, limits.max_stop_bytes)
-        if not stop:
-            raise InvalidRequestError(f"stop[{i}]", "must not be empty")
-
-
-def _check_size(field: str, text: str, limit: int) -> None:
-    # Characters are never more than bytes, and at most a quarter of them: count bytes only where it can matter.
-    if len(text) * 4 <= limit:
-        return
-    size = len(text.encode())
-    if size > limit:
-        raise InvalidRequestError(field, f"must be at most {limit} bytes, got {size}")
-
-
-def _check_count(field: str, count: int, limit: int) -> None:
-    if count > limit:
-        raise InvalidRequestError(field, f"must have at most {limit} entries, got {count}")
 
 
 def _known(field: str, value: V, known: Mapping[V, T]) -> T:
@@ -179,6 +147,13 @@ def _snippets(message: pb.CompleteRequest) -> Iterator[Snippet]:
         if not math.isfinite(snippet.score):
             raise InvalidRequestError(f"snippets[{i}].score", f"must be a finite number, got {snippet.score:g}")
         yield Snippet(snippet.uri, snippet.text, snippet.score)
+
+
+def _stops(message: pb.CompleteRequest) -> Iterator[str]:
+    for i, stop in enumerate(message.stop):
+        if not stop:
+            raise InvalidRequestError(f"stop[{i}]", "must not be empty")
+        yield stop
 
 
 def end_message(end: End) -> pb.End:

@@ -7,20 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from completion.v1 import admin_pb2, admin_pb2_grpc
 from completion.v1 import completion_pb2 as pb
+from completion_server.core import descriptors
 from completion_server.core.errors import ConfigError
 from completion_server.rpc.admin import AdminServicer
 from completion_server.rpc.completion import CompletionServicer
-from completion_server.rpc.settings import ServerSettings, TlsSettings
-from completion_server.rpc.wire import Decoder
+from completion_server.rpc.settings import LimitSettings, ServerSettings, TlsSettings
 
 COMPLETION_SERVICE = pb.DESCRIPTOR.services_by_name["CompletionService"].full_name
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+_MAX_ADMIN_MESSAGE_BYTES = 64 * 1024
+_UNREAD_BYTES = 64 * 1024
+"""How much of a call is received before somebody reads it."""
+_MAX_METADATA_BYTES = 8 * 1024
 
 
 class Health:
@@ -107,14 +113,16 @@ def _is_unix_socket(address: str) -> bool:
     return address.startswith(("unix:", "unix-abstract:"))
 
 
-def build_public_server(settings: ServerSettings, servicer: CompletionServicer, health: Health) -> Listener:
+def build_public_server(
+    settings: ServerSettings, limits: LimitSettings, servicer: CompletionServicer, health: Health
+) -> Listener:
     """Return the editors' server, not yet started.
 
     Raises:
         ConfigError: the address can't be used.
 
     """
-    server = grpc.aio.server(options=_options(settings))
+    server = grpc.aio.server(options=_options(settings, settings.max_message_bytes or limits.max_message_bytes))
     server.add_generic_rpc_handlers((_completion_handlers(servicer),))
     return _finish(server, settings.listen, "server.listen", settings, settings.tls, health, COMPLETION_SERVICE)
 
@@ -129,7 +137,7 @@ def build_admin_server(settings: ServerSettings, servicer: AdminServicer, health
     if not is_loopback(settings.admin_listen) and not settings.admin_tls.client_ca:
         msg = f"server.admin_listen: {settings.admin_listen} is not loopback; that needs server.admin_tls.client_ca"
         raise ConfigError(msg)
-    server = grpc.aio.server(options=_options(settings))
+    server = grpc.aio.server(options=_options(settings, _MAX_ADMIN_MESSAGE_BYTES))
     admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
     tls = settings.admin_tls
     return _finish(server, settings.admin_listen, "server.admin_listen", settings, tls, health, ADMIN_SERVICE)
@@ -179,31 +187,41 @@ def _credentials(tls: TlsSettings, key: str) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
 
 
-def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
-    return [
-        ("grpc.max_receive_message_length", settings.max_message_bytes),
+def _options(settings: ServerSettings, max_message_bytes: int) -> list[tuple[str, Any]]:
+    options: list[tuple[str, Any]] = [
+        ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.server.max_pending_requests", settings.max_pending_calls),
         ("grpc.server.max_pending_requests_hard_limit", 2 * settings.max_pending_calls),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server on it
+        # What a call that nobody reads can hold. gRPC's probe of the bandwidth would raise that to megabytes.
+        ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections or descriptors.max_connections()),
         # A laptop that closed its lid says nothing: find out.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ]
+    if settings.max_connection_age_s:
+        options += [
+            ("grpc.max_connection_age_ms", round(settings.max_connection_age_s * 1000)),
+            ("grpc.max_connection_age_grace_ms", round(settings.max_connection_age_grace_s * 1000)),
+        ]
+    return options
 
 
 def _completion_handlers(servicer: CompletionServicer) -> grpc.GenericRpcHandler:
-    """Register the methods with decoders that answer bad bytes instead of failing the call inside gRPC."""
+    """Register every method as a stream of raw bytes: what is received is the service's decision (see `intake`)."""
+    methods: dict[str, tuple[Any, type[Message]]] = {
+        "Complete": (servicer.complete, pb.CompleteResponse),
+        "Session": (servicer.session, pb.SessionResponse),
+        "ReportFeedback": (servicer.report_feedback, pb.ReportFeedbackResponse),
+    }
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Complete": grpc.unary_stream_rpc_method_handler(
-            servicer.complete, Decoder(pb.CompleteRequest), pb.CompleteResponse.SerializeToString
-        ),
-        "Session": grpc.stream_stream_rpc_method_handler(
-            servicer.session, Decoder(pb.SessionRequest), pb.SessionResponse.SerializeToString
-        ),
-        "ReportFeedback": grpc.unary_unary_rpc_method_handler(
-            servicer.report_feedback, Decoder(pb.ReportFeedbackRequest), pb.ReportFeedbackResponse.SerializeToString
-        ),
+        name: grpc.stream_stream_rpc_method_handler(method, response_serializer=response.SerializeToString)
+        for name, (method, response) in methods.items()
     }
     return grpc.method_handlers_generic_handler(COMPLETION_SERVICE, handlers)

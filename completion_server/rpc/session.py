@@ -1,10 +1,8 @@
-"""One Session stream: reads an editor's messages, and writes the answers of all its requests, one event at a time."""
+"""One Session stream: reads an editor's messages, opens its requests, and ends the stream when its time is over."""
 
 import asyncio
 import logging
-from collections import deque
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -12,19 +10,31 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.gate import Readiness
 from completion_server.completion import Completion
-from completion_server.core.errors import CompletionError, InvalidRequestError, UnavailableError
-from completion_server.core.outcome import End, Event, FinishReason, Outcome, ShedReason
+from completion_server.core.errors import (
+    Code,
+    CompletionError,
+    InvalidRequestError,
+    OverloadedError,
+    SessionEndedError,
+    UnavailableError,
+)
+from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
 from completion_server.pipeline import Pipeline
 from completion_server.rpc import convert
 from completion_server.rpc.identity import Identity
-from completion_server.rpc.settings import LimitSettings
+from completion_server.rpc.intake import Intake
+from completion_server.rpc.outbox import Outbox
 from completion_server.rpc.wire import Malformed
 
 logger = logging.getLogger(__name__)
 
 CLIENT_GONE = grpc.aio.BaseError
 """What a write raises whose client has left; a cancel does not always come first."""
+
+_REFUSALS_PER_REQUEST = 4
+"""Refusals that may wait to be written, for each request that may be unanswered; beyond it the stream is not read."""
+_CALLERS_FAULT = (Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED)
 
 
 def reset(seconds: float) -> NoReturn:
@@ -38,19 +48,30 @@ def reset(seconds: float) -> NoReturn:
     raise asyncio.CancelledError
 
 
-@dataclass(slots=True)
-class _Answer:
-    """What is written under one sequence number: what a completion has to say, or why there is none."""
+@dataclass(frozen=True, slots=True)
+class StreamTimes:
+    """How long a stream may live, in seconds."""
 
-    sequence: int
-    completion: Completion | None = None
-    refusal: End | None = None
-    is_ready: bool = False
-    """Whether it stands in the row of those that have something to write."""
+    first_request_s: float
+    """From opening it to its first message."""
+    idle_s: float
+    """From one message to the next."""
+    max_age_s: float
+    stall_timeout_s: float
+    """How long its reader may take nothing."""
 
-    def take(self) -> Event | None:
-        """Return what is to be written now."""
-        return self.refusal if self.completion is None else self.completion.take_nowait()
+    def end(self, opened_at: float, heard_at: float | None, *, is_busy: bool) -> tuple[float, str]:
+        """Return when a stream ends that hears nothing more, and why.
+
+        It was opened and last heard of at these times; a busy one, with open requests, does not count as idle.
+        """
+        ends = [(opened_at + self.max_age_s, f"it is {self.max_age_s:.3g} s old (server.max_session_age_s)")]
+        if heard_at is None:
+            why = f"nothing came within {self.first_request_s:g} s (admission.first_request_s)"
+            ends.append((opened_at + self.first_request_s, why))
+        elif not is_busy:
+            ends.append((heard_at + self.idle_s, f"nothing came for {self.idle_s:g} s (admission.session_idle_s)"))
+        return min(ends)
 
 
 class SessionStream:
@@ -59,115 +80,127 @@ class SessionStream:
     def __init__(
         self,
         pipeline: Pipeline,
-        limits: LimitSettings,
-        stall_timeout_s: float,
+        intake: Intake,
+        times: StreamTimes,
         context: "grpc.aio.ServicerContext[Any, Any]",
         identity: Identity,
     ) -> None:
         """Belong to the call of `context`, whose caller is `identity`."""
         self._pipeline = pipeline
-        self._limits = limits
-        self._stall_timeout_s = stall_timeout_s
+        self._intake = intake
+        self._times = times
         self._context = context
         self._identity = identity
         self._caller: Caller | None = None
         """Known from the first request on, which names the session."""
         self._last_sequence = -1
-        self._open: dict[int, _Answer] = {}
-        self._ready: deque[_Answer] = deque()
-        self._news: asyncio.Future[None] | None = None
-        self._places = asyncio.Semaphore(limits.max_requests_per_session)
+        max_refusals = _REFUSALS_PER_REQUEST * intake.limits.max_requests_per_session
+        self._outbox = Outbox(context, times.stall_timeout_s, max_refusals)
         self._loop = asyncio.get_running_loop()
+        self._opened_at = self._loop.time()
+        self._heard_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._writing: asyncio.Task[None] | None = None
-        self._is_read = False
-        self._has_stalled = False
-        self._is_closing = False
+        self._failure: CompletionError | None = None
+        """What the stream ends with once everything is written."""
 
     async def run(self) -> CompletionError | None:
         """Serve the stream to its end; return the failure that the call must end with, if any."""
         try:
             async with asyncio.TaskGroup() as group:
-                self._writing = group.create_task(self._write_all())
+                group.create_task(self._outbox.run())
                 self._reading = group.create_task(self._read_all())
-                self._reading.add_done_callback(self._have_read)  # also where it never began
-                if self._is_closing:
+                self._reading.add_done_callback(lambda _reading: self._outbox.complete())  # also where it never began
+                if self._failure is not None:
                     self._reading.cancel()
+                self._watch()
         except BaseExceptionGroup as failures:
             if failures.subgroup(TimeoutError):
-                reset(self._stall_timeout_s)
+                reset(self._times.stall_timeout_s)
             if failures.subgroup(lambda error: not isinstance(error, CLIENT_GONE)):
                 raise
             return None
         finally:
-            for answer in self._open.values():
-                if answer.completion is not None:
-                    answer.completion.close()
-                    answer.completion.ignore()
-        if self._is_closing:
-            return UnavailableError("the server is shutting down", retry_after_ms=0)
-        return None
+            if self._timer is not None:
+                self._timer.cancel()
+            for completion in self._outbox.completions():
+                completion.close()
+                completion.ignore()
+        return self._failure
 
     def close(self) -> None:
         """Read no more; when the answers are written, the stream ends with UNAVAILABLE."""
-        self._is_closing = True
-        if self._reading is not None:
-            self._reading.cancel()
+        self._end(UnavailableError("the server is shutting down", retry_after_ms=0))
+
+    def _end(self, failure: CompletionError) -> None:
+        """Read no more, and end with a failure when the answers are written."""
+        if self._failure is None:
+            self._failure = failure
+            if self._reading is not None:
+                self._reading.cancel()
+
+    def _watch(self) -> None:
+        """End the stream if its time is over, else look again when it may be."""
+        now, is_busy = self._loop.time(), self._outbox.num_unanswered > 0
+        ends_at, why = self._times.end(self._opened_at, self._heard_at, is_busy=is_busy)
+        if ends_at <= now:
+            self._end(SessionEndedError(f"the stream ends: {why}", retry_after_ms=0))
+            return
+        # A message or an answer meanwhile can bring the end forward, but not to before that.
+        self._timer = self._loop.call_at(min(ends_at, now + self._times.idle_s), self._watch)
 
     # What comes in
 
     async def _read_all(self) -> None:
-        while (message := await self._context.read()) is not grpc.aio.EOF:
-            await self._take(message)
+        while self._failure is None and (data := await self._context.read()) is not grpc.aio.EOF:
+            self._heard_at = self._loop.time()
+            await self._take(data)
 
-    def _have_read(self, _reading: "asyncio.Task[None]") -> None:
-        self._is_read = True
-        self._wake()
-
-    async def _take(self, message: pb.SessionRequest | Malformed) -> None:
+    async def _take(self, data: bytes) -> None:
+        message = self._intake.decode_session(data)
         if isinstance(message, Malformed):
-            await self._refuse(message.sequence, message.error)
+            await self._refuse(message.sequence, message.error, len(data))
             return
         match message.WhichOneof("event"):
             case "complete":
-                await self._places.acquire()
-                await self._complete(message.complete)
+                await self._complete(message.complete, len(data))
             case "cancel":
-                answer = self._open.get(message.cancel.sequence)
-                if answer is not None and answer.completion is not None:
-                    answer.completion.close()
+                completion = self._outbox.find(message.cancel.sequence)
+                if completion is not None:
+                    completion.close()
             case "feedback":
-                self._report(message.feedback)
+                self._report(message.feedback, len(data))
             case _:
-                await self._refuse(0, InvalidRequestError("event", "must be set"))
+                await self._refuse(0, InvalidRequestError("event", "must be set"), len(data))
 
-    async def _complete(self, message: pb.CompleteRequest) -> None:
+    async def _complete(self, message: pb.CompleteRequest, num_bytes: int) -> None:
         try:
             completion = self._open_completion(message)
         except CompletionError as error:
-            self._places.release()
-            await self._refuse(message.sequence, error)
+            await self._refuse(message.sequence, error, num_bytes)
             return
-        answer = self._open[message.sequence] = _Answer(message.sequence, completion)
-        completion.listen(partial(self._has_news, answer))
+        self._outbox.add(message.sequence, completion)
 
     def _open_completion(self, message: pb.CompleteRequest) -> Completion:
         caller = self._caller_of(message)
         if message.sequence <= self._last_sequence:
             limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"
             raise InvalidRequestError("sequence", limit)
-        request = convert.request_of(message, caller, self._limits, None, self._pipeline.clock.now())
+        if self._outbox.num_unanswered >= self._intake.limits.max_requests_per_session:
+            msg = f"{self._outbox.num_unanswered} requests are unanswered (limits.max_requests_per_session)"
+            raise OverloadedError(msg)
+        request = convert.request_of(message, caller, self._intake.limits, None, self._pipeline.clock.now())
         self._last_sequence = message.sequence
         return self._pipeline.open(request)
 
     def _caller_of(self, message: pb.CompleteRequest) -> Caller:
         if self._caller is None:
-            self._caller = self._identity.stream(convert.session_id_of(message, self._limits))
+            self._caller = self._identity.stream(convert.session_id_of(message))
         elif message.session_id not in ("", self._caller.session):
             raise InvalidRequestError("session_id", "must be the same on all requests of a stream, or empty")
         return self._caller
 
-    def _report(self, message: pb.ReportFeedbackRequest) -> None:
+    def _report(self, message: pb.ReportFeedbackRequest, num_bytes: int) -> None:
         """Take feedback in. It has no answer, so what is wrong with it can only be left out."""
         try:
             feedback = convert.feedback_of(message)
@@ -176,72 +209,24 @@ class SessionStream:
             self._pipeline.report_feedback(self._caller, message.sequence, feedback)
         except InvalidRequestError:
             self._pipeline.observer.feedback_refused()
+            self._charge(num_bytes)
 
-    async def _refuse(self, sequence: int, error: CompletionError) -> None:
-        """End a request that was not taken in, once those before it leave room: an editor must not fill memory."""
+    async def _refuse(self, sequence: int, error: CompletionError, num_bytes: int) -> None:
+        """End a request that was not taken in, and the stream of a caller that is refused too often."""
         self._pipeline.observer.request_refused(error.code)
+        if error.code in _CALLERS_FAULT:
+            self._charge(num_bytes)
         outcome = Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
         if self._pipeline.gate.readiness is Readiness.DRAINING and isinstance(error, UnavailableError):
             outcome = Outcome(FinishReason.SHED, ShedReason.DRAINING, error.retry_after_ms)
-        twin = self._open.get(sequence)
-        if twin is not None and twin.completion is not None:
-            twin.completion.close(outcome)  # a number may have one end only, so it is this that the one in flight gets
+        duplicate = self._outbox.find(sequence)
+        if duplicate is not None:
+            duplicate.close(outcome)  # a number has one end only, so the request in flight gets it
             return
-        await self._places.acquire()
-        self._has_news(_Answer(sequence, refusal=End(outcome)))
+        await self._outbox.refuse(sequence, End(outcome))
 
-    # What goes out
-
-    def _has_news(self, answer: _Answer) -> None:
-        if not answer.is_ready:
-            answer.is_ready = True
-            self._ready.append(answer)
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-    async def _write_all(self) -> None:
-        """Write, one event at a time; meanwhile what the other requests say is merged in their mailboxes.
-
-        Raises:
-            TimeoutError: the reader stalls.
-
-        """
-        while self._ready or not self._is_read or self._open:
-            if not self._ready:
-                self._news = self._loop.create_future()
-                await self._news
-                continue
-            answer = self._ready.popleft()
-            answer.is_ready = False
-            event = answer.take()
-            if event is None:
-                continue
-            await self._write(convert.session_response_of(answer.sequence, event))
-            if isinstance(event, End):
-                self._close(answer)
-
-    def _close(self, answer: _Answer) -> None:
-        self._places.release()
-        if answer.completion is not None:
-            del self._open[answer.sequence]
-            answer.completion.note_streamed()
-
-    async def _write(self, message: pb.SessionResponse) -> None:
-        # Cheaper than asyncio.timeout, at some thousand messages a second.
-        guard = self._loop.call_later(self._stall_timeout_s, self._stall)
-        try:
-            await self._context.write(message)
-        except asyncio.CancelledError:
-            if self._has_stalled:
-                raise TimeoutError from None
-            raise
-        finally:
-            guard.cancel()
-
-    def _stall(self) -> None:
-        assert self._writing is not None
-        self._has_stalled = True
-        self._writing.cancel()
+    def _charge(self, num_bytes: int) -> None:
+        self._intake.charge(self._identity, num_bytes)
+        error = self._intake.over_budget(self._identity)
+        if error is not None:
+            self._end(error)

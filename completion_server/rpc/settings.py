@@ -3,10 +3,14 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from completion_server.core.checks import Above, Between, require_bounds
+from completion_server.core.checks import DAY_S, Above, Between, require_bounds
 
 MIB = 1024 * 1024
-DAY_S = 86_400
+_MAX_MESSAGE_BYTES = 2**31 - 1
+_FIELD_BYTES = 12
+"""A tag and a number or a length, at most."""
+_OTHER_BYTES = 4096
+"""For numbers, and for fields that this server does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +55,33 @@ class ServerSettings:
     delta_pause_ms: Annotated[float, Between(0, 10_000)] = 20.0
     """At least this long between two messages with text of one answer, since each costs more than what it says; the
     first text and the end never wait."""
-    max_message_bytes: Annotated[int, Between(1, 2**31 - 1)] = 16 * MIB
-    """Larger messages are refused by the transport."""
+    max_message_bytes: Annotated[int | None, Between(1, _MAX_MESSAGE_BYTES)] = None
+    """Larger messages are refused by the transport, compressed ones by their size when decompressed. Unset: as large as
+    the limits of one request together allow."""
+    receive_timeout_s: Annotated[float, Above(0, 3600)] = 10.0
+    """A call whose request has not been received whole after this long is ended."""
     max_pending_calls: Annotated[int, Between(1, 1_000_000)] = 20_000
     """Calls that may wait to be taken up; gRPC's own default of 1,000 rejects a reconnect storm at random."""
+    max_connections: Annotated[int | None, Between(1, 1_000_000)] = None
+    """Connections that may be open at once; further ones are closed. Unset: as many as the system's limit of open files
+    allows."""
+    max_concurrent_streams: Annotated[int, Between(1, 1_000_000)] = 128
+    """Calls and Session streams that may be open on one connection; gRPC clients queue further ones."""
+    max_connection_age_s: Annotated[float, Between(0, 30 * DAY_S)] = 3600.0
+    """A connection takes no more calls when it is this old, give or take a tenth; clients open another. 0 is never."""
+    max_connection_age_grace_s: Annotated[float, Above(0, 30 * DAY_S)] = 2100.0
+    """How long calls that are still open on such a connection may take to end before it is cut."""
+    max_session_age_s: Annotated[float, Above(0, 30 * DAY_S)] = 1800.0
+    """A Session stream this old is ended when its open requests are answered; editors open another. Must be less than
+    max_connection_age_grace_s, so that no stream is cut."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
         require_bounds(self)
+        if not self.max_session_age_s < self.max_connection_age_grace_s:
+            limit = f"must be less than max_connection_age_grace_s ({self.max_connection_age_grace_s:g})"
+            msg = f"max_session_age_s: {limit}, got {self.max_session_age_s:g}"
+            raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +94,7 @@ class LimitSettings:
     """Text right of the cursor."""
     max_snippets: Annotated[int, Between(1, 10_000)] = 32
     """Context snippets of one request."""
-    max_snippet_bytes: Annotated[int, Between(1, 256 * MIB)] = 64 * 1024
+    max_snippet_bytes: Annotated[int, Between(1, 256 * MIB)] = 16 * 1024
     """Text of one snippet."""
     max_uri_bytes: Annotated[int, Between(1, MIB)] = 4096
     """Document and snippet URIs."""
@@ -91,6 +114,14 @@ class LimitSettings:
     """Longer deadlines, and none, are taken as this."""
     max_requests_per_session: Annotated[int, Between(1, 10_000)] = 8
     """Requests of one session stream that may be unanswered at once."""
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The size of a message with every field at its limit, with room for the fields of a newer contract."""
+        snippet = self.max_snippet_bytes + self.max_uri_bytes + _FIELD_BYTES * 4
+        texts = self.max_prefix_bytes + self.max_suffix_bytes + self.max_uri_bytes + self.max_session_id_bytes * 2
+        stops = self.max_stop * (self.max_stop_bytes + _FIELD_BYTES)
+        return min(_MAX_MESSAGE_BYTES, texts + self.max_snippets * snippet + stops + _OTHER_BYTES)
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""

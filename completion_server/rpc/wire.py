@@ -1,8 +1,8 @@
 """Bytes to messages, where bytes may be bad.
 
 gRPC answers a message that can't be parsed with INTERNAL and, on a stream, ends the stream. Here such a message becomes
-a `Malformed`, which the services answer like any other bad request: with the field that is not UTF-8, and on a
-session stream for that request alone.
+a `Malformed`, which the services answer like any other bad request: with the field that is not UTF-8 or too large, and
+on a session stream for that request alone. Limits are checked on the bytes, before anything is parsed.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,13 +16,14 @@ from google.protobuf.message_factory import GetMessageClass
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.core.errors import InvalidRequestError
+from completion_server.rpc.scan import ScanError, Shape, scan
 
 M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A message that could not be parsed."""
+    """A message that could not be parsed, or is beyond the limits."""
 
     error: InvalidRequestError
     sequence: int
@@ -32,30 +33,34 @@ class Malformed:
 class Decoder(Generic[M]):
     """Parses one message type."""
 
-    def __init__(self, message_class: type[M]) -> None:
-        """Prepare the strict type and its lenient twin."""
+    def __init__(self, message_class: type[M], shape: Shape) -> None:
+        """Parse what fits `shape`; prepare the type, and its duplicate whose strings may be any bytes."""
+        self._shape = shape
         self._parse: Callable[[bytes], M] = message_class.FromString
-        self._twin = GetMessageClass(_twins().FindMessageTypeByName(message_class.DESCRIPTOR.full_name))
+        self._lenient = GetMessageClass(_lenient_types().FindMessageTypeByName(message_class.DESCRIPTOR.full_name))
 
     def __call__(self, data: bytes) -> M | Malformed:
         """Return the message, or what is wrong with it."""
         try:
+            scan(data, self._shape)
             return self._parse(data)
+        except ScanError as excess:
+            return Malformed(excess.error, excess.sequence)
         except DecodeError:
             return self._diagnose(data)
 
     def _diagnose(self, data: bytes) -> Malformed:
         try:
-            twin = self._twin.FromString(data)
+            found = self._lenient.FromString(data)
         except DecodeError:
             return Malformed(InvalidRequestError("message", f"{len(data)} bytes that are no protobuf message"), 0)
-        request = getattr(twin, "complete", twin)
-        field, at, byte = next(_not_utf8(twin, ""), ("message", 0, 0))
+        request = getattr(found, "complete", found)
+        field, at, byte = next(_not_utf8(found, ""), ("message", 0, 0))
         error = InvalidRequestError(field, f"must be UTF-8, but byte {at} is 0x{byte:02x}")
         return Malformed(error, getattr(request, "sequence", 0))
 
 
-def _twins() -> DescriptorPool:
+def _lenient_types() -> DescriptorPool:
     """Return the contract with every string field as bytes, which parse whatever they hold."""
     pool = DescriptorPool()
     file = FileDescriptorProto()

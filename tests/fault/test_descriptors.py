@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import resource
-import select
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ SERVE = (
     "-m", "completion_server", "serve", "--json", "--set", "engine.kind=scripted", "--set", f"engine.model={TARGET}",
     "--set", "server.listen=127.0.0.1:0", "--set", "server.admin_listen=", "--set", "server.metrics_listen=127.0.0.1:0",
 )  # fmt: skip
+SMALL = ("--set", "admission.max_sessions=8", "--set", "server.max_connections=8")
 WINDOW_S = 1.0
 BUSY_S = 0.15
 """Processor time within the window: a process that waits takes less, one that spins takes all that it is given."""
@@ -86,9 +86,9 @@ async def test_the_metrics_listener_waits_for_descriptors_and_serves_again() -> 
             await process.wait()
 
 
-async def test_a_server_uses_all_descriptors_and_outlives_a_lack_of_them(tmp_path: Path) -> None:
+async def test_connections_leave_descriptors_for_the_servers_other_uses(tmp_path: Path) -> None:
     hard = RESERVE + 8
-    command = python_with_limits(128, hard, *SERVE, "--set", "admission.max_sessions=8")
+    command = python_with_limits(128, hard, *SERVE, *SMALL)
     with (tmp_path / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT)
     assert process.stdout is not None
@@ -100,14 +100,13 @@ async def test_a_server_uses_all_descriptors_and_outlives_a_lack_of_them(tmp_pat
             host, _, port = ready["address"].rpartition(":")
             for _ in range(hard):
                 stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
-            async with asyncio.timeout(30):
-                while server.num_fds() < hard:
-                    await asyncio.sleep(0.05)
             host, _, port = ready["metrics_address"].rpartition(":")
-            waiting = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
-            waiting.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert b"200 OK" in await asyncio.wait_for(reader.read(), 30)
+            writer.close()
             assert await busy_s(process.pid) < BUSY_S
-            assert not select.select([waiting], [], [], 0)[0]
+            assert server.num_fds() < hard
         async with grpc.aio.insecure_channel(ready["address"]) as channel:
             answer = await ask(CompletionServiceStub(channel), request(max_tokens=4), timeout=60)
         assert answer.code is grpc.StatusCode.OK
@@ -119,7 +118,9 @@ async def test_a_server_uses_all_descriptors_and_outlives_a_lack_of_them(tmp_pat
 
 @pytest.mark.parametrize("soft", [64, RESERVE + 99])
 def test_more_sessions_than_descriptors_are_refused_at_start(soft: int) -> None:
-    command = python_with_limits(soft, RESERVE + 99, *SERVE, "--set", "admission.max_sessions=100")
+    limits = ("--set", "admission.max_sessions=100", "--set", "server.max_connections=101")
+    command = python_with_limits(soft, RESERVE + 99, *SERVE, *limits)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert re.search(r"admission\.max_sessions: must be at most 99, .*open files.*, got 100", done.stderr)
+    assert re.search(r"server\.max_connections: must be at most 99, .*open files.*, got 101", done.stderr)

@@ -121,7 +121,8 @@ async def test_a_newer_request_of_the_user_takes_the_older_ones_place(
     ("message", "field"),
     [
         ({"prefix": "x" * (512 * 1024 + 1)}, "prefix"),
-        ({"prefix": "x" * 10_000_000}, "prefix"),
+        ({"prefix": "x" * 1_500_000}, "prefix"),
+        ({"snippets": [{}] * 200_000}, "snippets"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 2**31 - 1}, "max_tokens"),
         ({"trigger": 42}, "trigger"),

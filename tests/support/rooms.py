@@ -61,6 +61,7 @@ class Watcher:
     marks: dict[str, Marks] = field(default_factory=dict)
     taken_over: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
+    refused: list[Code] = field(default_factory=list)
 
     @property
     def ended(self) -> list[tuple[str, FinishReason]]:
@@ -73,7 +74,7 @@ class Watcher:
         self.marks[request.id] = marks
 
     def request_refused(self, code: Code) -> None:
-        raise AssertionError
+        self.refused.append(code)
 
     def request_streamed(self, seconds: float) -> None:
         assert seconds >= 0

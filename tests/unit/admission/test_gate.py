@@ -1,11 +1,13 @@
+from contextlib import ExitStack
+
 import pytest
 
 from completion_server.admission.gate import AdmissionSettings, Gate, Readiness
 from completion_server.core.errors import OverloadedError, UnavailableError
 
 
-def make_gate(max_sessions: int = 2) -> Gate:
-    return Gate(AdmissionSettings(max_sessions=max_sessions, retry_after_ms=70))
+def make_gate(max_sessions: int = 2, **limits: int) -> Gate:
+    return Gate(AdmissionSettings(max_sessions=max_sessions, retry_after_ms=70, **limits))
 
 
 def test_nobody_comes_in_before_the_engine_is_ready() -> None:
@@ -38,8 +40,57 @@ def test_sessions_are_counted_and_bounded() -> None:
     gate.set_engine_ready(True)
     with gate.enter_session():
         assert gate.num_sessions == 1
-        with pytest.raises(OverloadedError, match="1 sessions are open"):
+        with pytest.raises(OverloadedError, match=r"1 sessions are open, .*admission\.max_sessions\)") as caught:
             gate.enter_session()
+        assert caught.value.retry_after_ms == 70
     assert gate.num_sessions == 0
     with gate.enter_session():
         assert gate.num_sessions == 1
+
+
+def test_one_user_has_a_share_of_the_sessions() -> None:
+    gate = make_gate(max_sessions=10, max_sessions_per_user=2)
+    gate.set_engine_ready(True)
+    with gate.enter_session(("t", "ann"), "1.1.1.1"), gate.enter_session(("t", "ann"), "2.2.2.2"):
+        with pytest.raises(OverloadedError, match=r"2 sessions of this user are open, .*max_sessions_per_user"):
+            gate.enter_session(("t", "ann"), "3.3.3.3")
+        assert gate.num_sessions == 2
+        with (
+            gate.enter_session(("other tenant", "ann"), ""),
+            gate.enter_session(None, ""),
+            gate.enter_session(None, ""),
+        ):
+            assert gate.num_sessions == 5
+    with gate.enter_session(("t", "ann"), ""):
+        assert gate.num_sessions == 1
+
+
+def test_one_address_has_a_share_of_the_sessions_and_a_unix_socket_has_none() -> None:
+    gate = make_gate(max_sessions=10, max_sessions_per_peer=1)
+    gate.set_engine_ready(True)
+    with gate.enter_session(("t", "ann"), "1.1.1.1"):
+        with pytest.raises(OverloadedError, match=r"1 sessions from this address are open, .*max_sessions_per_peer"):
+            gate.enter_session(("t", "bob"), "1.1.1.1")
+        with gate.enter_session(("t", "bob"), "2.2.2.2"), gate.enter_session(None, ""), gate.enter_session(None, ""):
+            assert gate.num_sessions == 4
+    with gate.enter_session(None, "1.1.1.1"):
+        assert gate.num_sessions == 1
+
+
+def test_no_limit_for_each_where_it_is_zero() -> None:
+    gate = make_gate(max_sessions=10, max_sessions_per_user=0, max_sessions_per_peer=0)
+    gate.set_engine_ready(True)
+    with ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(gate.enter_session(("t", "ann"), "1.1.1.1"))
+        assert gate.num_sessions == 10
+    assert gate.num_sessions == 0
+
+
+def test_whoever_left_is_forgotten() -> None:
+    gate = make_gate(max_sessions=10)
+    gate.set_engine_ready(True)
+    for number in range(100):
+        with gate.enter_session(("t", f"u{number}"), f"peer {number}"):
+            pass
+    assert not gate._held

@@ -1,62 +1,222 @@
-"""One stream, many answers: what is written when the reader is slow."""
+"""One stream, many requests: what is written when the reader is slow, what is refused, and when the stream ends."""
 
 import asyncio
 import itertools
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+import grpc
+import pytest
+
 from completion.v1 import completion_pb2 as pb
+from completion_server.admission.refusals import RefusalBudget
+from completion_server.core.errors import Code, CompletionError
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
 from completion_server.rpc.identity import Identity
-from completion_server.rpc.session import SessionStream
+from completion_server.rpc.intake import Intake
+from completion_server.rpc.session import SessionStream, StreamTimes
 from completion_server.rpc.settings import LimitSettings
 from tests.support.rooms import House, in_virtual_time
 from tests.support.server import request
 
 IDENTITY = Identity("u", "", "127.0.0.1:1", "127.0.0.1")
+LONG_S = 100_000.0
+LIMITS = LimitSettings(max_requests_per_session=3)
 
 
-class SlowReader:
-    """A call whose other side takes nothing until it is let."""
+class Caller:
+    """The other side of a call: sends when it is told, and takes what is written, at once or when it is let."""
 
-    def __init__(self) -> None:
-        self.messages: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
+    def __init__(self, *, reads: bool = True) -> None:
+        self.messages: asyncio.Queue[Any] = asyncio.Queue()
         self.reads = asyncio.Event()
-        self.written: list[tuple[int, str | None]] = []
+        self.written: list[pb.SessionResponse] = []
+        if reads:
+            self.reads.set()
 
-    async def read(self) -> pb.SessionRequest:
+    async def read(self) -> Any:
         return await self.messages.get()
 
     async def write(self, response: pb.SessionResponse) -> None:
-        self.written.append((response.sequence, response.WhichOneof("event")))
+        self.written.append(response)
         await self.reads.wait()
 
+    def send(self, message: pb.SessionRequest) -> None:
+        self.messages.put_nowait(message.SerializeToString())
+
     def ask(self, sequence: int, **fields: Any) -> None:
-        self.messages.put_nowait(pb.SessionRequest(complete=request(sequence=sequence, **fields)))
+        self.send(pb.SessionRequest(complete=request(sequence=sequence, **fields)))
+
+    def cancel(self, sequence: int) -> None:
+        self.send(pb.SessionRequest(cancel=pb.Cancel(sequence=sequence)))
+
+    def events(self, sequence: int) -> list[str | None]:
+        return [each.WhichOneof("event") for each in self.written if each.sequence == sequence]
+
+    def errors(self) -> list[tuple[int, int]]:
+        """Return the sequence and the status of each request that failed."""
+        return [(each.sequence, each.end.error.code) for each in self.written if each.end.HasField("error")]
+
+
+class Stream:
+    """A stream that is served."""
+
+    def __init__(self, opened: House, caller: Caller, **options: Any) -> None:
+        times = {"first_request_s": LONG_S, "idle_s": LONG_S, "max_age_s": LONG_S, "stall_timeout_s": 60.0}
+        budget = options.pop("budget", RefusalBudget(0, 1))
+        intake = Intake(LIMITS, budget, 10.0, opened.pipeline.clock)
+        stream = SessionStream(
+            opened.pipeline,
+            intake,
+            StreamTimes(**(times | options)),
+            caller,
+            IDENTITY,  # type: ignore[arg-type]
+        )
+        self.serving = asyncio.create_task(stream.run())
+
+    async def end(self) -> CompletionError | None:
+        return await asyncio.wait_for(self.serving, LONG_S)
+
+    async def cut(self) -> None:
+        self.serving.cancel()
+        await asyncio.wait([self.serving])
 
 
 def endless_engine() -> Engine:
     return ScriptedEngine(lambda _job: itertools.repeat("a"), ServiceTimes(decode_base_s=0.01))
 
 
+def run(scenario: Callable[[House], Coroutine[Any, Any, None]], **options: Any) -> None:
+    in_virtual_time(scenario, endless_engine, **options)
+
+
 def test_text_that_waited_for_its_turn_is_not_written_once_a_newer_request_is_there() -> None:
     async def scenario(opened: House) -> None:
-        reader = SlowReader()
-        stream = SessionStream(opened.pipeline, LimitSettings(), 60.0, reader, IDENTITY)  # type: ignore[arg-type]
-        serving = asyncio.create_task(stream.run())
-        reader.ask(1, trigger=pb.TRIGGER_PREFETCH)
+        caller = Caller(reads=False)
+        stream = Stream(opened, caller)
+        caller.ask(1, trigger=pb.TRIGGER_PREFETCH)
         await asyncio.sleep(0.005)
-        reader.ask(2)
+        caller.ask(2)
         await asyncio.sleep(0.1)
-        assert reader.written == [(1, "delta")]  # and what 2 has to say waits for it
-        reader.ask(3, prefix="y = ")
+        assert [(each.sequence, each.WhichOneof("event")) for each in caller.written] == [(1, "delta")]
+        caller.ask(3, prefix="y = ")
         await asyncio.sleep(0.1)
         assert opened.watcher.ended[0][1].value == "superseded"
-        reader.reads.set()
+        caller.reads.set()
         await asyncio.sleep(10.0)
-        assert [event for sequence, event in reader.written if sequence == 2] == ["end"]
-        assert ((1, "end") in reader.written, (3, "end") in reader.written) == (True, True)
-        serving.cancel()
-        await asyncio.wait([serving])
+        assert caller.events(2) == ["end"]
+        assert (caller.events(1)[-1], caller.events(3)[-1]) == ("end", "end")
+        await stream.cut()
 
-    in_virtual_time(scenario, endless_engine)
+    run(scenario)
+
+
+def test_a_request_too_many_is_refused_and_cancels_are_read_on() -> None:
+    async def scenario(opened: House) -> None:
+        caller = Caller(reads=False)
+        stream = Stream(opened, caller)
+        for sequence in range(1, 5):
+            caller.ask(sequence, trigger=pb.TRIGGER_PREFETCH)
+        caller.cancel(3)
+        await asyncio.sleep(0.001)
+        assert [reason.value for _, reason in opened.watcher.ended] == ["superseded", "superseded", "cancelled"]
+        caller.reads.set()
+        await asyncio.sleep(1.0)
+        (refused,) = [each.end for each in caller.written if each.sequence == 4]
+        assert refused.error.code == Code.RESOURCE_EXHAUSTED
+        assert refused.error.message == "3 requests are unanswered (limits.max_requests_per_session)"
+        caller.ask(4)  # a refused number may be used again
+        await asyncio.sleep(1.0)
+        assert len([each for each in caller.written if each.sequence == 4 and each.HasField("end")]) == 2
+        await stream.cut()
+
+    run(scenario)
+
+
+def test_refusals_that_nobody_reads_stop_the_reading() -> None:
+    async def scenario(opened: House) -> None:
+        caller = Caller(reads=False)
+        stream = Stream(opened, caller)
+        for _ in range(100):
+            caller.send(pb.SessionRequest())
+        await asyncio.sleep(1.0)
+        held = 100 - caller.messages.qsize()
+        assert LIMITS.max_requests_per_session < held < 20
+        caller.reads.set()
+        await asyncio.sleep(1.0)
+        assert caller.errors() == [(0, Code.INVALID_ARGUMENT)] * 100
+        await stream.cut()
+
+    run(scenario)
+
+
+def test_a_caller_that_is_refused_too_often_loses_its_stream() -> None:
+    async def scenario(opened: House) -> None:
+        caller = Caller()
+        stream = Stream(opened, caller, budget=RefusalBudget(16 * 1024, 64 * 1024))
+        for sequence in range(1, 20):
+            caller.ask(sequence, max_tokens=-1)
+        failure = await stream.end()
+        assert failure is not None
+        assert (failure.code, failure.reason) == (Code.RESOURCE_EXHAUSTED, "TOO_MANY_REFUSALS")
+        assert failure.retry_after_ms == 1000
+        assert len(caller.errors()) == 5  # what was refused until then was answered
+        assert caller.messages.qsize() == 14
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("times", "asks_at", "ends_at", "key"),
+    [
+        ({"first_request_s": 60.0}, (), 60.0, "admission.first_request_s"),
+        ({"first_request_s": 60.0, "idle_s": 300.0}, (50.0,), 350.0, "admission.session_idle_s"),
+        ({"idle_s": 300.0}, (10.0, 250.0, 500.0), 800.0, "admission.session_idle_s"),
+        ({"idle_s": 300.0, "max_age_s": 1000.0}, (200.0, 400.0, 600.0, 800.0), 1000.0, "server.max_session_age_s"),
+    ],
+)
+def test_a_stream_ends_when_its_time_is_over(
+    times: dict[str, float], asks_at: tuple[float, ...], ends_at: float, key: str
+) -> None:
+    async def scenario(opened: House) -> None:
+        begin = asyncio.get_running_loop().time()
+        caller = Caller()
+        stream = Stream(opened, caller, **times)
+        for number, at in enumerate(asks_at):
+            await asyncio.sleep(begin + at - asyncio.get_running_loop().time())
+            caller.ask(number + 1)
+        failure = await stream.end()
+        assert failure is not None
+        assert (failure.code, failure.reason, failure.retry_after_ms) == (Code.UNAVAILABLE, "SESSION_ENDED", 0)
+        assert key in failure.message
+        assert asyncio.get_running_loop().time() - begin == pytest.approx(ends_at, abs=0.01)
+        ended = [each.sequence for each in caller.written if each.HasField("end")]
+        assert ended == list(range(1, len(asks_at) + 1))
+
+    run(scenario)
+
+
+def test_a_stream_with_an_open_request_is_not_idle_and_answers_it_before_it_ends_for_its_age() -> None:
+    async def scenario(opened: House) -> None:
+        begin = asyncio.get_running_loop().time()
+        caller = Caller()
+        stream = Stream(opened, caller, idle_s=0.2, max_age_s=0.5)
+        caller.ask(1, max_tokens=100)  # a second's worth
+        failure = await stream.end()
+        assert failure is not None
+        assert "max_session_age_s" in failure.message
+        assert caller.written[-1].end.finish_reason == pb.FINISH_REASON_LENGTH
+        assert asyncio.get_running_loop().time() - begin >= 0.9
+
+    run(scenario)
+
+
+def test_a_caller_that_leaves_ends_the_stream_at_once() -> None:
+    async def scenario(opened: House) -> None:
+        caller = Caller()
+        stream = Stream(opened, caller)
+        caller.messages.put_nowait(grpc.aio.EOF)
+        assert await stream.end() is None
+
+    run(scenario)

@@ -1,0 +1,136 @@
+"""What one Session stream has to write: the answers of all its requests, one event at a time."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+
+from completion.v1 import completion_pb2 as pb
+from completion_server.completion import Completion
+from completion_server.core.outcome import End, Event
+from completion_server.rpc import convert
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What is written under one sequence number: the events of a completion, or why there is none."""
+
+    sequence: int
+    completion: Completion | None = None
+    refusal: End | None = None
+    is_ready: bool = False
+    """Whether it is in the queue of answers that have something to write."""
+
+    def take(self) -> Event | None:
+        """Return what is to be written now."""
+        return self.refusal if self.completion is None else self.completion.take_nowait()
+
+
+class Outbox:
+    """Writes in the order in which answers have something to say; what comes meanwhile is merged in their mailboxes."""
+
+    def __init__(
+        self,
+        context: "grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse]",
+        stall_timeout_s: float,
+        max_refusals: int,
+    ) -> None:
+        """Write to a call, whose reader may take nothing for `stall_timeout_s`; hold at most so many refusals."""
+        self._context = context
+        self._stall_timeout_s = stall_timeout_s
+        self._answers: dict[int, _Answer] = {}
+        self._ready: deque[_Answer] = deque()
+        self._refusal_places = asyncio.Semaphore(max_refusals)
+        self._loop = asyncio.get_running_loop()
+        self._event: asyncio.Future[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._is_complete = False
+        self._has_stalled = False
+
+    @property
+    def num_unanswered(self) -> int:
+        """Requests that were taken in and whose end is not written yet."""
+        return len(self._answers)
+
+    def completions(self) -> Iterator[Completion]:
+        """Return what is not answered yet."""
+        return (answer.completion for answer in self._answers.values() if answer.completion is not None)
+
+    def find(self, sequence: int) -> Completion | None:
+        """Return the completion of a request that is not answered yet."""
+        answer = self._answers.get(sequence)
+        return None if answer is None else answer.completion
+
+    def add(self, sequence: int, completion: Completion) -> None:
+        """Write the events of a completion as they come."""
+        answer = self._answers[sequence] = _Answer(sequence, completion)
+        completion.listen(partial(self._has_event, answer))
+
+    async def refuse(self, sequence: int, end: End) -> None:
+        """Write why a request is not taken in. Waits while the reader leaves too many refusals unread."""
+        await self._refusal_places.acquire()
+        self._has_event(_Answer(sequence, refusal=end))
+
+    def complete(self) -> None:
+        """No more requests come: `run` ends when everything is written."""
+        self._is_complete = True
+        self._wake()
+
+    async def run(self) -> None:
+        """Write everything.
+
+        Raises:
+            TimeoutError: the reader stalls.
+
+        """
+        self._writing = asyncio.current_task()
+        while self._ready or not self._is_complete or self._answers:
+            if not self._ready:
+                self._event = self._loop.create_future()
+                await self._event
+                continue
+            answer = self._ready.popleft()
+            answer.is_ready = False
+            event = answer.take()
+            if event is None:
+                continue
+            await self._write(convert.session_response_of(answer.sequence, event))
+            if isinstance(event, End):
+                self._close(answer)
+
+    def _has_event(self, answer: _Answer) -> None:
+        if not answer.is_ready:
+            answer.is_ready = True
+            self._ready.append(answer)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._event is not None and not self._event.done():
+            self._event.set_result(None)
+
+    def _close(self, answer: _Answer) -> None:
+        if answer.completion is None:
+            self._refusal_places.release()
+            return
+        del self._answers[answer.sequence]
+        answer.completion.note_streamed()
+
+    async def _write(self, message: pb.SessionResponse) -> None:
+        # Cheaper than asyncio.timeout, at some thousand messages a second.
+        guard = self._loop.call_later(self._stall_timeout_s, self._stall)
+        try:
+            await self._context.write(message)
+        except asyncio.CancelledError:
+            if self._has_stalled:
+                raise TimeoutError from None
+            raise
+        finally:
+            guard.cancel()
+
+    def _stall(self) -> None:
+        assert self._writing is not None
+        self._has_stalled = True
+        self._writing.cancel()

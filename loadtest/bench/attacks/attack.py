@@ -1,0 +1,71 @@
+"""What every attack is, and what several of them do alike."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import ClassVar
+
+from loadtest.bench.attacks.http2 import Connection, Stream
+
+MIB = 1024 * 1024
+RESOURCE_EXHAUSTED = 8
+_ANSWER_S = 10.0
+_SMALLEST_BYTES = 4096
+
+
+class Attack(ABC):
+    """One way to harm a server. It runs for a while, or until it is cancelled."""
+
+    name: ClassVar[str]
+    """As the command line names it."""
+    about: ClassVar[str]
+    """What it does, in a line."""
+
+    def __init__(self, address: str) -> None:
+        """Attack the server at HOST:PORT."""
+        self.address = address
+        self.counts: Counter[str] = Counter()
+        """What it did and what it got; the report shows it."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Attack until cancelled. A lost connection (OSError) starts it again."""
+
+    async def keep_on(self) -> None:
+        """Run, and start again whenever the server hangs up."""
+        while True:
+            try:
+                await self.run()
+            except* OSError:
+                self.counts["connections_lost"] += 1
+            await asyncio.sleep(0.01)
+
+    def count_end(self, stream: Stream) -> None:
+        """Count how a call ended."""
+        self.counts[f"status_{'none' if stream.status in {None, -1} else stream.status}"] += 1
+
+
+async def largest_accepted(connection: Connection, first_bytes: int, message_of: "MessageOf") -> int:
+    """Return how large a message the server takes: `first_bytes`, halved until it is not refused for its size.
+
+    An attacker would find that out too.
+    """
+    size = first_bytes
+    while size > _SMALLEST_BYTES:
+        stream = connection.call("Complete", message_of.metadata)
+        await stream.send(message_of(size), ends=True)
+        await stream.ended(_ANSWER_S)
+        if stream.status != RESOURCE_EXHAUSTED or "larger than max" not in stream.details:
+            break
+        size //= 2
+    return size
+
+
+class MessageOf(ABC):
+    """Makes a hostile message of about a given size, framed."""
+
+    metadata: tuple[tuple[str, str], ...] = ()
+
+    @abstractmethod
+    def __call__(self, size: int) -> bytes:
+        """Return the bytes that go on the wire."""

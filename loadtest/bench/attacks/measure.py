@@ -1,0 +1,108 @@
+"""One attack on one fresh server: what the honest users get before, during and after it, and the server's memory."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from loadtest.bench.attacks.honest import Service, honest_users, serve_for
+from loadtest.bench.server import ServerProcess
+from loadtest.processes import Child
+
+OVERRIDES = ("engine.kind=scripted", "engine.scripted_times=small_model_on_two_cores")
+_MIB = 1024 * 1024
+_SAMPLE_S = 0.05
+_REPORT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """How long each phase takes, in seconds."""
+
+    calm_s: float
+    attack_s: float
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of time."""
+
+    service: Service
+    peak_rss_bytes: int
+    last_rss_bytes: int
+
+    def figures(self, name: str) -> dict[str, float]:
+        """Return the figures under the phase's name."""
+        return {
+            f"{name}_share_in_time": round(self.service.share_in_time, 4),
+            f"{name}_peak_rss_mib": round(self.peak_rss_bytes / _MIB),
+            f"{name}_last_rss_mib": round(self.last_rss_bytes / _MIB),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One attack."""
+
+    attack: str
+    phases: Mapping[str, Phase]
+    counts: Mapping[str, int]
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of all phases, and what the attacker did."""
+        found: dict[str, Any] = {"attack": self.attack}
+        for name, phase in self.phases.items():
+            found |= phase.figures(name)
+        return found | {"attacker": dict(self.counts)}
+
+
+async def measure(attack: str, config: Path, overrides: Sequence[str], durations: Durations) -> Measured:
+    """Start a server, have users ask, attack it, and let it recover.
+
+    Raises:
+        StartError: the server or the attacker did not come up, or ended early.
+
+    """
+    server = ServerProcess(config, (*OVERRIDES, *overrides))
+    try:
+        address, process = server.ready["address"], psutil.Process(server.pid)
+        async with honest_users(address) as users:
+            await serve_for(users, durations.calm_s / 2)  # what is allocated once
+            calm = await _phase(process, serve_for(users, durations.calm_s))
+            async with _attacking(attack, address) as counts:
+                attacked = await _phase(process, serve_for(users, durations.attack_s))
+            after = await _phase(process, serve_for(users, durations.after_s))
+    finally:
+        await asyncio.to_thread(server.stop)
+    return Measured(attack, {"calm": calm, "attack": attacked, "after": after}, counts)
+
+
+@asynccontextmanager
+async def _attacking(attack: str, address: str) -> AsyncIterator[dict[str, int]]:
+    command = (sys.executable, "-m", "loadtest.bench.attacks.child", attack, address)
+    counts: dict[str, int] = {}
+    with Child(attack, command, is_piped=True) as child:
+        yield counts
+        counts |= await asyncio.to_thread(child.ask, {"end": True}, _REPORT_S)
+
+
+async def _phase(process: psutil.Process, serving: Any) -> Phase:  # noqa: ANN401 - a coroutine
+    rss = [process.memory_info().rss]
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(_SAMPLE_S)
+            rss.append(process.memory_info().rss)
+
+    watching = asyncio.create_task(watch())
+    try:
+        service: Service = await serving
+    finally:
+        watching.cancel()
+    return Phase(service, max(rss), process.memory_info().rss)

@@ -1,0 +1,244 @@
+"""Messages that harm by being received or parsed, sent by a client that no gRPC library restrains."""
+
+import asyncio
+import gzip
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+import pytest_asyncio
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from grpc_status import rpc_status
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.rpc.settings import LimitSettings
+from loadtest.bench.attacks.http2 import Connection, framed
+from tests.support.server import RunningServer, ask, make_config, request, run_server
+
+MIB = 1024 * 1024
+EMPTY_SNIPPET = b"\x3a\x00"
+GZIP = (("grpc-encoding", "gzip"),)
+OK, INVALID, DEADLINE, EXHAUSTED, UNAVAILABLE = 0, 3, 4, 8, 14
+SHORT_BUDGET = ("admission.refused_bytes_per_s=16384", "admission.refused_burst_bytes=1")
+"""One refusal takes a second of it."""
+
+
+def engine() -> ScriptedEngine:
+    return ScriptedEngine(lambda _job: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[RunningServer]:
+    async with run_server(make_config("admission.user_requests_per_s=0"), engine) as running:
+        yield running
+
+
+async def connect(server: RunningServer) -> Connection:
+    return await Connection.open(server.ready.address, "127.0.0.1")
+
+
+@asynccontextmanager
+async def attacked(*overrides: str) -> AsyncIterator[tuple[RunningServer, Connection]]:
+    """Run a server and connect to it."""
+    async with (
+        run_server(make_config(*overrides), engine) as server,
+        await Connection.open(server.ready.address, "127.0.0.1") as connection,
+    ):
+        yield server, connection
+
+
+async def answer(
+    connection: Connection, method: str, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
+) -> tuple[int | None, str]:
+    """Send a framed message as a whole call; return the status and its text."""
+    stream = connection.call(method, metadata)
+    await stream.send(data, ends=True)
+    assert await stream.ended(20), "the call did not end"
+    return stream.status, stream.details
+
+
+def bomb(size: int) -> bytes:
+    head = request().SerializeToString()
+    return head + EMPTY_SNIPPET * ((size - len(head)) // 2)
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+async def test_a_message_of_empty_snippets_is_refused_unparsed(server: RunningServer, is_compressed: bool) -> None:
+    async with await connect(server) as connection:
+        message = bomb(MIB)
+        data = framed(gzip.compress(message) if is_compressed else message, is_compressed=is_compressed)
+        status, details = await answer(connection, "Complete", data, GZIP)
+        assert (status, details) == (INVALID, "snippets: must have at most 32 entries, got more")
+        session = pb.SessionRequest(complete=request()).SerializeToString()
+        status, _ = await answer(connection, "Session", framed(session + bomb(MIB)), GZIP)
+        assert status == OK  # that request alone was refused
+        status, _ = await answer(connection, "Complete", framed(request().SerializeToString()))
+        assert status == OK
+
+
+@pytest.mark.parametrize("size", [2 * MIB, 64 * MIB])
+@pytest.mark.parametrize("is_compressed", [False, True])
+async def test_a_message_beyond_all_limits_is_refused_by_the_transport(
+    server: RunningServer, size: int, is_compressed: bool
+) -> None:
+    async with await connect(server) as connection:
+        message = gzip.compress(bomb(size), 1) if is_compressed else bomb(size)
+        status, details = await answer(connection, "Complete", framed(message, is_compressed=is_compressed), GZIP)
+        assert status == EXHAUSTED
+        assert "larger than max" in details
+        assert server.count("completion_requests_total", outcome="stop", trigger="automatic", shed_reason="") == 0
+
+
+async def test_a_message_at_every_limit_is_served(server: RunningServer) -> None:
+    limits = LimitSettings()
+    snippet = pb.ContextSnippet(uri="u" * limits.max_uri_bytes, text="t\n" * (limits.max_snippet_bytes // 2), score=0.5)
+    text = "x = 1\n" * (limits.max_prefix_bytes // 6)
+    whole = request(text, suffix=text, snippets=[snippet] * limits.max_snippets, stop=["s" * 64] * limits.max_stop)
+    assert (await ask(server.stub, whole)).reason == "stop"
+
+
+async def test_a_connection_over_its_budget_is_refused_before_its_message_comes() -> None:
+    async with attacked(*SHORT_BUDGET) as (server, connection):
+        assert (await answer(connection, "Complete", framed(bomb(MIB))))[0] == INVALID
+        for method in ("Complete", "Session", "ReportFeedback"):
+            unsent = connection.call(method)
+            assert await unsent.ended(20)
+            assert (unsent.status, "admission.refused_bytes_per_s" in unsent.details) == (EXHAUSTED, True)
+        assert (await ask(server.stub, request())).reason == "stop"  # another connection
+
+
+async def test_what_is_not_read_is_not_received() -> None:
+    async with attacked(*SHORT_BUDGET) as (_, connection):
+        assert (await answer(connection, "Complete", framed(bomb(MIB))))[0] == INVALID
+        unread = connection.call("Complete")
+        assert not await unread.send(framed(bomb(MIB)))
+        assert unread.status == EXHAUSTED
+        assert unread.num_sent_bytes <= 128 * 1024
+
+
+async def test_a_budget_says_when_to_ask_again_and_fills_again() -> None:
+    async with run_server(make_config(*SHORT_BUDGET), engine) as server:
+        assert (await ask(server.stub, request(max_tokens=-1))).code is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _event in server.stub.Complete(request(), timeout=10):
+                pass
+        status = rpc_status.from_call(caught.value)
+        assert status is not None
+        info, retry = ErrorInfo(), RetryInfo()
+        assert status.details[0].Unpack(info)
+        assert status.details[1].Unpack(retry)
+        assert info.reason == "TOO_MANY_REFUSALS"
+        assert 0 < retry.retry_delay.ToMilliseconds() <= 1000
+        async with asyncio.timeout(20):
+            while (await ask(server.stub, request())).code is not grpc.StatusCode.OK:
+                pass
+
+
+async def test_a_session_that_is_refused_too_often_is_ended() -> None:
+    async with attacked("admission.refused_burst_bytes=65536") as (server, connection):
+        stream = connection.call("Session")
+        await stream.send(framed(b"") * 100)
+        assert await stream.ended(20)
+        assert (stream.status, "admission.refused_bytes_per_s" in stream.details) == (EXHAUSTED, True)
+        assert (await ask(server.stub, request())).reason == "stop"
+
+
+async def test_a_message_that_lacks_its_last_byte_is_not_waited_for() -> None:
+    async with attacked("server.receive_timeout_s=0.2") as (_, connection):
+        for method, message in (
+            ("Complete", request()),
+            ("ReportFeedback", pb.ReportFeedbackRequest(session_id="s")),
+        ):
+            stream = connection.call(method)
+            await stream.send(framed(message.SerializeToString())[:-1])
+            assert await stream.ended(20)
+            assert (stream.status, "server.receive_timeout_s" in stream.details) == (DEADLINE, True)
+
+
+async def test_a_call_without_a_message_is_told_so(server: RunningServer) -> None:
+    async with await connect(server) as connection:
+        assert await answer(connection, "Complete", b"") == (
+            INVALID,
+            "message: must be sent, but the call ended without one",
+        )
+
+
+@pytest.mark.parametrize("key", ["admission.first_request_s", "admission.session_idle_s"])
+async def test_a_session_with_half_a_message_is_ended(key: str) -> None:
+    async with attacked(f"{key}=0.3") as (server, connection):
+        stream = connection.call("Session")
+        whole = framed(pb.SessionRequest(complete=request()).SerializeToString())
+        if key == "admission.session_idle_s":
+            await stream.send(whole)
+        await stream.send(whole[:-1])
+        assert await stream.ended(20)
+        assert (stream.status, key in stream.details) == (UNAVAILABLE, True)
+        assert server.count("completion_live_sessions") == 0
+
+
+async def test_streams_of_one_connection_are_bounded() -> None:
+    async with attacked("server.max_concurrent_streams=5") as (server, connection):
+        assert connection.max_streams == 5
+        streams = [connection.call("Session") for _ in range(8)]
+        async with asyncio.timeout(20):
+            while sum(stream.status is not None for stream in streams) < 3:
+                await connection.wait()
+        assert server.count("completion_live_sessions") <= 5
+
+
+async def test_connections_are_bounded() -> None:
+    async with run_server(make_config("server.max_connections=3"), engine) as server:
+        assert (await ask(server.stub, request())).reason == "stop"  # the first of them
+        async with await connect(server), await connect(server):
+            with pytest.raises(OSError, match="hung up"):
+                await connect(server)
+
+
+REPORT = pb.ReportFeedbackRequest(session_id="s", sequence=1, kind=pb.FEEDBACK_KIND_SHOWN)
+
+
+async def test_a_library_client_needs_no_change(server: RunningServer) -> None:
+    def ask_in_turn() -> list[str]:
+        with grpc.insecure_channel(server.ready.address) as channel:
+            stub = CompletionServiceStub(channel)
+            answers = [event.WhichOneof("event") for event in stub.Complete(request(), timeout=10)]
+            stub.ReportFeedback(REPORT, timeout=10)
+            return answers
+
+    assert (await asyncio.to_thread(ask_in_turn))[-1] == "end"
+
+
+@pytest.mark.parametrize("num", [400, pytest.param(20_000, marks=pytest.mark.large)])
+async def test_mutated_messages_are_answered_and_harm_nobody(num: int) -> None:
+    async with run_server(make_config("admission.refused_bytes_per_s=0"), engine) as server:
+        chance = random.Random(7)
+        async with await connect(server) as connection:
+            good = request("x = 1\n" * 20, snippets=[{"text": "y"}] * 3, stop=["\n\n"], max_tokens=3, temperature=0.5)
+            for number in range(num):
+                method, message = ("Complete", good) if number % 2 else ("Session", pb.SessionRequest(complete=good))
+                data = framed(mutated(message.SerializeToString(), chance))
+                status, details = await answer(connection, method, data)
+                assert status in {OK, INVALID}, details
+            assert (await ask(server.stub, request())).reason == "stop"
+            assert server.count("completion_live_sessions") == 0
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Return bytes with some of them changed, dropped, doubled or cut off."""
+    found = bytearray(data)
+    for _ in range(chance.randint(1, 5)):
+        place = chance.randrange(len(found))
+        match chance.randrange(4):
+            case 0:
+                found[place] = chance.randrange(256)
+            case 1:
+                del found[place]
+            case 2:
+                found[place:place] = found[place : place + chance.randint(1, 30)]
+            case _:
+                del found[place + 1 :]
+    return bytes(found)

@@ -1,0 +1,187 @@
+"""Streams that take places, flood, or come and go: others are served, and nothing is left of them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from loadtest.bench.attacks.http2 import Connection, Stream, framed
+from loadtest.bench.server import ServerProcess
+from tests.support.server import (
+    ENDLESS,
+    RunningServer,
+    ask,
+    endless_config,
+    endless_engine,
+    eventually,
+    make_config,
+    request,
+    run_server,
+)
+
+CONFIG = Path(__file__).parents[2] / "deploy" / "local" / "server.toml"
+MIB = 1024 * 1024
+EXHAUSTED, UNAVAILABLE = 8, 14
+
+
+def engine() -> ScriptedEngine:
+    return ScriptedEngine(lambda _job: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
+
+
+@asynccontextmanager
+async def attacked(*overrides: str) -> AsyncIterator[tuple[RunningServer, Connection]]:
+    """Run a server and connect to it."""
+    async with (
+        run_server(make_config(*overrides), engine) as server,
+        await Connection.open(server.ready.address, "127.0.0.1") as connection,
+    ):
+        yield server, connection
+
+
+def named(user: str) -> tuple[tuple[str, str], ...]:
+    return (("x-user-id", user),)
+
+
+@pytest.mark.parametrize(
+    ("key", "users"), [("max_sessions_per_user", ("ann", "ann")), ("max_sessions_per_peer", ("ann", "bob"))]
+)
+async def test_nobody_takes_the_places_of_the_others(key: str, users: tuple[str, str]) -> None:
+    async with run_server(make_config(f"admission.{key}=1"), engine) as server:
+        first = server.stub.Session(metadata=named(users[0]))
+        await first.initial_metadata()
+        second = server.stub.Session(metadata=named(users[1]))
+        assert await second.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"admission.{key}" in await second.details()
+        async with await Connection.open(server.ready.address, "127.0.0.2") as connection:
+            other = connection.call("Session", named("eve"))
+            await other.send(framed(pb.SessionRequest(complete=request()).SerializeToString()), ends=True)
+            assert await other.ended(20)
+            assert other.status == 0
+            first.cancel()
+            await eventually(lambda: server.count("completion_live_sessions") == 0)
+            third = server.stub.Session(metadata=named(users[1]))
+            await third.initial_metadata()
+            third.cancel()
+
+
+async def test_a_stream_that_is_old_answers_and_ends_before_its_connection_is_cut() -> None:
+    slow = endless_engine(lambda _job: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+    ages = ("server.max_connection_age_s=0.2", "server.max_session_age_s=0.4", "server.max_connection_age_grace_s=20")
+    async with run_server(endless_config(*ages), lambda: slow) as server:
+        call = server.stub.Session()
+        await call.write(pb.SessionRequest(complete=request(max_tokens=100)))  # a second's worth
+        while not (await call.read()).HasField("end"):
+            pass
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        assert "server.max_session_age_s" in await call.details()
+        again = server.stub.Session()  # over a new connection
+        await again.initial_metadata()
+        again.cancel()
+
+
+async def test_the_ninth_request_is_refused_and_a_cancel_behind_it_is_read() -> None:
+    endless = endless_engine(lambda _job: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+    async with run_server(endless_config("scheduling.supersede=false"), lambda: endless) as server:
+        call = server.stub.Session()
+        for sequence in range(1, 10):
+            await call.write(pb.SessionRequest(complete=request(sequence=sequence, max_tokens=ENDLESS)))
+        await call.write(pb.SessionRequest(cancel=pb.Cancel(sequence=1)))
+        ends: dict[int, pb.End] = {}
+        async with asyncio.timeout(20):
+            while len(ends) < 2:
+                response = await call.read()
+                if response.HasField("end"):
+                    ends[response.sequence] = response.end
+        assert ends[1].finish_reason == pb.FINISH_REASON_CANCELLED
+        assert ends[9].error.code == EXHAUSTED
+        assert ends[9].error.message == "8 requests are unanswered (limits.max_requests_per_session)"
+        call.cancel()
+
+
+async def test_a_flood_on_one_stream_is_answered_or_ended_and_others_are_served() -> None:
+    async with attacked() as (server, connection):
+        stream = connection.call("Session", named("flood"))
+        flooding = asyncio.create_task(flood(stream))
+        for sequence in range(1, 6):
+            assert (await ask(server.stub, request(sequence=sequence, session_id="other"))).reason == "stop"
+        await flooding
+        assert await stream.ended(30)
+        assert stream.status in {0, EXHAUSTED}
+        await eventually(lambda: server.count("completion_live_sessions") == 0)
+        assert server.count("completion_running_requests") == 0
+
+
+async def flood(stream: Stream) -> None:
+    for sequence in range(1, 3_000):
+        message = pb.SessionRequest(complete=request("x = 1\n" * 100, sequence=sequence)).SerializeToString()
+        if not await stream.send(framed(message)):
+            return
+    await stream.send(b"", ends=True)
+
+
+@pytest.fixture(scope="module")
+def server_process() -> Iterator[ServerProcess]:
+    """A server whose memory is its own."""
+    overrides = ("engine.kind=scripted", "engine.scripted_times=instant", "admission.user_requests_per_s=0")
+    server = ServerProcess(CONFIG, overrides)
+    yield server
+    server.stop()
+
+
+def rss(server: ServerProcess) -> int:
+    return int(psutil.Process(server.pid).memory_info().rss)
+
+
+async def reset_calls(connection: Connection, num: int) -> None:
+    data = framed(request().SerializeToString())
+    for number in range(num):
+        stream = connection.call("Complete")
+        await stream.send(data, ends=True)
+        stream.reset()
+        if number % 100 == 0:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("num", [4_000, pytest.param(20_000, marks=pytest.mark.large)])
+async def test_calls_that_are_reset_at_once_leave_no_memory(server_process: ServerProcess, num: int) -> None:
+    before = rss(server_process)
+    async with await Connection.open(server_process.ready["address"], "127.0.0.1") as connection:
+        await reset_calls(connection, num)
+        last = connection.call("Complete")
+        await last.send(framed(request().SerializeToString()), ends=True)
+        assert await last.ended(60)  # behind all that was reset
+        assert last.status == 0
+        assert rss(server_process) - before < 32 * MIB
+
+
+@pytest.mark.parametrize("num", [600, pytest.param(11_000, marks=pytest.mark.large)])
+async def test_requests_and_sessions_leave_no_memory(server_process: ServerProcess, num: int) -> None:
+    async with grpc.aio.insecure_channel(server_process.ready["address"]) as channel:
+        stub = CompletionServiceStub(channel)
+        await come_and_go(stub, num // 2, "first")  # what is allocated once
+        before = rss(server_process)
+        await come_and_go(stub, num, "then")
+        assert rss(server_process) - before < 16 * MIB
+
+
+async def come_and_go(stub: CompletionServiceStub, num: int, name: str) -> None:
+    """Make a request and a session for each number, every one as a new user with a file of its own."""
+    for number in range(num):
+        message = request(
+            "x = 1\n" * 300 + f"y{number} = ", session_id=f"{name}-{number}", document_uri=f"{name}{number}"
+        )
+        answered = await ask(stub, message, metadata=named(f"{name}-{number}"))
+        assert answered.code is grpc.StatusCode.OK
+        call = stub.Session(metadata=named(f"{name}-{number}"))
+        await call.write(pb.SessionRequest(complete=message))
+        while isinstance(response := await call.read(), pb.SessionResponse) and not response.HasField("end"):
+            pass
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
