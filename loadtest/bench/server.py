@@ -37,6 +37,7 @@ _OVERRIDES = (
     "server.listen=127.0.0.1:0",
     "server.admin_listen=127.0.0.1:0",
     "engine.heartbeat_s=0",
+    "admission.max_sessions_per_peer=0",  # all editors come from this machine
 )
 _METRICS = {True: "server.metrics_listen=127.0.0.1:0", False: "server.metrics_listen="}
 

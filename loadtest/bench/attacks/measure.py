@@ -14,7 +14,11 @@ from loadtest.bench.attacks.honest import Service, honest_users, serve_for
 from loadtest.bench.server import ServerProcess
 from loadtest.processes import Child
 
-OVERRIDES = ("engine.kind=scripted", "engine.scripted_times=small_model_on_two_cores")
+OVERRIDES = (
+    "engine.kind=scripted",
+    "engine.scripted_times=small_model_on_two_cores",
+    "admission.max_sessions_per_peer=512",  # as by default; benchmarks and deploy/local have none
+)
 _MIB = 1024 * 1024
 _SAMPLE_S = 0.05
 _REPORT_S = 30.0
