@@ -9,7 +9,7 @@ from typing import Annotated
 from completion_server.core.checks import DAY_S, Above, Between, require_bounds
 from completion_server.core.errors import OverloadedError, UnauthenticatedError, UnavailableError
 
-_USERS_PER_PEER = 4
+_USERS_PER_PEER = 2
 _SESSIONS_PER_PEER = 512
 
 
@@ -52,10 +52,10 @@ class AdmissionSettings:
     user_tokens_per_s: Annotated[float, Between(0, 1e9)] = 2000.0
     """Tokens that the engine may compute for one user in the long run: generated ones, and those of prompts that the
     prefix cache does not have. A user who types causes a few hundred. 0 sets no limit."""
-    user_token_burst: Annotated[int, Between(1, 1_000_000_000)] = 20_000
+    user_token_burst: Annotated[int, Between(1, 1_000_000_000)] = 8000
     """Tokens that the engine may compute for one user at once, as when files are opened."""
     users_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
-    """The callers of one address together may ask for as much as this many users. 0 sets no limit; None is 4, or no
+    """The callers of one address together may ask for as much as this many users. 0 sets no limit; None is 2, or no
     limit with `require_user`. Callers behind a proxy or a NAT share one address. A Unix socket has no limit."""
     require_user: bool = False
     """Whether a caller must name its user in the metadata `x-user-id`, as a proxy does that knows who calls."""

@@ -30,7 +30,12 @@ class Quotas:
         tokens = settings.user_tokens_per_s, settings.user_token_burst
         num_users = settings.num_users_per_peer
         self._users = [FairUse(*requests), FairUse(*tokens)]
-        self._peers = [FairUse(rate * num_users, burst * num_users) for rate, burst in (requests, tokens)]
+        peer_requests, peer_tokens = (num_users * rate for rate, _burst in (requests, tokens))
+        self._peers = [
+            FairUse(peer_requests, num_users * settings.user_burst),
+            # Not a burst for each of its users, with which an attacker of many names would have the engine for seconds.
+            FairUse(peer_tokens, max(settings.user_token_burst, peer_tokens)),
+        ]
 
     def take(self, caller: Caller, now: float) -> Excess | None:
         """Charge a request and return None, or charge nothing and return which limit it is over."""

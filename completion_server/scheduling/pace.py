@@ -37,6 +37,8 @@ class SizedEstimate:
     """Of all samples, whatever their size."""
     deviation: float = 0.0
     """From the line."""
+    median_size: float = 0.0
+    """About the median of the sizes: some large ones do not move it."""
     _mean_size: float = 0.0
     _variance: float = 0.0
     _covariance: float = 0.0
@@ -47,6 +49,8 @@ class SizedEstimate:
         self._num += 1
         weight = max(_WEIGHT, 1 / self._num)
         self.deviation += weight * (abs(value - self.at(size)) - self.deviation) if self._num > 1 else 0.0
+        step = weight * max(self.median_size, _SIZE_NOISE)
+        self.median_size += max(-step, min(step, size - self.median_size))
         from_mean_size, from_mean = size - self._mean_size, value - self.mean
         self._mean_size += weight * from_mean_size
         self.mean += weight * from_mean
@@ -77,8 +81,8 @@ class Pace:
 
     @property
     def first_token_s(self) -> float:
-        """Seconds from the start of work to its first token, over all prompts: the mean and the mean deviation."""
-        return self.first_token.mean + self.first_token.deviation
+        """Seconds to allow from the start of work to its first token, for a prompt of median size."""
+        return self.first_token_after(self.first_token.median_size)
 
     def first_token_after(self, num_new_tokens: int) -> float:
         """Return the seconds to allow from the start of work to its first token, for a prompt with so many new tokens.

@@ -39,6 +39,7 @@ _OVERRIDES = (
     "server.admin_listen=127.0.0.1:0",
     "engine.heartbeat_s=0",
     "admission.users_per_peer=0",
+    "admission.max_sessions_per_peer=0",
 )
 _METRICS = {True: "server.metrics_listen=127.0.0.1:0", False: "server.metrics_listen="}
 

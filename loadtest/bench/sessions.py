@@ -154,9 +154,9 @@ class Measured:
 @click.option(
     "--connections",
     type=click.IntRange(0),
-    default=64,
+    default=100,
     show_default=True,
-    help="That carry all streams, as a proxy's do; 0 gives each editor its own.",
+    help="That carry all streams, as a proxy's do, at most 100 each; 0 gives each editor its own.",
 )
 @click.option("--storm", is_flag=True, help="All editors lose their streams in the middle, and come back at once.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")

@@ -39,7 +39,7 @@ def check(scenario: Scenario, specs: Sequence[TargetSpec], num_workers: int) -> 
 def num_files(spec: TargetSpec, scenario: Scenario, num_workers: int) -> int:
     """Return how many files a worker may come to have open."""
     sessions = -(-(scenario.sessions + scenario.abusers.count) // num_workers)
-    shared = spec.num_connections * len(spec.hosts)
+    shared = spec.num_connections(sessions) * len(spec.hosts)
     return (min(sessions, shared) if shared else sessions) + _OWN_FILES
 
 

@@ -1,6 +1,7 @@
 """Whom the load is sent to: what every target and every editor can do, and how the command line names a target."""
 
 import difflib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -20,6 +21,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "tabby+http": ("body",),
 }
 """The schemes, and the options of each besides those of all."""
+
+STREAMS_PER_CONNECTION = 100
+"""What any HTTP/2 server should take (RFC 9113, 6.5.2)."""
 
 _SPEC = re.compile(r"(?:(?P<name>[^=/?:]+)=)?(?P<kind>[a-z+]+)://(?P<hosts>[^/?]+)/?(?:\?(?P<options>.*))?")
 _HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:\[\]@\s]+):(\d{1,5})")
@@ -96,10 +100,13 @@ class TargetSpec:
     uri: str = ""
     """As it was given, without the name."""
 
-    @property
-    def num_connections(self) -> int:
-        """Connections that the sessions of a worker share; 0 where each has its own."""
-        return int(self.options.get("connections", "0"))
+    def num_connections(self, sessions: int) -> int:
+        """Return how many connections so many sessions of a worker share on each host; 0 where each has its own.
+
+        At least as many as servers take streams for: gRPC lets further streams wait until others end.
+        """
+        count = int(self.options.get("connections", "0"))
+        return max(count, math.ceil(sessions / STREAMS_PER_CONNECTION)) if count else 0
 
 
 def parse_target(text: str) -> TargetSpec:

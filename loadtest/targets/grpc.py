@@ -37,6 +37,7 @@ class GrpcTarget:
     @asynccontextmanager
     async def editors(self, schedule: Schedule) -> AsyncIterator[Sequence[Editor]]:
         """Connect each session, as a user that nobody was before unless the schedule names one."""
+        self._lines.share(len(schedule.sessions))
         await self._lines.connect({self._lines.place(each.number, each.region) for each in schedule.sessions})
         found: list[SessionEditor | CompleteEditor] = []
         try:

@@ -30,11 +30,20 @@ class Lines:
         """Connect to nothing yet."""
         self._spec = spec
         self._channels: dict[_Place, grpc.aio.Channel] = {}
+        self._num_shared = 0
+        self._turns: dict[int, int] = {}
+        """The order in which sessions were seen. Their numbers may have gaps, as a worker has some of all sessions."""
+
+    def share(self, sessions: int) -> None:
+        """Make as many connections as so many sessions need, where they share any."""
+        self._num_shared = max(self._num_shared, self._spec.num_connections(sessions))
 
     def place(self, session: int, region: int) -> _Place:
         """Return where a session belongs that asks in a region."""
-        count = self._spec.num_connections
-        return self._spec.hosts[region % len(self._spec.hosts)], session % count if count else session
+        host = self._spec.hosts[region % len(self._spec.hosts)]
+        if not self._num_shared:
+            return host, session
+        return host, self._turns.setdefault(session, len(self._turns)) % self._num_shared
 
     def channel(self, place: _Place) -> grpc.aio.Channel:
         """Return a place's channel, connected or not."""
@@ -81,7 +90,7 @@ class Lines:
 
     def hang_up(self, place: _Place) -> None:
         """Close a session's own connection; one that is shared stays."""
-        if not self._spec.num_connections:
+        if not self._num_shared:
             # Letting go closes it. Channel.close() first looks through all tasks of the loop, once for each channel.
             self._channels.pop(place, None)
 

@@ -49,6 +49,7 @@ async def server(engine: ScriptedEngine) -> AsyncIterator[RunningServer]:
         f"scheduling.max_slots={2 * NUM_READERS}",
         f"engine.max_num_seqs={2 * NUM_READERS}",
         "engine.heartbeat_s=0",
+        f"server.max_concurrent_streams={2 * NUM_READERS}",
     )
     async with run_server(config, lambda: engine) as running:
         yield running

@@ -14,7 +14,13 @@ from loadtest.bench.attacks.honest import Service, honest_users, serve_for
 from loadtest.bench.server import ServerProcess
 from loadtest.processes import Child
 
-OVERRIDES = ("engine.kind=scripted", "engine.scripted_times=small_model_on_two_cores")
+OVERRIDES = (
+    "engine.kind=scripted",
+    "engine.scripted_times=small_model_on_two_cores",
+    # As by default; other benchmarks and deploy/local, whose users have one address, set no limit.
+    "admission.max_sessions_per_peer=512",
+    "admission.users_per_peer=2",
+)
 _MIB = 1024 * 1024
 _SAMPLE_S = 0.05
 _REPORT_S = 30.0

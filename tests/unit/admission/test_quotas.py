@@ -43,10 +43,16 @@ def test_tokens_are_charged_when_they_were_computed() -> None:
     assert quotas.take(caller("alice"), 0.0) is None
     quotas.charge_tokens(caller("alice"), 51, 0.0)
     assert quotas.take(caller("alice"), 0.0) == Excess(pytest.approx(5.1))
-    assert quotas.take(caller("bob"), 0.0) is None
-    quotas.charge_tokens(caller("bob"), 101, 0.0)
-    assert quotas.take(caller("carol"), 0.0) == Excess(pytest.approx(2.6), "10.0.0.7")
     assert quotas.take(caller("alice"), 6.0) is None
+
+
+def test_the_users_of_an_address_share_one_burst_of_tokens() -> None:
+    quotas = Quotas(SETTINGS)
+    for user in ("alice", "bob"):
+        quotas.charge_tokens(caller(user), 75, 0.0)
+    assert quotas.take(caller("alice"), 0.0) == Excess(pytest.approx(2.55), "10.0.0.7")
+    assert quotas.take(caller("carol"), 0.0) == Excess(pytest.approx(2.55), "10.0.0.7")
+    assert quotas.take(caller("carol", "10.0.0.8"), 0.0) is None
 
 
 def test_what_is_refused_costs_neither_the_user_nor_the_address() -> None:
@@ -58,7 +64,7 @@ def test_what_is_refused_costs_neither_the_user_nor_the_address() -> None:
 
 
 def test_an_address_is_unlimited_where_users_must_be_named() -> None:
-    assert AdmissionSettings().num_users_per_peer == 4
+    assert AdmissionSettings().num_users_per_peer == 2
     assert AdmissionSettings(require_user=True).num_users_per_peer == 0
     assert AdmissionSettings(require_user=True, users_per_peer=7).num_users_per_peer == 7
     quotas = Quotas(AdmissionSettings(require_user=True))

@@ -16,6 +16,10 @@ from aiohttp.test_utils import TestServer
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
+from completion_server.core.errors import SessionEndedError
+from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.rpc.status import abort
+from loadtest import targets
 from loadtest.bench.capacity import completions_per_s, measure_capacity
 from loadtest.driving.driver import Driver, Ears, drive
 from loadtest.metrics import MetricsError, sum_counter
@@ -25,6 +29,7 @@ from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import Outcome, Record, Result, RunClock
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.schedule import OPENING_SEQUENCE, Event, Schedule, Trigger
+from tests.support.server import make_config, run_server
 from tests.unit.loadtest.typed import GOES_ON, schedule
 
 METRICS = """
@@ -68,6 +73,14 @@ class Editors(CompletionServiceServicer):
         if self.refuses:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, self.refuses)
 
+    async def end_stream(self, does: str, sequence: int, context: Any) -> None:
+        """End the stream if the script says so; in good order only once."""
+        if does == "break":
+            await context.abort(grpc.StatusCode.INTERNAL, "it broke")
+        if does == "end":
+            del self.script[sequence]
+            await abort(context, SessionEndedError("the stream ends: it is old", retry_after_ms=0))
+
     async def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any
     ) -> AsyncIterator[pb.SessionResponse]:
@@ -87,8 +100,7 @@ class Editors(CompletionServiceServicer):
                     yield _end(held, pb.FINISH_REASON_SUPERSEDED, tokens=2)
                     held = None
                 does = self.script.get(request.sequence, "answer")
-                if does == "break":
-                    await context.abort(grpc.StatusCode.INTERNAL, "it broke")
+                await self.end_stream(does, request.sequence, context)
                 if does in {"hold", "along"}:
                     held = request.sequence
                     yield _delta(request.sequence, "held" if does == "hold" else GOES_ON[:3])
@@ -291,6 +303,32 @@ async def test_a_broken_stream_fails_what_is_open_and_comes_back() -> None:
     assert "it broke" in run.results[1].error
 
 
+async def test_a_stream_that_the_server_ends_in_good_order_is_no_failure() -> None:
+    editors = Editors({OPENING_SEQUENCE + 1: "end", OPENING_SEQUENCE + 3: "end"})
+    async with session_target(editors) as target:
+        run = await drive(target, schedule((0.0, 9.0), (0.2, 9.0), (0.4, 9.0), duration_s=0.5))
+        assert target.reconnects_s == []
+    assert outcomes(run.results) == ["answered"] * 3
+    asked = [request.sequence - OPENING_SEQUENCE for request in editors.requests]
+    assert asked == [0, 1, 1, 2, 3, 3], "what was not answered is asked again"
+    assert len(editors.users) == 3
+
+
+async def test_an_idle_editor_opens_a_stream_with_its_next_request() -> None:
+    made = schedule((0.0, 9.0), (1.0, 9.0), num_sessions=3, duration_s=1.1)
+    config = make_config("admission.session_idle_s=0.2", "admission.first_request_s=0.2")
+    async with run_server(config, _engine) as server:
+        spec = TargetSpec("real", "grpc", (server.ready.address,))
+        async with GrpcTarget(spec, Asking()) as target:
+            run = await drive(target, made, has_lead_in=False)
+            assert target.reconnects_s == []
+    assert outcomes(run.results) == ["answered"] * 6
+
+
+def _engine() -> ScriptedEngine:
+    return ScriptedEngine(lambda _job: ("pass", "\n"), ServiceTimes(decode_base_s=0.001))
+
+
 async def test_a_dropped_connection_fails_what_is_open_and_comes_back() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "hold"})
     made = schedule((0.0, 9.0), (0.1005, 9.0), (0.5, 9.0), num_sessions=3, duration_s=0.55)
@@ -315,6 +353,18 @@ async def test_a_lost_region_is_served_by_the_next_host_and_comes_home() -> None
     assert [request.sequence - OPENING_SEQUENCE for request in near.requests] == [1, 3]
     assert [request.sequence - OPENING_SEQUENCE for request in far.requests] == [2]
     assert math.isnan(run.generated_tokens), "nobody says"
+
+
+async def test_no_connection_carries_more_streams_than_servers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "STREAMS_PER_CONNECTION", 4)
+    made = schedule((0.0, 9.0), num_sessions=18)
+    made = replace(made, sessions=tuple(each for each in made.sessions if each.number % 2))  # a worker's share
+    async with run_server(make_config("server.max_concurrent_streams=4"), _engine) as server:
+        spec = TargetSpec("real", "grpc", (server.ready.address,), {"connections": "2"})
+        async with GrpcTarget(spec, Asking()) as target:
+            run = await drive(target, made, has_lead_in=False)
+            assert target.num_connected == 9
+    assert outcomes(run.results) == ["answered"] * 9
 
 
 @pytest.mark.parametrize("connections", ["1", "2"])

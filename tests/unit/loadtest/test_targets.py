@@ -9,18 +9,15 @@ from loadtest.targets.dialects import dialect_of
 def test_a_target_may_be_just_its_address() -> None:
     spec = parse_target("grpc://127.0.0.1:50051")
     assert (spec.name, spec.kind, spec.hosts) == ("grpc://127.0.0.1:50051", "grpc", ("127.0.0.1:50051",))
-    assert (dict(spec.options), spec.metrics_url, spec.num_connections) == ({}, "", 0)
+    assert (dict(spec.options), spec.metrics_url, spec.num_connections(500)) == ({}, "", 0)
 
 
 def test_a_target_may_have_a_name_hosts_and_options() -> None:
     uri = "grpc+complete://a:1,[::1]:2?metrics=b:9&connections=64"
     spec = parse_target(f"ours={uri}")
     assert (spec.name, spec.uri, spec.kind, spec.hosts) == ("ours", uri, "grpc+complete", ("a:1", "[::1]:2"))
-    assert (spec.metrics_url, spec.num_connections, dict(spec.options)) == (
-        "http://b:9/metrics",
-        64,
-        {"connections": "64"},
-    )
+    assert (spec.metrics_url, dict(spec.options)) == ("http://b:9/metrics", {"connections": "64"})
+    assert [spec.num_connections(sessions) for sessions in (1, 6_400, 6_401, 10_000)] == [64, 64, 65, 100]
 
 
 def test_what_is_in_an_option_is_its_own() -> None:

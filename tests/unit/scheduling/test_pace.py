@@ -103,7 +103,15 @@ def test_long_prompts_of_some_do_not_make_short_ones_look_slow() -> None:
         learnt.first_token.add(0.005 + 1e-4 * size, size)
     assert learnt.first_token_after(30) == pytest.approx(0.008, abs=0.003)
     assert learnt.first_token_after(1000) == pytest.approx(0.105, rel=0.05)
-    assert learnt.first_token_s > 0.05
+
+
+def test_what_first_tokens_take_is_said_for_a_prompt_of_median_size() -> None:
+    learnt = Pace()
+    for number in range(300):
+        size = 1000 if number % 3 == 0 else 40
+        learnt.first_token.add(0.005 + 1e-4 * size, size)
+    assert learnt.first_token_s == pytest.approx(0.009, abs=0.004)
+    assert learnt.first_token.mean > 0.03
 
 
 def test_noise_of_prompts_of_one_size_is_no_slope() -> None:
