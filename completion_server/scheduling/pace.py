@@ -84,7 +84,7 @@ class Pace:
         """Seconds to allow from the start of work to its first token, for a prompt of median size."""
         return self.first_token_after(self.first_token.median_size)
 
-    def first_token_after(self, num_new_tokens: int) -> float:
+    def first_token_after(self, num_new_tokens: float) -> float:
         """Return the seconds to allow from the start of work to its first token, for a prompt with so many new tokens.
 
         One user's long prompts must not make everybody else's requests look unreachable.
