@@ -18,6 +18,7 @@ from target_model.errors import TargetError
 from target_model.evaluate import Material, TargetFigures, measure_all, read_texts, render, to_json
 from target_model.files import check_writable, write_atomically
 from target_model.quantise import Report, quantise_folder
+from target_model.sandbox import Limits, Trial, run_program
 from target_model.served import serving
 from target_model.tasks import read_tasks
 
@@ -157,14 +158,20 @@ def quantize(
     "--engine-options", default="{}", callback=_object, metavar="JSON",
     help="""vLLM's own settings, such as '{"tensor_parallel_size": 4}'.""",
 )  # fmt: skip
+@click.option(
+    "--allow-weak-sandbox", is_flag=True,
+    help="Run what models write where the kernel lacks namespaces or Landlock: on a machine that holds nothing else.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     *, models: tuple[str, ...], humaneval: Path | None, single_line: Path | None, held_out: Path | None,
-    max_tasks: int | None, max_texts: int, out: Path | None, engine_options: dict[str, Any], as_json: bool,
+    max_tasks: int | None, max_texts: int, out: Path | None, engine_options: dict[str, Any],
+    allow_weak_sandbox: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Quality, speed and memory of models in vLLM: what INT8 costs and what it gives.
 
-    What the models write is run in a process of its own, with limits and without network; run all of it in a container.
+    What the models write is run in processes of its own, with limits, without network and apart from its check; where
+    the kernel can't do that, nothing is run. Run all of it in a container.
 
     \b
     Example:
@@ -181,9 +188,12 @@ def evaluate(
             spread(read_tasks(single_line), max_tasks) if single_line else (),
             spread(read_texts(held_out), max_texts) if held_out else (),
         )
+        limits = Limits(allow_weak=allow_weak_sandbox)
+        if material.functions or material.lines:
+            run_program(Trial(""), limits)  # Says what the kernel lacks before the hours of measuring.
         named = [named_model(text) for text in models]
         serve = partial(serving, options=engine_options)
-        for figures in measure_all(named, material, lambda name: click.echo(f"measuring {name} ...", err=True), serve):
+        for figures in measure_all(named, material, _say_begin, serve, limits):
             found.append(figures)
             if out is not None:
                 write_atomically(out, to_json(found))
@@ -193,6 +203,10 @@ def evaluate(
         # Whatever stops a later model, vLLM's own errors and signals too.
         if found:
             click.echo(to_json(found) if as_json else render(found))
+
+
+def _say_begin(name: str) -> None:
+    click.echo(f"measuring {name} ...", err=True)
 
 
 def _update(progress: Progress, task: TaskID, done: int, total: int) -> None:

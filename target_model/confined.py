@@ -1,16 +1,26 @@
-"""The inner side of the sandbox, run as a script: confines a child, lets it run the program from standard input.
+"""The inner side of the sandbox, run as a script: confines a program, calls it and checks what it returns.
 
-    sandbox.py -> this script -> its child, which watches -> its child, confined, which becomes the program
+    sandbox.py -> this script -> its child, the watcher -> the program, confined
+                                                        -> the checker, confined
 
-The one that watches is the first process of a PID namespace: with it the kernel ends all that the program started,
-however fast that forks. Where the kernel allows no namespaces, the script itself watches, and kills what it finds.
+The program and the code that checks it run in processes of their own. The checker holds a trusted version of the
+program (the task's own solution) and the check. Where the check calls the function in question, the arguments go to the
+program through a pipe, and its result comes back as a Python literal. The verdict is the checker's exit status, which
+the program can't set: it shares no memory with the checker, may not trace it, and does not see the check. So a program
+that exits half-way, writes to the descriptors that it inherits, or returns objects that claim to equal everything has
+not passed. What it may still do: read whatever this user may read, a file with the answers too; and kill the checker,
+which fails it.
 
-Exit status: `PASSED` when the program reached its end, `FAILED` when it ended otherwise, `TIMED_OUT`. That the end was
-reached is told through a pipe: a program that exits with status 0 half-way, past its checks, has not passed. When the
-program is over, whatever it started is killed, in whichever session it is. The argument is `sandbox.Limits` as JSON.
-Knows nothing of this project, and its child imports nothing before it is confined.
+The watcher is the first process of a PID namespace: with it the kernel ends all that the program started, however fast
+that forks. Where the kernel gives no namespaces, and the caller allows that, the script itself watches and kills what
+it finds.
+
+Exit status: `PASSED`, `FAILED`, `TIMED_OUT` or `TOO_WEAK`; the last says on standard error what the kernel lacks. The
+arguments are `sandbox.Limits` as JSON, the name of the function, and the descriptor from which the checker reads its
+code as JSON; the program is on standard input. Knows nothing of this project, and imports nothing after it is confined.
 """
 
+import ast
 import ctypes
 import json
 import os
@@ -22,61 +32,118 @@ import sys
 import types
 from typing import Any, NoReturn
 
-PASSED, FAILED, TIMED_OUT = 0, 10, 11
-DONE = b"done"
+PASSED, FAILED, TIMED_OUT, TOO_WEAK = 10, 11, 12, 13
+"""None of them is 0, with which any program ends that meets no error."""
+_CHECK_HELD = 20
+"""The checker's exit status when the check came to its end."""
+_READY = b"ready\n"
+_MAX_RESULT_BYTES = 1 << 24
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 NAMESPACES = 0x10000000 | 0x20000000 | 0x40000000
 """CLONE_NEWUSER, CLONE_NEWPID and CLONE_NEWNET."""
-_WATCHERS = 2
+_WATCHERS = 3
 """Processes of the namespace's user that are not the program's."""
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> int:
-    """Run the program; the status says how it ended."""
-    limits = json.loads(sys.argv[1])
-    program = sys.stdin.buffer.read()
+    """Run the trial; the status says how it ended."""
+    limits, program = json.loads(sys.argv[1]), sys.stdin.buffer.read()
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # what runs as the same user may not trace this or read its descriptors
     is_apart = _libc.unshare(NAMESPACES) == 0
+    missing = [] if is_apart else [f"user, PID and network namespaces ({os.strerror(ctypes.get_errno())})"]
+    missing += [] if landlock_version() >= 1 else ["Landlock"]
+    if missing and not limits["allow_weak"]:
+        sys.stderr.write(" and ".join(missing))
+        return TOO_WEAK
     if is_apart and os.fork():
         return os.waitstatus_to_exitcode(os.wait()[1])
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return watch(program, limits, is_apart)
 
 
-def watch(program: bytes, limits: dict[str, Any], is_apart: bool) -> int:
-    """Run the program in a child; the status says how it ended."""
+def watch(source: bytes, limits: dict[str, Any], is_apart: bool) -> int:
+    """Run the program and its check in two children; the status says how they ended."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    told, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(told)
+    entry_point, check = sys.argv[2], int(sys.argv[3])
+    calls, results = os.pipe(), os.pipe()
+    program = os.fork()
+    if program == 0:
+        close(calls[1], results[0], check)
         confine(limits, is_apart)
-        become(program, tell)
-    os.close(tell)
-    is_over = bool(select.select([os.pidfd_open(child)], [], [], limits["wall_s"])[0])
-    if not is_over:
-        os.kill(child, signal.SIGKILL)
-    _, status, used = os.wait4(child, 0)
+        serve(source, entry_point, calls[0], results[1])
+    checker = os.fork()
+    if checker == 0:
+        close(calls[0], results[1])
+        confine(limits, is_apart)
+        judge(check, entry_point, calls[1], results[0])
+    close(*calls, *results, check)
+    # The program ends by itself only if it fails: after the last call it waits to be killed.
+    has_ended = bool(select.select([os.pidfd_open(program), os.pidfd_open(checker)], [], [], limits["wall_s"])[0])
+    statuses = [stop(child, limits["cpu_s"]) for child in (program, checker)]
     if not is_apart:
         kill_descendants()
-    # Who ignores the signal is killed a second later.
-    is_spent = os.waitstatus_to_exitcode(status) == -signal.SIGXCPU or used.ru_utime + used.ru_stime >= limits["cpu_s"]
-    if not is_over or is_spent:
+    if not has_ended or None in statuses:
         return TIMED_OUT
-    return PASSED if status == 0 and os.read(told, len(DONE)) == DONE else FAILED
+    return PASSED if statuses[1] == _CHECK_HELD else FAILED
 
 
-def become(program: bytes, tell: int) -> NoReturn:
-    """Run the program as the main module of this process; tell when its end is reached."""
+def close(*descriptors: int) -> None:
+    """Close them all."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def stop(child: int, cpu_s: int) -> int | None:
+    """Kill a child, if it has not ended, and return its exit code; None where it had used up its processor time."""
+    os.kill(child, signal.SIGKILL)
+    _, status, used = os.wait4(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    # Who ignores the signal is killed a second later.
+    return None if code == -signal.SIGXCPU or used.ru_utime + used.ru_stime >= cpu_s else code
+
+
+def serve(source: bytes, entry_point: str, calls: int, results: int) -> NoReturn:
+    """Run the program as the main module of this process, then answer calls of its function until it is killed."""
+    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+    names = run_as_main(source)
+    with os.fdopen(calls, "rb") as incoming, os.fdopen(results, "wb", buffering=0) as outgoing:
+        outgoing.write(_READY)
+        for line in incoming:
+            args, kwargs = ast.literal_eval(line.decode())
+            outgoing.write(repr(names[entry_point](*args, **kwargs)).encode() + b"\n")
+    while True:
+        signal.pause()
+
+
+def judge(check: int, entry_point: str, calls: int, results: int) -> NoReturn:
+    """Run the check against the program in the other process; exit with `_CHECK_HELD` if it comes to its end."""
+    with os.fdopen(check, "rb") as file:
+        code = json.load(file)
+    names = run_as_main(code["reference"])
+    with os.fdopen(calls, "wb", buffering=0) as outgoing, os.fdopen(results, "rb") as incoming:
+        if incoming.readline(len(_READY)) != _READY:
+            os._exit(1)
+
+        def call(*args: object, **kwargs: object) -> object:
+            outgoing.write(repr((args, kwargs)).encode() + b"\n")
+            return ast.literal_eval(incoming.readline(_MAX_RESULT_BYTES).decode())
+
+        names[entry_point] = call
+        exec(compile(code["check"], "check.py", "exec"), names)
+    os._exit(_CHECK_HELD)
+
+
+def run_as_main(source: str | bytes) -> dict[str, Any]:
+    """Run code as the main module of this process and return its names."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
-    exec(compile(program, "program.py", "exec"), module.__dict__)
-    os.write(tell, DONE)
-    os._exit(0)
+    exec(compile(source, "program.py", "exec"), module.__dict__)
+    return module.__dict__
 
 
 def kill_descendants() -> None:
@@ -138,12 +205,18 @@ class _Beneath(ctypes.Structure):
     _fields_ = (("files", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
+def landlock_version() -> int:
+    """Return the version of the kernel's Landlock, below 1 where it has none."""
+    version: int = _libc.syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)
+    return version
+
+
 def forbid_writing_elsewhere() -> None:
     """No file is made, changed or removed outside the working directory; no TCP; no signals to other processes.
 
     As much of this as the kernel knows; nothing on one without Landlock.
     """
-    version = _libc.syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)
+    version = landlock_version()
     if version < 1:
         return
     beneath = _WRITE_FILE | (_TRUNCATE if version >= _VERSIONS["truncate"] else 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from target_model.errors import EvaluationError
 from target_model.prompts import build_prompts, file_marker
 from target_model.quantise import weight_files
+from target_model.sandbox import Limits
 from target_model.scoring import Mean, Score, Share, mean_per_unit, score
 from target_model.served import ServedModel, Speed, serving
 from target_model.tasks import Task, only_function, only_line
@@ -86,23 +87,27 @@ def read_texts(path: Path) -> list[str]:
 
 def measure_all(
     models: Sequence[tuple[str, Path]], material: Material, on_begin: Callable[[str], None],
-    serve: Callable[[Path], AbstractContextManager[ServedModel]] = serving,
+    serve: Callable[[Path], AbstractContextManager[ServedModel]] = serving, limits: Limits | None = None,
 ) -> Iterator[TargetFigures]:  # fmt: skip
     """Measure models, named and one after another; each one's figures come when it is done.
 
-    Raises EvaluationError when the server builds no prompts for one, vLLM does not start on it or all texts are
-    empty, QuantiseError when it is no model.
+    `limits` are of the programs that they write. Raises EvaluationError when the server builds no prompts for one, vLLM
+    does not start on it, all texts are empty or programs can't be confined, QuantiseError when it is no model.
     """
     first: TextLosses | None = None
     for name, model in models:
         on_begin(name)
-        figures, losses = _measure(name, model, material, serve)
+        figures, losses = _measure(name, model, material, serve, limits)
         yield replace(figures, loss_more=losses.more_than(first)) if losses else figures
         first = first or losses
 
 
 def _measure(
-    name: str, model: Path, material: Material, serve: Callable[[Path], AbstractContextManager[ServedModel]]
+    name: str,
+    model: Path,
+    material: Material,
+    serve: Callable[[Path], AbstractContextManager[ServedModel]],
+    limits: Limits | None,
 ) -> tuple[TargetFigures, TextLosses | None]:
     weight_bytes = sum(file.stat().st_size for file in weight_files(model))
     of_functions, of_lines = (
@@ -121,8 +126,8 @@ def _measure(
         loss=losses.per_token if losses else None,
         loss_more=None,
         bits_per_byte=losses.bits_per_byte if losses else None,
-        functions=score(material.functions, [only_function(text) for text in functions]) if functions else None,
-        lines=score(material.lines, [only_line(text) for text in lines]) if lines else None,
+        functions=score(material.functions, [only_function(text) for text in functions], limits) if functions else None,
+        lines=score(material.lines, [only_line(text) for text in lines], limits) if lines else None,
     )  # fmt: skip
     return figures, losses
 

@@ -1,8 +1,9 @@
 """Runs a program that nobody has read: in a process of its own, with limits on time, memory and files, and no network.
 
-The process gets a new, empty working directory, which is all it can write to, an empty environment, and where the
-kernel allows it a network namespace without any device (`confined.py`). This holds off what a small model writes by
-accident, not an attacker: run it in a container too.
+The process gets a new, empty working directory, which is all it can write to, an empty environment and a network
+namespace without any device. The check of what it returns runs in another process, so that a program can't pass itself
+(`confined.py`). A kernel that lacks namespaces or Landlock is refused, unless the caller allows a weak sandbox. It may
+still read what this user may read: run it in a container too.
 """
 
 import json
@@ -11,12 +12,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import IO
 
 from target_model import confined
+from target_model.errors import EvaluationError
 
 GRACE_S = 30.0
 """For the interpreter's start and end, beyond the program's own time."""
@@ -51,21 +55,55 @@ class Limits:
     file_bytes: int = 1 << 20
     num_files: int = 32
     num_processes: int = 16
+    allow_weak: bool = False
+    """Whether to go on where the kernel lacks what confines a program: without namespaces only Python's own sockets
+    are refused and fast forks may escape; without Landlock files elsewhere can be changed."""
 
 
-def run_program(program: str, limits: Limits | None = None) -> Verdict:
-    """Run a program to its end or to its limits. It passed if it reached its end without an error.
+@dataclass(frozen=True)
+class Trial:
+    """A program, and the code that decides whether it passes."""
 
-    Raises RuntimeError when the sandbox itself fails: no verdict is given then.
+    program: str
+    check: str = ""
+    """Passes when it comes to its end. Without a check the program passes if it comes to its own, by its own word."""
+    reference: str = ""
+    """A trusted version of the program, whose other names the check may use."""
+    entry_point: str = ""
+    """The function whose calls in the check go to the program; arguments and results are Python literals."""
+
+
+class WeakSandboxError(EvaluationError):
+    """The kernel lacks what confines a program."""
+
+    def __init__(self, missing: str) -> None:
+        """Say what is missing, and how to get it."""
+        super().__init__(
+            f"programs can't be confined here: the kernel gives this process no {missing}. In Docker allow them with "
+            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined; elsewhere with sysctl "
+            "kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0. On a machine "
+            "that holds nothing else, --allow-weak-sandbox goes on without"
+        )
+
+
+def run_program(trial: Trial, limits: Limits | None = None) -> Verdict:
+    """Run a program and its check to the end or to the limits.
+
+    Raises WeakSandboxError where the kernel can't confine it, RuntimeError when the sandbox itself fails: no verdict is
+    given then.
     """
     limits = limits or Limits()
-    with tempfile.TemporaryFile() as source, tempfile.TemporaryDirectory(prefix="sandbox-") as folder:
-        # Not as an argument: those have a limit, and no zero bytes.
-        source.write(program.encode("utf-8", "replace"))
-        source.seek(0)
+    code = json.dumps({"check": trial.check, "reference": trial.reference})
+    with (
+        # Not as arguments: those have a limit, and no zero bytes.
+        _file_of(trial.program.encode("utf-8", "replace")) as program,
+        _file_of(code.encode()) as check,
+        tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
+    ):
+        arguments = (json.dumps(asdict(limits)), trial.entry_point, str(check.fileno()))
         process = subprocess.Popen(
-            [sys.executable, "-I", confined.__file__, json.dumps(asdict(limits))],
-            cwd=folder, env={"PATH": os.defpath}, stdin=source, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            [sys.executable, "-I", confined.__file__, *arguments], pass_fds=(check.fileno(),),
+            cwd=folder, env={"PATH": os.defpath}, stdin=program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             start_new_session=True,
         )  # fmt: skip
         with process:
@@ -75,14 +113,26 @@ def run_program(program: str, limits: Limits | None = None) -> Verdict:
                 errors = b""
             finally:
                 process.kill()
+    said = errors.decode(errors="replace")
+    if process.returncode == confined.TOO_WEAK:
+        raise WeakSandboxError(said)
     if process.returncode not in _VERDICTS:
-        raise RuntimeError(f"the sandbox ended with {process.returncode}: {errors.decode(errors='replace')[-300:]}")
+        raise RuntimeError(f"the sandbox ended with {process.returncode}: {said[-300:]}")
     return _VERDICTS[process.returncode]
 
 
+@contextmanager
+def _file_of(data: bytes) -> Iterator[IO[bytes]]:
+    """Return a file without a name that holds `data`, at its start."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        yield file
+
+
 def run_programs(
-    programs: Iterable[str], limits: Limits | None = None, num_workers: int | None = None
+    trials: Iterable[Trial], limits: Limits | None = None, num_workers: int | None = None
 ) -> list[Verdict]:
     """Run many, some at a time, in order."""
     with ThreadPoolExecutor(num_workers or os.cpu_count() or 1) as pool:
-        return list(pool.map(lambda program: run_program(program, limits), programs))
+        return list(pool.map(lambda trial: run_program(trial, limits), trials))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from target_model.sandbox import Verdict, run_programs
+from target_model.sandbox import Limits, Verdict, run_programs
 from target_model.tasks import Task, is_exact
 
 Z_95 = 1.959964
@@ -109,10 +109,10 @@ class Score:
     exact: Share
 
 
-def score(tasks: Sequence[Task], completions: Sequence[str]) -> Score:
+def score(tasks: Sequence[Task], completions: Sequence[str], limits: Limits | None = None) -> Score:
     """Run every program, one completion a task (pass@1). Lines of one problem, whose check is the same, are a group."""
-    programs = (task.program(completion) for task, completion in zip(tasks, completions, strict=True))
-    passed = [verdict is Verdict.PASSED for verdict in run_programs(programs)]
+    trials = (task.trial(completion) for task, completion in zip(tasks, completions, strict=True))
+    passed = [verdict is Verdict.PASSED for verdict in run_programs(trials, limits)]
     exact = list(map(is_exact, tasks, completions))
     problems = [task.check for task in tasks]
     return Score(share_of_groups(passed, problems), share_of_groups(exact, problems))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from target_model.errors import EvaluationError
+from target_model.sandbox import Trial
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,17 @@ class Task:
     suffix: str
     solution: str
     check: str
+    entry_point: str = ""
+    """The function that the check calls."""
 
-    def program(self, completion: str) -> str:
+    def trial(self, completion: str) -> Trial:
         """The program with a completion in the gap, and its check."""
-        return self.prefix + completion + self.suffix + self.check
+        return Trial(
+            program=self.prefix + completion + self.suffix,
+            check=self.check,
+            reference=self.prefix + self.solution + self.suffix,
+            entry_point=self.entry_point,
+        )
 
 
 def read_tasks(path: Path) -> list[Task]:
@@ -43,7 +51,10 @@ def read_tasks(path: Path) -> list[Task]:
 
 def _task(record: dict[str, str]) -> Task:
     check = f"\n{record['test']}\ncheck({record['entry_point']})\n"
-    return Task(record["task_id"], record["prompt"], record.get("suffix", ""), record["canonical_solution"], check)
+    return Task(
+        record["task_id"], record["prompt"], record.get("suffix", ""), record["canonical_solution"], check,
+        record["entry_point"],
+    )  # fmt: skip
 
 
 def only_line(completion: str) -> str:

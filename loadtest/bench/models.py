@@ -33,9 +33,11 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option(
     "--max-tasks", type=click.IntRange(1), default=400, show_default=True, help="Of the 1,033 single lines, evenly."
 )
+@click.option("--allow-weak-sandbox", is_flag=True, help="Passed on to `target-model evaluate`.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON object alone.")
 def main(
-    *, target: Path, target_bf16: Path, draft: Path, cursors: int, max_tasks: int, as_json: bool
+    *, target: Path, target_bf16: Path, draft: Path, cursors: int, max_tasks: int, allow_weak_sandbox: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Evaluate a target in INT8 and bfloat16, and its draft. The last line is a JSON object.
 
@@ -52,6 +54,7 @@ def main(
             "--single-line", str(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz"),
             "--max-tasks", str(max_tasks), "--max-texts", str(TEXTS),
             "--held-out", str(HELD_OUT / "held_out-00000.parquet"), "--out", str(targets),
+            *(["--allow-weak-sandbox"] if allow_weak_sandbox else []),
         )  # fmt: skip
         said += "\n" + _run(
             "draft_model", "evaluate", "--target", str(target), "--draft", str(draft), "--corpus", str(HELD_OUT),

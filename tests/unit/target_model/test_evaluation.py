@@ -24,10 +24,12 @@ from target_model.evaluate import (
     to_json,
 )  # fmt: skip
 from target_model.prompts import Prompts, build_prompts
+from target_model.sandbox import Limits, Trial, WeakSandboxError
 from target_model.scoring import Share, mean_per_unit, score, share_of_groups, wilson
 from target_model.served import Speed, serving
 from target_model.tasks import Task, is_exact, only_function, only_line, read_tasks
 from tests.support.models import TARGET
+from tests.support.sandbox import LIMITS
 
 BENCHMARKS = Path("target_model/benchmarks")
 RECORD = {
@@ -49,9 +51,9 @@ def tasks(tmp_path: Path) -> list[Task]:
 
 
 def test_the_authors_own_completions_all_pass_and_empty_ones_none(tasks: list[Task]) -> None:
-    own = score(tasks, [task.solution for task in tasks])
+    own = score(tasks, [task.solution for task in tasks], LIMITS)
     assert (own.passed.value, own.exact.value) == (1.0, 1.0)
-    empty = score(tasks, ["", ""])
+    empty = score(tasks, ["", ""], LIMITS)
     assert (empty.passed.value, empty.exact.value) == (0.0, 0.0)
 
 
@@ -59,8 +61,8 @@ def test_of_the_files_that_come_along_the_authors_own_completions_pass() -> None
     tasks = read_tasks(BENCHMARKS / "HumanEval.jsonl.gz")
     assert len(tasks) == 164
     some = tasks[::4]
-    assert score(some, [task.solution for task in some]).passed.value == 1.0
-    assert score(some, [""] * len(some)).passed.value == 0.0
+    assert score(some, [task.solution for task in some], LIMITS).passed.value == 1.0
+    assert score(some, [""] * len(some), LIMITS).passed.value == 0.0
 
 
 def test_so_do_their_single_lines_and_of_missing_ones_few() -> None:
@@ -69,19 +71,19 @@ def test_so_do_their_single_lines_and_of_missing_ones_few() -> None:
     assert len(tasks) == 1_033
     assert len({task.check for task in tasks}) == 164, "the lines of a problem are a group"
     some = tasks[::20]
-    own = score(some, [task.solution for task in some])
+    own = score(some, [task.solution for task in some], LIMITS)
     assert (own.passed.value, own.exact.value) == (1.0, 1.0)
-    assert score(some, [""] * len(some)).passed.value < 0.1
+    assert score(some, [""] * len(some), LIMITS).passed.value < 0.1
 
 
 def test_a_completion_that_ends_the_program_before_its_check_has_not_passed(tasks: list[Task]) -> None:
-    assert score(tasks, ["    raise SystemExit(0)\n", "    import os; os._exit(0)\n"]).passed.hits == 0
+    assert score(tasks, ["    raise SystemExit(0)\n", "    import os; os._exit(0)\n"], LIMITS).passed.hits == 0
 
 
 def test_other_words_pass_without_being_the_same(tasks: list[Task]) -> None:
-    found = score(tasks, ["    y = x << 1\n", "    return 2 * x\n"])
+    found = score(tasks, ["    y = x << 1\n", "    return 2 * x\n"], LIMITS)
     assert (found.passed.value, found.exact.value) == (1.0, 0.0)
-    assert score(tasks, ["    y = x\n", "    return x + x  \n"]).exact.hits == 1
+    assert score(tasks, ["    y = x\n", "    return x + x  \n"], LIMITS).exact.hits == 1
 
 
 def test_only_what_was_asked_for_is_kept() -> None:
@@ -170,7 +172,7 @@ def test_models_are_measured_side_by_side(tasks: list[Task]) -> None:
 
     material = Material(lines=tasks[:1], texts=["x" * 1025, "y" * 600])
     begun: list[str] = []
-    first, second = measure_all([("bf16", TARGET), ("int8", TARGET)], material, begun.append, serve)
+    first, second = measure_all([("bf16", TARGET), ("int8", TARGET)], material, begun.append, serve, LIMITS)
     assert begun == [first.name, second.name] == ["bf16", "int8"]
     assert first.lines is not None
     assert (first.lines.passed.value, first.lines.exact.value) == (1.0, 1.0)
@@ -282,3 +284,25 @@ def test_the_command_explains_what_is_wrong() -> None:
     ):
         result = CliRunner().invoke(main, ["evaluate", "--model", "missing", *arguments])
         assert (result.exit_code, message in result.output) == (status, True), result.output
+
+
+def test_without_a_sandbox_nothing_is_measured_unless_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[bool] = []
+
+    def measured(*arguments: Any) -> Iterator[TargetFigures]:
+        allowed.append(arguments[-1].allow_weak)
+        yield FIGURES
+
+    def run_weak(_trial: Trial, limits: Limits) -> None:
+        if not limits.allow_weak:
+            raise WeakSandboxError("Landlock")
+
+    monkeypatch.setattr("target_model.__main__.measure_all", measured)
+    monkeypatch.setattr("target_model.__main__.run_program", run_weak)
+    command = ["evaluate", "--model", "first", "--humaneval", str(BENCHMARKS / "HumanEval.jsonl.gz")]
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 1
+    assert "gives this process no Landlock" in refused.output
+    assert allowed == []
+    assert CliRunner().invoke(main, [*command, "--allow-weak-sandbox"]).exit_code == 0
+    assert allowed == [True]

@@ -1,16 +1,28 @@
 import os
-import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from target_model import confined
-from target_model.sandbox import Limits, Verdict, run_program, run_programs
+from target_model.sandbox import Limits, Trial, Verdict, WeakSandboxError, run_program, run_programs
+from tests.support import sandbox
 
-LIMITS = Limits(cpu_s=1)
-UNSHARE = f"import ctypes; exit(ctypes.CDLL(None).unshare({confined.NAMESPACES}) != 0)"
+LIMITS = replace(sandbox.LIMITS, cpu_s=1)
+NAMES = "def f(x):\n    return abs(x)\n\ndef double(x):\n    return 2 * x\n"
+CHECK = "for x in -1, 2.5, 10**30:\n    assert f(x) == abs(x)\nassert f(double(-2)) == 4\n"
+
+
+def run(program: str, limits: Limits = LIMITS) -> Verdict:
+    """Run a program to its end."""
+    return run_program(Trial(program), limits)
+
+
+def run_checked(program: str, check: str = CHECK) -> Verdict:
+    """Run a program whose function f the check calls; the check's own version of it is NAMES."""
+    return run_program(Trial(program, check, reference=NAMES, entry_point="f"), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -27,12 +39,126 @@ UNSHARE = f"import ctypes; exit(ctypes.CDLL(None).unshare({confined.NAMESPACES})
     ],
 )
 def test_a_program_passes_when_it_reaches_its_end(program: str, verdict: Verdict) -> None:
-    assert run_program(program, LIMITS) is verdict
+    assert run(program, LIMITS) is verdict
 
 
 @pytest.mark.parametrize("way_out", ["raise SystemExit(0)", "exit()", "import os; os._exit(0)"])
 def test_an_end_half_way_is_none(way_out: str) -> None:
-    assert run_program(f"{way_out}\nassert False", LIMITS) is Verdict.FAILED
+    assert run(f"{way_out}\nassert False", LIMITS) is Verdict.FAILED
+
+
+def test_a_program_passes_when_its_function_holds_the_check() -> None:
+    assert run_checked(NAMES) is Verdict.PASSED
+    assert run_checked(NAMES.replace("abs(x)", "x")) is Verdict.FAILED
+    assert run_checked("def g(x):\n    return x\n") is Verdict.FAILED
+    assert run_checked(NAMES, "assert f(1) == 2") is Verdict.FAILED
+    assert run_checked(NAMES, "assert f(x=-1) == 1") is Verdict.PASSED
+
+
+PLAIN = """
+def f(x):
+    return [x, (x,), {"a": x}, {1, 2}, set(), None, True, b"x", "\\n'", 1.5, 10**30, 1j]
+"""
+
+
+def test_results_of_all_plain_types_come_back_as_they_are() -> None:
+    check = PLAIN.replace("def f(", "def same(") + "assert f('y') == same('y')"
+    assert run_checked(PLAIN, check) is Verdict.PASSED
+
+
+FORGERIES = {
+    "an exit": "import os; os._exit(0)",
+    "the status of a pass": "import os; os._exit(10)",
+    "the checker's status": "import os; os._exit(20)",
+    "an exception that exits": "raise SystemExit(0)",
+    "a handler at exit": "import atexit, os; atexit.register(os._exit, 0); raise SystemExit",
+    "what descriptors take": """
+import os
+for said in b"done", b"ready\\n", b"10", b"0", b"passed\\n":
+    for number in range(64):
+        try:
+            os.write(number, said)
+        except OSError:
+            pass
+os._exit(0)
+""",
+    "a printed verdict": "import os; print('done', 'passed'); os._exit(0)",
+    "the caller's frames": """
+import os, sys
+frame = sys._getframe()
+while frame := frame.f_back:
+    for value in list(frame.f_locals.values()) + list(frame.f_globals.values()):
+        if isinstance(value, int):
+            try:
+                os.write(value, b"done")
+            except OSError:
+                pass
+os._exit(0)
+""",
+    "an object that equals everything": """
+class Any(int):
+    def __eq__(self, other): return True
+    def __repr__(self): return "Any()"
+def f(x): return Any()
+""",
+    "a changed check": """
+import builtins
+builtins.abs = lambda x: 0
+def check(*_): pass
+def f(x): return 0
+""",
+    "code as a result": """
+class Code:
+    def __repr__(self): return "__import__('os')._exit(20)"
+def f(x): return Code()
+""",
+    "the checker's memory": """
+import ctypes, os, time
+def f(x):
+    libc = ctypes.CDLL(None)
+    for pid in os.getppid(), os.getpid() + 1:
+        if libc.ptrace(16, pid, 0, 0) == 0:
+            os._exit(99)
+        try:
+            open(f"/proc/{pid}/mem", "r+b").write(b"x")
+        except OSError:
+            pass
+    return 0
+""",
+}
+
+
+@pytest.mark.parametrize("program", FORGERIES.values(), ids=FORGERIES.keys())
+def test_no_program_passes_itself(program: str) -> None:
+    assert run_checked(program) is Verdict.FAILED
+
+
+@pytest.mark.skipif(not sandbox.IS_STRONG, reason="elsewhere it could stop a process that is not the checker")
+def test_a_program_that_stops_its_checker_has_failed() -> None:
+    stop = "import os, signal\ndef f(x):\n    os.kill(os.getpid() + 1, signal.SIGTERM)\n    return abs(x)"
+    assert run_checked(stop) is Verdict.FAILED
+
+
+READ_THE_CHECK = """
+import gc, glob, os, sys
+def f(x):
+    seen = []
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        seen.append(repr(frame.f_locals) + repr(frame.f_globals))
+    seen += [repr(found) for found in gc.get_objects() if isinstance(found, (list, tuple, dict, str, bytes))]
+    for path in glob.glob("/proc/*/fd/*") + glob.glob("/proc/*/mem") + ["/proc/self/environ"]:
+        try:
+            seen.append(repr(os.pread(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 1 << 16, 0)))
+        except OSError:
+            pass
+    sought = " ".join(["only", "the", "check", "knows"])
+    return any(sought in text for text in seen)
+"""
+
+
+def test_a_program_does_not_see_its_check() -> None:
+    assert run_checked(READ_THE_CHECK, "assert f(0) is False  # only the check knows") is Verdict.PASSED
 
 
 @pytest.mark.parametrize(
@@ -44,11 +170,15 @@ def test_an_end_half_way_is_none(way_out: str) -> None:
     ],
 )
 def test_processor_time_ends(program: str) -> None:
-    assert run_program(program, LIMITS) is Verdict.TIMED_OUT
+    assert run(program, LIMITS) is Verdict.TIMED_OUT
+
+
+def test_processor_time_of_a_call_ends() -> None:
+    assert run_checked("def f(x):\n    while True: pass") is Verdict.TIMED_OUT
 
 
 def test_waiting_ends() -> None:
-    assert run_program("import time; time.sleep(600)", Limits(wall_s=0.5)) is Verdict.TIMED_OUT
+    assert run("import time; time.sleep(600)", replace(LIMITS, wall_s=0.5)) is Verdict.TIMED_OUT
 
 
 @pytest.mark.parametrize(
@@ -63,7 +193,7 @@ def test_waiting_ends() -> None:
     ],
 )
 def test_what_takes_too_much_fails(program: str) -> None:
-    assert run_program(program, LIMITS) is Verdict.FAILED
+    assert run(program, LIMITS) is Verdict.FAILED
 
 
 def test_files_elsewhere_stay_as_they_are(tmp_path: Path) -> None:
@@ -77,7 +207,7 @@ def test_files_elsewhere_stay_as_they_are(tmp_path: Path) -> None:
         f"import os; os.mkdir('{tmp_path}/new')",
         f"import shutil; shutil.rmtree('{tmp_path}')",
     ):
-        assert run_program(attempt, LIMITS) is Verdict.FAILED, attempt
+        assert run(attempt, LIMITS) is Verdict.FAILED, attempt
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept", "x")]
 
 
@@ -87,7 +217,7 @@ import os, tempfile
 open('a', 'w').write('x'); os.rename('a', 'b'); os.mkdir('c'); os.remove('b')
 tempfile.TemporaryFile().write(b'x'); open(os.devnull, 'w').write('x')
 """
-    assert run_program(program, LIMITS) is Verdict.PASSED
+    assert run(program, LIMITS) is Verdict.PASSED
 
 
 @pytest.mark.parametrize("leaves", ["", "os.setsid()\n    ", "os.setsid()\n    os.fork()\n    "])
@@ -95,24 +225,19 @@ def test_nothing_that_it_started_outlives_it(leaves: str) -> None:
     mark = f"mark-{os.urandom(8).hex()}"
     sleep = f"os.execv({sys.executable!r}, ['{mark}', '-I', '-c', 'import time; time.sleep(600)'])"
     program = f"import os, time\nif os.fork() == 0:\n    {leaves}{sleep}\ntime.sleep(0.2)"
-    assert run_program(program, LIMITS) is Verdict.PASSED
+    assert run(program, LIMITS) is Verdict.PASSED
     assert not [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or [])]
 
 
-@pytest.mark.skipif(
-    subprocess.run(
-        [sys.executable, "-c", UNSHARE], check=False
-    ).returncode != 0,
-    reason="this kernel allows no namespaces",
-)  # fmt: skip
+@pytest.mark.skipif(not sandbox.IS_STRONG, reason="this kernel allows no namespaces")
 def test_other_processes_are_out_of_its_sight() -> None:
     program = f"import os\ntry:\n    os.kill({os.getpid()}, 0)\nexcept ProcessLookupError:\n    pass"
-    assert run_program(program, LIMITS) is Verdict.PASSED
+    assert run(program, LIMITS) is Verdict.PASSED
 
 
 def test_verdicts_come_in_the_order_of_the_programs() -> None:
-    programs = ["pass", "assert False"] * 3
-    assert run_programs(programs, LIMITS, num_workers=3) == [Verdict.PASSED, Verdict.FAILED] * 3
+    trials = [Trial("pass"), Trial("assert False")] * 3
+    assert run_programs(trials, LIMITS, num_workers=3) == [Verdict.PASSED, Verdict.FAILED] * 3
 
 
 def test_a_sandbox_that_fails_itself_gives_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -120,4 +245,29 @@ def test_a_sandbox_that_fails_itself_gives_no_verdict(monkeypatch: pytest.Monkey
     broken.write_text("raise OSError('no processes left')")
     monkeypatch.setattr(confined, "__file__", str(broken))
     with pytest.raises(RuntimeError, match="no processes left"):
-        run_program("pass")
+        run_program(Trial("pass"))
+
+
+@pytest.fixture
+def without_namespaces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The sandbox on a kernel that refuses namespaces."""
+    script = tmp_path / "confined.py"
+    refused = "_libc.unshare(NAMESPACES) == 0"
+    text = Path(confined.__file__).read_text()
+    assert refused in text
+    script.write_text(text.replace(refused, "(ctypes.set_errno(1), False)[1]"))
+    monkeypatch.setattr(confined, "__file__", str(script))
+
+
+@pytest.mark.usefixtures("without_namespaces")
+def test_a_kernel_without_namespaces_is_refused_unless_that_is_allowed() -> None:
+    with pytest.raises(WeakSandboxError, match=r"no user, PID and network namespaces \(.*--allow-weak-sandbox"):
+        run_program(Trial("pass"))
+    assert run_program(Trial("pass"), Limits(allow_weak=True)) is Verdict.PASSED
+
+
+@pytest.mark.usefixtures("without_namespaces")
+@pytest.mark.parametrize("program", FORGERIES.values(), ids=FORGERIES.keys())
+def test_no_program_passes_itself_in_a_weak_sandbox(program: str) -> None:
+    trial = Trial(program, CHECK, reference=NAMES, entry_point="f")
+    assert run_program(trial, Limits(cpu_s=1, allow_weak=True)) is Verdict.FAILED

@@ -1,0 +1,15 @@
+"""Whether this machine can confine programs, so that the sandbox's tests run where it can't, too."""
+
+from target_model.sandbox import Limits, Trial, WeakSandboxError, run_program
+
+
+def _is_strong() -> bool:
+    try:
+        run_program(Trial(""))
+    except WeakSandboxError:
+        return False
+    return True
+
+
+IS_STRONG = _is_strong()
+LIMITS = Limits(allow_weak=not IS_STRONG)
