@@ -22,6 +22,7 @@ from completion_server.config import Config, load_config
 from completion_server.core import descriptors, safe_logging
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
+from completion_server.engine.processes import kill_children
 from completion_server.rpc.server import check_addresses
 from completion_server.simulation.command import simulate
 from completion_server.telemetry import logs
@@ -130,13 +131,11 @@ def _spare_the_collector() -> None:
 
 
 def _end_on_signals(app: App) -> None:
-    """Drain on SIGTERM and Ctrl-C. Where nothing is accepted yet, or on a second signal, end at once.
-
-    The engine's processes see that the server has gone and end by themselves.
-    """
+    """Drain on SIGTERM and Ctrl-C. Before anything is accepted, or on a second signal, end at once with the engine."""
 
     def end() -> None:
         if app.is_draining or not app.has_served:
+            kill_children()
             os._exit(1 if app.is_draining else 0)
         app.drain()
 

@@ -66,6 +66,13 @@ class NotPossibleError(CompletionError):
     code = Code.FAILED_PRECONDITION
 
 
+class SuspectedPromptError(CompletionError):
+    """The engine failed repeatedly while it computed this prompt: the prompt is refused for some minutes."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "PROMPT_SUSPECTED"
+
+
 class UnavailableError(CompletionError):
     """The engine is away or the server is going: ask again, or ask another."""
 

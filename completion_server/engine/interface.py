@@ -159,6 +159,10 @@ class Engine(Protocol):
         """Tell `on_step`, and nobody else any more, of every step."""
         ...
 
+    def cpu_seconds(self) -> float | None:
+        """Return the CPU time that its processes have used; None if that does not show whether they compute."""
+        ...
+
     async def stop(self) -> None:
         """Free everything, whatever state the engine is in. May be called more than once."""
         ...

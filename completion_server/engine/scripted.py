@@ -181,6 +181,10 @@ class ScriptedEngine:
         """Tell of every step; see the interface."""
         self._on_step = on_step
 
+    def cpu_seconds(self) -> float | None:
+        """Return None: it computes nothing."""
+        return None
+
     async def stop(self) -> None:
         """Free everything; open generations get EngineDeadError."""
         self.crash("the engine was stopped")

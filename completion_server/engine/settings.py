@@ -52,15 +52,24 @@ class EngineSettings:
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """What the engine itself logs."""
     start_timeout_s: Annotated[float, Above(0, 86_400)] = 900.0
-    """Loading and warming up together may take this long."""
+    """Loading the model may take this long. A load that takes longer is stopped."""
     hang_timeout_s: Annotated[float, Above(0, 3600)] = 10.0
-    """An engine that owes an answer and gives no sign of life for this long is killed and started anew."""
-    heartbeat_s: Annotated[float, Between(0, 3600)] = 5.0
+    """An engine that owes an output and gives none for this long hangs: it is stopped and started again. It gets more
+    time if its recent steps took long (3 times the longest one), and while its processes compute on a CPU."""
+    step_timeout_s: Annotated[float, Above(0, 3600)] = 60.0
+    """The longest time that one step may take. An engine that gives no output for this long hangs even if its processes
+    compute. Each step of the warm-up may take as long."""
+    heartbeat_s: Annotated[float, Between(0, 3600)] = 30.0
     """An idle engine is asked for one token this often, so that a hang shows before a user meets it; 0 never asks."""
     restart_backoff_min_s: Annotated[float, Above(0, 3600)] = 0.5
     """A failed engine starts again after this long; each further failure doubles it,"""
     restart_backoff_max_s: Annotated[float, Above(0, 3600)] = 30.0
-    """up to this."""
+    """up to this,"""
+    restart_backoff_reset_s: Annotated[float, Between(0, 86_400)] = 60.0
+    """until an engine has served for this long."""
+    quarantine_s: Annotated[float, Between(0, 86_400)] = 300.0
+    """A prompt that the engine was computing at two failures is refused for this long, with FAILED_PRECONDITION; each
+    further failure doubles it. 0 refuses none."""
     warm_up: bool = True
     """Whether to run real requests through prefill, decode and speculation before the first user's."""
     vllm: dict[str, Any] = field(default_factory=dict)
@@ -69,6 +78,10 @@ class EngineSettings:
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
         require_bounds(self)
+        if self.step_timeout_s < self.hang_timeout_s:
+            limit, given = self.hang_timeout_s, self.step_timeout_s
+            msg = f"step_timeout_s: must be at least hang_timeout_s ({limit:g}), got {given:g}"
+            raise ValueError(msg)
         if self.restart_backoff_min_s > self.restart_backoff_max_s:
             limit, given = self.restart_backoff_max_s, self.restart_backoff_min_s
             msg = f"restart_backoff_min_s: must be at most restart_backoff_max_s ({limit:g}), got {given:g}"

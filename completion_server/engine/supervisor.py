@@ -1,6 +1,6 @@
 """Keeps one engine running: start, warm up, watch, and start anew with back-off when it dies or hangs.
 
-The supervisor is itself what the rooms above call the engine. It knows nothing of requests beyond their number.
+The supervisor is itself what the rooms above call the engine.
 """
 
 import asyncio
@@ -11,14 +11,15 @@ from contextlib import aclosing
 from enum import Enum
 
 from completion_server.core.clock import Clock
+from completion_server.engine.backoff import Backoff
 from completion_server.engine.interface import Engine, EngineDeadError, EngineInfo, EngineStats, Job, Output, Step
+from completion_server.engine.quarantine import Quarantine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation import Schedule, SpeculationFixedError
+from completion_server.engine.vitals import WATCHES_PER_TIMEOUT, Vitals
 from completion_server.engine.warmup import warm_up
 
 logger = logging.getLogger(__name__)
-
-_WATCH_INTERVAL_S = 0.2
 
 
 class EngineState(Enum):
@@ -28,51 +29,6 @@ class EngineState(Enum):
     READY = "ready"
     FAILED = "failed"
     STOPPED = "stopped"
-
-
-class Vitals:
-    """Decides from what an engine owes and when it was last heard whether it hangs. Pure but for its own memory."""
-
-    def __init__(self, hang_timeout_s: float, heartbeat_s: float, now: float) -> None:
-        """Start the watch at `now`."""
-        self._hang_timeout_s = hang_timeout_s
-        self._heartbeat_s = heartbeat_s
-        self._opened_at: dict[int, float] = {}
-        """When each open generation began, the oldest first."""
-        self._num_opened = 0
-        self._heard_at = now
-
-    def opened(self, now: float) -> int:
-        """A generation began; return its number."""
-        self._num_opened += 1
-        self._opened_at[self._num_opened] = now
-        return self._num_opened
-
-    def heard(self, now: float) -> None:
-        """The engine gave an output."""
-        self._heard_at = now
-
-    def closed(self, number: int) -> None:
-        """A generation ended."""
-        del self._opened_at[number]
-
-    def is_hung(self, now: float) -> bool:
-        """Return whether one generation has waited for too long, in which nothing was heard of any.
-
-        Silence alone is no proof: an engine may be busy with prompts that are all given up before their first token.
-        """
-        return bool(self._opened_at) and now - max(self._heard_at, self._oldest()) > self._hang_timeout_s
-
-    def wants_heartbeat(self, now: float) -> bool:
-        """Return whether it has been silent for so long that it should be asked for a sign of life.
-
-        Sooner where an answer is owed: should everybody give up in time, only the heartbeat proves a hang.
-        """
-        patience_s = min(self._heartbeat_s, self._hang_timeout_s / 4) if self._opened_at else self._heartbeat_s
-        return self._heartbeat_s > 0 and now - self._heard_at > patience_s
-
-    def _oldest(self) -> float:
-        return next(iter(self._opened_at.values()))
 
 
 class SupervisedEngine:
@@ -91,7 +47,9 @@ class SupervisedEngine:
         self._clock = clock
         self._on_change = on_change
         self._engine = make_engine()
-        self._vitals = Vitals(settings.hang_timeout_s, settings.heartbeat_s, clock.now())
+        self._vitals = Vitals(settings, clock.now())
+        self._backoff = Backoff(settings)
+        self._quarantine = Quarantine(settings.quarantine_s)
         self._info = EngineInfo(
             model=settings.model,
             max_model_len=settings.max_model_len or 0,
@@ -105,6 +63,7 @@ class SupervisedEngine:
         self._past_generated = 0
         self._past_unwanted = 0
         self._num_heartbeats = 0
+        self._watch_interval_s = settings.hang_timeout_s / WATCHES_PER_TIMEOUT
         self.state = EngineState.STARTING
         self.failure = ""
         """Why it last failed; "" if it never did."""
@@ -137,23 +96,48 @@ class SupervisedEngine:
     async def run(self) -> None:
         """Say that the engine is ready, watch it and replace it when it fails, until cancelled."""
         while True:
+            ready_at = self._clock.now()
             self._change(EngineState.READY)
             self.failure = await self._watch()
             logger.error("engine failed: %s", self.failure)
+            now = self._clock.now()
+            self._quarantine.engine_failed(now)
             self._change(EngineState.FAILED)
-            await self._replace()
+            await self._replace(served_s=now - ready_at)
 
     async def generate(self, job: Job) -> AsyncGenerator[Output]:
-        """Generate; see the interface."""
+        """Generate; see the interface.
+
+        Raises:
+            EngineDeadError: the engine is not ready, or failed before the generation ended.
+            SuspectedPromptError: the engine failed more than once while it computed this prompt.
+            UnavailableError: the engine failed while it computed this prompt and others; they are tried one by one.
+
+        """
         if self.state is not EngineState.READY:
             msg = f"the engine is {self.state.value}"
             raise EngineDeadError(msg)
+        if not self._engine.is_alive:
+            raise EngineDeadError("the engine died")
+        entry = self._quarantine.enter(job.prompt_token_ids, self._clock.now())
+        try:
+            async with aclosing(self._watched(job)) as outputs:
+                async for output in outputs:
+                    if output.finish is not None:
+                        self._quarantine.finished(entry)
+                    yield output
+        finally:
+            self._quarantine.leave(entry)
+
+    async def _watched(self, job: Job) -> AsyncGenerator[Output]:
+        """Generate, and tell the watch of it."""
         vitals = self._vitals
         number = vitals.opened(self._clock.now())
         try:
             async with aclosing(self._engine.generate(job)) as outputs:
                 async for output in outputs:
                     vitals.heard(self._clock.now())
+                    self._quarantine.heard()
                     yield output
         finally:
             vitals.closed(number)
@@ -201,53 +185,62 @@ class SupervisedEngine:
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 await self._engine.start()
-                self._info = self._engine.info
-                if self._settings.warm_up:
-                    await warm_up(self._engine)
-                if self._schedule is not None and not self._info.speculation_fixed_because:
-                    self._engine.set_speculation(self._schedule)
-                self._engine.watch_steps(self._on_step)
         except TimeoutError as error:
-            msg = f"the engine was not ready after {self._settings.start_timeout_s:g} s"
+            msg = f"the engine was not loaded after {self._settings.start_timeout_s:g} s (engine.start_timeout_s)"
             raise EngineDeadError(msg) from error
-        self._vitals = Vitals(self._settings.hang_timeout_s, self._settings.heartbeat_s, self._clock.now())
+        self._info = self._engine.info
+        if self._settings.warm_up:
+            await warm_up(self._engine, self._settings.step_timeout_s)
+        if self._schedule is not None and not self._info.speculation_fixed_because:
+            self._engine.set_speculation(self._schedule)
+        self._engine.watch_steps(self._on_step)
+        self._vitals = Vitals(self._settings, self._clock.now())
 
     async def _watch(self) -> str:
         """Return why the engine failed, once it has."""
-        async with contextlib.AsyncExitStack() as stack:
-            heartbeat: asyncio.Task[None] | None = None
-            while True:
-                now = self._clock.now()
-                if not self._engine.is_alive:
-                    return "it died"
-                if self._vitals.is_hung(now):
-                    return f"no sign of life for {self._settings.hang_timeout_s:g} s"
-                if self._vitals.wants_heartbeat(now) and (heartbeat is None or heartbeat.done()):
+        heartbeat: asyncio.Task[None] | None = None
+        try:
+            while not (failure := self._look()):
+                if (heartbeat is None or heartbeat.done()) and self._vitals.wants_heartbeat(self._clock.now()):
                     heartbeat = asyncio.create_task(self._beat())
-                    stack.push_async_callback(_cancel, heartbeat)
-                await asyncio.sleep(_WATCH_INTERVAL_S)
+                await asyncio.sleep(self._watch_interval_s)
+            return failure
+        finally:
+            if heartbeat is not None:
+                heartbeat.cancel()
+                await asyncio.wait([heartbeat])
+
+    def _look(self) -> str:
+        """Return why the engine has failed, "" if it has not."""
+        if not self._engine.is_alive:
+            return "it died"
+        now = self._clock.now()
+        if self._vitals.wants_cpu_seconds(now):
+            self._vitals.note_cpu_seconds(now, self._engine.cpu_seconds())
+        return self._vitals.look(now)
 
     async def _beat(self) -> None:
         self._num_heartbeats += 1
         job = Job(id=f"heartbeat-{self._num_heartbeats}", prompt_token_ids=[1], max_tokens=1)
         with contextlib.suppress(EngineDeadError):  # the watch sees for itself
-            async for _output in self.generate(job):
+            async for _output in self._watched(job):
                 pass
 
-    async def _replace(self) -> None:
-        """Stop what is left and start engines until one runs."""
-        wait_s = self._settings.restart_backoff_min_s
+    async def _replace(self, served_s: float) -> None:
+        """Stop what is left of an engine that served for `served_s`, and start engines until one runs."""
         while True:
+            wait_s = self._backoff.failed(served_s)
+            served_s = 0.0
             self.num_restarts += 1
             try:
                 await self._engine.stop()
+                logger.info("the next engine starts in %g s", wait_s)
                 await asyncio.sleep(wait_s)
                 self._put_in_place(self._make_engine())
                 await self._start_engine()
             except Exception as error:  # noqa: BLE001 - whatever it is, the next try may do better
                 self.failure = str(error) or repr(error)
-                wait_s = min(2 * wait_s, self._settings.restart_backoff_max_s)
-                logger.error("engine did not restart, next try in %g s: %s", wait_s, self.failure)
+                logger.error("engine did not restart: %s", self.failure)
                 self._change(EngineState.FAILED)
             else:
                 logger.warning("engine restarted (restart %d)", self.num_restarts)
@@ -264,8 +257,3 @@ class SupervisedEngine:
     def _change(self, state: EngineState) -> None:
         self.state = state
         self._on_change(state)
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])

@@ -5,11 +5,10 @@ generation was asked for or who waits for it.
 """
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, TypeVar
+from typing import Any
 
+import psutil
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
@@ -23,6 +22,8 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output, Step
+from completion_server.engine.loading import Loading
+from completion_server.engine.processes import cpu_seconds, kill, with_descendants
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.speculation import Schedule, SpeculationFixedError
 from completion_server.engine.speculation_table import SPECULATE, LiveTable
@@ -35,8 +36,6 @@ from completion_server.engine.vllm_arguments import (
     unfit_schedulers,
 )
 from completion_server.engine.vllm_process import yield_to_server
-
-T = TypeVar("T")
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
 """vLLM's finish reasons in the interface's words; with any other ("abort", "error") it gave a generation up."""
@@ -82,7 +81,8 @@ class VllmEngine:
         self._schedule = Schedule.fixed(0, settings.max_num_seqs)
         self._table: LiveTable | None = None
         self._fixed_because = ""
-        self._pids: tuple[int, ...] = ()
+        self._loading = Loading(self._load, self._discard)
+        self._processes: list[psutil.Process] = []
 
     @property
     def info(self) -> EngineInfo:
@@ -99,13 +99,13 @@ class VllmEngine:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """The engine core's processes on this machine."""
-        return self._pids
+        """The engine's processes on this machine."""
+        return tuple(process.pid for process in self._processes)
 
     async def start(self) -> None:
         """Load the model. The event loop keeps running meanwhile."""
         try:
-            self._llm = await _in_daemon_thread(self._load)
+            self._llm = await self._loading.run()
         except ConfigError:
             raise
         except Exception as error:
@@ -113,7 +113,7 @@ class VllmEngine:
             raise EngineDeadError(msg) from error
         self._accounts.watch(self._llm.output_processor)
         manager = self._llm.engine_core.resources.engine_manager
-        self._pids = tuple(process.pid for process in getattr(manager, "processes", ()))
+        self._processes = with_descendants(process.pid for process in getattr(manager, "processes", ()))
         config = self._llm.vllm_config
         speculative = config.speculative_config
         self._info = EngineInfo(
@@ -148,6 +148,7 @@ class VllmEngine:
         return llm
 
     def _make_llm(self, args: AsyncEngineArgs, config: VllmConfig) -> AsyncLLM:
+        self._loading.check()
         return AsyncLLM.from_vllm_config(
             config,
             stat_loggers=[self._make_stats],
@@ -233,41 +234,25 @@ class VllmEngine:
         """Tell of every step; see the interface."""
         self._accounts.meter.on_step = on_step
 
+    def cpu_seconds(self) -> float | None:
+        """Return the CPU time of its processes; None on a GPU, where a process that waits for it uses as much."""
+        return cpu_seconds(self._processes) if current_platform.is_cpu() else None
+
     async def stop(self) -> None:
-        """Free everything. A core that does not answer is killed."""
-        llm, self._llm = self._llm, None
-        if llm is None:
-            return
-        # Every open generation ends now, not when the core has gone.
-        llm.output_processor.propagate_error(VllmEngineDeadError())
-        if llm.output_handler is not None:
-            llm.output_handler.cancel()
-        await asyncio.to_thread(llm.shutdown, _STOP_GRACE_S)
+        """Free everything. A core that does not answer is killed, and so is one that still loads."""
+        llm, self._llm = await self._loading.give_up(), None
+        if llm is not None:
+            # Every open generation ends now, not when the core has gone.
+            llm.output_processor.propagate_error(VllmEngineDeadError())
+            if llm.output_handler is not None:
+                llm.output_handler.cancel()
+            await asyncio.to_thread(self._discard, llm)
+
+    def _discard(self, llm: AsyncLLM) -> None:
+        llm.shutdown(_STOP_GRACE_S)
+        kill(self._processes)
         if self._table is not None:
             self._table.close()
-
-
-async def _in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run work that can't be interrupted in a thread for which neither a cancelled task nor the process's end waits."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def tell(set_outcome: Callable[[Any], None], outcome: object) -> None:
-        if not done.done():
-            set_outcome(outcome)
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            outcome: tuple[Callable[[Any], None], object] = (done.set_exception, error)
-        else:
-            outcome = (done.set_result, result)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, *outcome)
-
-    threading.Thread(target=run, daemon=True, name="engine-load").start()
-    return await done
 
 
 def _sampling_params(job: Job) -> SamplingParams:

@@ -6,6 +6,7 @@ processes, as one of its general plugins.
 
 import logging
 import os
+import sys
 import threading
 import time
 from multiprocessing import parent_process
@@ -14,6 +15,9 @@ from completion_server.core import safe_logging
 
 ENABLE_ENV = "COMPLETION_SERVER_ENGINE_CHILD"
 """Set by the server for the processes it starts: the plugin does nothing in anybody else's vLLM."""
+
+PARENT_ENV = "COMPLETION_SERVER_ENGINE_PARENT"
+"""The process id of the one that starts an engine's process."""
 
 NICE_ENV = "COMPLETION_SERVER_ENGINE_NICE"
 """How much less than the server's own these processes count where they all want the same cores."""
@@ -35,6 +39,7 @@ def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
     vLLM would log to standard output, which is the server's own.
     """
     os.environ[ENABLE_ENV] = "1"
+    os.environ[PARENT_ENV] = str(os.getpid())
     for name, value in (
         ("VLLM_LOGGING_LEVEL", log_level.upper()),
         ("VLLM_LOGGING_STREAM", "ext://sys.stderr"),
@@ -53,12 +58,12 @@ def register() -> None:
     engine; an engine that took the signal too would cut the answers short. A server that was killed outright can't
     stop its engine, so the engine watches for that itself.
     """
-    if ENABLE_ENV not in os.environ or parent_process() is None:
+    if not _is_engine_process():
         return
     keep_client_text_out_of_logs()
+    end_with_parent()
     os.setpgid(0, 0)
     os.nice(int(os.environ.get(NICE_ENV, "0")))
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="parent-watch").start()
 
 
 def keep_client_text_out_of_logs() -> None:
@@ -74,7 +79,25 @@ def _drop(_record: logging.LogRecord) -> bool:
     return False
 
 
-def _end_with_parent(parent_pid: int) -> None:
-    while os.getppid() == parent_pid:
+def end_with_parent() -> None:
+    """From now on, end this process when the one that started it has ended. Does nothing but in an engine's process.
+
+    That process has given its id in the environment. `os.getppid()` is another one if it has ended meanwhile, and
+    `parent_process()` is None while multiprocessing still imports the main module.
+    """
+    parent_id, own_id = os.environ.get(PARENT_ENV), str(os.getpid())
+    if not _is_engine_process() or parent_id is None or parent_id == own_id:
+        return
+    os.environ[PARENT_ENV] = own_id  # for the processes that this one starts, and so that it is watched once
+    threading.Thread(target=_watch_parent, args=(int(parent_id),), daemon=True, name="parent-watch").start()
+
+
+def _is_engine_process() -> bool:
+    is_child = parent_process() is not None or "--multiprocessing-fork" in sys.orig_argv
+    return is_child and ENABLE_ENV in os.environ
+
+
+def _watch_parent(parent_id: int) -> None:
+    while os.getppid() == parent_id:
         time.sleep(_PARENT_POLL_S)
     os._exit(1)

@@ -73,6 +73,10 @@ class SlotEngine:
     def watch_steps(self, on_step: Callable[[Step], None]) -> None:
         """Tell nothing: slots take no steps together."""
 
+    def cpu_seconds(self) -> float | None:
+        """Return None: it computes nothing."""
+        return None
+
     async def stop(self) -> None:
         """Hold nothing."""
         self._has_started = False

@@ -61,6 +61,9 @@ class Lent:
     def watch_steps(self, on_step: Callable[[Step], None]) -> None:
         self._engine.watch_steps(on_step)
 
+    def cpu_seconds(self) -> float | None:
+        return self._engine.cpu_seconds()
+
 
 @asynccontextmanager
 async def serving(engine: "VllmEngine", *overrides: str) -> AsyncIterator[RunningServer]:

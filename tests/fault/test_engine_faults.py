@@ -30,8 +30,15 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def endless(_job: Job) -> Iterable[str]:
-    return (f" w{i}" for i in range(ENDLESS))
+POISON_TOKENS = 13
+"""What a request asks for that the engine dies of."""
+
+
+def endless(job: Job) -> Iterable[str]:
+    for i in range(ENDLESS):
+        if job.max_tokens == POISON_TOKENS:
+            raise RuntimeError("this request is too much")
+        yield f" w{i}"
 
 
 class Fleet:
@@ -64,7 +71,7 @@ async def fleet() -> Fleet:
 async def server(fleet: Fleet) -> AsyncIterator[RunningServer]:
     config = endless_config(
         "engine.warm_up=true", "engine.hang_timeout_s=0.5", "engine.heartbeat_s=0.2",
-        "engine.start_timeout_s=0.5",
+        "engine.start_timeout_s=0.5", "engine.step_timeout_s=0.5",
         "engine.restart_backoff_min_s=0.05", "engine.restart_backoff_max_s=0.1",
     )  # fmt: skip
     async with run_server(config, fleet) as running:
@@ -206,3 +213,31 @@ async def test_counters_go_on_over_a_restart(server: RunningServer, fleet: Fleet
     assert seen[0] == before
     assert seen == sorted(seen)
     assert seen[-1] < 2 * before + 100  # warm-ups count, the past does not count twice
+
+
+async def test_a_prompt_that_stops_the_engine_twice_does_not_keep_others_out(server: RunningServer) -> None:
+    """Both callers never give up: one whose prompt the engine dies of, and one beside it at each failure."""
+    poison = request("poison = ", max_tokens=POISON_TOKENS, session_id="bad")
+    codes: list[grpc.StatusCode] = []
+
+    async def poison_it() -> None:
+        while codes[-1:] != [grpc.StatusCode.FAILED_PRECONDITION]:
+            codes.append((await ask(server.stub, poison)).code)
+            await asyncio.sleep(0.05)  # not faster than a user may ask
+
+    async with asyncio.timeout(10):
+        innocent = asyncio.create_task(until_served(server))
+        await poison_it()
+        await innocent
+    assert set(codes) == {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION}
+    answer = await ask(server.stub, poison)
+    assert "suspected of stopping" in answer.details
+    assert server.count("completion_engine_restarts_total") == 2
+    assert (await ask(server.stub, request("poison = ", max_tokens=5))).code is grpc.StatusCode.FAILED_PRECONDITION
+    assert (await ask(server.stub, request(max_tokens=5))).reason == "length"
+
+
+async def until_served(server: RunningServer) -> None:
+    innocent = request("innocent = ", max_tokens=60, session_id="good")
+    while (await ask(server.stub, innocent)).code is not grpc.StatusCode.OK:
+        await asyncio.sleep(0.05)

@@ -26,6 +26,8 @@ SETTINGS = (
     "server.admin_listen=",
     "server.metrics_listen=",
     "server.grace_s=30",
+    "engine.hang_timeout_s=0.5",
+    "engine.heartbeat_s=0",
 )
 
 
@@ -78,3 +80,14 @@ async def test_a_second_sigterm_ends_it_at_once(busy: Busy) -> None:
     await watch.read()
     busy.process.send_signal(signal.SIGTERM)
     assert await asyncio.wait_for(busy.process.wait(), 5) == 1
+
+
+async def test_a_server_that_was_stopped_and_continued_keeps_its_engine(busy: Busy) -> None:
+    """As at a laptop's lid or a migration: the time in which it read no outputs is not the engine's silence."""
+    events = aiter(busy.call)
+    for _ in range(3):
+        busy.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(1.0)
+        busy.process.send_signal(signal.SIGCONT)
+        for _ in range(50):
+            await asyncio.wait_for(anext(events), 5)

@@ -1,0 +1,124 @@
+"""Keeps a prompt that stops the engine from stopping it again and again. Pure: the caller gives the time.
+
+A prompt is a suspect if the engine failed while it was computed. It is then let in only if no other suspect runs, so
+that the next failure has one suspect. A suspect that was being computed at a second failure is refused for
+`quarantine_s`, and for twice as long after each further failure. A suspect that is computed to its end is none any
+more.
+
+This promises: other callers are served again after the second failure, however often the same prompt is sent. It does
+not recognise two prompts as the same if one token differs.
+"""
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from completion_server.core.errors import SuspectedPromptError, UnavailableError
+
+_MAX_SUSPECTS = 1024
+_MAX_UNPROVEN = 256
+"""Generations that ended since the last output. The oldest are kept: a later one met an engine that hung already."""
+
+_RETRY_AFTER_MS = 1000
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One prompt in the engine."""
+
+    token_ids: Sequence[int]
+    key: bytes = b""
+    """Identifies a suspect prompt; empty if there were no suspects when it was let in."""
+
+
+@dataclass(slots=True)
+class _Suspect:
+    num_failures: int = 0
+    refused_until: float = 0.0
+    forgotten_at: float = 0.0
+
+
+class Quarantine:
+    """Knows which prompts the engine computes and which were computed when it failed."""
+
+    def __init__(self, quarantine_s: float) -> None:
+        """Refuse prompts for `quarantine_s` at first; 0 refuses none."""
+        self._quarantine_s = quarantine_s
+        self._suspects: OrderedDict[bytes, _Suspect] = OrderedDict()
+        self._open: set[Entry] = set()
+        self._unproven: list[Entry] = []
+        """Ended since the engine's last output, so that nothing shows that the engine survived them."""
+
+    def enter(self, token_ids: Sequence[int], now: float) -> Entry:
+        """Let a prompt in. Its `leave` must follow.
+
+        Raises:
+            SuspectedPromptError: the engine failed more than once while it computed this prompt.
+            UnavailableError: the engine failed once while it computed this prompt, and another such prompt runs.
+
+        """
+        entry = Entry(token_ids)
+        if self._suspects:
+            entry.key = _digest(token_ids)
+            self._check(entry.key, now)
+        self._open.add(entry)
+        return entry
+
+    def heard(self) -> None:
+        """Note an output, of whatever generation: the engine has survived what ended before."""
+        if self._unproven:
+            self._unproven.clear()
+
+    def finished(self, entry: Entry) -> None:
+        """Note that a prompt was computed to the end of its generation."""
+        if entry.key:
+            self._suspects.pop(entry.key, None)
+
+    def leave(self, entry: Entry) -> None:
+        """Note that a generation ended, in whatever way."""
+        if entry in self._open:
+            self._open.remove(entry)
+            if len(self._unproven) < _MAX_UNPROVEN:
+                self._unproven.append(entry)
+
+    def engine_failed(self, now: float) -> None:
+        """Suspect every prompt that the engine was computing."""
+        if self._quarantine_s:
+            for key in {entry.key or _digest(entry.token_ids) for entry in (*self._unproven, *self._open)}:
+                self._suspect(key, now)
+        self._unproven.clear()
+        self._open.clear()
+
+    def _suspect(self, key: bytes, now: float) -> None:
+        suspect = self._suspects.setdefault(key, _Suspect())
+        suspect.num_failures += 1
+        if suspect.num_failures > 1:
+            suspect.refused_until = now + self._quarantine_s * 2 ** (suspect.num_failures - 2)
+        suspect.forgotten_at = max(now, suspect.refused_until) + self._quarantine_s
+        self._suspects.move_to_end(key)
+        if len(self._suspects) > _MAX_SUSPECTS:
+            self._suspects.popitem(last=False)
+
+    def _check(self, key: bytes, now: float) -> None:
+        suspect = self._suspects.get(key)
+        if suspect is None:
+            return
+        if now >= suspect.forgotten_at:
+            del self._suspects[key]
+        elif now < suspect.refused_until:
+            wait_s = suspect.refused_until - now
+            msg = (
+                f"the engine failed {suspect.num_failures} times while it computed this prompt, which is suspected of "
+                f"stopping it; it is refused for another {ceil(wait_s)} s"
+            )
+            raise SuspectedPromptError(msg, retry_after_ms=ceil(1000 * wait_s))
+        elif any(entry.key != key and entry.key in self._suspects for entry in (*self._unproven, *self._open)):
+            msg = "the engine failed while it computed this prompt and others; they are tried one at a time"
+            raise UnavailableError(msg, retry_after_ms=_RETRY_AFTER_MS)
+
+
+def _digest(token_ids: Sequence[int]) -> bytes:
+    return hashlib.blake2b(array("I", token_ids).tobytes(), digest_size=16).digest()
