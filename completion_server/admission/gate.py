@@ -58,7 +58,8 @@ class AdmissionSettings:
     """The callers of one address together may ask for as much as this many users. 0 sets no limit; None is 2, or no
     limit with `require_user`. Callers behind a proxy or a NAT share one address. A Unix socket has no limit."""
     require_user: bool = False
-    """Whether a caller must name its user in the metadata `x-user-id`, as a proxy does that knows who calls."""
+    """Whether every call must name its user in the metadata `x-user-id`. Set it if a proxy authenticates callers and
+    sets the name: names are trusted then, and what is known of a user's documents outlives a connection."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""

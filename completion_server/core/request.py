@@ -43,6 +43,8 @@ class Caller:
     """Key of the connection: address and port, or a name for the stream where connections have no address."""
     peer: str = ""
     """Key of the network address, without its port; "" on a Unix socket."""
+    is_verified: bool = False
+    """Whether something trusted vouches for the user's name."""
     stream: int = 0
     """Number of the session stream, unique in this process; 0 for a call with a single request."""
 
@@ -61,9 +63,11 @@ class Caller:
     def memory(self) -> tuple[str, ...] | None:
         """The key under which document text may be kept for the caller's next request; None if none may be kept.
 
-        Names are not verified, so nothing that is remembered crosses from one stream or connection to another. A single
-        call without a user has no memory: the address of its connection may be another caller's a moment later.
+        Unless the user's name is verified, nothing that is remembered crosses from one stream or connection to another.
+        A single call without a user has no memory: its connection's address may be another caller's a moment later.
         """
+        if self.is_verified:
+            return self.tenant, self.user, self.session
         if self.stream:
             return self.tenant, self.user, self.session, f"stream {self.stream}"
         return (self.tenant, self.user, self.session, self.connection) if self.user else None

@@ -44,7 +44,9 @@ class CompletionServicer:
         self._stall_timeout_s = server.stall_timeout_s
         self._sheds_as_status = sheds_as_status
         budget = RefusalBudget(admission.refused_bytes_per_s, admission.refused_burst_bytes)
-        self._intake = Intake(limits, budget, server.receive_timeout_s, pipeline.clock)
+        self._intake = Intake(
+            limits, budget, server.receive_timeout_s, pipeline.clock, trusts_names=admission.require_user
+        )
         self._sessions: set[SessionStream] = set()
 
     async def complete(self, _messages: Any, context: Context) -> None:

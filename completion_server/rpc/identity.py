@@ -29,19 +29,22 @@ class Identity:
     """Address and port of the peer; "" on a Unix socket, where gRPC tells no connection from another."""
     peer: str
     """Key of the peer's address: itself, or the /64 network of an IPv6 address, of which one host has plenty."""
+    is_verified: bool = False
+    """Whether something trusted vouches for the user's name."""
 
     def call(self, session: str) -> Caller:
         """Return the caller of a single request that gives this session id."""
-        return Caller(self.user, session, self.tenant, self.connection, self.peer)
+        return Caller(self.user, session, self.tenant, self.connection, self.peer, self.is_verified)
 
     def stream(self, session: str) -> Caller:
         """Return the caller of a session stream that gives this session id."""
         number = next(_stream_numbers)
-        return Caller(self.user, session, self.tenant, self.connection or f"stream {number}", self.peer, number)
+        connection = self.connection or f"stream {number}"
+        return Caller(self.user, session, self.tenant, connection, self.peer, self.is_verified, number)
 
 
-def identity_of(context: Any, limits: LimitSettings) -> Identity:
-    """Return the caller of an RPC.
+def identity_of(context: Any, limits: LimitSettings, *, trusts_names: bool = False) -> Identity:
+    """Return the caller of an RPC. With `trusts_names`, user names come from something trusted, such as a proxy.
 
     Raises:
         InvalidRequestError: a name is too long.
@@ -55,7 +58,8 @@ def identity_of(context: Any, limits: LimitSettings) -> Identity:
                 limit = f"must be at most {limits.max_session_id_bytes} bytes, got {len(found[key])}"
                 raise InvalidRequestError(f"metadata {key}", limit)
     connection, peer = split_peer(context.peer())
-    return Identity(found[_USER_KEY], found[_TENANT_KEY], connection, peer)
+    user = found[_USER_KEY]
+    return Identity(user, found[_TENANT_KEY], connection, peer, is_verified=trusts_names and bool(user))
 
 
 def split_peer(peer: str) -> tuple[str, str]:

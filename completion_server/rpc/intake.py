@@ -33,9 +33,21 @@ connection meanwhile, which slows down a client that calls again at once."""
 class Intake:
     """Belongs to all calls of one listener."""
 
-    def __init__(self, limits: LimitSettings, budget: RefusalBudget, receive_timeout_s: float, clock: Clock) -> None:
-        """Receive messages within `limits`, each in `receive_timeout_s`, and charge refused ones to `budget`."""
+    def __init__(
+        self,
+        limits: LimitSettings,
+        budget: RefusalBudget,
+        receive_timeout_s: float,
+        clock: Clock,
+        *,
+        trusts_names: bool = False,
+    ) -> None:
+        """Receive messages within `limits`, each in `receive_timeout_s`, and charge refused ones to `budget`.
+
+        With `trusts_names`, user names come from something trusted, such as a proxy.
+        """
         self.limits = limits
+        self._trusts_names = trusts_names
         self._budget = budget
         self._receive_timeout_s = receive_timeout_s
         self._clock = clock
@@ -51,7 +63,7 @@ class Intake:
             InvalidRequestError: a name in the metadata is too long.
 
         """
-        identity = identity_of(context, self.limits)
+        identity = identity_of(context, self.limits, trusts_names=self._trusts_names)
         error = self.over_budget(identity)
         if error is not None:
             await asyncio.sleep(min(_MAX_HOLD_S, (error.retry_after_ms or 0) / 1000))

@@ -23,6 +23,11 @@ def num_tokenised_after(first: Caller, second: Caller) -> tuple[int, int]:
     return first_prompt.num_tokenised, second_prompt.num_tokenised
 
 
+def test_a_verified_users_documents_are_remembered_across_connections() -> None:
+    verified = replace(NAMED, is_verified=True)
+    assert num_tokenised_after(verified, replace(verified, connection="10.0.0.9:1", stream=4))[1] == 0
+
+
 @pytest.mark.parametrize("caller", [NAMED, STREAM, replace(STREAM, user="ada")])
 def test_a_callers_own_document_is_remembered(caller: Caller) -> None:
     first, second = num_tokenised_after(caller, caller)

@@ -45,6 +45,8 @@ def test_names_come_from_the_metadata() -> None:
     identity = identity_of(call, LimitSettings())
     assert identity == Identity("alice", "acme", "10.0.0.7:1", "10.0.0.7")
     assert identity.call("s") == Caller("alice", "s", "acme", "10.0.0.7:1", "10.0.0.7")
+    assert identity_of(call, LimitSettings(), trusts_names=True).call("s").is_verified
+    assert not identity_of(Call("unix:"), LimitSettings(), trusts_names=True).is_verified
     with pytest.raises(InvalidRequestError, match="metadata x-user-id: must be at most 128 bytes, got 129"):
         identity_of(Call("unix:", ("x-user-id", "a" * 129)), LimitSettings())
 
