@@ -117,7 +117,7 @@ class SessionStream:
         except BaseExceptionGroup as failures:
             if failures.subgroup(TimeoutError):
                 reset(self._times.stall_timeout_s)
-            if failures.subgroup(lambda error: not isinstance(error, CLIENT_GONE)):
+            if failures.split(CLIENT_GONE)[1] is not None:
                 raise
             return None
         finally:

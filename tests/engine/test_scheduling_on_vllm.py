@@ -3,10 +3,11 @@
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import grpc
 import pytest
 
 from completion.v1 import completion_pb2 as pb
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from completion_server.engine.vllm_engine import VllmEngine
 
 NUM_SESSIONS = 200
+NUM_CONNECTIONS = 4
 KEYS = 4
 SOURCE = Path(cast("str", code.__file__)).read_text(encoding="utf-8")
 
@@ -121,8 +123,13 @@ async def type_on(stub: CompletionServiceStub, session: int) -> list[Answer]:
 
 
 async def test_two_hundred_sessions_typing_leave_nothing_behind(vllm_engine: "VllmEngine") -> None:
-    async with serving(vllm_engine) as server:
-        typed = await asyncio.gather(*(type_on(server.stub, session) for session in range(NUM_SESSIONS)))
+    async with serving(vllm_engine) as server, AsyncExitStack() as stack:
+        stubs = []
+        for _ in range(NUM_CONNECTIONS):
+            channel = grpc.aio.insecure_channel(server.ready.address, (("grpc.use_local_subchannel_pool", 1),))
+            stubs.append(CompletionServiceStub(await stack.enter_async_context(channel)))
+        sessions = range(NUM_SESSIONS)
+        typed = await asyncio.gather(*(type_on(stubs[session % NUM_CONNECTIONS], session) for session in sessions))
         reasons = [answer.reason for answer in itertools.chain.from_iterable(typed)]
         assert len(reasons) == NUM_SESSIONS * KEYS
         assert set(reasons) <= {"stop", "length", "superseded", "shed"}

@@ -220,3 +220,17 @@ def test_a_caller_that_leaves_ends_the_stream_at_once() -> None:
         assert await stream.end() is None
 
     run(scenario)
+
+
+def test_a_caller_that_vanishes_while_it_is_written_to_is_no_failure() -> None:
+    class Vanished(Caller):
+        async def write(self, response: pb.SessionResponse) -> None:
+            raise grpc.aio.BaseError
+
+    async def scenario(opened: House) -> None:
+        caller = Vanished()
+        stream = Stream(opened, caller)
+        caller.ask(1)
+        assert await stream.end() is None
+
+    run(scenario)
