@@ -159,6 +159,22 @@ async def test_a_message_that_lacks_its_last_byte_is_not_waited_for() -> None:
             assert (stream.status, "server.receive_timeout_s" in stream.details) == (DEADLINE, True)
 
 
+HEALTH = "/grpc.health.v1.Health"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+@pytest.mark.parametrize("method", [f"{HEALTH}/Check", f"{HEALTH}/Watch", REFLECTION])
+async def test_the_standard_services_hold_no_message_that_does_not_end_or_is_large(method: str) -> None:
+    async with attacked("server.receive_timeout_s=0.2") as (_, connection):
+        half = connection.call(method)
+        await half.send(framed(b"x" * 1000)[:-1])
+        assert await half.ended(20)
+        assert (half.status, "server.receive_timeout_s" in half.details) == (DEADLINE, True)
+        expected = "message: must be at most 4096 bytes, got 5000"
+        assert await answer(connection, method, framed(b"x" * 5000)) == (INVALID, expected)
+        assert (await answer(connection, method, framed(b"\xff")))[0] == INVALID
+
+
 async def test_a_call_without_a_message_is_told_so(server: RunningServer) -> None:
     async with await connect(server) as connection:
         assert await answer(connection, "Complete", b"") == (
