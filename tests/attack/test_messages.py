@@ -227,7 +227,9 @@ async def test_a_library_client_needs_no_change(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("num", [400, pytest.param(20_000, marks=pytest.mark.large)])
 async def test_mutated_messages_are_answered_and_harm_nobody(num: int) -> None:
-    async with run_server(make_config("admission.refused_bytes_per_s=0"), engine) as server:
+    async with run_server(
+        make_config("admission.refused_bytes_per_s=0", "admission.user_requests_per_s=0"), engine
+    ) as server:
         chance = random.Random(7)
         async with await connect(server) as connection:
             good = request("x = 1\n" * 20, snippets=[{"text": "y"}] * 3, stop=["\n\n"], max_tokens=3, temperature=0.5)
@@ -244,12 +246,12 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     """Return bytes with some of them changed, dropped, doubled or cut off."""
     found = bytearray(data)
     for _ in range(chance.randint(1, 5)):
-        place = chance.randrange(len(found))
+        place = chance.randrange(len(found) or 1)
         match chance.randrange(4):
             case 0:
-                found[place] = chance.randrange(256)
+                found[place : place + 1] = [chance.randrange(256)]
             case 1:
-                del found[place]
+                del found[place : place + 1]
             case 2:
                 found[place:place] = found[place : place + chance.randint(1, 30)]
             case _:
