@@ -8,9 +8,8 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection
 
 from completion.v1 import admin_pb2, admin_pb2_grpc
 from completion.v1 import completion_pb2 as pb
@@ -19,6 +18,7 @@ from completion_server.core.errors import ConfigError
 from completion_server.rpc.admin import AdminServicer
 from completion_server.rpc.completion import CompletionServicer
 from completion_server.rpc.settings import LimitSettings, ServerSettings, TlsSettings
+from completion_server.rpc.standard_services import add_standard_services
 
 COMPLETION_SERVICE = pb.DESCRIPTOR.services_by_name["CompletionService"].full_name
 ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -152,10 +152,8 @@ def _finish(
     health: Health,
     service: str,
 ) -> Listener:
-    health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
-    if settings.reflection:
-        names = (service, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+    reflected = service if settings.reflection else None
+    add_standard_services(server, health.servicer, settings.receive_timeout_s, reflected)
     return Listener(server, _bind(server, address, key, tls))
 
 

@@ -159,6 +159,22 @@ async def test_a_message_that_lacks_its_last_byte_is_not_waited_for() -> None:
             assert (stream.status, "server.receive_timeout_s" in stream.details) == (DEADLINE, True)
 
 
+HEALTH = "/grpc.health.v1.Health"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+@pytest.mark.parametrize("method", [f"{HEALTH}/Check", f"{HEALTH}/Watch", REFLECTION])
+async def test_the_standard_services_hold_no_message_that_does_not_end_or_is_large(method: str) -> None:
+    async with attacked("server.receive_timeout_s=0.2") as (_, connection):
+        half = connection.call(method)
+        await half.send(framed(b"x" * 1000)[:-1])
+        assert await half.ended(20)
+        assert (half.status, "server.receive_timeout_s" in half.details) == (DEADLINE, True)
+        expected = "message: must be at most 4096 bytes, got 5000"
+        assert await answer(connection, method, framed(b"x" * 5000)) == (INVALID, expected)
+        assert (await answer(connection, method, framed(b"\xff")))[0] == INVALID
+
+
 async def test_a_call_without_a_message_is_told_so(server: RunningServer) -> None:
     async with await connect(server) as connection:
         assert await answer(connection, "Complete", b"") == (
@@ -214,7 +230,9 @@ async def test_a_library_client_needs_no_change(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("num", [400, pytest.param(20_000, marks=pytest.mark.large)])
 async def test_mutated_messages_are_answered_and_harm_nobody(num: int) -> None:
-    async with run_server(make_config("admission.refused_bytes_per_s=0"), engine) as server:
+    async with run_server(
+        make_config("admission.refused_bytes_per_s=0", "admission.user_requests_per_s=0"), engine
+    ) as server:
         chance = random.Random(7)
         async with await connect(server) as connection:
             good = request("x = 1\n" * 20, snippets=[{"text": "y"}] * 3, stop=["\n\n"], max_tokens=3, temperature=0.5)
@@ -231,12 +249,12 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     """Return bytes with some of them changed, dropped, doubled or cut off."""
     found = bytearray(data)
     for _ in range(chance.randint(1, 5)):
-        place = chance.randrange(len(found))
+        place = chance.randrange(len(found) or 1)
         match chance.randrange(4):
             case 0:
-                found[place] = chance.randrange(256)
+                found[place : place + 1] = [chance.randrange(256)]
             case 1:
-                del found[place]
+                del found[place : place + 1]
             case 2:
                 found[place:place] = found[place : place + chance.randint(1, 30)]
             case _:

@@ -114,8 +114,9 @@ class Connection:
         return len(self._streams)
 
     def call(self, method: str, metadata: Sequence[tuple[str, str]] = ()) -> Stream:
-        """Open a call of CompletionService."""
-        pseudo = ((":method", "POST"), (":scheme", "http"), (":path", f"{SERVICE}/{method}"), (":authority", "server"))
+        """Open a call: of a method of CompletionService, or of another service by the whole path."""
+        path = method if method.startswith("/") else f"{SERVICE}/{method}"
+        pseudo = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "server"))
         headers = (*pseudo, ("content-type", "application/grpc"), ("te", "trailers"), *metadata)
         stream = self._streams[self._next] = Stream(self, self._next, self._initial_window)
         self._next += 2

@@ -69,7 +69,9 @@ class CompletionServiceServicer:
 
     def Session(self, request_iterator, context):
         """Session is one stream for an editor's whole life. Answers carry the sequence number of the request that they
-        belong to; a bad request ends that request, not the stream.
+        belong to; a bad request ends that request, not the stream. The server ends a stream that is idle or old with
+        UNAVAILABLE and an ErrorInfo whose reason is SESSION_ENDED, after the answers to all requests that it has read: open
+        another with the next request, and send requests without an answer again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,9 @@ class CompletionServiceStub:
     """Complete answers one request on one stream. Cancelling the call cancels the work."""
     Session: _grpc.StreamStreamMultiCallable[_completion_pb2.SessionRequest, _completion_pb2.SessionResponse]
     """Session is one stream for an editor's whole life. Answers carry the sequence number of the request that they
-    belong to; a bad request ends that request, not the stream.
+    belong to; a bad request ends that request, not the stream. The server ends a stream that is idle or old with
+    UNAVAILABLE and an ErrorInfo whose reason is SESSION_ENDED, after the answers to all requests that it has read: open
+    another with the next request, and send requests without an answer again.
     """
     ReportFeedback: _grpc.UnaryUnaryMultiCallable[_completion_pb2.ReportFeedbackRequest, _completion_pb2.ReportFeedbackResponse]
     """ReportFeedback says what became of a completion that was shown."""
@@ -57,7 +59,9 @@ class CompletionServiceAsyncStub(CompletionServiceStub):
     """Complete answers one request on one stream. Cancelling the call cancels the work."""
     Session: _aio.StreamStreamMultiCallable[_completion_pb2.SessionRequest, _completion_pb2.SessionResponse]  # type: ignore[assignment]
     """Session is one stream for an editor's whole life. Answers carry the sequence number of the request that they
-    belong to; a bad request ends that request, not the stream.
+    belong to; a bad request ends that request, not the stream. The server ends a stream that is idle or old with
+    UNAVAILABLE and an ErrorInfo whose reason is SESSION_ENDED, after the answers to all requests that it has read: open
+    another with the next request, and send requests without an answer again.
     """
     ReportFeedback: _aio.UnaryUnaryMultiCallable[_completion_pb2.ReportFeedbackRequest, _completion_pb2.ReportFeedbackResponse]  # type: ignore[assignment]
     """ReportFeedback says what became of a completion that was shown."""
@@ -83,7 +87,9 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_completion_pb2.SessionResponse], _abc.AsyncIterator[_completion_pb2.SessionResponse]]:
         """Session is one stream for an editor's whole life. Answers carry the sequence number of the request that they
-        belong to; a bad request ends that request, not the stream.
+        belong to; a bad request ends that request, not the stream. The server ends a stream that is idle or old with
+        UNAVAILABLE and an ErrorInfo whose reason is SESSION_ENDED, after the answers to all requests that it has read: open
+        another with the next request, and send requests without an answer again.
         """
 
     @_abc_1.abstractmethod
