@@ -6,8 +6,8 @@ has limits of its own beside those of the users that it names.
 
 from dataclasses import dataclass
 
-from completion_server.admission.fair_use import FairUse
 from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.rate_limiter import RateLimiter
 from completion_server.core.request import Caller
 
 
@@ -29,12 +29,12 @@ class Quotas:
         requests = settings.user_requests_per_s, settings.user_burst
         tokens = settings.user_tokens_per_s, settings.user_token_burst
         num_users = settings.num_users_per_peer
-        self._users = [FairUse(*requests), FairUse(*tokens)]
+        self._users = [RateLimiter(*requests), RateLimiter(*tokens)]
         peer_requests, peer_tokens = (num_users * rate for rate, _burst in (requests, tokens))
         self._peers = [
-            FairUse(peer_requests, num_users * settings.user_burst),
+            RateLimiter(peer_requests, num_users * settings.user_burst),
             # Not a burst for each of its users, with which an attacker of many names would have the engine for seconds.
-            FairUse(peer_tokens, max(settings.user_token_burst, peer_tokens)),
+            RateLimiter(peer_tokens, max(settings.user_token_burst, peer_tokens)),
         ]
 
     def take(self, caller: Caller, now: float) -> Excess | None:

@@ -3,6 +3,7 @@
 GCRA: https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
 """
 
+import math
 from collections.abc import Hashable
 
 _SWEEP_AFTER = 4096
@@ -10,13 +11,17 @@ ROUNDING = 1e-3
 """Share of the time between two units that sums of it may be off by, so a unit may pass this much early."""
 
 
-class FairUse:
+class RateLimiter:
     """Limits the rate of each key (a user, an address), and lets bursts pass."""
 
-    def __init__(self, units_per_s: float, burst: float) -> None:
-        """Let `burst` units pass at once, and then `units_per_s`; a rate of 0 lets everything pass."""
+    def __init__(self, units_per_s: float, burst: float, max_wait_s: float = math.inf) -> None:
+        """Let `burst` units pass at once, and then `units_per_s`; a rate of 0 lets everything pass.
+
+        However much was charged, a key waits for `max_wait_s` at most.
+        """
         self._interval_s = 1 / units_per_s if units_per_s else 0.0
         self._tolerance_s = self._interval_s * (burst - 1)
+        self._max_wait_s = max_wait_s
         self._due_at: dict[Hashable, float] = {}
         """When each key's bucket is full again; without an entry it is full."""
         self._num_to_sweep = _SWEEP_AFTER
@@ -45,7 +50,8 @@ class FairUse:
         """Take units, whether or not the bucket has as many: the key waits for longer then."""
         if not self._interval_s:
             return
-        self._due_at[key] = max(self._due_at.get(key, now), now) + units * self._interval_s
+        due_at = max(self._due_at.get(key, now), now) + units * self._interval_s
+        self._due_at[key] = min(due_at, now + self._tolerance_s + self._max_wait_s)
         self._sweep(now)
 
     def _sweep(self, now: float) -> None:
