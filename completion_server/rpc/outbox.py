@@ -36,14 +36,14 @@ class Outbox:
         self,
         context: "grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse]",
         stall_timeout_s: float,
-        max_refusals: int,
+        max_answers: int,
     ) -> None:
-        """Write to a call, whose reader may take nothing for `stall_timeout_s`; hold at most so many refusals."""
+        """Write to a call, whose reader may take nothing for `stall_timeout_s`; hold at most so many answers."""
         self._context = context
         self._stall_timeout_s = stall_timeout_s
         self._answers: dict[int, _Answer] = {}
         self._ready: deque[_Answer] = deque()
-        self._refusal_places = asyncio.Semaphore(max_refusals)
+        self._places = asyncio.Semaphore(max_answers)
         self._loop = asyncio.get_running_loop()
         self._event: asyncio.Future[None] | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -51,9 +51,9 @@ class Outbox:
         self._has_stalled = False
 
     @property
-    def num_unanswered(self) -> int:
-        """Requests that were taken in and whose end is not written yet."""
-        return len(self._answers)
+    def num_live(self) -> int:
+        """Requests that were taken in and have not ended. The end of others may still wait for the reader."""
+        return sum(completion.marks.ended is None for completion in self.completions())
 
     def completions(self) -> Iterator[Completion]:
         """Return what is not answered yet."""
@@ -64,14 +64,21 @@ class Outbox:
         answer = self._answers.get(sequence)
         return None if answer is None else answer.completion
 
+    async def reserve(self) -> None:
+        """Take a place for one answer. Waits while the reader leaves too many of them unread."""
+        await self._places.acquire()
+
+    def release(self) -> None:
+        """Give a place back for which there is no answer."""
+        self._places.release()
+
     def add(self, sequence: int, completion: Completion) -> None:
-        """Write the events of a completion as they come."""
+        """Write the events of a completion as they come. Needs a place."""
         answer = self._answers[sequence] = _Answer(sequence, completion)
         completion.listen(partial(self._has_event, answer))
 
-    async def refuse(self, sequence: int, end: End) -> None:
-        """Write why a request is not taken in. Waits while the reader leaves too many refusals unread."""
-        await self._refusal_places.acquire()
+    def refuse(self, sequence: int, end: End) -> None:
+        """Write why a request is not taken in. Needs a place."""
         self._has_event(_Answer(sequence, refusal=end))
 
     def complete(self) -> None:
@@ -112,11 +119,10 @@ class Outbox:
             self._event.set_result(None)
 
     def _close(self, answer: _Answer) -> None:
-        if answer.completion is None:
-            self._refusal_places.release()
-            return
-        del self._answers[answer.sequence]
-        answer.completion.note_streamed()
+        self.release()
+        if answer.completion is not None:
+            del self._answers[answer.sequence]
+            answer.completion.note_streamed()
 
     async def _write(self, message: pb.SessionResponse) -> None:
         # Cheaper than asyncio.timeout, at some thousand messages a second.

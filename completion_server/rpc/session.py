@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 CLIENT_GONE = grpc.aio.BaseError
 """What a write raises whose client has left; a cancel does not always come first."""
 
-_REFUSALS_PER_REQUEST = 4
-"""Refusals that may wait to be written, for each request that may be unanswered; beyond it the stream is not read."""
+_ANSWERS_PER_REQUEST = 4
+"""Answers that may be unwritten, for each request that may be live; beyond that the stream is not read. Most are ends
+of requests that were superseded: a caller that types faster than it reads is not refused its newest request."""
 _CALLERS_FAULT = (Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED)
 
 
@@ -94,8 +95,8 @@ class SessionStream:
         self._caller: Caller | None = None
         """Known from the first request on, which names the session."""
         self._last_sequence = -1
-        max_refusals = _REFUSALS_PER_REQUEST * intake.limits.max_requests_per_session
-        self._outbox = Outbox(context, times.stall_timeout_s, max_refusals)
+        max_answers = _ANSWERS_PER_REQUEST * intake.limits.max_requests_per_session
+        self._outbox = Outbox(context, times.stall_timeout_s, max_answers)
         self._loop = asyncio.get_running_loop()
         self._opened_at = self._loop.time()
         self._heard_at: float | None = None
@@ -141,7 +142,7 @@ class SessionStream:
 
     def _watch(self) -> None:
         """End the stream if its time is over, else look again when it may be."""
-        now, is_busy = self._loop.time(), self._outbox.num_unanswered > 0
+        now, is_busy = self._loop.time(), self._outbox.num_live > 0
         ends_at, why = self._times.end(self._opened_at, self._heard_at, is_busy=is_busy)
         if ends_at <= now:
             self._end(SessionEndedError(f"the stream ends: {why}", retry_after_ms=0))
@@ -159,7 +160,8 @@ class SessionStream:
     async def _take(self, data: bytes) -> None:
         message = self._intake.decode_session(data)
         if isinstance(message, Malformed):
-            await self._refuse(message.sequence, message.error, len(data))
+            await self._outbox.reserve()
+            self._refuse(message.sequence, message.error, len(data))
             return
         match message.WhichOneof("event"):
             case "complete":
@@ -171,13 +173,15 @@ class SessionStream:
             case "feedback":
                 self._report(message.feedback, len(data))
             case _:
-                await self._refuse(0, InvalidRequestError("event", "must be set"), len(data))
+                await self._outbox.reserve()
+                self._refuse(0, InvalidRequestError("event", "must be set"), len(data))
 
     async def _complete(self, message: pb.CompleteRequest, num_bytes: int) -> None:
+        await self._outbox.reserve()
         try:
             completion = self._open_completion(message)
         except CompletionError as error:
-            await self._refuse(message.sequence, error, num_bytes)
+            self._refuse(message.sequence, error, num_bytes)
             return
         self._outbox.add(message.sequence, completion)
 
@@ -186,8 +190,9 @@ class SessionStream:
         if message.sequence <= self._last_sequence:
             limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"
             raise InvalidRequestError("sequence", limit)
-        if self._outbox.num_unanswered >= self._intake.limits.max_requests_per_session:
-            msg = f"{self._outbox.num_unanswered} requests are unanswered (limits.max_requests_per_session)"
+        num_live = self._outbox.num_live
+        if num_live >= self._intake.limits.max_requests_per_session:
+            msg = f"{num_live} requests of this stream are live (limits.max_requests_per_session)"
             raise OverloadedError(msg)
         request = convert.request_of(message, caller, self._intake.limits, None, self._pipeline.clock.now())
         self._last_sequence = message.sequence
@@ -211,8 +216,8 @@ class SessionStream:
             self._pipeline.observer.feedback_refused()
             self._charge(num_bytes)
 
-    async def _refuse(self, sequence: int, error: CompletionError, num_bytes: int) -> None:
-        """End a request that was not taken in, and the stream of a caller that is refused too often."""
+    def _refuse(self, sequence: int, error: CompletionError, num_bytes: int) -> None:
+        """End a request that has a place but was not taken in, and the stream of a caller that is refused too often."""
         self._pipeline.observer.request_refused(error.code)
         if error.code in _CALLERS_FAULT:
             self._charge(num_bytes)
@@ -222,8 +227,9 @@ class SessionStream:
         duplicate = self._outbox.find(sequence)
         if duplicate is not None:
             duplicate.close(outcome)  # a number has one end only, so the request in flight gets it
+            self._outbox.release()
             return
-        await self._outbox.refuse(sequence, End(outcome))
+        self._outbox.refuse(sequence, End(outcome))
 
     def _charge(self, num_bytes: int) -> None:
         self._intake.charge(self._identity, num_bytes)

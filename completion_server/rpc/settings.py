@@ -113,7 +113,7 @@ class LimitSettings:
     max_deadline_s: Annotated[float, Above(0, DAY_S)] = 30.0
     """Longer deadlines, and none, are taken as this."""
     max_requests_per_session: Annotated[int, Between(1, 10_000)] = 8
-    """Requests of one session stream that may be unanswered at once."""
+    """Requests of one Session stream that may be live at once; a further one is refused."""
 
     @property
     def max_message_bytes(self) -> int:

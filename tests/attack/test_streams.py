@@ -101,7 +101,7 @@ async def test_the_ninth_request_is_refused_and_a_cancel_behind_it_is_read() -> 
                     ends[response.sequence] = response.end
         assert ends[1].finish_reason == pb.FINISH_REASON_CANCELLED
         assert ends[9].error.code == EXHAUSTED
-        assert ends[9].error.message == "8 requests are unanswered (limits.max_requests_per_session)"
+        assert ends[9].error.message == "8 requests of this stream are live (limits.max_requests_per_session)"
         call.cancel()
 
 

@@ -17,6 +17,7 @@ from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionStream, StreamTimes
 from completion_server.rpc.settings import LimitSettings
+from completion_server.scheduling.settings import SchedulingSettings
 from tests.support.rooms import House, in_virtual_time
 from tests.support.server import request
 
@@ -117,18 +118,37 @@ def test_a_request_too_many_is_refused_and_cancels_are_read_on() -> None:
         caller = Caller(reads=False)
         stream = Stream(opened, caller)
         for sequence in range(1, 5):
-            caller.ask(sequence, trigger=pb.TRIGGER_PREFETCH)
-        caller.cancel(3)
+            caller.ask(sequence)
+        caller.cancel(1)
         await asyncio.sleep(0.001)
-        assert [reason.value for _, reason in opened.watcher.ended] == ["superseded", "superseded", "cancelled"]
+        assert [reason.value for _, reason in opened.watcher.ended] == ["cancelled"]
         caller.reads.set()
-        await asyncio.sleep(1.0)
-        (refused,) = [each.end for each in caller.written if each.sequence == 4]
-        assert refused.error.code == Code.RESOURCE_EXHAUSTED
-        assert refused.error.message == "3 requests are unanswered (limits.max_requests_per_session)"
+        await asyncio.sleep(10.0)
+        assert caller.errors() == [(4, Code.RESOURCE_EXHAUSTED)]
+        (refused,) = [each.end.error.message for each in caller.written if each.sequence == 4]
+        assert refused == "3 requests of this stream are live (limits.max_requests_per_session)"
         caller.ask(4)  # a refused number may be used again
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(10.0)
         assert len([each for each in caller.written if each.sequence == 4 and each.HasField("end")]) == 2
+        await stream.cut()
+
+    run(scenario, scheduling=SchedulingSettings(supersede=False))
+
+
+def test_a_caller_that_types_faster_than_it_reads_gets_its_newest_answer() -> None:
+    async def scenario(opened: House) -> None:
+        caller = Caller(reads=False)
+        stream = Stream(opened, caller)
+        for sequence in range(1, 31):
+            caller.ask(sequence, prefix=f"{sequence} = ")
+        await asyncio.sleep(1.0)
+        assert 30 - caller.messages.qsize() < 16  # what nobody reads does not pile up
+        caller.reads.set()
+        await asyncio.sleep(10.0)
+        assert caller.errors() == []
+        ends = {each.sequence: each.end.finish_reason for each in caller.written if each.HasField("end")}
+        assert sorted(ends) == list(range(1, 31))
+        assert ends[30] == pb.FINISH_REASON_LENGTH
         await stream.cut()
 
     run(scenario)
