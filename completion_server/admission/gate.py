@@ -35,7 +35,7 @@ class AdmissionSettings:
     one address, or a proxy, may need more. Does not apply to a Unix socket."""
     first_request_s: Annotated[float, Above(0, DAY_S)] = 60.0
     """A Session stream that has sent nothing after this long is ended."""
-    session_idle_s: Annotated[float, Above(0, DAY_S)] = 900.0
+    session_idle_s: Annotated[float, Above(0, DAY_S)] = 300.0
     """A Session stream that has sent nothing for this long is ended; editors open another with their next request. Also
     bounds how long a message that was received in part is held."""
     refused_bytes_per_s: Annotated[float, Between(0, 1e12)] = 1024 * 1024

@@ -32,6 +32,11 @@ class Identity:
     is_verified: bool = False
     """Whether something trusted vouches for the user's name."""
 
+    @property
+    def source(self) -> tuple[str, ...] | str:
+        """Key of what sends: a verified user, since its connection is the proxy's and shared, else the connection."""
+        return (self.tenant, self.user) if self.is_verified else self.connection
+
     def call(self, session: str) -> Caller:
         """Return the caller of a single request that gives this session id."""
         return Caller(self.user, session, self.tenant, self.connection, self.peer, self.is_verified)

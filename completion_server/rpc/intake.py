@@ -93,12 +93,12 @@ class Intake:
 
     def charge(self, identity: Identity, num_bytes: int) -> None:
         """Take a refusal into account. On a Unix socket connections can't be told apart, so none is charged."""
-        if identity.connection:
-            self._budget.charge(identity.connection, num_bytes, self._clock.now())
+        if identity.source:
+            self._budget.charge(identity.source, num_bytes, self._clock.now())
 
     def over_budget(self, identity: Identity) -> TooManyRefusalsError | None:
         """Return why nothing is received from a connection, if so."""
-        wait_s = self._budget.wait_s(identity.connection, self._clock.now())
+        wait_s = self._budget.wait_s(identity.source, self._clock.now())
         if not wait_s:
             return None
         msg = "this connection sent too much that was refused (admission.refused_bytes_per_s)"

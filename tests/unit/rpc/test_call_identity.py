@@ -1,5 +1,7 @@
 """Who calls, by its connection and its metadata."""
 
+from dataclasses import replace
+
 import pytest
 
 from completion_server.core.errors import InvalidRequestError
@@ -49,6 +51,12 @@ def test_names_come_from_the_metadata() -> None:
     assert not identity_of(Call("unix:"), LimitSettings(), trusts_names=True).is_verified
     with pytest.raises(InvalidRequestError, match="metadata x-user-id: must be at most 128 bytes, got 129"):
         identity_of(Call("unix:", ("x-user-id", "a" * 129)), LimitSettings())
+
+
+def test_a_proxys_connection_is_not_charged_for_one_of_its_users() -> None:
+    proxied = Identity("alice", "acme", "10.0.0.7:1", "10.0.0.7", is_verified=True)
+    assert proxied.source != replace(proxied, user="bob").source
+    assert replace(proxied, is_verified=False).source == "10.0.0.7:1"
 
 
 def test_streams_of_a_unix_socket_are_told_apart() -> None:
