@@ -1,4 +1,4 @@
-"""vLLM behind the engine interface. Only this, `vllm_arguments` and the schedulers in `vllm_speculation` import vLLM.
+"""vLLM behind the engine interface. Only this and the modules beside it whose names begin with `vllm` import vLLM.
 
 The engine core runs in a process of its own; this side talks to it through `AsyncLLM`. Nothing here knows why a
 generation was asked for or who waits for it.
@@ -35,7 +35,7 @@ from completion_server.engine.vllm_arguments import (
     schedule_at_start,
     unfit_schedulers,
 )
-from completion_server.engine.vllm_process import yield_to_server
+from completion_server.engine.vllm_process import keep_on_loopback, yield_to_server
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
 """vLLM's finish reasons in the interface's words; with any other ("abort", "error") it gave a generation up."""
@@ -129,6 +129,7 @@ class VllmEngine:
     def _load(self) -> AsyncLLM:
         nice = self._settings.nice
         yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
+        keep_on_loopback(self._settings)
         choose_model_runner(self._settings)
         args = AsyncEngineArgs(**engine_args(self._settings))
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)

@@ -11,7 +11,11 @@ import threading
 import time
 from multiprocessing import parent_process
 
+import psutil
+
 from completion_server.core import safe_logging
+from completion_server.engine import vllm_idle
+from completion_server.engine.settings import EngineSettings
 
 ENABLE_ENV = "COMPLETION_SERVER_ENGINE_CHILD"
 """Set by the server for the processes it starts: the plugin does nothing in anybody else's vLLM."""
@@ -21,6 +25,13 @@ PARENT_ENV = "COMPLETION_SERVER_ENGINE_PARENT"
 
 NICE_ENV = "COMPLETION_SERVER_ENGINE_NICE"
 """How much less than the server's own these processes count where they all want the same cores."""
+
+_OTHER_HOSTS_KEYS = (
+    "nnodes", "node_rank", "master_addr", "data_parallel_address", "data_parallel_rank", "data_parallel_start_rank",
+    "data_parallel_size_local", "data_parallel_backend", "data_parallel_hybrid_lb", "data_parallel_external_lb",
+    "data_parallel_multi_port_external_lb", "kv_transfer_config", "kv_events_config", "ec_transfer_config",
+)  # fmt: skip
+"""Arguments of vLLM for engines that other hosts have a part of, or exchange data with."""
 
 _PARENT_POLL_S = 1.0
 
@@ -51,8 +62,28 @@ def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
         os.environ.setdefault(name, value)
 
 
+def keep_on_loopback(settings: EngineSettings) -> None:
+    """Have the processes of an engine on one host listen on its loopback interface alone.
+
+    They listen on the address of the host's name otherwise, without authentication. What the operator has set stays.
+    """
+    if spans_hosts(settings):
+        return
+    for name, addresses in psutil.net_if_addrs().items():
+        for address in {"127.0.0.1", "::1"} & {entry.address for entry in addresses}:
+            os.environ.setdefault("VLLM_HOST_IP", address)
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def spans_hosts(settings: EngineSettings) -> bool:
+    """Tell whether the settings may let other hosts take part in the engine."""
+    is_local = settings.vllm.get("distributed_executor_backend") in {None, "uni", "mp"}
+    return not is_local or any(key in settings.vllm for key in _OTHER_HOSTS_KEYS)
+
+
 def register() -> None:
-    """Leave the server's process group, end with the server, and log no client text.
+    """Leave the server's process group, end with the server, log no client text, and be idle when the engine is.
 
     A terminal's Ctrl-C and a process manager's signal to the group mean the server, which then drains through this
     engine; an engine that took the signal too would cut the answers short. A server that was killed outright can't
@@ -64,6 +95,7 @@ def register() -> None:
     end_with_parent()
     os.setpgid(0, 0)
     os.nice(int(os.environ.get(NICE_ENV, "0")))
+    vllm_idle.patch()
 
 
 def keep_client_text_out_of_logs() -> None:

@@ -1,0 +1,65 @@
+"""Two patches of vLLM 0.32 that keep an idle engine's processes idle.
+
+Spin: a reader of vLLM's shared-memory queue polls it without a pause for a second after each message, so one token
+costs a second of a core. A few milliseconds are enough to bridge the gap between two steps. After that the reader
+waits for a notification, which wakes it within 0.1 ms.
+
+Gloo: vLLM makes about a dozen Gloo process groups, also where each has one member. Each has a thread that wakes 100
+times a second and a listening port. Groups of one member share one thread and one port here.
+
+The plugin in `vllm_process` applies both in each of vLLM's processes. A version of vLLM or torch that is built
+otherwise runs unpatched.
+"""
+
+import logging
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+MAX_SPIN_S = 0.02
+"""Longer than the gap between two steps of a batch."""
+
+
+@cache
+def patch() -> None:
+    """Apply both, once in a process."""
+    for apply in (_shorten_spin, _share_gloo_device):
+        try:
+            apply()
+        except (ImportError, AttributeError) as error:
+            logger.info("%s does not fit this vLLM: %s", apply.__name__, error)
+
+
+def _shorten_spin() -> None:
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    condition: Any = SpinCondition
+    make = condition.__init__
+
+    def make_brief(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        self.busy_loop_s = min(self.busy_loop_s, MAX_SPIN_S)
+
+    condition.__init__ = make_brief
+
+
+def _share_gloo_device() -> None:
+    from torch.distributed import distributed_c10d
+
+    gloo: Any = distributed_c10d.ProcessGroupGloo
+    make_options, make_device = gloo._Options, cache(gloo.create_default_device)
+
+    class SharingGloo(gloo):  # type: ignore[misc]
+        """A process group that shares its device with the others of one member."""
+
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+            if size > 1:
+                super().__init__(store, rank, size, timeout=timeout)
+                return
+            options = make_options()
+            options._devices, options._timeout = [make_device()], timeout
+            super().__init__(store, rank, size, options)
+
+    vars(distributed_c10d)["ProcessGroupGloo"] = SharingGloo

@@ -1,0 +1,53 @@
+"""What vLLM's own processes do beside computing: where they listen, and what they use when there is nothing to do."""
+
+import asyncio
+import ipaddress
+from typing import TYPE_CHECKING
+
+import psutil
+
+from completion_server.engine.interface import Job
+from completion_server.engine.processes import child_ids, cpu_seconds, with_descendants
+from tests.conftest import make_vllm_engine
+from tests.engine.contract import run_job
+from tests.support.server import eventually
+
+if TYPE_CHECKING:
+    from completion_server.engine.vllm_engine import VllmEngine
+
+
+def listening(process: psutil.Process) -> list[str]:
+    return [one.laddr.ip for one in process.net_connections() if one.status == psutil.CONN_LISTEN]
+
+
+async def test_an_engine_listens_on_loopback_alone(vllm_engine: "VllmEngine") -> None:
+    processes = [psutil.Process(process_id) for process_id in vllm_engine.process_ids]
+    assert len(processes) == 2, "the core and its worker"
+    addresses = [address for process in processes for address in listening(process)]
+    assert len(addresses) <= 1, "groups of one member share a port"
+    assert all(ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+async def test_an_engine_is_idle_after_a_step(vllm_engine: "VllmEngine") -> None:
+    processes = [psutil.Process(process_id) for process_id in vllm_engine.process_ids]
+    await run_job(vllm_engine, Job("before", [1, 2, 3], 1))
+    await asyncio.sleep(1.5)
+    before = cpu_seconds(processes)
+    for number in range(3):
+        await run_job(vllm_engine, Job(f"step {number}", [1, 2, 3], 1))
+        await asyncio.sleep(1.0)
+    # A worker that spins for a second after each step uses 3 s.
+    assert cpu_seconds(processes) - before < 1.5
+
+
+async def test_a_load_that_is_given_up_leaves_no_process() -> None:
+    others = child_ids()
+    engine = make_vllm_engine()
+    starting = asyncio.create_task(engine.start())
+    await eventually(lambda: bool(child_ids() - others), 300.0)
+    processes = with_descendants(child_ids() - others)
+    starting.cancel()
+    await asyncio.wait([starting])
+    await engine.stop()
+    assert child_ids() == others
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)

@@ -1,0 +1,84 @@
+"""What the engine's processes inherit."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from completion_server.engine import vllm_process
+from completion_server.engine.settings import EngineSettings
+from tests.support.models import ROOT
+
+LOOPBACK_ENV = ("VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+LISTEN_AS_VLLM_DOES = """
+import os, tempfile
+import psutil, torch.distributed
+from completion_server.engine.settings import EngineSettings
+from completion_server.engine.vllm_process import keep_on_loopback
+keep_on_loopback(EngineSettings({settings}))
+init_method = "file://" + os.path.join(tempfile.mkdtemp(), "store")
+torch.distributed.init_process_group("gloo", init_method=init_method, rank=0, world_size=1)
+print(*{{one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN}})
+"""
+
+OTHER_HOSTS = "vllm={'data_parallel_address': '192.0.2.1'}"
+
+
+@pytest.fixture(autouse=True)
+def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LOOPBACK_ENV:
+        monkeypatch.setenv(name, "")  # so that the test's own values go again
+        monkeypatch.delenv(name)
+
+
+def outer_address() -> str:
+    """Return an address by which other hosts reach this machine."""
+    for addresses in psutil.net_if_addrs().values():
+        for entry in addresses:
+            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
+                return entry.address
+    pytest.skip("this machine has no address but loopback")
+
+
+def listening_on_a_networked_host(settings: str) -> str:
+    """Return where a process of vLLM's kind listens on a host whose name is known by an outer address."""
+    in_namespace = ["unshare", "--user", "--map-root-user", "--uts"]
+    if subprocess.run([*in_namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine allows no host name of the test's own")
+    program = 'hostname "$0" && exec "$@"'
+    code = LISTEN_AS_VLLM_DOES.format(settings=settings)
+    command = [*in_namespace, "sh", "-c", program, outer_address(), sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_an_engine_on_one_host_listens_on_loopback_whatever_the_host_is_called() -> None:
+    assert listening_on_a_networked_host("") == "127.0.0.1"
+
+
+def test_an_engine_on_several_hosts_listens_where_they_reach_it() -> None:
+    assert listening_on_a_networked_host(OTHER_HOSTS) == outer_address()
+
+
+def test_what_the_operator_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    vllm_process.keep_on_loopback(EngineSettings())
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert os.environ["VLLM_HOST_IP"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("option", [{"nnodes": 2}, {"distributed_executor_backend": "ray"}, {"kv_transfer_config": {}}])
+def test_options_for_other_hosts_leave_it_to_vllm(option: dict[str, object]) -> None:
+    vllm_process.keep_on_loopback(EngineSettings(vllm=option))
+    assert not any(name in os.environ for name in LOOPBACK_ENV)
+
+
+@pytest.mark.parametrize("option", [{}, {"distributed_executor_backend": "mp"}, {"data_parallel_size": 2}])
+def test_options_for_one_host_keep_it_on_loopback(option: dict[str, object]) -> None:
+    vllm_process.keep_on_loopback(EngineSettings(vllm=option))
+    assert all(name in os.environ for name in LOOPBACK_ENV)
