@@ -82,6 +82,9 @@ class Completion:
         """Made when there is text: most requests are dropped before."""
         self._ahead = Ahead("")
         self._num_characters = 0
+        self.is_rate_limited = False
+        """Whether it was shed because its caller is over a limit; nothing was charged for it then."""
+        self._num_charged = claim.num_new_tokens
         self._begun = Generation(rooms, self)
         """The generation that `run` runs, whoever owns it by then."""
         self._generation: Generation | None = self._begun
@@ -112,6 +115,11 @@ class Completion:
         """Say that the end was written."""
         if self.marks.ended is not None:
             self._rooms.observer.request_streamed(self._rooms.clock.now() - self.marks.ended)
+
+    def settle(self) -> int:
+        """Return the tokens that were charged in advance, for what was really computed to take their place; 0 later."""
+        num_charged, self._num_charged = self._num_charged, 0
+        return num_charged
 
     def close(self, outcome: Outcome = CANCELLED) -> None:
         """End the request, if it has not ended, and stop what goes on for it."""
@@ -213,6 +221,7 @@ class Completion:
         usage = self._generation.usage() if self._generation is not None else Usage()
         end = End(outcome, usage, self._timings(self.marks.ended))
         self._mailbox.close_nowait(end)
+        self._rooms.charge_tokens(self.request.caller, -self.settle())
         if self._num_characters:
             self._rooms.answered(self.request, self._num_characters)
         self._rooms.observer.request_ended(self.request, end, self.marks)
@@ -270,7 +279,8 @@ class Generation:
         finally:
             self.is_over = True
             if self._has_begun:
-                self._rooms.charge_tokens(self.request.caller, self.num_new_tokens + self.num_tokens)
+                cost = self.num_new_tokens + self.num_tokens
+                self._rooms.charge_tokens(self.request.caller, cost - self.owner.settle())
 
     def num_tokens_left_after(self, typed: str) -> int:
         """Return about how many tokens it may still give to a user who has typed `typed` since."""

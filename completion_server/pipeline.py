@@ -73,13 +73,20 @@ class Pipeline:
 
         """
         self.gate.check()
-        completion = Completion(self._rooms, request, self._claim(request))
-        now = completion.marks.admitted = self.clock.now()
-        excess = self._quotas.take(request.caller, now)
+        now = self.clock.now()
+        excess = self._quotas.excess(request.caller, now)
+        # What a request that is over its limits would cost is not worth finding out.
+        num_new_tokens = 0 if excess else self._prompts.expected_new_tokens(request)
+        completion = Completion(self._rooms, request, self._claim(request, num_new_tokens))
+        completion.marks.admitted = self.clock.now()
         if excess is not None:
             self._note_limited_peer(excess, now)
+            completion.is_rate_limited = True
             completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, math.ceil(excess.wait_s * 1000)))
-        elif request.trigger is not Trigger.EXPLICIT and self._strain.is_behind(now):
+            return completion
+        self._quotas.charge_request(request.caller, now)
+        self._quotas.charge_tokens(request.caller, num_new_tokens, now)
+        if request.trigger is not Trigger.EXPLICIT and self._strain.is_behind(now):
             self.runner.refuse_nowait(completion, Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self._retry_after_ms))
         else:
             self.runner.submit_nowait(completion, takes_over=self._settings.typing_through)
@@ -112,7 +119,7 @@ class Pipeline:
                 excess.peer,
             )
 
-    def _claim(self, request: Request) -> Claim:
+    def _claim(self, request: Request, num_new_tokens: int) -> Claim:
         caller = request.caller
         session = caller.session if self._settings.lane == "session" else ""
         return Claim(
@@ -124,5 +131,5 @@ class Pipeline:
             deadline=request.deadline,
             arrived_at=request.received_at,
             answer_by=min(request.received_at + self._budget_s, request.deadline.at),
-            num_new_tokens=self._prompts.expected_new_tokens(request),
+            num_new_tokens=num_new_tokens,
         )

@@ -6,14 +6,14 @@ claim more than its text.
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.events import Feedback
 
 KEPT_S = 900.0
 """The last report about a text comes 360 s after it was accepted."""
-_MAX_ANSWERS = 65_536
+_MAX_ANSWERS = 262_144
 _IN_PIECES = frozenset({"accepted_word", "accepted_line"})
 
 
@@ -22,7 +22,7 @@ class _Answer:
     num_characters: int
     """Characters of its text that are not yet reported as accepted."""
     ended_at: float
-    reports: set[tuple[str, int]] = field(default_factory=set)
+    reports: frozenset[tuple[str, int]] = frozenset()
 
 
 class Answers:
@@ -48,7 +48,7 @@ class Answers:
             self._answers.popitem(last=False)
 
     def accept(self, key: Hashable, feedback: Feedback) -> bool:
-        """Return whether a report is news: one that is repeated counts once.
+        """Return whether a report counts: one that is repeated does not.
 
         Raises:
             InvalidRequestError: no such answer is known, or the report claims more text than the answer had.
@@ -61,10 +61,12 @@ class Answers:
         if feedback.accepted_characters > answer.num_characters:
             limit = f"must be at most {answer.num_characters}, which are left of the answer"
             raise InvalidRequestError("accepted_characters", f"{limit}, got {feedback.accepted_characters}")
+        if feedback.kind in _IN_PIECES and not feedback.accepted_characters:
+            raise InvalidRequestError("accepted_characters", "must be at least 1 for a word or a line, got 0")
         report = feedback.kind, feedback.survived_after_s
         if report in answer.reports:
             return False
         if feedback.kind not in _IN_PIECES:
-            answer.reports.add(report)
+            answer.reports |= {report}
         answer.num_characters -= feedback.accepted_characters
         return True

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
+from completion_server.core import descriptors
 from completion_server.core.checks import DAY_S, Above, Between, require_bounds
 from completion_server.core.errors import OverloadedError, UnauthenticatedError, UnavailableError
 
 _USERS_PER_PEER = 2
-_SESSIONS_PER_PEER = 512
+_SESSIONS_PER_PEER = 128
+_SESSIONS = 16_000
 
 
 class Readiness(Enum):
@@ -26,13 +28,14 @@ class Readiness(Enum):
 class AdmissionSettings:
     """The `[admission]` section."""
 
-    max_sessions: Annotated[int, Between(1, 1_000_000)] = 16_000
-    """Session streams that may be open at once, those included whose editors have just come back on another."""
+    max_sessions: Annotated[int | None, Between(1, 1_000_000)] = None
+    """Session streams that may be open at once, those included whose editors have just come back on another. Unset:
+    16,000, or fewer if the system's limit of open files does not allow as many connections."""
     max_sessions_per_user: Annotated[int, Between(0, 1_000_000)] = 64
     """Session streams of one named user; 0 sets no limit."""
     max_sessions_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
-    """Session streams from one address. 0 sets no limit; None is 512, or no limit with `require_user`. An office behind
-    one address, or a proxy, may need more. Does not apply to a Unix socket."""
+    """Session streams from one address. 0 sets no limit; None is 128, or no limit with `trust_user_names`. An office
+    behind one address, or a proxy, may need more. Does not apply to a Unix socket."""
     first_request_s: Annotated[float, Above(0, DAY_S)] = 60.0
     """A Session stream that has sent nothing after this long is ended."""
     session_idle_s: Annotated[float, Above(0, DAY_S)] = 300.0
@@ -53,13 +56,16 @@ class AdmissionSettings:
     """Tokens that the engine may compute for one user in the long run: generated ones, and those of prompts that the
     prefix cache does not have. A user who types causes a few hundred. 0 sets no limit."""
     user_token_burst: Annotated[int, Between(1, 1_000_000_000)] = 8000
-    """Tokens that the engine may compute for one user at once, as when files are opened."""
+    """Tokens that the engine may compute for one user at once, as when files are opened. Allow for several prompts of
+    prompt.max_prompt_tokens."""
     users_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
     """The callers of one address together may ask for as much as this many users. 0 sets no limit; None is 2, or no
-    limit with `require_user`. Callers behind a proxy or a NAT share one address. A Unix socket has no limit."""
+    limit with `trust_user_names`. Callers behind a proxy or a NAT share one address. A Unix socket has no limit."""
     require_user: bool = False
-    """Whether every call must name its user in the metadata `x-user-id`. Set it if a proxy authenticates callers and
-    sets the name: names are trusted then, and what is known of a user's documents outlives a connection."""
+    """Whether every call must name its user in the metadata `x-user-id`."""
+    trust_user_names: bool = False
+    """Whether user names are true, because only a proxy that authenticates callers and sets `x-user-id` can reach this
+    server. A user is then one user at every address, and addresses have no limits, since they are the proxy's."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""
@@ -78,7 +84,7 @@ class AdmissionSettings:
     def _per_peer(self, given: int | None, otherwise: int) -> int:
         if given is not None:
             return given
-        return 0 if self.require_user else otherwise
+        return 0 if self.trust_user_names else otherwise
 
 
 _REFUSALS = {
@@ -114,6 +120,7 @@ class Gate:
         self._is_draining = False
         self._was_ready = False
         self.num_sessions = 0
+        self._max_sessions = settings.max_sessions or min(_SESSIONS, descriptors.max_connections())
         self._held: Counter[Hashable] = Counter()
         """Open sessions of each named user and of each address. A user is a tuple, an address a string."""
 
@@ -161,8 +168,8 @@ class Gate:
             msg = "metadata x-user-id: must name the user; admission.require_user is set on this server"
             raise UnauthenticatedError(msg)
 
-    def enter_session(self, user: tuple[str, str] | None = None, peer: str = "") -> Permit:
-        """Let a session stream in. `user` is tenant and user, None for one without a name; `peer` is its address.
+    def enter_session(self, user: tuple[str, ...] | None = None, peer: str = "") -> Permit:
+        """Let a session stream in. `user` is the key of a named user; `peer` is the address.
 
         Raises:
             UnavailableError: the server can't serve now.
@@ -171,7 +178,7 @@ class Gate:
         """
         self.check()
         settings = self._settings
-        self._check_room("", self.num_sessions, settings.max_sessions, "max_sessions")
+        self._check_room("", self.num_sessions, self._max_sessions, "max_sessions")
         holders: list[Hashable] = []
         if user is not None and settings.max_sessions_per_user:
             num = self._held[user]

@@ -1,7 +1,8 @@
 """What one caller may ask of the server: requests, and tokens that the engine computes. Pure.
 
-A request is charged when it is taken in, tokens when they were computed. Callers choose their names, so each address
-has limits of its own beside those of the users that it names.
+A request is charged when it is taken in, with the tokens that its prompt is expected to cost; what it really cost
+replaces these when it ends. Callers choose their names, so each address has limits of its own beside those of the users
+that it names.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.rate_limiter import RateLimiter
 from completion_server.core.request import Caller
+
+_MAX_WAIT_S = 10.0
+"""However many tokens were computed before they could be charged, callers wait no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +33,33 @@ class Quotas:
         requests = settings.user_requests_per_s, settings.user_burst
         tokens = settings.user_tokens_per_s, settings.user_token_burst
         num_users = settings.num_users_per_peer
-        self._users = [RateLimiter(*requests), RateLimiter(*tokens)]
+        self._users = [RateLimiter(*requests), RateLimiter(*tokens, _MAX_WAIT_S)]
         peer_requests, peer_tokens = (num_users * rate for rate, _burst in (requests, tokens))
         self._peers = [
             RateLimiter(peer_requests, num_users * settings.user_burst),
             # Not a burst for each of its users, with which an attacker of many names would have the engine for seconds.
-            RateLimiter(peer_tokens, max(settings.user_token_burst, peer_tokens)),
+            RateLimiter(peer_tokens, max(settings.user_token_burst, peer_tokens), _MAX_WAIT_S),
         ]
 
-    def take(self, caller: Caller, now: float) -> Excess | None:
-        """Charge a request and return None, or charge nothing and return which limit it is over."""
-        owner, peer = caller.owner, caller.peer
-        wait_s = max(bucket.delay_s(owner, now) for bucket in self._users)
+    def excess(self, caller: Caller, now: float) -> Excess | None:
+        """Return which limit a request of this caller is over, if any."""
+        wait_s = max(bucket.delay_s(caller.owner, now) for bucket in self._users)
         if wait_s:
             return Excess(wait_s)
-        if peer:
-            wait_s = max(bucket.delay_s(peer, now) for bucket in self._peers)
+        if caller.peer:
+            wait_s = max(bucket.delay_s(caller.peer, now) for bucket in self._peers)
             if wait_s:
-                return Excess(wait_s, peer)
-            self._peers[0].charge(peer, now)
-        self._users[0].charge(owner, now)
+                return Excess(wait_s, caller.peer)
         return None
 
+    def charge_request(self, caller: Caller, now: float) -> None:
+        """Charge a request that is taken in."""
+        self._users[0].charge(caller.owner, now)
+        if caller.peer:
+            self._peers[0].charge(caller.peer, now)
+
     def charge_tokens(self, caller: Caller, num_tokens: int, now: float) -> None:
-        """Charge tokens that the engine has computed for a caller."""
+        """Charge tokens that the engine computes for a caller; give them back with a negative number."""
         self._users[1].charge(caller.owner, now, num_tokens)
         if caller.peer:
             self._peers[1].charge(caller.peer, now, num_tokens)

@@ -35,7 +35,7 @@ class Caller:
     """Identifies the caller of a request. Only the session id comes from the message; the rest from its connection."""
 
     user: str
-    """Name of the user; "" where the connection gives none. The session on its connection then stands for the user."""
+    """Name of the user; "" if the call gives none. The session on its connection then stands for the user."""
     session: str
     tenant: str = ""
     """Tenants never share prefix-cache entries; "" is one common tenant."""
@@ -50,13 +50,16 @@ class Caller:
 
     @property
     def owner(self) -> tuple[str, ...]:
-        """The key that limits, lanes and cached prompts go by.
+        """Key of limits, lanes and the cache salt.
 
-        A session id is a caller's choice, so an unnamed session belongs to its connection: somebody else who knows or
-        guesses the id is another owner.
+        Names and session ids are the caller's own choice. So a name that nothing trusted vouches for belongs to its
+        network address, and a session without a name to its connection: a caller elsewhere that gives the same name or
+        id is another owner.
         """
-        if self.user:
+        if self.is_verified:
             return self.tenant, "user", self.user
+        if self.user:
+            return self.tenant, "user", self.user, self.peer
         return self.tenant, "session", self.session, self.connection
 
     @property

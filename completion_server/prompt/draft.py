@@ -171,6 +171,9 @@ class Draft:
         line, budget = self.request.prefix[self._line_start :], self.kit.budget
         if len(line) > budget * self.kit.longest_token:
             raise self._refusal(f"{len(line)} characters")
+        end = line[-budget * _MOST_CHARACTERS_A_TOKEN :]
+        if len(end) < len(line) and len(self._encode(end).ids) > budget:  # before all of a huge line is tokenised
+            raise self._refusal(f"{len(line)} characters")
         if self.kit.template.middle:
             num_tokens = len(self._encode_typed(self._line_start).ids) + len(self._encode(self.kit.opening).ids)
         else:

@@ -45,16 +45,16 @@ class Rendered:
     """Text at the start of the prefix."""
     num_tokens: int
     """Tokens of both; those of the lead are counted on their own."""
-    sources: frozenset[str] = frozenset()
-    """Where the snippets are from, as `source` names it."""
+    sources: frozenset[int] = frozenset()
+    """The `source` of each snippet."""
 
 
 NOTHING = Rendered(array("I"), "", 0)
 
 
-def source(snippet: Snippet) -> str:
-    """Return what tells where a snippet is from: its URI, or its text if it has none."""
-    return snippet.uri or snippet.text
+def source(snippet: Snippet) -> int:
+    """Return a hash of where a snippet is from: of its URI, or of its text if it has none."""
+    return hash(snippet.uri or snippet.text)
 
 
 def short_path(uri: str) -> str:
@@ -87,7 +87,7 @@ class SnippetRenderer:
         closing = self._closing(uri)
         left = budget - self._cost(encode(closing))
         chosen: list[str] = []
-        sources: set[str] = set()
+        sources: set[int] = set()
         for snippet in sorted(snippets, key=lambda snippet: -snippet.score):
             encoded = encode(self._render_one(snippet, language_id, left))
             end = cut_to_lines(encoded, left - self._cost(None))

@@ -20,6 +20,8 @@ from completion_server.rpc.status import DeadlineError, abort, abort_within
 Context = Any
 
 _AGE_JITTER = 0.1
+_PEER_REFUSALS = 8
+"""An address may be refused as much as this many connections."""
 _DEADLINE_SLACK_S = 0.01
 """gRPC ends a call at its deadline too: a cancel this close to it is the deadline's."""
 
@@ -43,10 +45,10 @@ class CompletionServicer:
         self._admission = admission
         self._stall_timeout_s = server.stall_timeout_s
         self._sheds_as_status = sheds_as_status
-        budget = RefusalBudget(admission.refused_bytes_per_s, admission.refused_burst_bytes)
-        self._intake = Intake(
-            limits, budget, server.receive_timeout_s, pipeline.clock, trusts_names=admission.require_user
-        )
+        rate, burst = admission.refused_bytes_per_s, admission.refused_burst_bytes
+        budgets = RefusalBudget(rate, burst), RefusalBudget(_PEER_REFUSALS * rate, _PEER_REFUSALS * burst)
+        timeout_s, trusts_names = server.receive_timeout_s, admission.trust_user_names
+        self._intake = Intake(limits, *budgets, timeout_s, pipeline.clock, trusts_names=trusts_names)
         self._sessions: set[SessionStream] = set()
 
     async def complete(self, _messages: Any, context: Context) -> None:
@@ -71,7 +73,10 @@ class CompletionServicer:
             caller = identity.call(convert.session_id_of(message))
             now = self._pipeline.clock.now()
             request = convert.request_of(message, caller, self._limits, context.time_remaining(), now)
-        return self._pipeline.open(request)
+        completion = self._pipeline.open(request)
+        if completion.is_rate_limited:
+            self._intake.charge(identity, len(data))
+        return completion
 
     async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
         """Write an answer out; return the failure that the call must end with, if any."""
@@ -101,8 +106,7 @@ class CompletionServicer:
         try:
             identity = await self._intake.enter(context)
             self._pipeline.gate.check_user(identity.user)
-            user = (identity.tenant, identity.user) if identity.user else None
-            permit = self._pipeline.gate.enter_session(user, identity.peer)
+            permit = self._pipeline.gate.enter_session(identity.named_owner, identity.peer)
         except CompletionError as error:
             self._pipeline.observer.request_refused(error.code)
             await abort(context, error)

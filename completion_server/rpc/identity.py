@@ -33,6 +33,11 @@ class Identity:
     """Whether something trusted vouches for the user's name."""
 
     @property
+    def named_owner(self) -> tuple[str, ...] | None:
+        """The `Caller.owner` of all sessions of the user; None if the call names no user."""
+        return self.call("").owner if self.user else None
+
+    @property
     def source(self) -> tuple[str, ...] | str:
         """Key of what sends: a verified user, since its connection is the proxy's and shared, else the connection."""
         return (self.tenant, self.user) if self.is_verified else self.connection

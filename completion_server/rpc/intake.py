@@ -6,6 +6,7 @@ that a handler runs when the headers of its call arrive, and decides whether to 
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from google.protobuf.message import Message
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
 from completion_server.core.clock import Clock
-from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError
+from completion_server.core.errors import InvalidRequestError, OverloadedError, TooManyRefusalsError
 from completion_server.rpc import scan
 from completion_server.rpc.identity import Identity, identity_of
 from completion_server.rpc.settings import LimitSettings
@@ -25,6 +26,9 @@ from completion_server.rpc.wire import Decoder, Malformed
 
 M = TypeVar("M", bound=Message)
 
+_MAX_RECEIVING = 128
+"""Calls of one address that may be without their message, which each may hold nearly whole."""
+_RECEIVING_RETRY_MS = 1000
 _MAX_HOLD_S = 1.0
 """How long a call of a connection over its budget waits for its refusal. The call counts against the streams of its
 connection meanwhile, which slows down a client that calls again at once."""
@@ -37,18 +41,24 @@ class Intake:
         self,
         limits: LimitSettings,
         budget: RefusalBudget,
+        peer_budget: RefusalBudget,
         receive_timeout_s: float,
         clock: Clock,
         *,
         trusts_names: bool = False,
     ) -> None:
-        """Receive messages within `limits`, each in `receive_timeout_s`, and charge refused ones to `budget`.
+        """Receive messages within `limits`, each in `receive_timeout_s`, and charge refused ones to both budgets.
+
+        `budget` is that of each connection, `peer_budget` that of each address: a connection is easily replaced.
 
         With `trusts_names`, user names come from something trusted, such as a proxy.
         """
         self.limits = limits
         self._trusts_names = trusts_names
         self._budget = budget
+        self._peer_budget = peer_budget
+        self._num_receiving: Counter[str] = Counter()
+        """Calls of each address whose message is awaited."""
         self._receive_timeout_s = receive_timeout_s
         self._clock = clock
         self.decode_complete = Decoder(pb.CompleteRequest, scan.complete_request(limits))
@@ -75,9 +85,23 @@ class Intake:
 
         Raises:
             DeadlineError: it did not come in time.
+            OverloadedError: too many calls of its address wait for theirs.
             InvalidRequestError: the call has none, or one that the transport refused.
 
         """
+        peer = "" if identity.is_verified else identity.peer
+        if peer and self._num_receiving[peer] >= _MAX_RECEIVING:
+            msg = f"{_MAX_RECEIVING} calls from this address have not sent their message yet"
+            raise OverloadedError(msg, retry_after_ms=_RECEIVING_RETRY_MS)
+        self._num_receiving[peer] += 1
+        try:
+            return await self._receive(context, identity)
+        finally:
+            self._num_receiving[peer] -= 1
+            if not self._num_receiving[peer]:
+                del self._num_receiving[peer]
+
+    async def _receive(self, context: Any, identity: Identity) -> bytes:
         try:
             async with asyncio.timeout(self._receive_timeout_s):
                 data = await context.read()
@@ -93,15 +117,19 @@ class Intake:
 
     def charge(self, identity: Identity, num_bytes: int) -> None:
         """Take a refusal into account. On a Unix socket connections can't be told apart, so none is charged."""
+        now = self._clock.now()
         if identity.source:
-            self._budget.charge(identity.source, num_bytes, self._clock.now())
+            self._budget.charge(identity.source, num_bytes, now)
+        if identity.peer and not identity.is_verified:
+            self._peer_budget.charge(identity.peer, num_bytes, now)
 
     def over_budget(self, identity: Identity) -> TooManyRefusalsError | None:
         """Return why nothing is received from a connection, if so."""
-        wait_s = self._budget.wait_s(identity.source, self._clock.now())
+        now = self._clock.now()
+        wait_s = max(self._budget.wait_s(identity.source, now), self._peer_budget.wait_s(identity.peer, now))
         if not wait_s:
             return None
-        msg = "this connection sent too much that was refused (admission.refused_bytes_per_s)"
+        msg = "too much of what came from here was refused (admission.refused_bytes_per_s)"
         return TooManyRefusalsError(msg, retry_after_ms=math.ceil(wait_s * 1000))
 
     @contextmanager

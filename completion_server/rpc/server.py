@@ -27,6 +27,9 @@ _MAX_ADMIN_MESSAGE_BYTES = 64 * 1024
 _UNREAD_BYTES = 64 * 1024
 """How much of a call is received before somebody reads it."""
 _MAX_METADATA_BYTES = 8 * 1024
+_MAX_IDLE_MS = 300_000
+"""A connection without calls is closed after this long; clients open another with their next call."""
+_MAX_HANDSHAKE_MS = 10_000
 
 
 class Health:
@@ -197,6 +200,8 @@ def _options(settings: ServerSettings, max_message_bytes: int) -> list[tuple[str
         ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
         ("grpc.max_allowed_incoming_connections", settings.max_connections or descriptors.max_connections()),
+        ("grpc.max_connection_idle_ms", _MAX_IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", _MAX_HANDSHAKE_MS),
         # A laptop that closed its lid says nothing: find out.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),

@@ -154,7 +154,8 @@ class SessionStream:
 
     async def _read_all(self) -> None:
         while self._failure is None and (data := await self._context.read()) is not grpc.aio.EOF:
-            self._heard_at = self._loop.time()
+            if self._heard_at is not None:
+                self._heard_at = self._loop.time()
             await self._take(data)
 
     async def _take(self, data: bytes) -> None:
@@ -183,6 +184,9 @@ class SessionStream:
         except CompletionError as error:
             self._refuse(message.sequence, error, num_bytes)
             return
+        self._heard_at = self._loop.time()
+        if completion.is_rate_limited:
+            self._charge(num_bytes)
         self._outbox.add(message.sequence, completion)
 
     def _open_completion(self, message: pb.CompleteRequest) -> Completion:
@@ -198,7 +202,7 @@ class SessionStream:
         self._last_sequence = message.sequence
         return self._pipeline.open(request)
 
-    def _caller_of(self, message: pb.CompleteRequest) -> Caller:
+    def _caller_of(self, message: pb.CompleteRequest | pb.ReportFeedbackRequest) -> Caller:
         if self._caller is None:
             self._caller = self._identity.stream(convert.session_id_of(message))
         elif message.session_id not in ("", self._caller.session):
@@ -209,9 +213,7 @@ class SessionStream:
         """Take feedback in. It has no answer, so what is wrong with it can only be left out."""
         try:
             feedback = convert.feedback_of(message)
-            if self._caller is None:
-                raise InvalidRequestError("sequence", "nothing was asked on this stream yet")
-            self._pipeline.report_feedback(self._caller, message.sequence, feedback)
+            self._pipeline.report_feedback(self._caller_of(message), message.sequence, feedback)
         except InvalidRequestError:
             self._pipeline.observer.feedback_refused()
             self._charge(num_bytes)

@@ -38,7 +38,7 @@ async def server() -> AsyncIterator[RunningServer]:
 
 
 async def connect(server: RunningServer) -> Connection:
-    return await Connection.open(server.ready.address, "127.0.0.1")
+    return await Connection.open(server.ready.address)
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ async def attacked(*overrides: str) -> AsyncIterator[tuple[RunningServer, Connec
     """Run a server and connect to it."""
     async with (
         run_server(make_config(*overrides), engine) as server,
-        await Connection.open(server.ready.address, "127.0.0.1") as connection,
+        await Connection.open(server.ready.address) as connection,
     ):
         yield server, connection
 

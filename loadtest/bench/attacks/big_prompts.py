@@ -8,7 +8,7 @@ from loadtest.bench.attacks.attack import Attack
 from loadtest.bench.attacks.http2 import Connection, framed
 
 _PER_S = 20
-_LINES = 400
+_LINES = 1500
 
 
 class BigPrompts(Attack):

@@ -17,8 +17,15 @@ def caller(user: str, peer: str = "10.0.0.7") -> Caller:
     return Caller(user, "s", "", f"{peer}:1" if peer else "", peer)
 
 
+def take(quotas: Quotas, caller: Caller, now: float) -> Excess | None:
+    excess = quotas.excess(caller, now)
+    if excess is None:
+        quotas.charge_request(caller, now)
+    return excess
+
+
 def num_allowed(quotas: Quotas, callers: list[Caller], now: float = 0.0) -> int:
-    return sum(quotas.take(each, now) is None for each in callers)
+    return sum(take(quotas, each, now) is None for each in callers)
 
 
 def test_each_user_has_a_burst_and_an_address_that_of_two_users() -> None:
@@ -32,27 +39,27 @@ def test_each_user_has_a_burst_and_an_address_that_of_two_users() -> None:
 def test_an_excess_says_whose_limit_it_is_and_until_when() -> None:
     quotas = Quotas(SETTINGS)
     num_allowed(quotas, [caller("alice")] * 4 + [caller("bob")] * 4)
-    assert quotas.take(caller("alice"), 0.0) == Excess(1.0)
-    assert quotas.take(caller("carol"), 0.0) == Excess(0.5, "10.0.0.7")
-    assert quotas.take(caller("carol", ""), 0.0) is None, "a Unix socket has no address"
+    assert take(quotas, caller("alice"), 0.0) == Excess(1.0)
+    assert take(quotas, caller("carol"), 0.0) == Excess(0.5, "10.0.0.7")
+    assert take(quotas, caller("carol", ""), 0.0) is None, "a Unix socket has no address"
 
 
 def test_tokens_are_charged_when_they_were_computed() -> None:
     quotas = Quotas(SETTINGS)
     quotas.charge_tokens(caller("alice"), 99, 0.0)
-    assert quotas.take(caller("alice"), 0.0) is None
+    assert take(quotas, caller("alice"), 0.0) is None
     quotas.charge_tokens(caller("alice"), 51, 0.0)
-    assert quotas.take(caller("alice"), 0.0) == Excess(pytest.approx(5.1))
-    assert quotas.take(caller("alice"), 6.0) is None
+    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(5.1))
+    assert take(quotas, caller("alice"), 6.0) is None
 
 
 def test_the_users_of_an_address_share_one_burst_of_tokens() -> None:
     quotas = Quotas(SETTINGS)
     for user in ("alice", "bob"):
         quotas.charge_tokens(caller(user), 75, 0.0)
-    assert quotas.take(caller("alice"), 0.0) == Excess(pytest.approx(2.55), "10.0.0.7")
-    assert quotas.take(caller("carol"), 0.0) == Excess(pytest.approx(2.55), "10.0.0.7")
-    assert quotas.take(caller("carol", "10.0.0.8"), 0.0) is None
+    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(2.55), "10.0.0.7")
+    assert take(quotas, caller("carol"), 0.0) == Excess(pytest.approx(2.55), "10.0.0.7")
+    assert take(quotas, caller("carol", "10.0.0.8"), 0.0) is None
 
 
 def test_what_is_refused_costs_neither_the_user_nor_the_address() -> None:
@@ -63,23 +70,38 @@ def test_what_is_refused_costs_neither_the_user_nor_the_address() -> None:
     assert num_allowed(quotas, [caller("alice"), caller("carol")], now=1.1) == 2
 
 
-def test_an_address_is_unlimited_where_users_must_be_named() -> None:
+def test_an_address_is_unlimited_where_names_are_trusted() -> None:
     assert AdmissionSettings().num_users_per_peer == 2
-    assert AdmissionSettings(require_user=True).num_users_per_peer == 0
-    assert AdmissionSettings(require_user=True, users_per_peer=7).num_users_per_peer == 7
-    quotas = Quotas(AdmissionSettings(require_user=True))
+    assert AdmissionSettings(trust_user_names=True).num_users_per_peer == 0
+    assert AdmissionSettings(trust_user_names=True, users_per_peer=7).num_users_per_peer == 7
+    quotas = Quotas(AdmissionSettings(trust_user_names=True))
     assert num_allowed(quotas, [caller(f"user-{number}") for number in range(1000)]) == 1000
+
+
+def test_tokens_that_were_not_computed_are_given_back() -> None:
+    quotas = Quotas(SETTINGS)
+    quotas.charge_tokens(caller("alice"), 150, 0.0)
+    assert take(quotas, caller("alice"), 0.0)
+    quotas.charge_tokens(caller("alice"), -150, 0.0)
+    assert take(quotas, caller("alice"), 0.0) is None
+
+
+def test_nobody_waits_for_long_however_much_was_computed() -> None:
+    quotas = Quotas(SETTINGS)
+    quotas.charge_tokens(caller("alice"), 10**9, 0.0)
+    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(10.0))
+    assert take(quotas, caller("bob"), 0.0) == Excess(pytest.approx(10.0), "10.0.0.7")
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y"]), st.floats(0, 1)), max_size=80))
 def test_no_order_of_requests_passes_more_than_the_limits(requests: list[tuple[str, str, float]]) -> None:
     quotas, now = Quotas(SETTINGS), 0.0
-    users: dict[str, int] = {}
+    users: dict[tuple[str, str], int] = {}
     peers: dict[str, int] = {}
     for user, peer, gap_s in requests:
         now += gap_s
-        if quotas.take(caller(user, peer), now) is None:
-            users[user] = users.get(user, 0) + 1
+        if take(quotas, caller(user, peer), now) is None:
+            users[user, peer] = users.get((user, peer), 0) + 1
             peers[peer] = peers.get(peer, 0) + 1
     assert all(num <= 4 + now + 0.01 for num in users.values())
     assert all(num <= 8 + 2 * now + 0.01 for num in peers.values())

@@ -66,7 +66,7 @@ class Stream:
     def __init__(self, opened: House, caller: Caller, **options: Any) -> None:
         times = {"first_request_s": LONG_S, "idle_s": LONG_S, "max_age_s": LONG_S, "stall_timeout_s": 60.0}
         budget = options.pop("budget", RefusalBudget(0, 1))
-        intake = Intake(LIMITS, budget, 10.0, opened.pipeline.clock)
+        intake = Intake(LIMITS, budget, RefusalBudget(0, 1), 10.0, opened.pipeline.clock)
         stream = SessionStream(
             opened.pipeline,
             intake,
