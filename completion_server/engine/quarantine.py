@@ -2,8 +2,8 @@
 
 A prompt is a suspect if the engine failed while it was computed. It is then let in only if no other suspect runs, so
 that the next failure has one suspect. A suspect that was being computed at a second failure is refused for
-`quarantine_s`, and for twice as long after each further failure. A suspect that is computed to its end is none any
-more.
+`quarantine_s`, and for twice as long after each further failure. A suspect that had an output, and that the engine
+survived, is none any more.
 
 This promises: other callers are served again after the second failure, however often the same prompt is sent. It does
 not recognise two prompts as the same if one token differs.
@@ -32,6 +32,7 @@ class Entry:
     token_ids: Sequence[int]
     key: bytes = b""
     """Identifies a suspect prompt; empty if there were no suspects when it was let in."""
+    has_output: bool = False
 
 
 @dataclass(slots=True)
@@ -67,15 +68,19 @@ class Quarantine:
         self._open.add(entry)
         return entry
 
-    def heard(self) -> None:
-        """Note an output, of whatever generation: the engine has survived what ended before."""
+    def heard(self, entry: Entry | None = None) -> None:
+        """Note an output of a prompt, or one for the server itself: the engine has survived what ended before."""
         if self._unproven:
+            for survived in self._unproven:
+                self._clear(survived)
             self._unproven.clear()
+        if entry is not None:
+            entry.has_output = True
 
     def finished(self, entry: Entry) -> None:
-        """Note that a prompt was computed to the end of its generation."""
-        if entry.key:
-            self._suspects.pop(entry.key, None)
+        """Note the last output of a prompt's generation: the engine does not compute it any more."""
+        self._open.discard(entry)
+        self._clear(entry)
 
     def leave(self, entry: Entry) -> None:
         """Note that a generation ended, in whatever way."""
@@ -91,6 +96,10 @@ class Quarantine:
                 self._suspect(key, now)
         self._unproven.clear()
         self._open.clear()
+
+    def _clear(self, entry: Entry) -> None:
+        if entry.key and entry.has_output:
+            self._suspects.pop(entry.key, None)
 
     def _suspect(self, key: bytes, now: float) -> None:
         suspect = self._suspects.setdefault(key, _Suspect())

@@ -123,6 +123,7 @@ class SupervisedEngine:
         try:
             async with aclosing(self._watched(job)) as outputs:
                 async for output in outputs:
+                    self._quarantine.heard(entry)
                     if output.finish is not None:
                         self._quarantine.finished(entry)
                     yield output
@@ -137,7 +138,6 @@ class SupervisedEngine:
             async with aclosing(self._engine.generate(job)) as outputs:
                 async for output in outputs:
                     vitals.heard(self._clock.now())
-                    self._quarantine.heard()
                     yield output
         finally:
             vitals.closed(number)
@@ -224,7 +224,7 @@ class SupervisedEngine:
         job = Job(id=f"heartbeat-{self._num_heartbeats}", prompt_token_ids=[1], max_tokens=1)
         with contextlib.suppress(EngineDeadError):  # the watch sees for itself
             async for _output in self._watched(job):
-                pass
+                self._quarantine.heard()
 
     async def _replace(self, served_s: float) -> None:
         """Stop what is left of an engine that served for `served_s`, and start engines until one runs."""

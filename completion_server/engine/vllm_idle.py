@@ -12,6 +12,7 @@ otherwise runs unpatched.
 """
 
 import logging
+import os
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -25,14 +26,15 @@ MAX_SPIN_S = 0.02
 @cache
 def patch() -> None:
     """Apply both, once in a process."""
-    for apply in (_shorten_spin, _share_gloo_device):
+    for apply in (shorten_spin, share_gloo_device):
         try:
             apply()
         except (ImportError, AttributeError) as error:
             logger.info("%s does not fit this vLLM: %s", apply.__name__, error)
 
 
-def _shorten_spin() -> None:
+def shorten_spin() -> None:
+    """Have readers of the shared-memory queue wait for a notification after `MAX_SPIN_S`."""
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
     condition: Any = SpinCondition
@@ -45,11 +47,19 @@ def _shorten_spin() -> None:
     condition.__init__ = make_brief
 
 
-def _share_gloo_device() -> None:
+def share_gloo_device() -> None:
+    """Have all Gloo process groups of one member use the same thread and port."""
     from torch.distributed import distributed_c10d
 
     gloo: Any = distributed_c10d.ProcessGroupGloo
-    make_options, make_device = gloo._Options, cache(gloo.create_default_device)
+    make_options = gloo._Options
+
+    @cache
+    def devices() -> list[Any]:
+        """Return what torch would make for a group, which has one device for each interface that is named."""
+        if names := os.environ.get("GLOO_SOCKET_IFNAME"):
+            return [gloo.create_device(interface=name) for name in names.split(",")]
+        return [gloo.create_default_device()]
 
     class SharingGloo(gloo):  # type: ignore[misc]
         """A process group that shares its device with the others of one member."""
@@ -59,7 +69,7 @@ def _share_gloo_device() -> None:
                 super().__init__(store, rank, size, timeout=timeout)
                 return
             options = make_options()
-            options._devices, options._timeout = [make_device()], timeout
+            options._devices, options._timeout = devices(), timeout
             super().__init__(store, rank, size, options)
 
     vars(distributed_c10d)["ProcessGroupGloo"] = SharingGloo

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from completion_server.engine.interface import Job
-from completion_server.engine.processes import child_ids, cpu_seconds, with_descendants
+from completion_server.engine.processes import child_ids, with_descendants
 from tests.conftest import make_vllm_engine
 from tests.engine.contract import run_job
 from tests.support.server import eventually
@@ -29,15 +29,17 @@ async def test_an_engine_listens_on_loopback_alone(vllm_engine: "VllmEngine") ->
 
 
 async def test_an_engine_is_idle_after_a_step(vllm_engine: "VllmEngine") -> None:
-    processes = [psutil.Process(process_id) for process_id in vllm_engine.process_ids]
     await run_job(vllm_engine, Job("before", [1, 2, 3], 1))
     await asyncio.sleep(1.5)
-    before = cpu_seconds(processes)
+    before = vllm_engine.cpu_seconds()
+    assert before
     for number in range(3):
         await run_job(vllm_engine, Job(f"step {number}", [1, 2, 3], 1))
         await asyncio.sleep(1.0)
     # A worker that spins for a second after each step uses 3 s.
-    assert cpu_seconds(processes) - before < 1.5
+    after = vllm_engine.cpu_seconds()
+    assert after
+    assert 0 < after - before < 1.5
 
 
 async def test_a_load_that_is_given_up_leaves_no_process() -> None:

@@ -18,7 +18,7 @@ def fail_with(quarantine: Quarantine, *prompts: list[int], now: float = 0.0) -> 
 
 
 def finish(quarantine: Quarantine, entry: Entry) -> None:
-    quarantine.heard()
+    quarantine.heard(entry)
     quarantine.finished(entry)
     quarantine.leave(entry)
 
@@ -100,6 +100,35 @@ def test_a_suspect_that_is_computed_to_its_end_is_none_any_more() -> None:
     finish(quarantine, quarantine.enter(GOOD, 1))
     fail_with(quarantine, GOOD, now=2)
     quarantine.leave(quarantine.enter(GOOD, 3))
+
+
+def test_a_suspect_that_was_cut_short_after_an_output_is_none_once_the_engine_has_survived_it() -> None:
+    quarantine = Quarantine(300)
+    fail_with(quarantine, GOOD)
+    cut_short = quarantine.enter(GOOD, 1)
+    quarantine.heard(cut_short)
+    quarantine.leave(cut_short)
+    quarantine.heard()
+    fail_with(quarantine, GOOD, now=2)
+    quarantine.leave(quarantine.enter(GOOD, 3))
+
+
+def test_a_suspect_without_an_output_stays_one() -> None:
+    quarantine = Quarantine(300)
+    fail_with(quarantine, BAD)
+    quarantine.leave(quarantine.enter(BAD, 1))
+    quarantine.heard()
+    fail_with(quarantine, BAD, now=2)
+    with pytest.raises(SuspectedPromptError):
+        quarantine.enter(BAD, 3)
+
+
+def test_a_prompt_that_was_computed_to_its_end_is_no_suspect_of_a_failure_after_it() -> None:
+    quarantine = Quarantine(300)
+    for now in range(2):
+        finish(quarantine, quarantine.enter(GOOD, now))
+        quarantine.engine_failed(now)
+    quarantine.leave(quarantine.enter(GOOD, 2))
 
 
 def test_a_suspect_is_forgotten() -> None:

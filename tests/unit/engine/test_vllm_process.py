@@ -18,11 +18,17 @@ LISTEN_AS_VLLM_DOES = """
 import os, tempfile
 import psutil, torch.distributed
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.vllm_idle import share_gloo_device
 from completion_server.engine.vllm_process import keep_on_loopback
+share_gloo_device()
 keep_on_loopback(EngineSettings({settings}))
 init_method = "file://" + os.path.join(tempfile.mkdtemp(), "store")
 torch.distributed.init_process_group("gloo", init_method=init_method, rank=0, world_size=1)
-print(*{{one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN}})
+group = torch.distributed.new_group([0], backend="gloo")
+total = torch.ones(2)
+torch.distributed.all_reduce(total, group=group)
+assert total.tolist() == [1, 1]
+print(*(one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN))
 """
 
 OTHER_HOSTS = "vllm={'data_parallel_address': '192.0.2.1'}"
