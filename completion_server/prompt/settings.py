@@ -29,7 +29,7 @@ class PromptSettings:
     """Changed snippets replace those in the prompt after this long, or when the window moves. A snippet that the
     request no longer offers leaves the prompt at once."""
     preamble: str = ""
-    """Text put first in every prompt, best as a comment in no particular language; shared by all users."""
+    """Text put first in every prompt, best as a comment in no particular language; the same for all users."""
     documents_mib: Annotated[int, Between(1, 1_000_000)] = 128
     """Memory for what is known of the documents being edited, in MiB; about 15 KiB for each at 1,024 tokens. The least
     recently used are forgotten first."""
