@@ -169,6 +169,11 @@ class App:
                 stack.push_async_callback(listener.stop, _CLOSE_S)
             if not self._config.server.tls.certificate:
                 _warn_if_reachable("server.listen", public.address, "others can read what is typed")
+            if self._config.admission.trust_user_names and not self._config.server.tls.client_ca:
+                consequence = "others can call under any user's name"
+                _warn_if_reachable(
+                    "admission.trust_user_names", public.address, consequence, lack="client certificates"
+                )
             await self._engine.start()
             self._speculation.begin()
             info = self._engine.info
@@ -298,10 +303,10 @@ class App:
             task.add_done_callback(self._tasks.discard)
 
 
-def _warn_if_reachable(key: str, address: str, consequence: str) -> None:
-    """Warn of a listener without TLS that other machines can reach."""
+def _warn_if_reachable(key: str, address: str, consequence: str, lack: str = "TLS") -> None:
+    """Warn of an unprotected listener that other machines can reach."""
     if not is_loopback(address):
-        logger.warning("%s: listening on %s without TLS: %s", key, address, consequence)
+        logger.warning("%s: listening on %s without %s: %s", key, address, lack, consequence)
 
 
 def make_runner(config: Config, clock: Clock, on_stopped: Callable[[float], None]) -> Runner:

@@ -119,6 +119,16 @@ async def test_listening_wide_without_tls_is_warned_of(key: str, caplog: pytest.
     assert "without TLS" in caplog.text
 
 
+async def test_trusting_names_that_anybody_can_give_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "completion_server"):
+        async with run_server(
+            make_config("server.listen=0.0.0.0:0", "admission.trust_user_names=true"), ScriptedEngine
+        ):
+            pass
+    assert "admission.trust_user_names: " in caplog.text
+    assert "without client certificates" in caplog.text
+
+
 async def test_listening_on_loopback_is_not(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "completion_server"):
         async with run_server(make_config(), ScriptedEngine):

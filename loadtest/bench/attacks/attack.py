@@ -20,6 +20,8 @@ class Attack(ABC):
     """As the command line names it."""
     about: ClassVar[str]
     """What it does, in a line."""
+    overrides: ClassVar[tuple[str, ...]] = ()
+    """Settings of the server that it needs to be an attack."""
 
     def __init__(self, address: str) -> None:
         """Attack the server at HOST:PORT."""

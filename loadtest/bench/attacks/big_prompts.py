@@ -1,4 +1,4 @@
-"""One user who stays within the rate of requests, and makes each of them as dear as it can."""
+"""One user who stays within the rate of requests, and makes each of them as expensive as possible."""
 
 import asyncio
 import itertools
@@ -16,6 +16,7 @@ class BigPrompts(Attack):
 
     name = "big_prompts"
     about = "one user asks 20 times a second, EXPLICIT, each time with a new document that fills the prompt"
+    overrides = ("engine.max_model_len=4096", "prompt.max_prompt_tokens=3000")
     users = 1
 
     async def run(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from loadtest.bench.attacks.honest import Service, honest_users, serve_for
+from loadtest.bench.attacks.registry import ATTACKS
 from loadtest.bench.server import ServerProcess
 from loadtest.processes import Child
 
@@ -18,7 +19,7 @@ OVERRIDES = (
     "engine.kind=scripted",
     "engine.scripted_times=small_model_on_two_cores",
     # As by default; other benchmarks and deploy/local, whose users have one address, set no limit.
-    "admission.max_sessions_per_peer=512",
+    "admission.max_sessions_per_peer=128",
     "admission.users_per_peer=2",
 )
 _MIB = 1024 * 1024
@@ -75,7 +76,7 @@ async def measure(attack: str, config: Path, overrides: Sequence[str], durations
         StartError: the server or the attacker did not come up, or ended early.
 
     """
-    server = ServerProcess(config, (*OVERRIDES, *overrides))
+    server = ServerProcess(config, (*OVERRIDES, *ATTACKS[attack].overrides, *overrides))
     try:
         address, process = server.ready["address"], psutil.Process(server.pid)
         async with honest_users(address) as users:

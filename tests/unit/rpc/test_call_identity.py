@@ -86,3 +86,10 @@ def test_streams_of_a_connection_are_one_owner_with_memories_of_their_own() -> N
 )
 def test_owners_differ(other: Caller) -> None:
     assert Caller("", "me", "", "10.0.0.7:1").owner != other.owner
+
+
+def test_a_name_is_anothers_at_another_address_unless_it_is_verified() -> None:
+    here, there = (Caller("alice", "s", "", f"{peer}:1", peer) for peer in ("10.0.0.7", "10.0.0.8"))
+    assert here.owner != there.owner
+    assert here.owner == replace(here, connection="10.0.0.7:2", session="t").owner
+    assert replace(here, is_verified=True).owner == replace(there, is_verified=True).owner
