@@ -24,7 +24,8 @@ CANARY = re.compile(rb"canary\d{6}")
 SETTINGS = (
     "engine.kind=scripted", "engine.scripted_times=instant", f"engine.model={TARGET}", "server.listen=127.0.0.1:0",
     "server.admin_listen=", "server.metrics_listen=127.0.0.1:0", "log.level=debug", "log.format=json",
-    "admission.user_requests_per_s=0", "shed.when=never", "shed.lag_ms=0", "limits.max_suffix_bytes=2000",
+    "admission.user_requests_per_s=0", "admission.user_tokens_per_s=0", "admission.users_per_peer=0",
+    "admission.refused_bytes_per_s=0", "shed.when=never", "shed.lag_ms=0", "limits.max_suffix_bytes=2000",
 )  # fmt: skip
 BAD_FIELDS: tuple[dict[str, Any], ...] = (
     {"trigger": 99}, {"mode": 99}, {"max_tokens": -1}, {"temperature": float("nan")}, {"suffix": "canary000000" * 200},
