@@ -33,6 +33,8 @@ _OTHER_HOSTS_KEYS = (
 )  # fmt: skip
 """Arguments of vLLM for engines that other hosts have a part of, or exchange data with."""
 
+_LOOPBACK = ("127.0.0.1", "::1")
+
 _PARENT_POLL_S = 1.0
 
 _DUMPS = "vllm.logging_utils.dump_input"
@@ -69,11 +71,12 @@ def keep_on_loopback(settings: EngineSettings) -> None:
     """
     if spans_hosts(settings):
         return
-    for name, addresses in psutil.net_if_addrs().items():
-        for address in {"127.0.0.1", "::1"} & {entry.address for entry in addresses}:
-            os.environ.setdefault("VLLM_HOST_IP", address)
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+    names = {entry.address: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    address = next((address for address in _LOOPBACK if address in names), None)
+    if address is not None:
+        os.environ.setdefault("VLLM_HOST_IP", address)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", names[address])
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", names[address])
 
 
 def spans_hosts(settings: EngineSettings) -> bool:

@@ -6,8 +6,8 @@ from completion_server.engine.settings import EngineSettings
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"hang_timeout_s": 90.0}, r"step_timeout_s: must be at least hang_timeout_s \(90.0\), got 60.0"),
-        ({"step_timeout_s": float("nan")}, "step_timeout_s: must be at least hang_timeout_s"),
+        ({"hang_timeout_s": 90.0}, r"step_timeout_s: must be at least hang_timeout_s \(90\), got 60"),
+        ({"step_timeout_s": float("nan")}, "step_timeout_s: must be above 0, got nan"),
         ({"quarantine_s": -1.0}, "quarantine_s: must be at least 0, got -1.0"),
         ({"restart_backoff_reset_s": float("nan")}, "restart_backoff_reset_s: must be at least 0, got nan"),
     ],
