@@ -6,10 +6,10 @@ that a handler runs when the headers of its call arrive, and decides whether to 
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import Message
@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
 from completion_server.core.clock import Clock
-from completion_server.core.errors import InvalidRequestError, OverloadedError, TooManyRefusalsError
+from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError
 from completion_server.rpc import scan
 from completion_server.rpc.identity import Identity, identity_of
 from completion_server.rpc.settings import LimitSettings
@@ -27,8 +27,7 @@ from completion_server.rpc.wire import Decoder, Malformed
 M = TypeVar("M", bound=Message)
 
 _MAX_RECEIVING = 128
-"""Calls of one address that may be without their message, which each may hold nearly whole."""
-_RECEIVING_RETRY_MS = 1000
+"""Calls of one address that are received at once; each may hold nearly a whole message. Further ones wait."""
 _MAX_HOLD_S = 1.0
 """How long a call of a connection over its budget waits for its refusal. The call counts against the streams of its
 connection meanwhile, which slows down a client that calls again at once."""
@@ -57,8 +56,8 @@ class Intake:
         self._trusts_names = trusts_names
         self._budget = budget
         self._peer_budget = peer_budget
-        self._num_receiving: Counter[str] = Counter()
-        """Calls of each address whose message is awaited."""
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """For each address that calls now: which calls are being received. The others hold little meanwhile."""
         self._receive_timeout_s = receive_timeout_s
         self._clock = clock
         self.decode_complete = Decoder(pb.CompleteRequest, scan.complete_request(limits))
@@ -85,21 +84,16 @@ class Intake:
 
         Raises:
             DeadlineError: it did not come in time.
-            OverloadedError: too many calls of its address wait for theirs.
             InvalidRequestError: the call has none, or one that the transport refused.
 
         """
-        peer = "" if identity.is_verified else identity.peer
-        if peer and self._num_receiving[peer] >= _MAX_RECEIVING:
-            msg = f"{_MAX_RECEIVING} calls from this address have not sent their message yet"
-            raise OverloadedError(msg, retry_after_ms=_RECEIVING_RETRY_MS)
-        self._num_receiving[peer] += 1
-        try:
+        if not identity.peer or identity.is_verified:
             return await self._receive(context, identity)
-        finally:
-            self._num_receiving[peer] -= 1
-            if not self._num_receiving[peer]:
-                del self._num_receiving[peer]
+        turns = self._turns.get(identity.peer)
+        if turns is None:
+            turns = self._turns[identity.peer] = asyncio.Semaphore(_MAX_RECEIVING)
+        async with turns:
+            return await self._receive(context, identity)
 
     async def _receive(self, context: Any, identity: Identity) -> bytes:
         try:
