@@ -49,6 +49,7 @@ async def server(engine: ScriptedEngine) -> AsyncIterator[RunningServer]:
         f"scheduling.max_slots={2 * NUM_READERS}",
         f"engine.max_num_seqs={2 * NUM_READERS}",
         "engine.heartbeat_s=0",
+        "limits.max_deadline_s=600",  # on a slow machine a thousand take longer than the default to begin
         f"server.max_concurrent_streams={2 * NUM_READERS}",
     )
     async with run_server(config, lambda: engine) as running:
