@@ -96,6 +96,7 @@ async def test_so_is_a_session_whose_reader_stalls(server: RunningServer, engine
         call.cancel()
 
 
+@pytest.mark.large
 @pytest.mark.timeout(180)
 async def test_memory_stays_flat_with_a_thousand_stalled_readers(server: RunningServer, engine: ScriptedEngine) -> None:
     """Server and clients share a process here, so what the clients hold counts against the bound too."""
