@@ -44,6 +44,9 @@ class RestOfLine:
 
     def find_closing(self, fragment: str) -> int | None:
         """Read more of the current line; return where in `fragment` the rest's closing character is repeated."""
+        if not self._closing:
+            self._brackets.read(fragment)
+            return None
         for at, char in enumerate(fragment):
             if char == self._closing and self._closes_kept(char):
                 return at
