@@ -6,7 +6,7 @@ then on they end when the server ends. They need nothing of the command line, wh
 
 import sys
 
-from completion_server.engine.vllm_process import end_with_parent
+from completion_server.engine.vllm.process import end_with_parent
 
 
 def main() -> None:

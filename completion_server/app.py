@@ -24,11 +24,10 @@ from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import ConfigError, UnavailableError
 from completion_server.core.outcome import FinishReason, Outcome
-from completion_server.engine import vllm_process
 from completion_server.engine.interface import Engine, EngineInfo
-from completion_server.engine.live_speculation import LiveSpeculation
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
+from completion_server.engine.vllm import process as vllm_process
 from completion_server.pipeline import Pipeline
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.loading import load_prompt_builder
@@ -46,6 +45,7 @@ from completion_server.scheduling.book import Book, Shedding
 from completion_server.scheduling.limiter import Limiter
 from completion_server.scheduling.order import ORDERS
 from completion_server.scheduling.runner import Runner
+from completion_server.speculation.live import LiveSpeculation
 from completion_server.telemetry.logs import set_level
 from completion_server.telemetry.metrics import Metrics, Snapshot
 from completion_server.telemetry.metrics_server import MetricsServer
@@ -81,14 +81,14 @@ def make_engine_factory(config: Config) -> Callable[[], Engine]:
     """
     settings = config.engine
     if settings.kind == "scripted":
-        from completion_server.engine.scripted import ScriptedEngine
+        from completion_server.engine.scripted.engine import ScriptedEngine
 
         return lambda: ScriptedEngine.from_settings(settings)
     if not settings.model:
         msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
         raise ConfigError(msg)
-    _import_vllm("vllm_arguments", settings).engine_args(settings)
-    vllm = _import_vllm("vllm_engine", settings)
+    _import_vllm("arguments", settings).engine_args(settings)
+    vllm = _import_vllm("engine", settings)
     return lambda: vllm.VllmEngine(settings)
 
 
@@ -102,7 +102,7 @@ def engine_arguments(config: Config) -> dict[str, Any]:
     settings = config.engine
     if settings.kind != "vllm":
         return {}
-    arguments: dict[str, Any] = _import_vllm("vllm_arguments", settings).engine_args(settings)
+    arguments: dict[str, Any] = _import_vllm("arguments", settings).engine_args(settings)
     return arguments
 
 
@@ -111,7 +111,7 @@ def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:
     vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of imports; nothing an operator can mend
-        return importlib.import_module(f"completion_server.engine.{name}")
+        return importlib.import_module(f"completion_server.engine.vllm.{name}")
 
 
 class App:
@@ -290,7 +290,7 @@ class App:
             counters={
                 "engine_restarts": lambda: self._engine.num_restarts,
                 "engine_generated_tokens": lambda: self._engine.stats().num_generated_tokens,
-                "unwanted_tokens": lambda: self._engine.stats().num_unwanted_tokens,
+                "unwanted_tokens": lambda: self._engine.stats().num_wasted_tokens,
             },
         )
 

@@ -15,7 +15,7 @@ from completion_server.core.errors import CompletionError, UnavailableError
 from completion_server.core.events import Marks, Observer
 from completion_server.core.outcome import End, Event, FinishReason, Outcome, Timings, Usage
 from completion_server.core.request import Caller, Request
-from completion_server.engine.interface import EngineDeadError, Job, Output
+from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
 from completion_server.engine.settings import CacheScope
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.prompt.builder import Prompt
@@ -289,7 +289,7 @@ class Generation:
 
     async def _generate(self, prompt: Prompt) -> Outcome | None:
         request = self.request
-        job = Job(
+        job = GenerationRequest(
             id=request.id,
             prompt_token_ids=prompt.token_ids,
             max_tokens=request.max_tokens,

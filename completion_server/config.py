@@ -18,10 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
-from completion_server.engine.speculation import ScheduleError, parse_schedule
 from completion_server.prompt.settings import PromptSettings
 from completion_server.rpc.settings import LimitSettings, ServerSettings, TlsSettings
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
+from completion_server.speculation.schedule import ScheduleError, parse_schedule
 from completion_server.telemetry.logs import LogSettings
 
 ENV_PREFIX = "COMPLETION_SERVER__"

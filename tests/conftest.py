@@ -11,7 +11,7 @@ from tests.support.models import DRAFT
 from tests.support.server import make_config
 
 if TYPE_CHECKING:
-    from completion_server.engine.vllm_engine import VllmEngine
+    from completion_server.engine.vllm.engine import VllmEngine
 
 # A shell ignores it for what it starts in the background, and so would every command that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from completion_server.core.request import Sampling
-from completion_server.engine.speculation import Schedule
+from completion_server.speculation.schedule import Schedule
 
 
 class EngineDeadError(Exception):
@@ -13,7 +13,7 @@ class EngineDeadError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GenerationRequest:
     """One generation."""
 
     id: str
@@ -71,7 +71,7 @@ class EngineStats:
     """Generations in the engine's own queue; stays 0 when the scheduler above does its work."""
     num_generated_tokens: int = 0
     """Tokens computed since start, wanted or not."""
-    num_unwanted_tokens: int = 0
+    num_wasted_tokens: int = 0
     """Of these, tokens computed for a generation after it was aborted."""
     kv_usage: float = 0.0
     """Share of the KV cache in use by live generations, 0 to 1."""
@@ -124,7 +124,7 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, job: Job) -> AsyncGenerator[Output]:
+    def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate. Closing the generator, or cancelling the task that consumes it, aborts the work in the engine.
 
         Raises:

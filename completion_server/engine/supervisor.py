@@ -12,12 +12,20 @@ from enum import Enum
 
 from completion_server.core.clock import Clock
 from completion_server.engine.backoff import Backoff
-from completion_server.engine.interface import Engine, EngineDeadError, EngineInfo, EngineStats, Job, Output, Step
+from completion_server.engine.interface import (
+    Engine,
+    EngineDeadError,
+    EngineInfo,
+    EngineStats,
+    GenerationRequest,
+    Output,
+    Step,
+)
 from completion_server.engine.quarantine import Quarantine
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.speculation import Schedule, SpeculationFixedError
 from completion_server.engine.vitals import WATCHES_PER_TIMEOUT, Vitals
 from completion_server.engine.warmup import warm_up
+from completion_server.speculation.schedule import Schedule, SpeculationFixedError
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +113,7 @@ class SupervisedEngine:
             self._change(EngineState.FAILED)
             await self._replace(served_s=now - ready_at)
 
-    async def generate(self, job: Job) -> AsyncGenerator[Output]:
+    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate; see the interface.
 
         Raises:
@@ -130,7 +138,7 @@ class SupervisedEngine:
         finally:
             self._quarantine.leave(entry)
 
-    async def _watched(self, job: Job) -> AsyncGenerator[Output]:
+    async def _watched(self, job: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate, and tell the watch of it."""
         vitals = self._vitals
         number = vitals.opened(self._clock.now())
@@ -149,7 +157,7 @@ class SupervisedEngine:
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             num_generated_tokens=self._past_generated + stats.num_generated_tokens,
-            num_unwanted_tokens=self._past_unwanted + stats.num_unwanted_tokens,
+            num_wasted_tokens=self._past_unwanted + stats.num_wasted_tokens,
             kv_usage=stats.kv_usage,
         )
 
@@ -221,7 +229,7 @@ class SupervisedEngine:
 
     async def _beat(self) -> None:
         self._num_heartbeats += 1
-        job = Job(id=f"heartbeat-{self._num_heartbeats}", prompt_token_ids=[1], max_tokens=1)
+        job = GenerationRequest(id=f"heartbeat-{self._num_heartbeats}", prompt_token_ids=[1], max_tokens=1)
         with contextlib.suppress(EngineDeadError):  # the watch sees for itself
             async for _output in self._watched(job):
                 self._quarantine.heard()
@@ -250,7 +258,7 @@ class SupervisedEngine:
         """Take a new engine for the old one, whose counts are kept."""
         stats = self._engine.stats()
         self._past_generated += stats.num_generated_tokens
-        self._past_unwanted += stats.num_unwanted_tokens
+        self._past_unwanted += stats.num_wasted_tokens
         self._engine = engine
         self._change(EngineState.STARTING)
 

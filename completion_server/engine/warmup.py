@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import aclosing
 
-from completion_server.engine.interface import Engine, EngineDeadError, Job
+from completion_server.engine.interface import Engine, EngineDeadError, GenerationRequest
 
 _MAX_PROMPT_TOKENS = 1024
 _NUM_CONCURRENT = 4
@@ -19,13 +19,13 @@ async def warm_up(engine: Engine, step_timeout_s: float) -> None:
     """
     room = engine.info.max_model_len - _NUM_TOKENS - engine.info.num_speculative_tokens - 1
     long_prompt = [1 + i % 7 for i in range(max(1, min(_MAX_PROMPT_TOKENS, room)))]
-    await _run(engine, Job("warm-up-long", long_prompt, _NUM_TOKENS), step_timeout_s)
-    await _run(engine, Job("warm-up-cached", long_prompt, _NUM_TOKENS), step_timeout_s)
-    batch = (Job(f"warm-up-{i}", long_prompt[: 32 + i], _NUM_TOKENS) for i in range(_NUM_CONCURRENT))
+    await _run(engine, GenerationRequest("warm-up-long", long_prompt, _NUM_TOKENS), step_timeout_s)
+    await _run(engine, GenerationRequest("warm-up-cached", long_prompt, _NUM_TOKENS), step_timeout_s)
+    batch = (GenerationRequest(f"warm-up-{i}", long_prompt[: 32 + i], _NUM_TOKENS) for i in range(_NUM_CONCURRENT))
     await asyncio.gather(*(_run(engine, job, step_timeout_s) for job in batch))
 
 
-async def _run(engine: Engine, job: Job, step_timeout_s: float) -> None:
+async def _run(engine: Engine, job: GenerationRequest, step_timeout_s: float) -> None:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(step_timeout_s) as timeout, aclosing(engine.generate(job)) as outputs:

@@ -9,11 +9,11 @@ import grpc
 from completion.v1 import admin_pb2 as pb
 from completion.v1 import admin_pb2_grpc
 from completion_server.core.errors import CompletionError, InvalidRequestError
-from completion_server.engine.live_speculation import LiveSpeculation
 from completion_server.engine.supervisor import EngineState
 from completion_server.pipeline import Pipeline
 from completion_server.rpc.speculation import MODES, rows_to_wire, set_speculation, speculation_to_wire
 from completion_server.rpc.status import abort
+from completion_server.speculation.live import LiveSpeculation
 
 _ENGINE_STATES = {
     EngineState.STARTING: pb.ENGINE_STATE_STARTING,

@@ -2,9 +2,9 @@
 
 from completion.v1 import admin_pb2 as pb
 from completion_server.core.errors import InvalidRequestError, NotPossibleError
-from completion_server.engine.live_speculation import InForce, LiveSpeculation, Mode
-from completion_server.engine.speculation import Schedule, ScheduleError, SpeculationFixedError
-from completion_server.engine.speculation_figures import Figures
+from completion_server.speculation.figures import Figures
+from completion_server.speculation.live import InForce, LiveSpeculation, Mode
+from completion_server.speculation.schedule import Schedule, ScheduleError, SpeculationFixedError
 
 MODES = {
     Mode.FIXED: pb.SPECULATION_MODE_FIXED,

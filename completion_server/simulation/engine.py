@@ -5,9 +5,9 @@ import math
 import random
 from collections.abc import AsyncGenerator, Callable
 
-from completion_server.engine.interface import EngineInfo, EngineStats, Job, Output, Step
-from completion_server.engine.scripted_model import ServiceTimes
-from completion_server.engine.speculation import Schedule, SpeculationFixedError
+from completion_server.engine.interface import EngineInfo, EngineStats, GenerationRequest, Output, Step
+from completion_server.engine.scripted.model import ServiceTimes
+from completion_server.speculation.schedule import Schedule, SpeculationFixedError
 
 _NO_DRAFT = "the simulated slots have no draft"
 
@@ -45,7 +45,7 @@ class SlotEngine:
         """Be ready at once."""
         self._has_started = True
 
-    async def generate(self, job: Job) -> AsyncGenerator[Output]:
+    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
         """Take the time; see the interface."""
         self._num_running += 1
         try:

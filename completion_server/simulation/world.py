@@ -18,7 +18,7 @@ from completion_server.core.events import Feedback, Marks
 from completion_server.core.outcome import End, FinishReason
 from completion_server.core.request import Caller, Request
 from completion_server.engine.interface import Engine
-from completion_server.engine.scripted import LARGE_MODEL_ON_A_GPU, ScriptedEngine
+from completion_server.engine.scripted.engine import LARGE_MODEL_ON_A_GPU, ScriptedEngine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.pipeline import Pipeline

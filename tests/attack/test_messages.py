@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.settings import LimitSettings
 from loadtest.bench.attacks.http2 import Connection, framed
 from tests.support.server import RunningServer, ask, make_config, request, run_server

@@ -14,8 +14,8 @@ from itertools import pairwise
 import pytest
 
 from completion_server.core.request import Sampling
-from completion_server.engine.interface import Engine, EngineDeadError, Job, Output, Step
-from completion_server.engine.speculation import Schedule, ScheduleError, SpeculationFixedError
+from completion_server.engine.interface import Engine, EngineDeadError, GenerationRequest, Output, Step
+from completion_server.speculation.schedule import Schedule, ScheduleError, SpeculationFixedError
 
 POLL_S = 0.01
 
@@ -30,7 +30,7 @@ class Result:
     cached: set[int]
 
 
-async def run_job(engine: Engine, job: Job) -> Result:
+async def run_job(engine: Engine, job: GenerationRequest) -> Result:
     """Run a job to its end, and check what holds of every generation."""
     outputs = [output async for output in engine.generate(job)]
     assert outputs, "a generation without an output"
@@ -82,7 +82,7 @@ class EngineContract:
         await asyncio.sleep(self.quiet_s)
         stats = engine.stats()
         per_step = 1 + engine.info.num_speculative_tokens
-        assert stats.num_unwanted_tokens - num_unwanted_before <= self.num_steps_to_stop * per_step
+        assert stats.num_wasted_tokens - num_unwanted_before <= self.num_steps_to_stop * per_step
         assert stats.kv_usage == 0.0
         await asyncio.sleep(self.quiet_s)
         assert engine.stats().num_generated_tokens == stats.num_generated_tokens
@@ -95,18 +95,18 @@ class EngineContract:
         assert engine.info.num_speculative_tokens >= 0
 
     async def test_a_generation_ends_at_max_tokens_or_before(self, engine: Engine) -> None:
-        result = await run_job(engine, Job("end", prompt(64, 1), 32))
+        result = await run_job(engine, GenerationRequest("end", prompt(64, 1), 32))
         assert result.last.finish == "stop" or result.num_tokens == 32
         assert len(result.cached) == 1
 
     async def test_one_token_is_a_generation_too(self, engine: Engine) -> None:
-        result = await run_job(engine, Job("one", prompt(64, 2), 1))
+        result = await run_job(engine, GenerationRequest("one", prompt(64, 2), 1))
         assert result.num_tokens == 1
 
     async def test_counters_count_what_was_generated(self, engine: Engine) -> None:
         await self.idle(engine)
         before = engine.stats()
-        result = await run_job(engine, Job("count", prompt(64, 3), 16))
+        result = await run_job(engine, GenerationRequest("count", prompt(64, 3), 16))
         await self.idle(engine)
         per_step = 1 + engine.info.num_speculative_tokens
         num_generated = engine.stats().num_generated_tokens - before.num_generated_tokens
@@ -114,20 +114,20 @@ class EngineContract:
 
     async def test_the_same_prompt_is_cached_under_its_salt_alone(self, engine: Engine) -> None:
         token_ids = prompt(400, 4)
-        first = await run_job(engine, Job("salt-1", token_ids, 4, cache_salt="a"))
-        again = await run_job(engine, Job("salt-2", token_ids, 4, cache_salt="a"))
-        other = await run_job(engine, Job("salt-3", token_ids, 4, cache_salt="b"))
+        first = await run_job(engine, GenerationRequest("salt-1", token_ids, 4, cache_salt="a"))
+        again = await run_job(engine, GenerationRequest("salt-2", token_ids, 4, cache_salt="a"))
+        other = await run_job(engine, GenerationRequest("salt-3", token_ids, 4, cache_salt="b"))
         assert first.cached == {0}
         assert 0 < min(again.cached) <= max(again.cached) < len(token_ids)
         assert other.cached == {0}
 
     async def test_without_temperature_it_repeats_itself(self, engine: Engine) -> None:
-        await run_job(engine, Job("greedy-0", prompt(64, 5), 24))
-        first, second = [await run_job(engine, Job(f"greedy-{i}", prompt(64, 5), 24)) for i in (1, 2)]
+        await run_job(engine, GenerationRequest("greedy-0", prompt(64, 5), 24))
+        first, second = [await run_job(engine, GenerationRequest(f"greedy-{i}", prompt(64, 5), 24)) for i in (1, 2)]
         assert (first.text, first.num_tokens, first.last.finish) == (second.text, second.num_tokens, second.last.finish)
 
     async def test_generations_run_side_by_side(self, engine: Engine) -> None:
-        jobs = [Job(f"side-{i}", prompt(64, 10 + i), 16 + i) for i in range(8)]
+        jobs = [GenerationRequest(f"side-{i}", prompt(64, 10 + i), 16 + i) for i in range(8)]
         async with asyncio.timeout(self.wait_s):
             results = await asyncio.gather(*(run_job(engine, job) for job in jobs))
         for job, result in zip(jobs, results, strict=True):
@@ -135,7 +135,7 @@ class EngineContract:
         await self.idle(engine)
 
     async def test_a_stop_token_ends_it(self, engine: Engine) -> None:
-        job = Job("stop-token", prompt(64, 20), 16, stop_token_ids=tuple(range(self.vocab_size)))
+        job = GenerationRequest("stop-token", prompt(64, 20), 16, stop_token_ids=tuple(range(self.vocab_size)))
         result = await run_job(engine, job)
         assert result.last.finish == "stop"
         assert result.num_tokens == 1
@@ -143,12 +143,14 @@ class EngineContract:
     async def test_what_is_urgent_goes_before_what_waited_longer(self, engine: Engine) -> None:
         await self.idle(engine)
         num_seqs = engine.info.max_num_seqs
-        running = [Job(f"running-{i}", prompt(32, 200 + i), 32 + 4 * i, priority=1) for i in range(num_seqs)]
-        waiting = [Job(f"waiting-{i}", prompt(32, 300 + i), 16, priority=1) for i in range(num_seqs)]
-        urgent = Job("urgent", prompt(32, 399), 16, priority=0)
+        running = [
+            GenerationRequest(f"running-{i}", prompt(32, 200 + i), 32 + 4 * i, priority=1) for i in range(num_seqs)
+        ]
+        waiting = [GenerationRequest(f"waiting-{i}", prompt(32, 300 + i), 16, priority=1) for i in range(num_seqs)]
+        urgent = GenerationRequest("urgent", prompt(32, 399), 16, priority=0)
         begun: list[str] = []
 
-        async def run(job: Job) -> None:
+        async def run(job: GenerationRequest) -> None:
             is_first = True
             async for _output in engine.generate(job):
                 if is_first:
@@ -163,10 +165,10 @@ class EngineContract:
 
     async def test_closing_a_generation_frees_it(self, engine: Engine) -> None:
         await self.idle(engine)
-        num_unwanted = engine.stats().num_unwanted_tokens
+        num_unwanted = engine.stats().num_wasted_tokens
         async with (
             asyncio.timeout(self.wait_s),
-            aclosing(engine.generate(Job("close", prompt(64, 30), 400))) as outputs,
+            aclosing(engine.generate(GenerationRequest("close", prompt(64, 30), 400))) as outputs,
         ):
             num_outputs = 0
             async for _output in outputs:
@@ -177,11 +179,11 @@ class EngineContract:
 
     async def test_cancelling_the_consumer_frees_it(self, engine: Engine) -> None:
         await self.idle(engine)
-        num_unwanted = engine.stats().num_unwanted_tokens
+        num_unwanted = engine.stats().num_wasted_tokens
         is_going = asyncio.Event()
 
         async def consume() -> None:
-            async for _output in engine.generate(Job("cancel", prompt(64, 31), 400)):
+            async for _output in engine.generate(GenerationRequest("cancel", prompt(64, 31), 400)):
                 is_going.set()
 
         task = asyncio.create_task(consume())
@@ -193,8 +195,8 @@ class EngineContract:
 
     async def test_cancelling_before_the_first_output_frees_it(self, engine: Engine) -> None:
         await self.idle(engine)
-        num_unwanted = engine.stats().num_unwanted_tokens
-        task = asyncio.create_task(run_job(engine, Job("early", prompt(256, 32), 200)))
+        num_unwanted = engine.stats().num_wasted_tokens
+        task = asyncio.create_task(run_job(engine, GenerationRequest("early", prompt(256, 32), 200)))
         for _ in range(3):
             await asyncio.sleep(0)
         task.cancel()
@@ -203,8 +205,11 @@ class EngineContract:
         await self.check_freed(engine, num_unwanted)
 
     async def test_others_go_on_when_one_is_aborted(self, engine: Engine) -> None:
-        kept = asyncio.create_task(run_job(engine, Job("kept", prompt(64, 33), 48)))
-        dropped = [asyncio.create_task(run_job(engine, Job(f"dropped-{i}", prompt(64, 34 + i), 400))) for i in range(3)]
+        kept = asyncio.create_task(run_job(engine, GenerationRequest("kept", prompt(64, 33), 48)))
+        dropped = [
+            asyncio.create_task(run_job(engine, GenerationRequest(f"dropped-{i}", prompt(64, 34 + i), 400)))
+            for i in range(3)
+        ]
         await asyncio.sleep(5 * POLL_S)
         for task in dropped:
             task.cancel()
@@ -228,7 +233,7 @@ class EngineContract:
             await self.idle(engine)
             engine.set_speculation(Schedule.fixed(k, num_seqs))
             assert engine.speculation == Schedule.fixed(k, num_seqs)
-            result = await run_job(engine, Job(f"draft-{k}", prompt(64, 42), 24))
+            result = await run_job(engine, GenerationRequest(f"draft-{k}", prompt(64, 42), 24))
             assert (result.last.drafted_tokens == 0) == (k == 0)
             assert result.last.drafted_tokens <= k * (result.num_tokens - 1)
         with pytest.raises(ScheduleError, match="over the"):
@@ -242,12 +247,14 @@ class EngineContract:
             return
         await self.idle(engine)
         engine.set_speculation(Schedule.of_lookup([0, ceiling, 1, *[0] * (num_seqs - 2)]))
-        alone = await run_job(engine, Job("batch-1", prompt(64, 43), 16))
+        alone = await run_job(engine, GenerationRequest("batch-1", prompt(64, 43), 16))
         assert alone.last.drafted_tokens > 0
         await self.idle(engine)
         steps: list[Step] = []
         engine.watch_steps(steps.append)
-        await asyncio.gather(*(run_job(engine, Job(f"batch-{i}", prompt(64, 44 + i), 24)) for i in range(4)))
+        await asyncio.gather(
+            *(run_job(engine, GenerationRequest(f"batch-{i}", prompt(64, 44 + i), 24)) for i in range(4))
+        )
         await self.idle(engine)
         full = [after for before, after in pairwise(steps) if before.num_seqs == after.num_seqs == 4]
         assert full
@@ -259,10 +266,10 @@ class EngineContract:
         ceiling, num_seqs = engine.info.num_speculative_tokens, engine.info.max_num_seqs
         await self.idle(engine)
         token_ids = prompt(64, 48)
-        still = await run_job(engine, Job("still", token_ids, 64))
+        still = await run_job(engine, GenerationRequest("still", token_ids, 64))
         lengths = itertools.cycle(range(ceiling + 1))
         text, num_outputs = "", 0
-        async for output in engine.generate(Job("moving", token_ids, 64)):
+        async for output in engine.generate(GenerationRequest("moving", token_ids, 64)):
             text += output.text
             num_outputs += 1
             if ceiling and num_outputs % 3 == 0:
@@ -274,16 +281,18 @@ class EngineContract:
     async def test_a_generation_may_want_no_drafts(self, engine: Engine) -> None:
         await self.idle(engine)
         token_ids = prompt(64, 47)
-        with_drafts = await run_job(engine, Job("drafted", token_ids, 32))
+        with_drafts = await run_job(engine, GenerationRequest("drafted", token_ids, 32))
         steps: list[Step] = []
         engine.watch_steps(steps.append)
-        without = await run_job(engine, Job("undrafted", token_ids, 32, Sampling(speculate=False)))
+        without = await run_job(engine, GenerationRequest("undrafted", token_ids, 32, Sampling(speculate=False)))
         await self.idle(engine)
         engine.watch_steps(lambda _step: None)
         assert without.text == with_drafts.text
         assert without.last.drafted_tokens == without.last.accepted_draft_tokens == 0
         assert not any(step.drafted for step in steps)
-        beside = [Job(f"beside-{i}", prompt(64, 80 + i), 32, Sampling(speculate=i % 2 == 0)) for i in range(4)]
+        beside = [
+            GenerationRequest(f"beside-{i}", prompt(64, 80 + i), 32, Sampling(speculate=i % 2 == 0)) for i in range(4)
+        ]
         results = await asyncio.gather(*(run_job(engine, job) for job in beside))
         drafted = [result.last.drafted_tokens > 0 for result in results]
         assert drafted == [engine.info.num_speculative_tokens > 0, False] * 2
@@ -293,7 +302,7 @@ class EngineContract:
         steps: list[Step] = []
         engine.watch_steps(steps.append)
         before = engine.stats().num_generated_tokens
-        result = await run_job(engine, Job("steps", prompt(64, 49), 24))
+        result = await run_job(engine, GenerationRequest("steps", prompt(64, 49), 24))
         await self.idle(engine)
         engine.watch_steps(lambda _step: None)
         assert sum(step.num_tokens for step in steps) == engine.stats().num_generated_tokens - before
@@ -308,10 +317,10 @@ class EngineContract:
 
     async def test_an_id_can_be_used_again_after_its_end(self, engine: Engine) -> None:
         for _ in range(2):
-            assert (await run_job(engine, Job("again", prompt(64, 40), 4))).num_tokens <= 4
+            assert (await run_job(engine, GenerationRequest("again", prompt(64, 40), 4))).num_tokens <= 4
 
     async def test_stopping_ends_what_runs_and_refuses_what_comes(self, doomed_engine: Engine) -> None:
-        outputs = doomed_engine.generate(Job("open", prompt(64, 50), 400))
+        outputs = doomed_engine.generate(GenerationRequest("open", prompt(64, 50), 400))
         await anext(outputs)
         async with asyncio.timeout(self.wait_s):
             await doomed_engine.stop()
@@ -321,6 +330,6 @@ class EngineContract:
                     pass
         assert not doomed_engine.is_alive
         with pytest.raises(EngineDeadError):
-            await anext(doomed_engine.generate(Job("late", prompt(64, 51), 4)))
+            await anext(doomed_engine.generate(GenerationRequest("late", prompt(64, 51), 4)))
         with pytest.raises(EngineDeadError):
             doomed_engine.set_speculation(Schedule.fixed(0, 1))

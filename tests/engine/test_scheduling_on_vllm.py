@@ -14,12 +14,12 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server import app as code
 from completion_server.core.request import Trigger
-from completion_server.engine.interface import Engine, EngineInfo, EngineStats, Job, Output, Step
-from completion_server.engine.speculation import Schedule
+from completion_server.engine.interface import Engine, EngineInfo, EngineStats, GenerationRequest, Output, Step
+from completion_server.speculation.schedule import Schedule
 from tests.support.server import Answer, RunningServer, ask, eventually, make_config, request, run_server
 
 if TYPE_CHECKING:
-    from completion_server.engine.vllm_engine import VllmEngine
+    from completion_server.engine.vllm.engine import VllmEngine
 
 NUM_SESSIONS = 200
 NUM_CONNECTIONS = 4
@@ -47,7 +47,7 @@ class Lent:
     async def stop(self) -> None:
         pass
 
-    def generate(self, job: Job) -> AsyncGenerator[Output]:
+    def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
         return self._engine.generate(job)
 
     def stats(self) -> EngineStats:

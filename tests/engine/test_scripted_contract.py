@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.engine.contract import EngineContract
 
 QUICK = ServiceTimes(prefill_base_s=1e-3, prefill_per_token_s=1e-6, decode_base_s=1e-3)

@@ -5,8 +5,8 @@ from contextlib import aclosing
 
 import pytest
 
-from completion_server.engine.interface import EngineDeadError, EngineStats, Job, Output, Sampling
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes, Token
+from completion_server.engine.interface import EngineDeadError, EngineStats, GenerationRequest, Output, Sampling
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes, Token
 from completion_server.engine.settings import EngineSettings
 from completion_server.simulation.virtual_time import run
 
@@ -24,12 +24,12 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def letters(_job: Job) -> list[str]:
+def letters(_job: GenerationRequest) -> list[str]:
     return list("abcdefghijklmnopqrstuvwxyz")
 
 
-def job(name: str, num_prompt: int = 10, max_tokens: int = 5, **fields: object) -> Job:
-    return Job(name, list(range(num_prompt)), max_tokens, **fields)  # type: ignore[arg-type]
+def job(name: str, num_prompt: int = 10, max_tokens: int = 5, **fields: object) -> GenerationRequest:
+    return GenerationRequest(name, list(range(num_prompt)), max_tokens, **fields)  # type: ignore[arg-type]
 
 
 async def started(script: object = letters, times: ServiceTimes = TIMES, **kwargs: object) -> ScriptedEngine:
@@ -38,7 +38,7 @@ async def started(script: object = letters, times: ServiceTimes = TIMES, **kwarg
     return engine
 
 
-async def collect(engine: ScriptedEngine, one: Job) -> list[tuple[float, Output]]:
+async def collect(engine: ScriptedEngine, one: GenerationRequest) -> list[tuple[float, Output]]:
     return [(round(now(), 6), output) async for output in engine.generate(one)]
 
 
@@ -120,11 +120,11 @@ def test_the_cache_forgets_the_stalest_prompt() -> None:
         prompts = {name: [at + 1000 * ord(name) for at in range(65)] for name in "ab"}
         cached = []
         for at, name in enumerate("aaba"):
-            outputs = await collect(engine, Job(f"{name}{at}", prompts[name], 1))
+            outputs = await collect(engine, GenerationRequest(f"{name}{at}", prompts[name], 1))
             cached.append(outputs[0][1].cached_prompt_tokens)
         assert cached == [0, 64, 0, 64]
-        await collect(engine, Job("c", list(range(65)), 1))
-        outputs = await collect(engine, Job("b again", prompts["b"], 1))
+        await collect(engine, GenerationRequest("c", list(range(65)), 1))
+        outputs = await collect(engine, GenerationRequest("b again", prompts["b"], 1))
         assert outputs[0][1].cached_prompt_tokens == 0
         await engine.stop()
 
@@ -174,7 +174,7 @@ def test_an_abort_costs_the_step_that_runs_and_no_more() -> None:
                 break
         assert engine.stats().num_running == 1
         await asyncio.sleep(0.0061)
-        assert engine.stats() == EngineStats(num_generated_tokens=2, num_unwanted_tokens=1)
+        assert engine.stats() == EngineStats(num_generated_tokens=2, num_wasted_tokens=1)
         await asyncio.sleep(1.0)
         assert engine.num_steps == 2
         await engine.stop()
@@ -280,7 +280,7 @@ def test_the_default_script_depends_on_prompt_and_seed() -> None:
         await engine.start()
 
         async def text(name: str, token_ids: list[int], sampling: Sampling) -> str:
-            outputs = [output async for output in engine.generate(Job(name, token_ids, 24, sampling))]
+            outputs = [output async for output in engine.generate(GenerationRequest(name, token_ids, 24, sampling))]
             return "".join(output.text for output in outputs)
 
         greedy, warm = Sampling(), Sampling(temperature=1.0)
@@ -347,7 +347,7 @@ def test_a_hung_engine_is_silent_until_it_resumes() -> None:
 
 
 def test_an_error_in_the_script_is_the_engines_death() -> None:
-    def broken(_job: Job) -> list[str]:
+    def broken(_job: GenerationRequest) -> list[str]:
         return [5]  # type: ignore[list-item]
 
     async def main() -> None:

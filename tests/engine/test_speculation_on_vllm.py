@@ -12,14 +12,14 @@ import pytest
 import pytest_asyncio
 
 from completion_server.core.request import Sampling
-from completion_server.engine.interface import Job, Step
+from completion_server.engine.interface import GenerationRequest, Step
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.speculation import Schedule
+from completion_server.speculation.schedule import Schedule
 from tests.conftest import make_vllm_engine
 from tests.engine.contract import prompt, run_job
 
 if TYPE_CHECKING:
-    from completion_server.engine.vllm_engine import VllmEngine
+    from completion_server.engine.vllm.engine import VllmEngine
 
 NUM_SEQS = 16
 
@@ -31,7 +31,7 @@ async def async_engine() -> "AsyncIterator[VllmEngine]":
     vLLM switches that off on a CPU, where there is nothing to gain by it; it works all the same.
     """
     engine = make_vllm_engine()
-    from completion_server.engine import vllm_engine as module
+    from completion_server.engine.vllm import engine as module
 
     make_config = module.AsyncEngineArgs.create_engine_config
 
@@ -53,7 +53,7 @@ async def say(engine: "VllmEngine", name: str, variant: int, *, changes: bool) -
     """Return what is said, with another K every few outputs where it changes."""
     lengths = itertools.cycle((0, 2, 1, 3, 0, 3))
     text, num_outputs = "", 0
-    async for output in engine.generate(Job(f"{name}-{variant}", prompt(96, variant), 96)):
+    async for output in engine.generate(GenerationRequest(f"{name}-{variant}", prompt(96, variant), 96)):
         text += output.text
         num_outputs += 1
         if changes and num_outputs % 3 == 0:
@@ -90,7 +90,7 @@ async def test_drafted_text_is_drawn_at_the_temperature_asked_for(vllm_engine: "
 
     async def draw(degree: float, variant: int, *, speculate: bool = True) -> str:
         sampling = Sampling(degree, seed=variant + 1, speculate=speculate)
-        job = Job(f"at-{degree}-{variant}-{speculate}", prompt(96, variant), 12, sampling)
+        job = GenerationRequest(f"at-{degree}-{variant}-{speculate}", prompt(96, variant), 12, sampling)
         return (await run_job(vllm_engine, job)).text
 
     vllm_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
@@ -108,7 +108,7 @@ async def test_a_seed_holds_for_a_prompt_that_is_computed_in_pieces(vllm_engine:
 
     async def draw(variant: int, salt: str) -> str:
         sampling = Sampling(0.8, seed=variant, speculate=False)
-        job = Job(f"{salt}-{variant}", prompt(900, variant), 16, sampling, cache_salt=f"{salt}-{variant}")
+        job = GenerationRequest(f"{salt}-{variant}", prompt(900, variant), 16, sampling, cache_salt=f"{salt}-{variant}")
         return (await run_job(vllm_engine, job)).text
 
     variants = range(NUM_SEQS)
@@ -120,11 +120,11 @@ async def test_a_seed_holds_for_a_prompt_that_is_computed_in_pieces(vllm_engine:
 async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says that it can't follow; the engine runs with its K, and says why that stays."""
     engine = make_vllm_engine()
-    monkeypatch.setattr("completion_server.engine.vllm_engine._SCHEDULERS", "tests.support.schedulers")
+    monkeypatch.setattr("completion_server.engine.vllm.engine._SCHEDULERS", "tests.support.schedulers")
     try:
         await engine.start()
         assert "no longer reads a schedule" in engine.info.speculation_fixed_because
-        result = await run_job(engine, Job("fixed", prompt(64, 1), 16))
+        result = await run_job(engine, GenerationRequest("fixed", prompt(64, 1), 16))
         assert result.last.drafted_tokens > 0
     finally:
         await engine.stop()
@@ -148,7 +148,7 @@ async def test_a_change_takes_effect_within_two_steps(async_engine: "VllmEngine"
             async_engine.set_speculation(Schedule.fixed(0, NUM_SEQS))
 
     async_engine.watch_steps(hear)
-    await run_job(async_engine, Job("effect", prompt(64, 70), 64))
+    await run_job(async_engine, GenerationRequest("effect", prompt(64, 70), 64))
     async_engine.watch_steps(lambda _step: None)
     async_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
     assert {step.num_draft_tokens for step in steps[1:at_change]} == {3}
@@ -164,13 +164,17 @@ async def test_generations_side_by_side_go_on_over_changes(async_engine: "VllmEn
 
 
 async def test_a_generation_may_want_no_drafts_with_asynchronous_scheduling(async_engine: "VllmEngine") -> None:
-    drafted = [await run_job(async_engine, Job(f"drafted-{i}", prompt(64, 60 + i), 48)) for i in range(3)]
+    drafted = [await run_job(async_engine, GenerationRequest(f"drafted-{i}", prompt(64, 60 + i), 48)) for i in range(3)]
     plain = Sampling(speculate=False)
-    without = [await run_job(async_engine, Job(f"without-{i}", prompt(64, 60 + i), 48, plain)) for i in range(3)]
+    without = [
+        await run_job(async_engine, GenerationRequest(f"without-{i}", prompt(64, 60 + i), 48, plain)) for i in range(3)
+    ]
     assert [result.text for result in without] == [result.text for result in drafted]
     assert [result.last.drafted_tokens for result in without] == [0, 0, 0]
     assert all(result.last.drafted_tokens for result in drafted)
-    mixed = [Job(f"mixed-{i}", prompt(64, 60 + i % 3), 48, Sampling(speculate=i % 2 == 0)) for i in range(6)]
+    mixed = [
+        GenerationRequest(f"mixed-{i}", prompt(64, 60 + i % 3), 48, Sampling(speculate=i % 2 == 0)) for i in range(6)
+    ]
     results = await asyncio.gather(*(run_job(async_engine, job) for job in mixed))
     assert [result.last.drafted_tokens > 0 for result in results] == [True, False] * 3
     assert sum(result.text == drafted[i % 3].text for i, result in enumerate(results)) >= 3
@@ -198,7 +202,7 @@ async def test_draft_lengths_change_under_tensor_parallelism(monkeypatch: pytest
 def test_where_vllm_keeps_k_fixed_it_is_started_without_a_schedule(
     vllm_engine: "VllmEngine", vllm: dict[str, object], said: str
 ) -> None:
-    from completion_server.engine import vllm_arguments as module
+    from completion_server.engine.vllm import arguments as module
 
     plain, kept = EngineSettings(model="m", draft_model="d"), EngineSettings(model="m", draft_model="d", vllm=vllm)
     rows = module.engine_args(plain)["speculative_config"]["num_speculative_tokens_per_batch_size"]
@@ -209,9 +213,9 @@ def test_where_vllm_keeps_k_fixed_it_is_started_without_a_schedule(
 
 
 def test_a_vllm_whose_schedulers_are_elsewhere_keeps_its_k(vllm_engine: "VllmEngine") -> None:
-    from completion_server.engine import vllm_arguments as module
+    from completion_server.engine.vllm import arguments as module
 
-    assert module.unfit_schedulers("completion_server.engine.vllm_speculation") == ""
+    assert module.unfit_schedulers("completion_server.engine.vllm.schedulers") == ""
     assert "other schedulers: No module named" in module.unfit_schedulers("tests.support.no_such_schedulers")
 
 
@@ -219,7 +223,7 @@ def test_a_vllm_whose_schedulers_are_elsewhere_keeps_its_k(vllm_engine: "VllmEng
 def test_on_a_gpu_the_runner_is_one_that_drafts_k_tokens(
     vllm_engine: "VllmEngine", monkeypatch: pytest.MonkeyPatch, draft: str, before: str | None, after: str | None
 ) -> None:
-    from completion_server.engine import vllm_arguments as module
+    from completion_server.engine.vllm import arguments as module
 
     monkeypatch.setattr(module, "current_platform", SimpleNamespace(is_cpu=lambda: False))
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", before or "")
@@ -232,7 +236,7 @@ def test_on_a_gpu_the_runner_is_one_that_drafts_k_tokens(
 def test_a_vllm_that_knows_no_schedule_is_started_without_one(
     vllm_engine: "VllmEngine", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from completion_server.engine import vllm_arguments as module
+    from completion_server.engine.vllm import arguments as module
 
     older = make_dataclass("SpeculativeConfig", ["method", "num_speculative_tokens"])
     monkeypatch.setattr(module, "SpeculativeConfig", older)

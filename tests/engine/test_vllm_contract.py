@@ -12,7 +12,7 @@ from tests.conftest import make_vllm_engine
 from tests.engine.contract import EngineContract
 
 if TYPE_CHECKING:
-    from completion_server.engine.vllm_engine import VllmEngine
+    from completion_server.engine.vllm.engine import VllmEngine
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ class TestVllmEngine(EngineContract):
 
 
 def test_an_option_that_vllm_does_not_have_is_refused_with_the_nearest_one(vllm_engine: "VllmEngine") -> None:
-    from completion_server.engine.vllm_arguments import engine_args
+    from completion_server.engine.vllm.arguments import engine_args
 
     assert engine_args(EngineSettings(model="m", vllm={"block_size": 64}))["block_size"] == 64
     with pytest.raises(ConfigError, match=r"engine\.vllm\.block_sise: .*did you mean 'block_size'\?"):
@@ -41,7 +41,7 @@ def test_an_option_that_vllm_does_not_have_is_refused_with_the_nearest_one(vllm_
 
 
 def test_compilation_is_off_on_a_cpu_unless_asked_for(vllm_engine: "VllmEngine") -> None:
-    from completion_server.engine.vllm_arguments import engine_args
+    from completion_server.engine.vllm.arguments import engine_args
 
     assert engine_args(EngineSettings(model="m"))["enforce_eager"] is True
     assert engine_args(EngineSettings(model="m", enforce_eager=False))["enforce_eager"] is False

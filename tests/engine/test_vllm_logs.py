@@ -9,7 +9,7 @@ PROMPT_ID, DRAFT_ID = "471100", "471199"
 MARK = "=== now as in an engine's process ==="
 PROGRAM = f"""
 import logging, sys
-from completion_server.engine import vllm_process
+from completion_server.engine.vllm import process as vllm_process
 vllm_process.prepare("warning", 1)
 from vllm.logging_utils.dump_input import dump_engine_exception
 from vllm.sampling_params import SamplingParams

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from completion_server.engine.interface import Job
+from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.processes import child_ids, with_descendants
 from tests.conftest import make_vllm_engine
 from tests.engine.contract import run_job
 from tests.support.server import eventually
 
 if TYPE_CHECKING:
-    from completion_server.engine.vllm_engine import VllmEngine
+    from completion_server.engine.vllm.engine import VllmEngine
 
 
 def listening(process: psutil.Process) -> list[str]:
@@ -29,12 +29,12 @@ async def test_an_engine_listens_on_loopback_alone(vllm_engine: "VllmEngine") ->
 
 
 async def test_an_engine_is_idle_after_a_step(vllm_engine: "VllmEngine") -> None:
-    await run_job(vllm_engine, Job("before", [1, 2, 3], 1))
+    await run_job(vllm_engine, GenerationRequest("before", [1, 2, 3], 1))
     await asyncio.sleep(1.5)
     before = vllm_engine.cpu_seconds()
     assert before
     for number in range(3):
-        await run_job(vllm_engine, Job(f"step {number}", [1, 2, 3], 1))
+        await run_job(vllm_engine, GenerationRequest(f"step {number}", [1, 2, 3], 1))
         await asyncio.sleep(1.0)
     # A worker that spins for a second after each step uses 3 s.
     after = vllm_engine.cpu_seconds()

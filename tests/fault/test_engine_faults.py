@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from completion_server.core.errors import ConfigError
-from completion_server.engine.interface import EngineDeadError, Job
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.interface import EngineDeadError, GenerationRequest
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.server import (
     ENDLESS,
     RunningServer,
@@ -34,7 +34,7 @@ POISON_TOKENS = 13
 """What a request asks for that the engine dies of."""
 
 
-def endless(job: Job) -> Iterable[str]:
+def endless(job: GenerationRequest) -> Iterable[str]:
     for i in range(ENDLESS):
         if job.max_tokens == POISON_TOKENS:
             raise RuntimeError("this request is too much")

@@ -14,8 +14,8 @@ import pytest_asyncio
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.core.request import Request
-from completion_server.engine.interface import Job
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.session import SessionStream
 from tests.support.server import ENDLESS, RunningServer, endless_config, endless_engine, eventually, request, run_server
 
@@ -32,7 +32,7 @@ PREFIX = "# a line above\n" * 1_000 + "x = (\n    "
 """A file's worth: what a request holds is freed with it."""
 
 
-def much(_job: Job) -> Iterable[str]:
+def much(_job: GenerationRequest) -> Iterable[str]:
     """Lines that stay in the block which the request opens."""
     return (f"    {'x' * 16_000}{number},\n" for number in range(ENDLESS))
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from completion.v1 import admin_pb2 as pb
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from loadtest.cli import main
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator

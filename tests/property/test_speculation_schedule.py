@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.engine.speculation import Row, Schedule, ScheduleError, parse_schedule
+from completion_server.speculation.schedule import Row, Schedule, ScheduleError, parse_schedule
 
 CEILING = 8
 lookups = st.lists(st.integers(0, CEILING), min_size=1, max_size=40).map(lambda ks: [0, *ks])

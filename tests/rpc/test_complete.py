@@ -11,8 +11,8 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.engine.interface import Job
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.server import (
     ENDLESS,
     Answer,
@@ -33,10 +33,10 @@ class Said:
     """What the engine was asked, and a script that answers as a test wishes."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[GenerationRequest] = []
         self.words: Iterable[str] = WORDS
 
-    def __call__(self, job: Job) -> Iterable[str]:
+    def __call__(self, job: GenerationRequest) -> Iterable[str]:
         self.jobs.append(job)
         return self.words
 
@@ -88,9 +88,9 @@ async def test_cancelling_the_call_frees_the_engine(server: RunningServer, engin
     generated = engine.stats().num_generated_tokens
     await asyncio.sleep(0.1)
     assert engine.stats().num_generated_tokens == generated
-    assert engine.stats().num_unwanted_tokens <= 3  # one step: a token and two drafts
+    assert engine.stats().num_wasted_tokens <= 3  # one step: a token and two drafts
     assert server.count("completion_requests_total", outcome="cancelled", trigger="automatic", shed_reason="") == 1
-    assert server.count("completion_unwanted_tokens_total") == engine.stats().num_unwanted_tokens
+    assert server.count("completion_unwanted_tokens_total") == engine.stats().num_wasted_tokens
 
 
 async def test_a_deadline_ends_the_work_wherever_it_is(

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.engine.interface import Job
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.models import TARGET
 from tests.support.server import (
     ENDLESS,
@@ -29,10 +29,10 @@ SECRET = pb.ContextSnippet(uri="file:///keys.py", text=f"def keys():\n    key = 
 DOCUMENT = "import os\n\n\ndef main():\n    return os.environ\n\n\n"
 
 
-class Jobs(list[Job]):
+class Jobs(list[GenerationRequest]):
     """The script of an engine: keeps what it was asked."""
 
-    def __call__(self, job: Job) -> list[str]:
+    def __call__(self, job: GenerationRequest) -> list[str]:
         self.append(job)
         return [" w"] * 1000 if job.max_tokens == ENDLESS else ["alpha", "\n"]
 

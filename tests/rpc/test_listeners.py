@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.engine.scripted import ScriptedEngine
+from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.telemetry import logs
 from tests.support.server import RunningServer, ask, make_config, request, run_server
 

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.engine.interface import Job
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.server import (
     ENDLESS,
     Answer,
@@ -65,7 +65,7 @@ class Editor:
         return code
 
 
-def script(job: Job) -> Iterable[str]:
+def script(job: GenerationRequest) -> Iterable[str]:
     if job.max_tokens == ENDLESS:
         return (f" w{i}" for i in range(ENDLESS))
     if job.max_tokens == SLOW:

@@ -13,7 +13,7 @@ from completion.v1 import admin_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_server.config import Config
 from completion_server.engine.interface import Engine
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.server import ask, make_config, request, run_server
 
 CEILING = 4

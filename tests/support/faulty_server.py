@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from completion_server.engine.scripted import ScriptedEngine
+from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.rpc import convert
 from completion_server.rpc.wire import Decoder

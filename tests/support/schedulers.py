@@ -5,7 +5,7 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from completion_server.engine import vllm_speculation
+from completion_server.engine.vllm import schedulers as vllm_speculation
 
 
 class _Renamed(Scheduler):

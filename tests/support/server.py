@@ -15,7 +15,7 @@ from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.app import App, Ready
 from completion_server.config import Config, load_config
 from completion_server.engine.interface import Engine
-from completion_server.engine.scripted import Script, ScriptedEngine, ServiceTimes
+from completion_server.engine.scripted.engine import Script, ScriptedEngine, ServiceTimes
 from tests.support.models import TARGET
 
 FREE_PORTS = (

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from completion_server.core.clock import MonotonicClock
 from completion_server.core.outcome import FinishReason, Usage
 from completion_server.core.request import Mode, Sampling, Snippet, Trigger
-from completion_server.engine.interface import Job, Output
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.interface import GenerationRequest, Output
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.streaming.text import TextRules
@@ -36,7 +36,7 @@ class Script:
         self.words = words
         self.asked: list[str] = []
 
-    def __call__(self, job: Job) -> Sequence[str]:
+    def __call__(self, job: GenerationRequest) -> Sequence[str]:
         self.asked.append(job.id)
         return self.words[job.id]
 
@@ -47,7 +47,7 @@ class Script:
 class SlowToStop(ScriptedEngine):
     """An engine that takes 50 ms to let go of a generation."""
 
-    async def generate(self, job: Job) -> AsyncGenerator[Output]:
+    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
         async with aclosing(super().generate(job)) as outputs:
             try:
                 async for output in outputs:

@@ -11,7 +11,7 @@ from completion_server.core.clock import Deadline, MonotonicClock
 from completion_server.core.outcome import Delta, End, FinishReason, ShedReason
 from completion_server.core.request import Caller, Trigger
 from completion_server.engine.interface import Engine
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.scheduling.settings import SchedulingSettings
 from tests.support.rooms import House, house, in_virtual_time, read
 

@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from completion_server.engine.interface import Job, Step
-from completion_server.engine.live_speculation import LiveSpeculation, Mode
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.interface import GenerationRequest, Step
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
-from completion_server.engine.speculation import Schedule, ScheduleError, SpeculationFixedError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.simulation import virtual_time
 from completion_server.simulation.virtual_time import LoopClock
+from completion_server.speculation.live import LiveSpeculation, Mode
+from completion_server.speculation.schedule import Schedule, ScheduleError, SpeculationFixedError
 
 CEILING = 4
 SEQS = 8
@@ -45,7 +45,7 @@ class Bench:
     async def ask(self, name: str, num_tokens: int = 40) -> int:
         """Return the draft tokens of a generation."""
         drafted = 0
-        async for output in self.supervised.generate(Job(name, [1, 2, 3], num_tokens)):
+        async for output in self.supervised.generate(GenerationRequest(name, [1, 2, 3], num_tokens)):
             drafted = output.drafted_tokens
         return drafted
 

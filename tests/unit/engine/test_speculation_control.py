@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.engine.interface import Job, Step
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
-from completion_server.engine.speculation import Schedule, parse_schedule
-from completion_server.engine.speculation_control import Controller
-from completion_server.engine.speculation_estimates import Acceptance, StepTimes, Trial
+from completion_server.engine.interface import GenerationRequest, Step
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.simulation import virtual_time
+from completion_server.speculation.controller import Controller
+from completion_server.speculation.estimators import Acceptance, StepTimes, Trial
+from completion_server.speculation.schedule import Schedule, parse_schedule
 
 MAX_BATCH = 32
 
@@ -329,7 +329,7 @@ async def ask_on(engine: ScriptedEngine, client: int) -> None:
     """Ask again and again, for so many tokens that clients don't go in step."""
     for number in itertools.count():
         num_tokens = 200 + (67 * client + 41 * number) % 200
-        async for _output in engine.generate(Job(f"{client}-{number}", [1 + client] * 40, num_tokens)):
+        async for _output in engine.generate(GenerationRequest(f"{client}-{number}", [1 + client] * 40, num_tokens)):
             pass
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from completion_server.engine.interface import Step
-from completion_server.engine.speculation_figures import SlidingFigures
+from completion_server.speculation.figures import SlidingFigures
 
 
 class HandClock:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.engine.speculation_table import (
+from completion_server.engine.vllm.schedule_table import (
     TABLE_ENV,
     Follower,
     LiveTable,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from completion_server.core.errors import SuspectedPromptError
-from completion_server.engine.interface import EngineDeadError, Job, Output
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.simulation import virtual_time
@@ -17,7 +17,7 @@ from completion_server.simulation import virtual_time
 POISON = [6, 6, 6]
 
 
-def code(job: Job) -> Iterator[str]:
+def code(job: GenerationRequest) -> Iterator[str]:
     """Say words without end; die of the poison."""
     if job.prompt_token_ids == POISON:
         raise RuntimeError("this prompt is too much")
@@ -69,7 +69,7 @@ class Bench:
         return self.engines[-1]
 
     def generate(self, name: str = "a", prompt: list[int] | None = None, num_tokens: int = 5) -> AsyncGenerator[Output]:
-        return self.supervised.generate(Job(name, prompt or [1, 2, 3], num_tokens))
+        return self.supervised.generate(GenerationRequest(name, prompt or [1, 2, 3], num_tokens))
 
     async def ask(self, name: str = "a", prompt: list[int] | None = None, num_tokens: int = 5) -> int:
         """Return how many tokens came."""

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from completion_server.engine.interface import Step
-from completion_server.engine.vllm_accounts import Accounts, Progress, StepMeter
+from completion_server.engine.vllm.token_accounting import Accounts, Progress, StepMeter
 
 
 def spec(drafted: list[int], accepted: list[int]) -> SimpleNamespace:
@@ -87,6 +87,6 @@ def test_outputs_are_counted_for_whom_they_are() -> None:
 
     processor.process_outputs([output("a-1", 1)], 1.0, None)
     processor.process_outputs([output("a-1", 2), output("gone", 3)], 2.0, None)
-    assert (accounts.num_generated_tokens, accounts.num_unwanted_tokens) == (6, 3)
+    assert (accounts.num_generated_tokens, accounts.num_wasted_tokens) == (6, 3)
     assert accounts.progress["a"].num_drafted == 1
     assert len(done) == 2

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from completion_server.engine.vllm_cpu import FALLBACK, expand, register, without
+from completion_server.engine.vllm.cpu import FALLBACK, expand, register, without
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])

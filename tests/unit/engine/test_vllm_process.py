@@ -8,8 +8,8 @@ import sys
 import psutil
 import pytest
 
-from completion_server.engine import vllm_process
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.vllm import process as vllm_process
 from tests.support.models import ROOT
 
 LOOPBACK_ENV = ("VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -18,8 +18,8 @@ LISTEN_AS_VLLM_DOES = """
 import os, tempfile
 import psutil, torch.distributed
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.vllm_idle import share_gloo_device
-from completion_server.engine.vllm_process import keep_on_loopback
+from completion_server.engine.vllm.idle import share_gloo_device
+from completion_server.engine.vllm.process import keep_on_loopback
 share_gloo_device()
 keep_on_loopback(EngineSettings({settings}))
 init_method = "file://" + os.path.join(tempfile.mkdtemp(), "store")

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
 from completion_server.core.errors import SessionEndedError
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.status import abort
 from loadtest import targets
 from loadtest.bench.capacity import completions_per_s, measure_capacity

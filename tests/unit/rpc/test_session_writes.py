@@ -12,7 +12,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
 from completion_server.core.errors import Code, CompletionError
 from completion_server.engine.interface import Engine
-from completion_server.engine.scripted import ScriptedEngine, ServiceTimes
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionStream, StreamTimes

@@ -9,7 +9,7 @@ import pytest
 
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.outcome import FinishReason
-from completion_server.engine.interface import EngineStats, Job
+from completion_server.engine.interface import EngineStats, GenerationRequest
 from completion_server.scheduling.book import Shedding
 from completion_server.scheduling.order import ORDERS
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
@@ -71,7 +71,7 @@ def test_an_aborted_generation_leaves_the_engine_at_once() -> None:
     async def main() -> None:
         engine = SlotEngine(TIMES)
         await engine.start()
-        async with aclosing(engine.generate(Job("a", [1], 21))) as outputs:
+        async with aclosing(engine.generate(GenerationRequest("a", [1], 21))) as outputs:
             await anext(outputs)
             assert engine.stats().num_running == 1
         assert engine.stats().num_running == 0

@@ -14,8 +14,8 @@ from multiprocessing import parent_process
 import psutil
 
 from completion_server.core import safe_logging
-from completion_server.engine import vllm_idle
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.vllm import idle as vllm_idle
 
 ENABLE_ENV = "COMPLETION_SERVER_ENGINE_CHILD"
 """Set by the server for the processes it starts: the plugin does nothing in anybody else's vLLM."""

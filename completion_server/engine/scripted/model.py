@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from completion_server.engine.interface import Job
+from completion_server.engine.interface import GenerationRequest
 
 BLOCK_TOKENS = 16
 """Tokens in a block of the KV cache, as on a GPU."""
@@ -26,7 +26,7 @@ class Token:
     id: int
 
 
-Script = Callable[[Job], Iterable[str | Token]]
+Script = Callable[[GenerationRequest], Iterable[str | Token]]
 """What a job's generation says, token by token; a plain string is a token with an id that no job can name.
 
 Where it runs out the model ends the generation, which takes a token of its own without text.
@@ -157,7 +157,7 @@ _TOKENS = {
 }
 
 
-def plausible_code(job: Job) -> Iterator[Token]:
+def plausible_code(job: GenerationRequest) -> Iterator[Token]:
     """Say lines of code without end, with token ids from 1,000 on.
 
     For one prompt always the same, except where the job samples: then for one prompt and seed, or else job.

@@ -5,14 +5,14 @@ import random
 import zlib
 from collections.abc import Iterator
 
-from completion_server.engine.interface import EngineDeadError, Job, Output, Step
-from completion_server.engine.scripted_model import BLOCK_TOKENS, Token, blocks_of
+from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output, Step
+from completion_server.engine.scripted.model import BLOCK_TOKENS, Token, blocks_of
 
 
 class Generation:
     """One job in the engine: the engine moves it along, and whoever asked for it takes what it says."""
 
-    def __init__(self, job: Job, max_tokens: int, tokens: Iterator[str | Token], seed: int) -> None:
+    def __init__(self, job: GenerationRequest, max_tokens: int, tokens: Iterator[str | Token], seed: int) -> None:
         self.job = job
         self.max_tokens = max_tokens
         self.num_blocks = -(-(len(job.prompt_token_ids) + max_tokens) // BLOCK_TOKENS)

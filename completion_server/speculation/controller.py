@@ -21,8 +21,8 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from completion_server.engine.interface import Step
-from completion_server.engine.speculation import Row, Schedule
-from completion_server.engine.speculation_estimates import Acceptance, StepTimes, Trial
+from completion_server.speculation.estimators import Acceptance, StepTimes, Trial
+from completion_server.speculation.schedule import Row, Schedule
 
 _BURST_STEPS = 6
 """Steps of a burst; the first ones mix two draft lengths and are not timed."""

@@ -21,26 +21,26 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from completion_server.core.errors import ConfigError
-from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output, Step
+from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, GenerationRequest, Output, Step
 from completion_server.engine.loading import Loading
 from completion_server.engine.processes import cpu_seconds, kill, with_descendants
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.speculation import Schedule, SpeculationFixedError
-from completion_server.engine.speculation_table import SPECULATE, LiveTable
-from completion_server.engine.vllm_accounts import Accounts, Progress, StepMeter
-from completion_server.engine.vllm_arguments import (
+from completion_server.engine.vllm.arguments import (
     choose_model_runner,
     engine_args,
     fixed_because,
     schedule_at_start,
     unfit_schedulers,
 )
-from completion_server.engine.vllm_process import keep_on_loopback, yield_to_server
+from completion_server.engine.vllm.process import keep_on_loopback, yield_to_server
+from completion_server.engine.vllm.schedule_table import SPECULATE, LiveTable
+from completion_server.engine.vllm.token_accounting import Accounts, Progress, StepMeter
+from completion_server.speculation.schedule import Schedule, SpeculationFixedError
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
 """vLLM's finish reasons in the interface's words; with any other ("abort", "error") it gave a generation up."""
 
-_SCHEDULERS = "completion_server.engine.vllm_speculation"
+_SCHEDULERS = "completion_server.engine.vllm.schedulers"
 
 _NICE_ON_A_CPU = 5
 
@@ -161,7 +161,7 @@ class VllmEngine:
         self._stats = _Stats(self._accounts.meter)
         return self._stats
 
-    async def generate(self, job: Job) -> AsyncGenerator[Output]:
+    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate; see the interface."""
         llm = self._llm
         if llm is None:
@@ -205,7 +205,7 @@ class VllmEngine:
             num_running=stats.num_running if stats else 0,
             num_waiting=stats.num_waiting if stats else 0,
             num_generated_tokens=self._accounts.num_generated_tokens,
-            num_unwanted_tokens=self._accounts.num_unwanted_tokens,
+            num_wasted_tokens=self._accounts.num_wasted_tokens,
             kv_usage=stats.kv_usage if stats else 0.0,
         )
 
@@ -256,7 +256,7 @@ class VllmEngine:
             self._table.close()
 
 
-def _sampling_params(job: Job) -> SamplingParams:
+def _sampling_params(job: GenerationRequest) -> SamplingParams:
     return SamplingParams(
         max_tokens=job.max_tokens,
         temperature=job.sampling.temperature,

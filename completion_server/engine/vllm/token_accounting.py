@@ -94,7 +94,7 @@ class Accounts:
 
     def __init__(self) -> None:
         self.num_generated_tokens = 0
-        self.num_unwanted_tokens = 0
+        self.num_wasted_tokens = 0
         self.progress: dict[str, Progress] = {}
         self.meter = StepMeter()
         self.lookup: Sequence[int] = (0,)
@@ -126,7 +126,7 @@ class Accounts:
         num_tokens = len(output.new_token_ids)
         self.num_generated_tokens += num_tokens
         if progress is None:
-            self.num_unwanted_tokens += num_tokens
+            self.num_wasted_tokens += num_tokens
             return
         if num_tokens:
             progress.add(num_tokens, num_draft_tokens)

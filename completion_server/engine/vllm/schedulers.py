@@ -15,7 +15,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from completion_server.engine.speculation_table import SPECULATE, join_table
+from completion_server.engine.vllm.schedule_table import SPECULATE, join_table
 
 
 class _FollowsTable(Scheduler):

@@ -12,10 +12,10 @@ from enum import Enum
 from completion_server.core.clock import Clock
 from completion_server.engine.interface import Step
 from completion_server.engine.settings import SpeculationSettings
-from completion_server.engine.speculation import Schedule, ScheduleError, SpeculationFixedError, parse_schedule
-from completion_server.engine.speculation_control import Controller
-from completion_server.engine.speculation_figures import Figures, SlidingFigures
 from completion_server.engine.supervisor import SupervisedEngine
+from completion_server.speculation.controller import Controller
+from completion_server.speculation.figures import Figures, SlidingFigures
+from completion_server.speculation.schedule import Schedule, ScheduleError, SpeculationFixedError, parse_schedule
 
 logger = logging.getLogger(__name__)
 

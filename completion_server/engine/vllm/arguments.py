@@ -17,8 +17,8 @@ from vllm.platforms import current_platform
 
 from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.speculation import Schedule, ScheduleError, parse_schedule
-from completion_server.engine.speculation_table import MAX_DRAFT_TOKENS
+from completion_server.engine.vllm.schedule_table import MAX_DRAFT_TOKENS
+from completion_server.speculation.schedule import Schedule, ScheduleError, parse_schedule
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import asyncio
 import heapq
 from collections.abc import AsyncGenerator, Callable
 
-from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, Job, Output, Step
-from completion_server.engine.scripted_generation import Generation, Tally
-from completion_server.engine.scripted_model import (
+from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, GenerationRequest, Output, Step
+from completion_server.engine.scripted.generation import Generation, Tally
+from completion_server.engine.scripted.model import (
     BLOCK_TOKENS,
     INSTANT,
     LARGE_MODEL_ON_A_GPU,
@@ -27,7 +27,7 @@ from completion_server.engine.scripted_model import (
     plausible_code,
 )
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.speculation import Schedule, SpeculationFixedError
+from completion_server.speculation.schedule import Schedule, SpeculationFixedError
 
 __all__ = [
     "INSTANT",
@@ -89,7 +89,7 @@ class ScriptedEngine:
         self._num_arrived = 0
         self._num_used_blocks = 0
         self._num_generated_tokens = 0
-        self._num_unwanted_tokens = 0
+        self._num_wasted_tokens = 0
         self._loop_task: asyncio.Task[None] | None = None
         self._has_work = asyncio.Event()
         self._is_awake = asyncio.Event()
@@ -134,7 +134,7 @@ class ScriptedEngine:
         self._loop_task = asyncio.create_task(self._run(), name="scripted engine")
         self._loop_task.add_done_callback(self._see_end)
 
-    async def generate(self, job: Job) -> AsyncGenerator[Output]:
+    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate; see the interface.
 
         Raises:
@@ -158,7 +158,7 @@ class ScriptedEngine:
             num_running=len(self._running),
             num_waiting=self._num_waiting,
             num_generated_tokens=self._num_generated_tokens,
-            num_unwanted_tokens=self._num_unwanted_tokens,
+            num_wasted_tokens=self._num_wasted_tokens,
             kv_usage=self._num_used_blocks / self._num_kv_blocks,
         )
 
@@ -217,7 +217,7 @@ class ScriptedEngine:
         if not task.cancelled():
             self.crash(f"the engine failed: {task.exception()!r}")
 
-    def _submit(self, job: Job) -> Generation:
+    def _submit(self, job: GenerationRequest) -> Generation:
         if not self.is_alive:
             raise EngineDeadError(self._death or "the engine has not started")
         max_tokens = min(job.max_tokens, self._info.max_model_len - len(job.prompt_token_ids))
@@ -320,7 +320,7 @@ class ScriptedEngine:
         for generation in self._running:
             num_tokens = self._num_computed(generation, tally)
             if generation.is_aborted:
-                self._num_unwanted_tokens += num_tokens
+                self._num_wasted_tokens += num_tokens
             elif num_tokens:
                 num_tokens = generation.write(num_tokens)
             tally.add_tokens(num_tokens)

@@ -1,0 +1,1 @@
+"""A deterministic engine with a model of service times, for tests and capacity runs."""
