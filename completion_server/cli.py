@@ -15,7 +15,8 @@ import click
 import uvloop
 
 from completion_server import __version__
-from completion_server.app import App, Ready, engine_arguments, make_engine_factory, prompt_budget
+from completion_server.app import App, Ready, engine_arguments, make_engine_factory
+from completion_server.model_limits import prompt_budget
 from completion_server.client.commands import complete, drain, profile, speculation, status
 from completion_server.client.options import DEFAULT_SERVER
 from completion_server.config import Config, load_config

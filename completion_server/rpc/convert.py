@@ -9,7 +9,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.core.events import Feedback
-from completion_server.core.outcome import Delta, End, Event, FinishReason, ShedReason
+from completion_server.core.outcome import AnswerPart, Delta, End, FinishReason, ShedReason
 from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet, Trigger
 from completion_server.rpc.settings import LimitSettings
 
@@ -58,7 +58,12 @@ _request_numbers = itertools.count(1)
 
 
 def request_of(
-    message: pb.CompleteRequest, caller: Caller, limits: LimitSettings, deadline_s: float | None, now: float
+    message: pb.CompleteRequest,
+    caller: Caller,
+    limits: LimitSettings,
+    deadline_s: float | None,
+    now: float,
+    trace_context: str = "",
 ) -> Request:
     """Return the request that a message means.
 
@@ -85,6 +90,7 @@ def request_of(
         sampling=_sampling(message),
         stop=tuple(_stops(message)),
         deadline=Deadline.after(min(limits.max_deadline_s, math.inf if deadline_s is None else deadline_s), now),
+        trace_context=trace_context,
     )
 
 
@@ -192,14 +198,14 @@ def error_message(error: CompletionError) -> pb.RequestError:
     return pb.RequestError(code=int(error.code), message=error.message, field_violations=violations)
 
 
-def response_of(event: Event) -> pb.CompleteResponse:
+def response_of(event: AnswerPart) -> pb.CompleteResponse:
     """Return the wire's form of an event."""
     if isinstance(event, Delta):
         return pb.CompleteResponse(delta=pb.Delta(text=event.text))
     return pb.CompleteResponse(end=end_message(event))
 
 
-def session_response_of(sequence: int, event: Event) -> pb.SessionResponse:
+def session_response_of(sequence: int, event: AnswerPart) -> pb.SessionResponse:
     """Return the wire's form of an event of a session's request."""
     if isinstance(event, Delta):
         return pb.SessionResponse(sequence=sequence, delta=pb.Delta(text=event.text))

@@ -11,7 +11,7 @@ from rich.progress import track
 from rich.table import Table
 
 from completion_server.scheduling.book import Shedding
-from completion_server.scheduling.order import ORDERS
+from completion_server.scheduling.queue import ORDERS
 from completion_server.simulation.figures import PERCENTILES, Figures, figures_of
 from completion_server.simulation.typists import TypedRequest, Typing
 from completion_server.simulation.world import Policy, Scenario

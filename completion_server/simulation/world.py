@@ -24,7 +24,7 @@ from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.pipeline import Pipeline
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.book import Book, Shedding
-from completion_server.scheduling.order import ORDERS
+from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.runner import Runner
 from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.simulation import virtual_time

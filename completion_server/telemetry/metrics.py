@@ -1,15 +1,16 @@
 """Prometheus metrics of requests and of the engine."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from completion_server.core.errors import Code
-from completion_server.core.events import Feedback, Marks
-from completion_server.core.outcome import End, FinishReason, ShedReason
-from completion_server.core.request import Request, Trigger
+from completion_server.core import events
+from completion_server.core.events import Marks
+from completion_server.core.outcome import FinishReason, ShedReason
+from completion_server.core.request import Trigger
 
 BUCKETS_S = (
     0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1,
@@ -21,11 +22,11 @@ TOKEN_BUCKETS_S = (0.0005, *BUCKETS_S[:20])
 
 _STAGES = ("admission", "queue", "tokenise", "prefill", "decode_token", "stream", "total")
 _TOKEN_KINDS = ("prompt", "cached_prompt", "completion", "drafted", "accepted_draft")
-_IN_VAIN = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
+_WASTED = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
 
 
 class Metrics:
-    """Counts and times requests; an Observer."""
+    """Counts and times requests, from the events that it hears."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register the metrics."""
@@ -56,32 +57,34 @@ class Metrics:
         )
         self._wasted = Counter(
             "completion_wasted_tokens",
-            "Tokens computed for requests that nobody waited for in the end, by what became of them.",
+            "Tokens computed for requests whose caller no longer wanted them in the end, by outcome.",
             ["outcome"],
             registry=registry,
         )
-        self._taken_over = Counter(
-            "completion_generations_taken_over",
-            "Generations that went on for a newer request, because its user typed what they said.",
+        self._reattached = Counter(
+            "completion_generations_reattached",
+            "Generations that went on for a newer request, because its user typed what they generated.",
             registry=registry,
         )
         self._saved = Counter(
-            "completion_taken_over_tokens",
-            "Tokens that newer requests took over ready-made.",
+            "completion_reattached_tokens",
+            "Tokens that newer requests got ready-made when they reattached.",
             registry=registry,
         )
-        self._left = Counter(
-            "completion_generations_left", "Of those taken over, how many then said something else.", registry=registry
+        self._diverged = Counter(
+            "completion_generations_diverged",
+            "Reattached generations that then generated something else than was typed.",
+            registry=registry,
         )
-        self._stopping = Histogram(
-            "completion_stop_seconds",
-            "From the end of a request that runs, as by a newer one, until its slot is free.",
+        self._aborting = Histogram(
+            "completion_abort_seconds",
+            "From the abort of a running request, as by a newer one, until its slot is free.",
             buckets=BUCKETS_S,
             registry=registry,
         )
         self._lag = Histogram(
             "completion_loop_lag_seconds",
-            "By how much the event loop comes late to what is due: what everything in this process waits.",
+            "Lateness of the event loop's timers: everything in this process waits as long.",
             buckets=BUCKETS_S,
             registry=registry,
         )
@@ -92,9 +95,24 @@ class Metrics:
         self._requests_of: dict[tuple[Trigger, FinishReason, ShedReason | None], Counter] = {}
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
+        self._hear: dict[type, Callable[[Any], None]] = {
+            events.RequestEnded: self._request_ended,
+            events.RequestRefused: lambda event: self._refused.labels(event.code.name.lower()).inc(),
+            events.EndWritten: lambda event: self._stage["stream"].observe(event.seconds),
+            events.GenerationReattached: self._reattachment,
+            events.GenerationDiverged: self._divergence,
+            events.GenerationAborted: lambda event: self._aborting.observe(event.seconds),
+            events.LoopLagged: lambda event: self._lag.observe(event.seconds),
+            events.FeedbackReported: self._feedback_reported,
+            events.FeedbackRefused: lambda _event: self._feedback.labels("refused").inc(),
+        }
 
-    def request_ended(self, request: Request, end: End, marks: Marks) -> None:
-        """See Observer."""
+    def hear(self, event: events.Event) -> None:
+        """Take an event into account."""
+        self._hear[type(event)](event)
+
+    def _request_ended(self, event: events.RequestEnded) -> None:
+        request, end, marks = event.request, event.end, event.marks
         reason, usage = end.outcome.reason, end.usage
         self.ended[reason.value] = self.ended.get(reason.value, 0) + 1
         self._count_request(request.trigger, reason, end.outcome.shed_reason)
@@ -105,7 +123,7 @@ class Metrics:
             self._token["completion"].inc(usage.completion_tokens)
             self._token["drafted"].inc(usage.drafted_tokens)
             self._token["accepted_draft"].inc(usage.accepted_draft_tokens)
-        if reason in _IN_VAIN:
+        if reason in _WASTED:
             self._wasted.labels(reason.value).inc(usage.completion_tokens)
         self._time_stages(marks, usage.completion_tokens)
         if marks.first_output is not None:
@@ -133,40 +151,17 @@ class Metrics:
         if marks.first_output is not None and marks.last_output is not None and num_decoded > 0:
             self._stage["decode_token"].observe((marks.last_output - marks.first_output) / num_decoded)
 
-    def request_refused(self, code: Code) -> None:
-        """See Observer."""
-        self._refused.labels(code.name.lower()).inc()
+    def _reattachment(self, event: events.GenerationReattached) -> None:
+        self._reattached.inc()
+        self._saved.inc(event.num_tokens)
 
-    def request_streamed(self, seconds: float) -> None:
-        """See Observer."""
-        self._stage["stream"].observe(seconds)
+    def _divergence(self, event: events.GenerationDiverged) -> None:
+        self._diverged.inc()
+        self._wasted.labels("diverged").inc(event.num_tokens)
 
-    def generation_taken_over(self, num_tokens: int) -> None:
-        """See Observer."""
-        self._taken_over.inc()
-        self._saved.inc(num_tokens)
-
-    def generation_left(self, num_tokens: int) -> None:
-        """See Observer."""
-        self._left.inc()
-        self._wasted.labels("left").inc(num_tokens)
-
-    def work_stopped(self, seconds: float) -> None:
-        """Work that was aborted went on for so long."""
-        self._stopping.observe(seconds)
-
-    def loop_lagged(self, seconds: float) -> None:
-        """The event loop came this late to what was due."""
-        self._lag.observe(seconds)
-
-    def feedback_reported(self, feedback: Feedback) -> None:
-        """See Observer."""
-        self._feedback.labels(feedback.kind).inc()
-        self._accepted.inc(feedback.accepted_characters)
-
-    def feedback_refused(self) -> None:
-        """See Observer."""
-        self._feedback.labels("refused").inc()
+    def _feedback_reported(self, event: events.FeedbackReported) -> None:
+        self._feedback.labels(event.feedback.kind).inc()
+        self._accepted.inc(event.feedback.accepted_characters)
 
 
 class Snapshot(Collector):

@@ -11,7 +11,7 @@ from typing import Any
 
 from completion_server.admission.gate import AdmissionSettings, Gate
 from completion_server.admission.quotas import Quotas
-from completion_server.admission.strain import Strain
+from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.completion import Completion
 from completion_server.core.clock import Clock
 from completion_server.core.errors import Code
@@ -123,7 +123,7 @@ async def house(
     scheduling: SchedulingSettings | None = None,
     quotas: AdmissionSettings = UNLIMITED,
     book: Book | None = None,
-    strain: Strain | None = None,
+    loop_lag: LoopLagMonitor | None = None,
 ) -> AsyncIterator[House]:
     """Run a pipeline, by default with four slots and without haste, and check that nothing is left in it."""
     gate, watcher, prompts = Gate(AdmissionSettings()), Watcher(), prompts or Prompts()
@@ -143,7 +143,7 @@ async def house(
         observer=watcher,
         scheduling=scheduling or SchedulingSettings(),
         budget_s=10,
-        strain=strain,
+        loop_lag=loop_lag,
     )
     opened = House(pipeline, watcher, prompts, engine.current)
     yield opened

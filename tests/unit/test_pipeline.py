@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.strain import Strain
+from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.core.clock import Deadline, MonotonicClock
 from completion_server.core.outcome import Delta, End, FinishReason, ShedReason
 from completion_server.core.request import Caller, Trigger
@@ -98,7 +98,7 @@ def test_who_waits_as_long_as_it_was_told_is_served() -> None:
 
 
 def test_where_the_process_is_behind_only_who_asked_for_it_is_served() -> None:
-    strain = Strain(0.05, StoppedClock(-1.0))  # looked at the clock a second before it all began
+    loop_lag = LoopLagMonitor(0.05, StoppedClock(-1.0))  # looked at the clock a second before it all began
 
     async def scenario(opened: House) -> None:
         explicit = opened.open("explicit", "x", trigger=Trigger.EXPLICIT)
@@ -108,11 +108,11 @@ def test_where_the_process_is_behind_only_who_asked_for_it_is_served() -> None:
         assert refused.end.outcome.shed_reason is ShedReason.OVERLOAD
         await read(opened.open("newer", "xy", trigger=Trigger.AUTOMATIC))
         assert (await read(explicit)).reason is FinishReason.SUPERSEDED  # its user has typed on
-        strain._clock = opened.pipeline.clock
-        strain.look()
+        loop_lag._clock = opened.pipeline.clock
+        loop_lag.look()
         assert (await read(opened.open("later", "x", caller=other))).reason is FinishReason.LENGTH
 
-    in_virtual_time(scenario, slow_engine, strain=strain)
+    in_virtual_time(scenario, slow_engine, loop_lag=loop_lag)
 
 
 def test_an_unnamed_user_is_its_session_and_tenants_are_apart() -> None:
@@ -145,9 +145,9 @@ def test_a_lane_is_a_users_or_a_sessions_or_nobodys() -> None:
 def test_an_answer_is_due_within_the_budget_or_the_calls_deadline() -> None:
     async def scenario(opened: House) -> None:
         await asyncio.sleep(1.0)
-        patient = opened.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0)).claim
-        assert (patient.trigger, patient.arrived_at, patient.answer_by) == (Trigger.EXPLICIT, 1.0, 11.0)
-        hurried = opened.open("hurried", "x", deadline=Deadline(2.0)).claim
-        assert (hurried.deadline, hurried.answer_by) == (Deadline(2.0), 2.0)
+        patient = opened.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0)).entry
+        assert (patient.trigger, patient.arrived_at, patient.ttft_deadline) == (Trigger.EXPLICIT, 1.0, 11.0)
+        hurried = opened.open("hurried", "x", deadline=Deadline(2.0)).entry
+        assert (hurried.deadline, hurried.ttft_deadline) == (Deadline(2.0), 2.0)
 
     in_virtual_time(scenario, slow_engine)

@@ -6,7 +6,7 @@ from completion_server.app import make_runner
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
 from completion_server.scheduling.book import Book, Shedding
-from completion_server.scheduling.order import earliest_deadline, newest_first
+from completion_server.scheduling.queue import earliest_deadline, newest_first
 
 
 def book_of(*overrides: str) -> Book:

@@ -32,9 +32,9 @@ class Mutant:
 
 
 BOOK = (
-    ("the oldest wins", "holder.claim.sequence >= claim.sequence", "holder.claim.sequence <= claim.sequence"),
-    ("late sequences win", "holder.claim.sequence >= claim.sequence", "holder.claim.sequence > 10**9"),
-    ("sequences of sessions are compared", "if holder.claim.session == claim.session:", "if True:"),
+    ("the oldest wins", "holder.entry.sequence >= entry.sequence", "holder.entry.sequence <= entry.sequence"),
+    ("late sequences win", "holder.entry.sequence >= entry.sequence", "holder.entry.sequence > 10**9"),
+    ("sequences of sessions are compared", "if holder.entry.session == entry.session:", "if True:"),
     ("a slot leaks", "        self._num_occupied -= 1\n", ""),
     (
         "a slot is free when its work is told to stop",
@@ -58,32 +58,32 @@ BOOK = (
     ),
     (
         "the best class is given up first",
-        "self._queues[: claim.trigger - 1 if claim.trigger else None : -1]",
-        "self._queues[: claim.trigger + 1]",
+        "self._queues[: entry.trigger - 1 if entry.trigger else None : -1]",
+        "self._queues[: entry.trigger + 1]",
     ),
     ("the first of a class is given up", "(last := queue.last())", "(last := queue.first())"),
     (
         "who is overtaken unseats another session",
-        "is_overtaken((entry.lane, claim.session), claim.sequence,",
-        "is_overtaken((entry.lane, claim.session), 10**9,",
+        "is_overtaken((entry.lane, entry.session), entry.sequence,",
+        "is_overtaken((entry.lane, entry.session), 10**9,",
     ),
     ("who is overdue keeps its slot", "return actions + self._reclaim(now)", "return actions"),
     ("two slots are taken back for one", "self.num_queued - num_aborting", "self.num_queued"),
-    ("whoever has its token is taken for overdue", "        self._overdue.pop(request_id, None)\n", ""),
+    ("whoever has its token is taken for overdue", "        self._past_budget.pop(request_id, None)\n", ""),
     ("the queue is not bounded", "if self.num_queued < self.max_queued:", "if True:"),
     ("a work taken over forgets the lane", "        self._leave_lane(other)\n", ""),
     ("who is shed has a free slot", "        if self._num_occupied < self.num_slots:\n            return []\n", ""),
     (
         "a prefetch unseats what was typed",
-        "return self.claim.lane, self.claim.trigger is Trigger.PREFETCH",
-        "return self.claim.lane, False",
+        "return self.entry.lane, self.entry.trigger is Trigger.PREFETCH",
+        "return self.entry.lane, False",
     ),
     (
-        "who parted keeps its slot",
-        "        self._free_slot(entry, now)\n        entry.state, entry.is_heir",
-        "        entry.state, entry.is_heir",
+        "who diverged keeps its slot",
+        "        self._free_slot(entry, now)\n        entry.state, entry.is_reattached",
+        "        entry.state, entry.is_reattached",
     ),
-    ("who has no hope is started", "if entry.queued_at < now and self._is_hopeless(entry, now):", "if False:"),
+    ("who has no hope is started", "if entry.queued_at < now and self._is_unreachable(entry, now):", "if False:"),
     (
         "who waits is forgotten by the clock",
         "            if entry.state is State.QUEUED:\n                at =",
@@ -102,15 +102,15 @@ RUNNER = (
         "        self._owners[task] = request_id\n        try:",
         "        try:",
     ),
-    ("who parted is done", "if outcome is None and aborted_at is None:", "if False:"),
-    ("work that was aborted counts as parted", "if outcome is None and aborted_at is None:", "if outcome is None:"),
+    ("who diverged is done", "if outcome is None and aborted_at is None:", "if False:"),
+    ("work that was aborted counts as diverged", "if outcome is None and aborted_at is None:", "if outcome is None:"),
     ("nobody wakes for an earlier tick", "if at is None or at >= self._armed_for:", "if at is None or self._timer:"),
 )
 TYPING_THROUGH = (
     ("what was typed is not compared", "if not newer.prefix.startswith(older.prefix):", "if False:"),
     ("another suffix is the same", '"snippets", "suffix")', '"snippets")'),
     ("an ended line goes on", "older.mode is Mode.SINGLE_LINE", "False"),
-    ("who is ahead has parted", "not typed.startswith(text)", "True"),
+    ("who is ahead has diverged", "not typed.startswith(text)", "True"),
     ("nobody ever parts", "not typed.startswith(text)", "False"),
     ("what was typed is said again", "return text[len(typed) :]", "return text"),
 )

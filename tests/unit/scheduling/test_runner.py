@@ -12,19 +12,19 @@ from completion_server.core.errors import Code, UnavailableError
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.request import Trigger
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.claim import Claim
+from completion_server.scheduling.queue_entry import QueueEntry
 from completion_server.scheduling.limiter import Limiter
 from completion_server.scheduling.runner import Runner
 from completion_server.simulation import virtual_time
 from completion_server.simulation.virtual_time import LoopClock
-from tests.unit.scheduling.claims import STOPPED, claim
+from tests.unit.scheduling.queue_entries import STOPPED, entry
 
 
 @dataclass
 class Job:
     """Work that a test scripts."""
 
-    claim: Claim
+    entry: QueueEntry
     script: Callable[[], Coroutine[Any, Any, Outcome | None]]
     matches: bool = False
     ends: list[Outcome] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Job:
 
     def take_over(self, other: "Job") -> None:
         assert not other.ends
-        self.taken_over.append(other.claim.id)
+        self.taken_over.append(other.entry.id)
 
     async def run(self) -> Outcome | None:
         self.num_runs += 1
@@ -62,7 +62,7 @@ def job(
         await asyncio.sleep(seconds)
         return result
 
-    return Job(claim(request_id, **fields), script, matches)
+    return Job(entry(request_id, **fields), script, matches)
 
 
 def key(sequence: int, **fields: Any) -> Job:
@@ -229,7 +229,7 @@ def test_an_heir_that_was_ended_while_its_work_let_go_does_not_begin_anew() -> N
             try:
                 await asyncio.sleep(10)
             except asyncio.CancelledError:
-                await asyncio.sleep(1)  # and returns, as if it had parted
+                await asyncio.sleep(1)  # and returns, as if it had diverged
 
         older, newer = key(1), key(2, matches=True)
         older.script = lets_go_slowly
@@ -288,7 +288,7 @@ def test_a_first_token_is_told_to_the_book() -> None:
         runner.submit_nowait(job("r"))
         await asyncio.sleep(0.25)
         runner.first_token_nowait("r")
-        assert runner.book.pace.first_token.mean == 0.25
+        assert runner.book.latency.first_token.mean == 0.25
 
     run(scenario)
 
@@ -312,7 +312,7 @@ def test_a_deadline_ends_what_runs_and_what_waits() -> None:
 def test_who_is_out_of_time_is_shed_when_that_shows_and_not_later() -> None:
     async def scenario(runner: Runner) -> None:
         runs = job("runs", seconds=10)
-        waits = job("waits", answer_by=0.5)
+        waits = job("waits", ttft_deadline=0.5)
         runner.submit_nowait(runs)
         await asyncio.sleep(0.125)
         runner.first_token_nowait("runs")
@@ -370,7 +370,7 @@ def test_an_end_that_can_not_be_told_holds_nobody_up() -> None:
                 super().end(outcome)
                 raise ZeroDivisionError
 
-        deaf, other = Deaf(claim("deaf"), job("").script), job("other")
+        deaf, other = Deaf(entry("deaf"), job("").script), job("other")
         runner.submit_nowait(deaf)
         runner.submit_nowait(other)
         await runner.wait_idle()

@@ -11,7 +11,7 @@ from completion_server.core.outcome import Outcome
 from completion_server.core.request import Trigger
 from completion_server.scheduling.runner import Runner
 from completion_server.simulation.virtual_time import LoopClock
-from tests.unit.scheduling.claims import claim
+from tests.unit.scheduling.queue_entries import entry
 from tests.unit.scheduling.test_runner import Job, job, key, run
 
 
@@ -19,7 +19,7 @@ class FailsToTakeOver(Job):
     """Takes over work of prefetches, and raises when it does."""
 
     def can_take_over(self, other: Job) -> bool:
-        return other.claim.trigger is Trigger.PREFETCH
+        return other.entry.trigger is Trigger.PREFETCH
 
     def take_over(self, other: Job) -> None:
         super().take_over(other)
@@ -29,7 +29,7 @@ class FailsToTakeOver(Job):
 def test_a_take_over_that_raises_ends_its_request_and_stops_the_work() -> None:
     async def scenario(runner: Runner) -> None:
         older, newer, waiting = key(1, trigger=Trigger.PREFETCH), key(2), job("waiting")
-        newer = FailsToTakeOver(newer.claim, newer.script)
+        newer = FailsToTakeOver(newer.entry, newer.script)
         runner.submit_nowait(older)
         await asyncio.sleep(0.1)
         runner.submit_nowait(waiting)
@@ -49,7 +49,7 @@ def test_a_take_over_that_raises_keeps_the_other_actions() -> None:
 
     async def scenario(runner: Runner) -> None:
         typed, prefetch, newer = key(1, seconds=100), job("p", lane="user", trigger=Trigger.PREFETCH), key(2)
-        newer = FailsToTakeOver(newer.claim, newer.script)
+        newer = FailsToTakeOver(newer.entry, newer.script)
         runner.submit_nowait(typed)
         runner.submit_nowait(prefetch)
         await asyncio.sleep(0.1)
@@ -122,7 +122,7 @@ def test_any_faults_leave_one_end_for_each_request(
     async def scenario(runner: Runner) -> None:
         jobs = []
         for number, (fault, user, trigger, matches, pause_s) in enumerate(requests):
-            asked = claim(f"r{number}", lane=user, session=user, sequence=number, trigger=trigger)
+            asked = entry(f"r{number}", lane=user, session=user, sequence=number, trigger=trigger)
             jobs.append(Faulty(asked, job("").script, matches, fault=fault))
             runner.submit_nowait(jobs[-1])
             await asyncio.sleep(pause_s)

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.scheduling.pace import Estimate, Pace, SizedEstimate
+from completion_server.scheduling.latency import Estimate, LatencyEstimates, SizedEstimate
 
 
-def pace(held_s: float, *, vanished: int = 0, started: int = 0, waited_s: float = 0.0) -> Pace:
+def latency(held_s: float, *, vanished: int = 0, started: int = 0, waited_s: float = 0.0) -> LatencyEstimates:
     """Return what one has learnt from slots held so long, and requests that waited so long and vanished or started."""
-    learnt = Pace()
+    learnt = LatencyEstimates()
     learnt.held.add(held_s)
     for _ in range(vanished):
-        learnt.left_queue(waited_s, has_vanished=True)
+        learnt.left_queue(waited_s, abandoned=True)
     for _ in range(started):
-        learnt.left_queue(waited_s, has_vanished=False)
+        learnt.left_queue(waited_s, abandoned=False)
     return learnt
 
 
@@ -28,18 +28,18 @@ def integrated_wait_s(num: int, rate: float, hazard: float) -> float:
 
 
 def test_nothing_is_known_before_the_first_sample() -> None:
-    assert Pace().wait_s(num_ahead=1000, num_slots=1) == 0.0
-    assert Pace().first_token_s == 0.0
+    assert LatencyEstimates().wait_s(num_ahead=1000, num_slots=1) == 0.0
+    assert LatencyEstimates().first_token_s == 0.0
 
 
 def test_vanishing_says_nothing_before_a_slot_was_held() -> None:
-    learnt = Pace()
-    learnt.left_queue(1.0, has_vanished=True)
+    learnt = LatencyEstimates()
+    learnt.left_queue(1.0, abandoned=True)
     assert learnt.wait_s(num_ahead=1000, num_slots=1) == 0.0
 
 
 def test_where_nobody_vanishes_the_queue_moves_as_slots_come_free() -> None:
-    learnt = pace(0.5, started=10, waited_s=1.0)
+    learnt = latency(0.5, started=10, waited_s=1.0)
     assert learnt.wait_s(num_ahead=0, num_slots=1) == pytest.approx(0.5)
     assert learnt.wait_s(num_ahead=9, num_slots=1) == pytest.approx(5.0)
     assert learnt.wait_s(num_ahead=9, num_slots=10) == pytest.approx(0.5)
@@ -47,14 +47,14 @@ def test_where_nobody_vanishes_the_queue_moves_as_slots_come_free() -> None:
 
 @pytest.mark.parametrize(("num_ahead", "num_slots"), [(0, 1), (9, 2), (99, 1)])
 def test_where_people_type_on_the_prediction_solves_the_queues_equation(num_ahead: int, num_slots: int) -> None:
-    learnt = pace(0.5, vanished=1, started=1, waited_s=0.25)
-    hazard = learnt._num_vanished / learnt._waited_s
+    learnt = latency(0.5, vanished=1, started=1, waited_s=0.25)
+    hazard = learnt._abandoned_share / learnt._waited_s
     expected = integrated_wait_s(num_ahead + 1, num_slots / 0.5, hazard)
     assert learnt.wait_s(num_ahead, num_slots) == pytest.approx(expected, rel=1e-2, abs=1e-4)
 
 
 def test_a_thousand_who_are_about_to_type_on_are_soon_gone() -> None:
-    learnt = pace(0.1, vanished=50, waited_s=0.2)  # each lasts 0.2 s
+    learnt = latency(0.1, vanished=50, waited_s=0.2)  # each lasts 0.2 s
     assert learnt.wait_s(num_ahead=999, num_slots=1) == pytest.approx(math.log1p(5 * 1000 / 10) / 5)
     assert learnt.wait_s(num_ahead=999, num_slots=1) < 1.5  # 100 s without
 
@@ -66,7 +66,7 @@ def test_a_thousand_who_are_about_to_type_on_are_soon_gone() -> None:
 def test_a_wait_grows_with_those_ahead_shrinks_with_slots_and_is_never_longer_than_without_vanishing(
     held_s: float, vanished: int, started: int, waited_s: float, num_ahead: int, num_slots: int
 ) -> None:
-    learnt = pace(held_s, vanished=vanished, started=started, waited_s=waited_s)
+    learnt = latency(held_s, vanished=vanished, started=started, waited_s=waited_s)
     wait_s = learnt.wait_s(num_ahead, num_slots)
     assert 0 < wait_s <= (num_ahead + 1) * held_s / num_slots * (1 + 1e-9)
     assert wait_s <= learnt.wait_s(num_ahead + 1, num_slots)
@@ -88,7 +88,7 @@ def test_an_estimate_starts_with_its_first_sample_and_follows_slowly() -> None:
 
 
 def test_a_first_token_is_allowed_more_than_the_mean_where_it_varies() -> None:
-    steady, varying = Pace(), Pace()
+    steady, varying = LatencyEstimates(), LatencyEstimates()
     for number in range(100):
         steady.first_token.add(0.1)
         varying.first_token.add(0.05 if number % 2 else 0.15)
@@ -97,7 +97,7 @@ def test_a_first_token_is_allowed_more_than_the_mean_where_it_varies() -> None:
 
 
 def test_long_prompts_of_some_do_not_make_short_ones_look_slow() -> None:
-    learnt = Pace()
+    learnt = LatencyEstimates()
     for number in range(200):
         size = 1000 if number % 2 else 30
         learnt.first_token.add(0.005 + 1e-4 * size, size)
@@ -106,7 +106,7 @@ def test_long_prompts_of_some_do_not_make_short_ones_look_slow() -> None:
 
 
 def test_what_first_tokens_take_is_said_for_a_prompt_of_median_size() -> None:
-    learnt = Pace()
+    learnt = LatencyEstimates()
     for number in range(300):
         size = 1000 if number % 3 == 0 else 40
         learnt.first_token.add(0.005 + 1e-4 * size, size)
@@ -115,7 +115,7 @@ def test_what_first_tokens_take_is_said_for_a_prompt_of_median_size() -> None:
 
 
 def test_noise_of_prompts_of_one_size_is_no_slope() -> None:
-    learnt = Pace()
+    learnt = LatencyEstimates()
     for number in range(200):
         learnt.first_token.add(0.1 if number % 2 else 0.2, 30 + number % 2)
     assert learnt.first_token_after(2000) == pytest.approx(learnt.first_token_after(30), rel=0.2)

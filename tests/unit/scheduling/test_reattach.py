@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet, Trigger
-from completion_server.scheduling.typing_through import Ahead, typed_since
+from completion_server.scheduling.reattach import TypedPrefixFilter, typed_since
 
 OLDER = Request("r1", Caller("u", "s"), 1, "file:///a.py", "python", "x = f", "\n", 16, 0.0, mode=Mode.MULTI_LINE)
 CHARACTERS = st.text("ab(é漢🙂\u0301\r\n ", max_size=12)
@@ -79,10 +79,10 @@ def test_a_line_that_was_ended_is_beyond_what_a_single_line_generation_says(line
     ],
 )
 def test_what_goes_beyond_what_was_typed_is_left(typed: str, said: list[str], left: str) -> None:
-    ahead = Ahead(typed)
+    ahead = TypedPrefixFilter(typed)
     assert "".join(map(ahead.feed, said)) == left
     assert not ahead.is_ahead
-    assert not ahead.has_parted
+    assert not ahead.has_diverged
 
 
 @pytest.mark.parametrize(
@@ -98,38 +98,38 @@ def test_what_goes_beyond_what_was_typed_is_left(typed: str, said: list[str], le
     ],
 )
 def test_saying_something_else_is_parting_for_good(typed: str, said: list[str]) -> None:
-    ahead = Ahead(typed)
+    ahead = TypedPrefixFilter(typed)
     assert "".join(map(ahead.feed, said)) == ""
-    assert ahead.has_parted
+    assert ahead.has_diverged
     assert ahead.feed("more of it") == ""
-    assert ahead.has_parted
+    assert ahead.has_diverged
 
 
 def test_who_typed_more_than_was_said_is_ahead() -> None:
-    ahead = Ahead("abc")
+    ahead = TypedPrefixFilter("abc")
     assert ahead.feed("ab") == ""
     assert ahead.is_ahead
-    assert not ahead.has_parted
+    assert not ahead.has_diverged
 
 
 @given(CHARACTERS, CHARACTERS, st.lists(st.integers(0, 12), max_size=6))
 def test_pieces_make_no_difference(typed: str, said: str, cuts: list[int]) -> None:
-    whole = Ahead(typed)
+    whole = TypedPrefixFilter(typed)
     left = whole.feed(said)
     places = pairwise([0, *sorted(cuts), max([len(said), *cuts])])
-    pieces = Ahead(typed)
+    pieces = TypedPrefixFilter(typed)
     assert "".join(pieces.feed(said[begin:end]) for begin, end in places) == left
-    assert pieces.has_parted == whole.has_parted
-    assert pieces.has_parted or pieces.is_ahead == whole.is_ahead
+    assert pieces.has_diverged == whole.has_diverged
+    assert pieces.has_diverged or pieces.is_ahead == whole.is_ahead
 
 
 @given(CHARACTERS, CHARACTERS)
 def test_each_generation_is_in_one_of_three_relations_to_what_was_typed(typed: str, said: str) -> None:
-    ahead = Ahead(typed)
+    ahead = TypedPrefixFilter(typed)
     left = ahead.feed(said)
     if said.startswith(typed):
-        assert (left, ahead.is_ahead, ahead.has_parted) == (said[len(typed) :], False, False)
+        assert (left, ahead.is_ahead, ahead.has_diverged) == (said[len(typed) :], False, False)
     elif typed.startswith(said):
-        assert (left, ahead.is_ahead, ahead.has_parted) == ("", True, False)
+        assert (left, ahead.is_ahead, ahead.has_diverged) == ("", True, False)
     else:
-        assert (left, ahead.has_parted) == ("", True)
+        assert (left, ahead.has_diverged) == ("", True)

@@ -64,19 +64,19 @@ class SizedEstimate:
 
 
 @dataclass(slots=True)
-class Pace:
+class LatencyEstimates:
     """Estimates in seconds."""
 
     first_token: SizedEstimate = field(default_factory=SizedEstimate)
     """From the start of work to its first token, by the prompt tokens that the prefix cache does not have."""
     held: Estimate = field(default_factory=Estimate)
     """How long a slot is taken, by work that ends and by work that is stopped."""
-    _num_vanished: float = 0.0
+    _abandoned_share: float = 0.0
     _waited_s: float = 0.0
 
-    def left_queue(self, waited_s: float, *, has_vanished: bool) -> None:
+    def left_queue(self, waited_s: float, *, abandoned: bool) -> None:
         """A request has stopped waiting: for a slot, or because nobody wants it any more."""
-        self._num_vanished += (has_vanished - self._num_vanished) * _WEIGHT
+        self._abandoned_share += (abandoned - self._abandoned_share) * _WEIGHT
         self._waited_s += (waited_s - self._waited_s) * _WEIGHT
 
     @property
@@ -98,7 +98,7 @@ class Pace:
         the same chance in any second (h), as most of them do when users type on: dn/dt = -(rate + h n), from n to 0.
         """
         rate = num_slots / self.held.mean if self.held.mean else math.inf
-        hazard = self._num_vanished / self._waited_s if self._waited_s else 0.0
+        hazard = self._abandoned_share / self._waited_s if self._waited_s else 0.0
         if hazard < _MIN_HAZARD:
             return (num_ahead + 1) / rate
         return math.log1p(hazard * (num_ahead + 1) / rate) / hazard

@@ -3,12 +3,12 @@
 from completion_server.core.clock import NEVER, Deadline
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.request import Trigger
-from completion_server.scheduling.claim import Claim
+from completion_server.scheduling.queue_entry import QueueEntry
 
 STOPPED = Outcome(FinishReason.STOP)
 
 
-def claim(
+def entry(
     request_id: str,
     *,
     lane: str | None = None,
@@ -17,6 +17,6 @@ def claim(
     trigger: Trigger = Trigger.AUTOMATIC,
     deadline: Deadline = NEVER,
     arrived_at: float = 0.0,
-    answer_by: float = float("inf"),
-) -> Claim:
-    return Claim(request_id, lane or request_id, session, sequence, trigger, deadline, arrived_at, answer_by)
+    ttft_deadline: float = float("inf"),
+) -> QueueEntry:
+    return QueueEntry(request_id, lane or request_id, session, sequence, trigger, deadline, arrived_at, ttft_deadline)

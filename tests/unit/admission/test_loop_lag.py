@@ -1,6 +1,6 @@
-"""The strain of an event loop, on a clock that is set."""
+"""The loop_lag of an event loop, on a clock that is set."""
 
-from completion_server.admission.strain import Strain
+from completion_server.admission.loop_lag import LoopLagMonitor
 
 
 class SetClock:
@@ -13,17 +13,17 @@ class SetClock:
 
 def test_a_long_turn_is_strain_until_the_next_one_begins() -> None:
     clock, lags = SetClock(), []
-    strain = Strain(0.05, clock, lags.append)
-    assert [strain.is_behind(5.0 + seconds) for seconds in (0.0, 0.05, 0.0599, 0.0601, 9.0)] == [
+    loop_lag = LoopLagMonitor(0.05, clock, lags.append)
+    assert [loop_lag.is_behind(5.0 + seconds) for seconds in (0.0, 0.05, 0.0599, 0.0601, 9.0)] == [
         False, False, False, True, True,
     ]  # fmt: skip
     clock.at = 5.2
-    strain.look()
-    assert not strain.is_behind(5.2)
+    loop_lag.look()
+    assert not loop_lag.is_behind(5.2)
     clock.at = 5.205
-    strain.look()
+    loop_lag.look()
     assert [round(lag, 6) for lag in lags] == [0.19, 0.0]
 
 
 def test_without_a_limit_nothing_is_strain() -> None:
-    assert not Strain(0.0, SetClock()).is_behind(1e9)
+    assert not LoopLagMonitor(0.0, SetClock()).is_behind(1e9)
