@@ -4,7 +4,7 @@ A renewal process: the gaps between keys are independent draws. Most are the gap
 ends with a fixed probability, and a pause follows: for the next word, to think (a micro pause), or away from the
 keyboard. All are log-normal, and time 0 lies anywhere in them, as often as it would be met in life.
 
-The server's own simulation has a typist of its own (`completion_server.simulation`, which this package may not know):
+The server's own simulation has a typist of its own (`loadtest.simulation`, which this package may not know):
 bursts of 5 keys instead of 10, as there most requests are to be superseded, and exponential times away, which its
 documented tables rest on; gaps and pauses are the same.
 """

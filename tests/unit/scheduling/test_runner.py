@@ -15,8 +15,8 @@ from completion_server.scheduling.book import Book
 from completion_server.scheduling.claim import Claim
 from completion_server.scheduling.limiter import Limiter
 from completion_server.scheduling.runner import Runner
-from completion_server.simulation import virtual_time
-from completion_server.simulation.virtual_time import LoopClock
+from loadtest.simulation import virtual_time
+from loadtest.simulation.virtual_time import LoopClock
 from tests.unit.scheduling.claims import STOPPED, claim
 
 

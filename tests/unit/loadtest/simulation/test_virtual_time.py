@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from completion_server.simulation.virtual_time import DeadlockError, LoopClock, run
+from loadtest.simulation.virtual_time import DeadlockError, LoopClock, run
 
 
 def test_hours_pass_at_once_and_in_order() -> None:

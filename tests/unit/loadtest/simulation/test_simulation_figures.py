@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from completion_server.core.outcome import FinishReason
-from completion_server.simulation.figures import figures_of, is_seen
-from completion_server.simulation.typists import TypedRequest
-from completion_server.simulation.world import Result, Scenario
+from loadtest.simulation.figures import figures_of, is_seen
+from loadtest.simulation.typists import TypedRequest
+from loadtest.simulation.world import Result, Scenario
 
 SCENARIO = Scenario(seconds=10, budget_s=0.250, look_s=0.200)
 

@@ -4,7 +4,8 @@ import json
 
 from click.testing import CliRunner, Result
 
-from completion_server.cli import main
+from completion_server.cli import main as server_main
+from loadtest.cli import main
 
 
 def simulate(*arguments: str) -> Result:
@@ -64,3 +65,9 @@ def test_what_cannot_be_is_refused_with_the_reason() -> None:
         refused = simulate("--load", loads)
         assert refused.exit_code == 2
         assert "--load" in refused.stderr
+
+
+def test_the_old_command_names_the_new_one() -> None:
+    for arguments in ([], ["--load", "4", "--json"], ["--help"]):
+        refused = CliRunner().invoke(server_main, ["simulate", *arguments])
+        assert (refused.exit_code, refused.stderr) == (2, 'completion-server: use "loadtest simulate"\n')

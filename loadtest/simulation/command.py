@@ -12,10 +12,10 @@ from rich.table import Table
 
 from completion_server.scheduling.book import Shedding
 from completion_server.scheduling.order import ORDERS
-from completion_server.simulation.figures import PERCENTILES, Figures, figures_of
-from completion_server.simulation.typists import TypedRequest, Typing
-from completion_server.simulation.world import Policy, Scenario
-from completion_server.simulation.world import simulate as simulate_one
+from loadtest.simulation.figures import PERCENTILES, Figures, figures_of
+from loadtest.simulation.typists import TypedRequest, Typing
+from loadtest.simulation.world import Policy, Scenario
+from loadtest.simulation.world import simulate as simulate_one
 
 ALL = "all"
 PLAIN = Policy("first_come", "never", supersede=False)
@@ -123,9 +123,9 @@ def simulate(
 
     \b
     Examples:
-      completion-server simulate
-      completion-server simulate --load 4 --shed late --hurried-ms 120
-      completion-server simulate --sessions 10000 --slots 128 --load 2.4 --seconds 5
+      loadtest simulate
+      loadtest simulate --load 4 --shed late --hurried-ms 120
+      loadtest simulate --sessions 10000 --slots 128 --load 2.4 --seconds 5
     """
     scenarios = [_scenario(load, options) for load in loads]
     policies = _policies(order, shed, supersede=supersede)

@@ -13,11 +13,11 @@ from completion_server.engine.interface import EngineStats, GenerationRequest
 from completion_server.scheduling.book import Shedding
 from completion_server.scheduling.order import ORDERS
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
-from completion_server.simulation import virtual_time
-from completion_server.simulation.engine import SlotEngine
-from completion_server.simulation.figures import Figures, figures_of
-from completion_server.simulation.typists import TypedRequest
-from completion_server.simulation.world import TIMES, LeftoverError, Policy, Result, Scenario, simulate
+from loadtest.simulation import virtual_time
+from loadtest.simulation.engine import SlotEngine
+from loadtest.simulation.figures import Figures, figures_of
+from loadtest.simulation.typists import TypedRequest
+from loadtest.simulation.world import TIMES, LeftoverError, Policy, Result, Scenario, simulate
 
 PATIENT = Scenario(num_slots=8, budget_s=10)
 

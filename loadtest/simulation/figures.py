@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from completion_server.core.outcome import FinishReason
-from completion_server.simulation.world import FIRST_TEXT_S, Result, Scenario
+from loadtest.simulation.world import FIRST_TEXT_S, Result, Scenario
 
 PERCENTILES = (50, 95, 99)
 

@@ -27,10 +27,10 @@ from completion_server.scheduling.book import Book, Shedding
 from completion_server.scheduling.order import ORDERS
 from completion_server.scheduling.runner import Runner
 from completion_server.scheduling.settings import SchedulingSettings
-from completion_server.simulation import virtual_time
-from completion_server.simulation.engine import SlotEngine
-from completion_server.simulation.typists import TypedRequest, Typing, requests_of_all
-from completion_server.simulation.virtual_time import LoopClock
+from loadtest.simulation import virtual_time
+from loadtest.simulation.engine import SlotEngine
+from loadtest.simulation.typists import TypedRequest, Typing, requests_of_all
+from loadtest.simulation.virtual_time import LoopClock
 
 NUM_TOKENS = 21
 """Of every answer: the first, and 20 more."""

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from completion_server.simulation.typists import LogNormal, Typing, requests_of, requests_of_all
+from loadtest.simulation.typists import LogNormal, Typing, requests_of, requests_of_all
 
 FAST = Typing(key_gap=LogNormal(0.060, 0.5))
 """Of their gaps a third is shorter than the debounce."""
