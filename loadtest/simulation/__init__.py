@@ -1,4 +1,4 @@
-"""People who type, the real scheduler, and an engine that only takes time, in virtual time: which policy serves best.
+"""Compares scheduling policies in virtual time: simulated editors, the server's real scheduler, a timed engine.
 
-Knows the rooms from `pipeline` down; knows neither the wire nor the configuration.
+Knows the server from its pipeline down; knows neither the wire nor the configuration.
 """

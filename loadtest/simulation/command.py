@@ -1,4 +1,4 @@
-"""`simulate`: what each scheduling policy would do to users, in virtual time."""
+"""`loadtest simulate`: compares scheduling policies in virtual time."""
 
 import json
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from rich.table import Table
 
 from completion_server.scheduling.book import Shedding
 from completion_server.scheduling.order import ORDERS
-from loadtest.simulation.figures import PERCENTILES, Figures, figures_of
-from loadtest.simulation.typists import TypedRequest, Typing
-from loadtest.simulation.world import Policy, Scenario
+from loadtest.simulation.editors import EditorModel, SimulatedRequest
+from loadtest.simulation.figures import PERCENTILES, PolicyFigures, figures_of
+from loadtest.simulation.workload import Policy, Workload
 from loadtest.simulation.world import simulate as simulate_one
 
 ALL = "all"
 PLAIN = Policy("first_come", "never", supersede=False)
-"""A server that knows neither users nor time."""
+"""A server that neither supersedes nor sheds by time."""
 
 _PIPE_WIDTH = 120
-Run = tuple[Scenario, Policy, Figures]
+Run = tuple[Workload, Policy, PolicyFigures]
 
 
 class _Options(TypedDict):
@@ -58,7 +58,7 @@ def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> t
     show_default=True,
     callback=_loads,
     metavar="LOADS",
-    help="Requests offered, relative to what the slots could serve whole; several with commas between.",
+    help="Requests offered, relative to those that the slots can serve to the end; separate several with commas.",
 )
 @click.option("--order", type=click.Choice([*ORDERS, ALL]), default=ALL, show_default=True, help="scheduling.order.")
 @click.option(
@@ -69,57 +69,57 @@ def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> t
     help="shed.when.",
 )
 @click.option("--supersede/--no-supersede", default=True, show_default=True, help="scheduling.supersede.")
-@click.option("--slots", type=click.IntRange(1), default=8, show_default=True, help="Requests served at a time.")
+@click.option("--slots", type=click.IntRange(1), default=8, show_default=True, help="Requests in service at a time.")
 @click.option(
     "--sessions",
     type=click.IntRange(1),
-    help="Open sessions, whose users rest as much as the load leaves them; as many as never rest, if not given.",
+    help="Open sessions; their users are away as the load requires.  [default: users who never rest]",
 )
 @click.option(
     "--engine",
     type=click.Choice(["slots", "steps"]),
     default="slots",
     show_default=True,
-    help="Whether each request takes the time that it takes alone, or prompts delay the whole batch.",
+    help="slots: requests don't delay each other; steps: a prompt delays its whole batch.",
 )
 @click.option("--budget-ms", type=click.FloatRange(1), default=250.0, show_default=True, help="shed.budget_ms.")
 @click.option(
     "--hurried-ms",
     type=click.FloatRange(1),
-    help="Every second user's calls have a deadline after so much; none has, if not given.",
+    help="Deadline of every second user's calls.  [default: none]",
 )
 @click.option(
     "--look-ms",
     type=click.FloatRange(0),
     default=200.0,
     show_default=True,
-    help="How long a completion must stand before the next key to be seen.",
+    help="Time that a completion must stand before the next key to be seen.",
 )
 @click.option(
     "--burst-keys",
     type=click.FloatRange(1),
-    default=Typing().keys_per_burst,
+    default=EditorModel().typing.keys_per_burst,
     show_default=True,
-    help="Keys typed between two pauses, on average.",
+    help="Mean number of keys between two pauses.",
 )
-@click.option("--hang-up", is_flag=True, help="Editors cancel at the next key, not only by their next request.")
-@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Of virtual time, each run.")
+@click.option("--hang-up", is_flag=True, help="Editors cancel at the next key, not only with their next request.")
+@click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Virtual time of each run.")
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
 def simulate(
     loads: tuple[float, ...], order: str, shed: str, *, supersede: bool, as_json: bool, **options: Unpack[_Options]
 ) -> None:
-    """Show what each scheduling policy does to users under load.
+    """Compare scheduling policies under load.
 
-    Simulated users type and pause; this server's own scheduler serves them in virtual time, on an engine that takes
-    45 ms to a first text and 205 ms in all (a 13B model on an A100). The typists' figures are assumptions.
+    Simulated users type and pause. The server's own scheduler serves them in virtual time, on an engine that takes
+    45 ms to a first text and 205 ms in all (a 13B model on an A100). The typing model's values are assumptions.
 
-    A completion is seen if its first text comes within the budget and stands for a while before the next key: "seen/s"
-    is what a policy is good for, and at each load those with most are marked. "pauses" is the share of requests after
-    which the user stopped typing that were answered in time. "wasted" is slot time for what was not seen.
+    A completion is seen if its first text comes within the budget and stands for a while before the next key. "seen/s"
+    measures a policy; at each load the best ones are marked. "pauses" is the share answered in time of the requests
+    after which the user stopped typing. "wasted" is the share of slot time spent on completions that were not seen.
 
-    "plain" is a server that knows neither users nor time: it supersedes nobody and sheds when its queue is full. While
-    all requests have one budget the earliest deadline is who came first; see --hurried-ms.
+    "plain" is a server that neither supersedes nor sheds by time; it sheds when its queue is full. While all requests
+    have one budget, earliest deadline is the same as first come; see --hurried-ms.
 
     \b
     Examples:
@@ -127,21 +127,21 @@ def simulate(
       loadtest simulate --load 4 --shed late --hurried-ms 120
       loadtest simulate --sessions 10000 --slots 128 --load 2.4 --seconds 5
     """
-    scenarios = [_scenario(load, options) for load in loads]
+    workloads = [_workload(load, options) for load in loads]
     policies = _policies(order, shed, supersede=supersede)
-    runs = _run(scenarios, policies)
+    runs = _run(workloads, policies)
     if as_json:
-        click.echo(json.dumps({"scenario": _as_dict(scenarios[0]), "runs": [_run_as_dict(*run) for run in runs]}))
+        click.echo(json.dumps({"scenario": _as_dict(workloads[0]), "runs": [_run_as_dict(*run) for run in runs]}))
         return
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
-    for number in range(len(scenarios)):
+    for number in range(len(workloads)):
         _print(console, runs[number * len(policies) : (number + 1) * len(policies)])
 
 
-def _scenario(load: float, options: _Options) -> Scenario:
-    return Scenario(
+def _workload(load: float, options: _Options) -> Workload:
+    return Workload(
         load=load,
         num_slots=options["slots"],
         num_sessions=options["sessions"],
@@ -152,40 +152,41 @@ def _scenario(load: float, options: _Options) -> Scenario:
         engine=options["engine"],
         hangs_up=options["hang_up"],
         seed=options["seed"],
-        typing=replace(Typing(), keys_per_burst=options["burst_keys"]),
+        editors=EditorModel(replace(EditorModel().typing, keys_per_burst=options["burst_keys"])),
     )
 
 
 def _policies(order: str, shed: str, *, supersede: bool) -> list[Policy]:
-    """Return what is asked for, beside the plain one where that is everything."""
+    """Return the chosen policies; with all of them chosen, the plain one too."""
     orders = list(ORDERS) if order == ALL else [order]
     sheds = [each.value for each in Shedding] if shed == ALL else [shed]
     policies = [Policy(each, when, supersede) for each in orders for when in sheds]
     return [PLAIN, *policies] if order == shed == ALL and supersede else policies
 
 
-def _run(scenarios: Sequence[Scenario], policies: Sequence[Policy]) -> list[Run]:
-    grid = [(scenario, requests, policy) for scenario, requests in _asked(scenarios) for policy in policies]
+def _run(workloads: Sequence[Workload], policies: Sequence[Policy]) -> list[Run]:
+    grid = [(workload, requests, policy) for workload, requests in _asked(workloads) for policy in policies]
     console = Console(stderr=True)
     steps = track(grid, "Simulating", console=console, disable=not console.is_terminal)
     return [(at, policy, figures_of(simulate_one(at, policy, requests), at)) for at, requests, policy in steps]
 
 
-def _asked(scenarios: Sequence[Scenario]) -> list[tuple[Scenario, list[TypedRequest]]]:
+def _asked(workloads: Sequence[Workload]) -> list[tuple[Workload, list[SimulatedRequest]]]:
     try:
-        return [(scenario, scenario.requests()) for scenario in scenarios]
+        return [(workload, workload.requests()) for workload in workloads]
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--sessions") from error
 
 
-def _as_dict(scenario: Scenario) -> dict[str, Any]:
-    """Return what all runs have in common."""
-    return {name: value for name, value in asdict(scenario).items() if name != "load"}
+def _as_dict(workload: Workload) -> dict[str, Any]:
+    """Return the parameters that all runs share."""
+    shared = {name: value for name, value in asdict(workload).items() if name not in {"load", "editors"}}
+    return {**shared, "typing": workload.editors.as_json()}
 
 
-def _run_as_dict(scenario: Scenario, policy: Policy, figures: Figures) -> dict[str, Any]:
+def _run_as_dict(workload: Workload, policy: Policy, figures: PolicyFigures) -> dict[str, Any]:
     found = {name: _rounded(value) for name, value in asdict(figures).items()}
-    return {"asked_load": scenario.load, "policy": asdict(policy), **found}
+    return {"asked_load": workload.load, "policy": asdict(policy), **found}
 
 
 def _rounded(value: float | tuple[float, ...] | None) -> dict[str, float] | float | None:
@@ -195,7 +196,7 @@ def _rounded(value: float | tuple[float, ...] | None) -> dict[str, float] | floa
 
 
 def _print(console: Console, runs: Sequence[Run]) -> None:
-    """Print the policies' figures on one scenario."""
+    """Print the figures of all policies on one workload."""
     figures = runs[0][2]
     title = (
         f"load {figures.load:.2f}: {figures.offered_per_s:.1f} requests/s, after {figures.pauses_per_s:.1f} of which "

@@ -1,4 +1,4 @@
-"""An engine that takes each request the time that it would take alone, however many it serves."""
+"""An engine whose requests each take the time that they would take alone, regardless of the batch."""
 
 import asyncio
 import math
@@ -13,16 +13,16 @@ _NO_DRAFT = "the simulated slots have no draft"
 
 
 class SlotEngine:
-    """Slots that don't know of each other: a first token, then the rest at once when the last one would have come.
+    """Independent slots. A request yields its first token, then all others at the time of the last one.
 
-    In a real engine a prompt delays the others' tokens, as in `ScriptedEngine`; here what a policy does to requests is
-    not mixed with what requests do to each other. An aborted request stops at once, not at the end of a step.
+    In a real engine, and in `ScriptedEngine`, a prompt delays the tokens of its batch. Here requests don't delay each
+    other, so that a run shows the policy's effect alone. An aborted request stops at once, not at the end of a step.
     """
 
     def __init__(self, times: ServiceTimes, prefill_sigma: float = 0.0, seed: int = 0) -> None:
-        """Take the time of a prompt and of a decode step from `times`.
+        """Take the times of a prefill and of a decode step from `times`.
 
-        With `prefill_sigma` prefills are log-normal around that time.
+        With `prefill_sigma` above 0, prefill times are log-normal with that median.
         """
         self._prefill_s = times.step_s(1, 0, 0)
         self._step_s = times.step_s(0, 1, 0)
@@ -33,20 +33,20 @@ class SlotEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What it would be."""
+        """A description of the simulated engine."""
         return EngineInfo(model="simulated", max_model_len=8192, speculation_fixed_because=_NO_DRAFT)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has started."""
+        """Whether the engine has started."""
         return self._has_started
 
     async def start(self) -> None:
-        """Be ready at once."""
+        """Become ready at once."""
         self._has_started = True
 
     async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
-        """Take the time; see the interface."""
+        """Yield a request's tokens at their times; see the interface."""
         self._num_running += 1
         try:
             await asyncio.sleep(self._prefill_s * math.exp(self._chance.gauss(0.0, self._prefill_sigma)))
@@ -58,25 +58,25 @@ class SlotEngine:
             self._num_running -= 1
 
     def stats(self) -> EngineStats:
-        """Return how many run."""
+        """Return the number of running requests."""
         return EngineStats(num_running=self._num_running)
 
     @property
     def speculation(self) -> Schedule:
-        """Nothing is drafted."""
+        """The schedule of an engine without a draft model."""
         return Schedule.fixed(0, 1)
 
     def set_speculation(self, _schedule: Schedule) -> None:
-        """Refuse: there is nothing to set."""
+        """Refuse: the engine has no draft model."""
         raise SpeculationFixedError(_NO_DRAFT)
 
     def watch_steps(self, on_step: Callable[[Step], None]) -> None:
-        """Tell nothing: slots take no steps together."""
+        """Ignore the callback: the slots have no common steps."""
 
     def cpu_seconds(self) -> float | None:
-        """Return None: it computes nothing."""
+        """Return None: the engine uses no CPU time of its own."""
         return None
 
     async def stop(self) -> None:
-        """Hold nothing."""
+        """Stop the engine."""
         self._has_started = False

@@ -1,4 +1,4 @@
-"""What a run comes to. Pure."""
+"""Sums the results of a simulated run up. Pure."""
 
 import math
 from collections import Counter
@@ -6,53 +6,53 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from completion_server.core.outcome import FinishReason
-from loadtest.simulation.world import FIRST_TEXT_S, Result, Scenario
+from loadtest.simulation.workload import FIRST_TEXT_S, SimulatedResult, Workload
 
 PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """Of one run. Shares are 0 to 1; of nothing they are None."""
+class PolicyFigures:
+    """The figures of one policy on one workload. Shares are 0 to 1, None without requests."""
 
     offered_per_s: float
-    """Requests."""
+    """Requests per second."""
     load: float
-    """The same, relative to what the slots could serve whole."""
+    """The same, relative to the requests that the slots can serve to the end."""
     seen_per_s: float
-    """Completions that came in time and were looked at before the user typed on."""
+    """Completions that came in time and stood long enough before the next key."""
     seeable_per_s: float
-    """Those that would be if every request had a slot at once."""
+    """Completions that would be seen if every request had a slot at once."""
     pauses_per_s: float
     """Requests after which the user stopped typing."""
     pauses_answered_share: float | None
-    """Of these, those that had their first text in time."""
+    """Share of these requests that had their first text in time."""
     pause_ttft_ms: tuple[float, ...] | None
-    """Of those that had one, as in PERCENTILES."""
+    """PERCENTILES over the pauses that had a first text."""
     ttft_ms: tuple[float, ...] | None
-    """Of all requests that had a first text."""
+    """PERCENTILES over all requests that had a first text."""
     shed_share: float | None
     superseded_share: float | None
-    """Requests that the user typed past before they had ended."""
+    """Share of requests that a newer key ended."""
     wasted_share: float | None
-    """Slot time that went to requests whose completion was not seen."""
+    """Share of slot time spent on requests whose completion was not seen."""
 
 
-def figures_of(results: Iterable[Result], scenario: Scenario) -> Figures:
-    """Add up the requests that count."""
-    counted = [result for result in results if scenario.counts(result.request)]
-    seen = [result for result in counted if is_seen(result, scenario)]
+def figures_of(results: Iterable[SimulatedResult], workload: Workload) -> PolicyFigures:
+    """Sum up the requests that count."""
+    counted = [result for result in results if workload.counts(result.request)]
+    seen = [result for result in counted if is_seen(result, workload)]
     pauses = [result for result in counted if result.request.is_pause]
     reasons = Counter(result.reason for result in counted)
     busy_s = math.fsum(result.slot_s for result in counted)
-    offered_per_s = len(counted) / scenario.seconds
-    return Figures(
+    offered_per_s = len(counted) / workload.seconds
+    return PolicyFigures(
         offered_per_s=offered_per_s,
-        load=offered_per_s / scenario.capacity_per_s,
-        seen_per_s=len(seen) / scenario.seconds,
-        seeable_per_s=sum(_is_seeable(result, scenario) for result in counted) / scenario.seconds,
-        pauses_per_s=len(pauses) / scenario.seconds,
-        pauses_answered_share=_share(sum(_is_in_time(result, scenario) for result in pauses), len(pauses)),
+        load=offered_per_s / workload.capacity_per_s,
+        seen_per_s=len(seen) / workload.seconds,
+        seeable_per_s=sum(_is_seeable(result, workload) for result in counted) / workload.seconds,
+        pauses_per_s=len(pauses) / workload.seconds,
+        pauses_answered_share=_share(sum(_is_in_time(result, workload) for result in pauses), len(pauses)),
         pause_ttft_ms=_percentiles_ms(pauses),
         ttft_ms=_percentiles_ms(counted),
         shed_share=_share(reasons[FinishReason.SHED], len(counted)),
@@ -61,21 +61,21 @@ def figures_of(results: Iterable[Result], scenario: Scenario) -> Figures:
     )
 
 
-def is_seen(result: Result, scenario: Scenario) -> bool:
-    """Return whether the first text came in time, and the user then had a look before typing on."""
+def is_seen(result: SimulatedResult, workload: Workload) -> bool:
+    """Return whether the first text came in time and stood long enough before the next key."""
     at = result.first_text_at
-    return at is not None and _is_in_time(result, scenario) and at + scenario.look_s <= result.request.next_key_at
+    return at is not None and _is_in_time(result, workload) and at + workload.look_s <= result.request.next_key_at
 
 
-def _is_in_time(result: Result, scenario: Scenario) -> bool:
-    return result.ttft_s is not None and result.ttft_s <= scenario.budget_s_of(result.request)
+def _is_in_time(result: SimulatedResult, workload: Workload) -> bool:
+    return result.ttft_s is not None and result.ttft_s <= workload.budget_s_of(result.request)
 
 
-def _is_seeable(result: Result, scenario: Scenario) -> bool:
-    return result.request.at + FIRST_TEXT_S + scenario.look_s <= result.request.next_key_at
+def _is_seeable(result: SimulatedResult, workload: Workload) -> bool:
+    return result.request.at + FIRST_TEXT_S + workload.look_s <= result.request.next_key_at
 
 
-def _percentiles_ms(results: Sequence[Result]) -> tuple[float, ...] | None:
+def _percentiles_ms(results: Sequence[SimulatedResult]) -> tuple[float, ...] | None:
     """Return PERCENTILES of the times to first text, by nearest rank."""
     ranked = sorted(result.ttft_s for result in results if result.ttft_s is not None)
     if not ranked:

@@ -1,7 +1,7 @@
-"""An event loop whose time jumps to the next timer whenever it has nothing to do: hours pass in milliseconds.
+"""An event loop with virtual time: when no task is ready, the time jumps to the next timer.
 
-For code that waits by asyncio alone. Nothing else may wake it: no sockets, no threads. Order and times are the same in
-every run.
+For code that waits through asyncio only; neither sockets nor threads may wake the loop. The order of events and their
+times are the same in every run.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class DeadlockError(Exception):
-    """Every task waits, and no timer is set that could wake one."""
+    """Every task waits and no timer is set."""
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Lets virtual time pass where the loop would block."""
+    """Advances virtual time where a selector would block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,22 +31,22 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A loop in virtual time, which starts at 0."""
+    """An event loop whose virtual time starts at 0."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Return virtual seconds."""
+        """Return the virtual time in seconds."""
         return self._jumping.now
 
 
 class LoopClock:
-    """The running loop's time as a `Clock`."""
+    """A `Clock` that reads the running loop's time."""
 
     def now(self) -> float:
-        """Return the loop's seconds."""
+        """Return the loop's time in seconds."""
         return asyncio.get_running_loop().time()
 
 
@@ -54,7 +54,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in virtual time from 0.
 
     Raises:
-        DeadlockError: it waits for what can't come.
+        DeadlockError: every task waits and no timer is set.
 
     """
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:

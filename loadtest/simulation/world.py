@@ -1,24 +1,22 @@
-"""One run: typists, the server's own rooms from the pipeline down, and an engine that only takes time.
+"""Runs a workload: joins simulated editors, the server's pipeline and scheduler, and an engine that only takes time.
 
-Everything from admission to streaming is what serves real requests, in a loop whose time is virtual. Left out are the
-wire, the prompt, the limiter (the number of slots is fixed), and typing through: nobody here types what is generated.
+Every request takes the path of a real one, from admission to streaming, in an event loop with virtual time. The wire,
+the prompt, the adaptive number of slots and typing through are left out.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 from completion_server.admission.gate import AdmissionSettings, Gate
 from completion_server.admission.quotas import Quotas
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import Code
 from completion_server.core.events import Feedback, Marks
-from completion_server.core.outcome import End, FinishReason
+from completion_server.core.outcome import End
 from completion_server.core.request import Caller, Request
 from completion_server.engine.interface import Engine
-from completion_server.engine.scripted.engine import LARGE_MODEL_ON_A_GPU, ScriptedEngine
+from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.pipeline import Pipeline
@@ -28,144 +26,40 @@ from completion_server.scheduling.order import ORDERS
 from completion_server.scheduling.runner import Runner
 from completion_server.scheduling.settings import SchedulingSettings
 from loadtest.simulation import virtual_time
+from loadtest.simulation.editors import SimulatedRequest
 from loadtest.simulation.engine import SlotEngine
-from loadtest.simulation.typists import TypedRequest, Typing, requests_of_all
 from loadtest.simulation.virtual_time import LoopClock
+from loadtest.simulation.workload import NUM_TOKENS, TIMES, Policy, SimulatedResult, Workload
 
-NUM_TOKENS = 21
-"""Of every answer: the first, and 20 more."""
-
-TIMES = LARGE_MODEL_ON_A_GPU
-FIRST_TEXT_S = TIMES.step_s(1, 0, 0)
-"""What a request that is alone takes to its first text,"""
-SERVICE_S = FIRST_TEXT_S + (NUM_TOKENS - 1) * TIMES.step_s(0, 1, 0)
-"""and in all."""
-
-_LEAD_S = 2.0
-"""Simulated before the first request that counts, so that there is a queue already,"""
-_TRAIL_S = 1.0
-"""and after the last one, so that it has company, too."""
 _LAST_STEP_S = 1.0
-"""More than any step, at whose end an aborted generation leaves the engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What is compared."""
-
-    order: str = "earliest_deadline"
-    shed: str = "late"
-    supersede: bool = True
-    user_requests_per_s: float = 0.0
-    """What one user may ask for long; 0 sets no limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """What the policies are compared on."""
-
-    load: float = 1.0
-    """Requests offered, relative to what the slots could serve whole."""
-    num_slots: int = 8
-    num_sessions: int | None = None
-    """Open sessions, whose users type as much of the time as makes the load; None has as many as never rest."""
-    seconds: float = 30.0
-    budget_s: float = 0.250
-    """For the first text: what comes later was in vain."""
-    hurried_s: float | None = None
-    """The budget of every second user, whose calls have a deadline then."""
-    look_s: float = 0.200
-    """A completion that stands for less than this before the user's next key is not seen."""
-    engine: Literal["slots", "steps"] = "slots"
-    """What "steps" computes in one step delays all of its batch, as in a real engine."""
-    prefill_sigma: float = 0.0
-    """How much prefills vary, with "slots"."""
-    hangs_up: bool = False
-    """Whether editors cancel at the next key. If not, the server learns it from the next request, a debounce later."""
-    seed: int = 1
-    typing: Typing = field(default_factory=Typing)
-
-    @property
-    def capacity_per_s(self) -> float:
-        """Requests that the slots can serve whole."""
-        return self.num_slots / SERVICE_S
-
-    def budget_s_of(self, request: TypedRequest) -> float:
-        """Return how late its first text may come."""
-        deadline_s = self.deadline_s_of(request)
-        return self.budget_s if deadline_s is None else min(self.budget_s, deadline_s)
-
-    def deadline_s_of(self, request: TypedRequest) -> float | None:
-        """Return after how long the editor does not want it any more."""
-        return self.hurried_s if request.user % 2 else None
-
-    def counts(self, request: TypedRequest) -> bool:
-        """Return whether a request is one of those that figures are made of."""
-        return _LEAD_S <= request.at < _LEAD_S + self.seconds
-
-    def requests(self) -> list[TypedRequest]:
-        """Return what users ask, the same for every policy.
-
-        Raises:
-            ValueError: so few sessions can't ask so much.
-
-        """
-        offered_per_s = self.load * self.capacity_per_s
-        typing = self.typing
-        num_users = self.num_sessions
-        if num_users is None:
-            num_users = max(1, round(offered_per_s / typing.requests_per_s))
-        else:
-            typing = typing.resting(offered_per_s / num_users)
-        return requests_of_all(num_users, typing, _LEAD_S + self.seconds + _TRAIL_S, self.seed)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What became of a request. Times are in seconds from the run's start."""
-
-    request: TypedRequest
-    reason: FinishReason
-    started_at: float | None
-    first_text_at: float | None
-    ended_at: float
-
-    @property
-    def ttft_s(self) -> float | None:
-        """From the request to its first text."""
-        return None if self.first_text_at is None else self.first_text_at - self.request.at
-
-    @property
-    def slot_s(self) -> float:
-        """How long it had a slot."""
-        return 0.0 if self.started_at is None else self.ended_at - self.started_at
+"""More than any step; an aborted generation leaves the engine at the end of its step."""
 
 
 class LeftoverError(Exception):
-    """Something was left behind when every request should have ended: a bug in the server."""
+    """Requests or work were left when every request should have ended: a bug in the server."""
 
 
-def simulate(scenario: Scenario, policy: Policy, requests: Sequence[TypedRequest]) -> list[Result]:
-    """Let `requests` be served, and return what became of each, in the order in which they ended.
+def simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest]) -> list[SimulatedResult]:
+    """Serve `requests` and return their results in the order in which they ended.
 
     Raises:
-        LeftoverError: a request has not ended, or ended twice, or work of it goes on.
+        LeftoverError: a request has not ended, has ended twice, or still runs in the engine.
 
     """
-    return virtual_time.run(_simulate(scenario, policy, requests))
+    return virtual_time.run(_simulate(workload, policy, requests))
 
 
-async def _simulate(scenario: Scenario, policy: Policy, requests: Sequence[TypedRequest]) -> list[Result]:
+async def _simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest]) -> list[SimulatedResult]:
     observer = _Observer()
-    async with _serving(scenario, policy, observer) as pipeline:
+    async with _serving(workload, policy, observer) as pipeline:
         clock, loop = pipeline.clock, asyncio.get_running_loop()
         for number, typed in enumerate(requests):
             await asyncio.sleep(typed.at - clock.now())
-            deadline = Deadline.after(scenario.deadline_s_of(typed), clock.now())
+            deadline = Deadline.after(workload.deadline_s_of(typed), clock.now())
             request = _request(number, typed, deadline, clock.now())
             observer.open[request.id] = typed
             completion = pipeline.open(request)
-            if scenario.hangs_up:
+            if workload.hangs_up:
                 loop.call_at(typed.next_key_at, completion.close)
         await pipeline.runner.wait_idle()
         await asyncio.sleep(_LAST_STEP_S)
@@ -174,15 +68,15 @@ async def _simulate(scenario: Scenario, policy: Policy, requests: Sequence[Typed
 
 
 @contextlib.asynccontextmanager
-async def _serving(scenario: Scenario, policy: Policy, observer: "_Observer") -> AsyncIterator[Pipeline]:
-    """Join the rooms as `app` does."""
+async def _serving(workload: Workload, policy: Policy, observer: "_Observer") -> AsyncIterator[Pipeline]:
+    """Start the pipeline, the scheduler and an engine, joined as `completion_server.app` joins them."""
     clock = LoopClock()
     gate = Gate(AdmissionSettings())
     gate.set_engine_ready(True)
-    engine = SupervisedEngine(_engine_maker(scenario), EngineSettings(warm_up=False, heartbeat_s=0), clock)
+    engine = SupervisedEngine(_engine_maker(workload), EngineSettings(warm_up=False, heartbeat_s=0), clock)
     settings = SchedulingSettings(supersede=policy.supersede, typing_through=False)
     order, shedding = ORDERS[policy.order], Shedding(policy.shed)
-    runner = Runner(Book(scenario.num_slots, settings.max_queued, order=order, shedding=shedding), clock)
+    runner = Runner(Book(workload.num_slots, settings.max_queued, order=order, shedding=shedding), clock)
     await engine.start()
     tasks = [asyncio.create_task(runner.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)
@@ -195,7 +89,7 @@ async def _serving(scenario: Scenario, policy: Policy, observer: "_Observer") ->
         clock=clock,
         observer=observer,
         scheduling=settings,
-        budget_s=scenario.budget_s,
+        budget_s=workload.budget_s,
     )
     for task in tasks:
         task.cancel()
@@ -203,13 +97,13 @@ async def _serving(scenario: Scenario, policy: Policy, observer: "_Observer") ->
     await engine.stop()
 
 
-def _engine_maker(scenario: Scenario) -> Callable[[], Engine]:
-    if scenario.engine == "slots":
-        return lambda: SlotEngine(TIMES, scenario.prefill_sigma, scenario.seed)
-    return lambda: ScriptedEngine(lambda _job: ["x"] * NUM_TOKENS, TIMES, max_num_seqs=scenario.num_slots)
+def _engine_maker(workload: Workload) -> Callable[[], Engine]:
+    if workload.engine == "slots":
+        return lambda: SlotEngine(TIMES, workload.prefill_sigma, workload.seed)
+    return lambda: ScriptedEngine(lambda _job: ["x"] * NUM_TOKENS, TIMES, max_num_seqs=workload.num_slots)
 
 
-def _request(number: int, typed: TypedRequest, deadline: Deadline, now: float) -> Request:
+def _request(number: int, typed: SimulatedRequest, deadline: Deadline, now: float) -> Request:
     name = str(typed.user)
     return Request(str(number), Caller(name, name), number, "", "", "", "", NUM_TOKENS, now, deadline=deadline)
 
@@ -229,43 +123,43 @@ def _check_nothing_left(pipeline: Pipeline, observer: "_Observer") -> None:
 
 class _Prompts:
     def build(self, _request: Request) -> Prompt:
-        """Return the same for everybody: the service times don't depend on it."""
+        """Return the same prompt for each request; the service times don't depend on it."""
         return Prompt([1], (), 1, 1)
 
     def expected_new_tokens(self, _request: Request) -> int:
-        """Return the same for everybody."""
+        """Return the same number for each request."""
         return 1
 
 
 class _Observer:
-    """Keeps what became of each request."""
+    """Records the result of each request."""
 
     def __init__(self) -> None:
-        self.open: dict[str, TypedRequest] = {}
+        self.open: dict[str, SimulatedRequest] = {}
         self.num_surplus_ends = 0
-        self.results: list[Result] = []
+        self.results: list[SimulatedResult] = []
 
     def request_ended(self, request: Request, end: End, marks: Marks) -> None:
         typed = self.open.pop(request.id, None)
         if typed is None or marks.ended is None:
             self.num_surplus_ends += 1  # an observer must not raise
             return
-        self.results.append(Result(typed, end.outcome.reason, marks.started, marks.first_output, marks.ended))
+        self.results.append(SimulatedResult(typed, end.outcome.reason, marks.started, marks.first_output, marks.ended))
 
     def request_refused(self, code: Code) -> None:
-        """Nothing is refused here."""
+        """Ignore it: no request is refused."""
 
     def request_streamed(self, seconds: float) -> None:
-        """Nobody reads."""
+        """Ignore it: no editor reads the stream."""
 
     def generation_taken_over(self, num_tokens: int) -> None:
-        """Nobody types through."""
+        """Ignore it: typing through is off."""
 
     def generation_left(self, num_tokens: int) -> None:
-        """Nobody types through."""
+        """Ignore it: typing through is off."""
 
     def feedback_reported(self, feedback: Feedback) -> None:
-        """Nobody reports."""
+        """Ignore it: no editor sends feedback."""
 
     def feedback_refused(self) -> None:
-        """Nobody reports."""
+        """Ignore it: no editor sends feedback."""

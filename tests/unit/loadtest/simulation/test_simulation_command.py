@@ -50,11 +50,11 @@ def test_what_the_options_ask_for_reaches_the_simulation() -> None:
     found = json.loads(simulate(*arguments, *options, *times).stdout)
     (run,) = found["runs"]
     assert run["policy"] == {"order": "first_come", "shed": "never", "supersede": False, "user_requests_per_s": 0.0}
-    scenario = found["scenario"]
-    assert (scenario["num_slots"], scenario["num_sessions"], scenario["engine"]) == (4, 50, "steps")
-    assert (scenario["budget_s"], scenario["look_s"], scenario["hurried_s"]) == (0.1, 0, 0.08)
-    assert scenario["hangs_up"]
-    assert scenario["typing"]["keys_per_burst"] == 9
+    workload = found["scenario"]
+    assert (workload["num_slots"], workload["num_sessions"], workload["engine"]) == (4, 50, "steps")
+    assert (workload["budget_s"], workload["look_s"], workload["hurried_s"]) == (0.1, 0, 0.08)
+    assert workload["hangs_up"]
+    assert workload["typing"]["keys_per_burst"] == 9
 
 
 def test_what_cannot_be_is_refused_with_the_reason() -> None:
