@@ -62,11 +62,11 @@ bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, an
 	@$(BIN)/python -m loadtest.bench.overhead
 
 bench-engine: $(VENV)/installed ## Speculation, INT8 and the prefix cache, each on and off, in one interleaved run.
-	@$(BIN)/python -m loadtest.bench.engine_table --set engine.model=target_model/embedded-bf16 \
+	@$(BIN)/python -m loadtest.bench.engine --set engine.model=target_model/embedded-bf16 \
 		--int8-model target_model/embedded
 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
-	@$(BIN)/python -m loadtest.bench.prompt_replay
+	@$(BIN)/python -m loadtest.bench.prompt
 
 # Speculation does not pay with the embedded pair on two cores (make bench-engine), so nobody would run it there.
 BENCH_SCHEDULER := --set engine.num_speculative_tokens=0

@@ -21,18 +21,17 @@ from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.assembly import PipelineSettings, assemble
 from completion_server.config import Config
-from completion_server.core.events import Emit
-from completion_server.model_limits import check_fits, load_prompts
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import ConfigError, UnavailableError
+from completion_server.core.events import Emit
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.engine.vllm import process as vllm_process
+from completion_server.model_limits import check_fits, load_prompts
 from completion_server.pipeline import Pipeline
 from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.loading import load_prompt_builder
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
 from completion_server.rpc.server import (

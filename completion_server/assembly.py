@@ -14,9 +14,9 @@ from completion_server.pipeline import Lookup, Parts, Pipeline
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.limiter import Limiter
 from completion_server.scheduling.queue import ORDERS
-from completion_server.scheduling.records import Shedding
 from completion_server.scheduling.runner import Runner
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
+from completion_server.scheduling.shedding import Shedding
 
 _FIRST_TOKEN_SHARE = 0.75
 """Of a request's budget that the engine may take: the rest is for waiting."""

@@ -16,7 +16,6 @@ import uvloop
 
 from completion_server import __version__
 from completion_server.app import App, Ready, engine_arguments, make_engine_factory
-from completion_server.model_limits import prompt_budget
 from completion_server.client.commands import complete, drain, profile, speculation, status
 from completion_server.client.options import DEFAULT_SERVER
 from completion_server.config import Config, load_config
@@ -24,8 +23,8 @@ from completion_server.core import descriptors, safe_logging
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
+from completion_server.model_limits import prompt_budget
 from completion_server.rpc.server import check_addresses
-from completion_server.simulation.command import simulate
 from completion_server.telemetry import logs
 
 _GC_THRESHOLDS = (10_000, 50, 100)
@@ -44,7 +43,7 @@ def main() -> None:
     """
 
 
-for _command in (complete, status, profile, speculation, drain, simulate):
+for _command in (complete, status, profile, speculation, drain):
     main.add_command(_command)
 
 
@@ -119,6 +118,14 @@ def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool)
         click.echo(json.dumps(effective, indent=2))
     else:
         click.echo(f"ok: {loaded.engine.model}, prompts of up to {budget} tokens, listening on {loaded.server.listen}")
+
+
+@main.command(
+    hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def simulate() -> None:
+    """Refuse, and name the command that replaced this one in 0.1; to be removed in 0.2."""
+    _fail('use "loadtest simulate"')
 
 
 def _spare_the_collector() -> None:

@@ -8,6 +8,7 @@ from loadtest.commands.merge import merge
 from loadtest.commands.reports import COMMANDS
 from loadtest.commands.run import run
 from loadtest.commands.tune import tune_k
+from loadtest.simulation.command import simulate
 from loadtest.traffic.scenario import packaged_scenarios
 
 
@@ -27,5 +28,5 @@ def scenarios() -> None:
     Console().print(table)
 
 
-for _command in (run, merge, *COMMANDS, tune_k):
+for _command in (run, merge, *COMMANDS, tune_k, simulate):
     main.add_command(_command)

@@ -12,9 +12,9 @@ from completion_server.completion import Completion
 from completion_server.core.errors import CompletionError, ShedError
 from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.pipeline import Pipeline
-from completion_server.rpc import convert
 from completion_server.rpc.identity import identity_of
 from completion_server.rpc.intake import Intake, parsed
+from completion_server.rpc.messages import convert
 from completion_server.rpc.session import CLIENT_GONE, SessionStream, StreamTimes, reset
 from completion_server.rpc.settings import LimitSettings, ServerSettings
 from completion_server.rpc.status import DeadlineError, abort, abort_within

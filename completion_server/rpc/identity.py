@@ -60,8 +60,10 @@ class Identity:
 
 
 Identify = Callable[[Any], Identity]
-"""Returns the caller of an RPC from its context. Raises a CompletionError for one that may not call: InvalidRequestError
-for a bad name; UnauthenticatedError or PermissionDeniedError are for checks of tokens."""
+"""Returns the caller of an RPC from its context.
+
+Raises InvalidRequestError for a bad name; a check of tokens would raise UnauthenticatedError or PermissionDeniedError.
+"""
 
 
 def identity_of(context: Any, limits: LimitSettings, *, trusts_names: bool = False) -> Identity:

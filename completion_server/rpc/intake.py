@@ -17,11 +17,11 @@ from google.protobuf.message import Message
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError
-from completion_server.rpc import scan
 from completion_server.rpc.identity import Identify, Identity
+from completion_server.rpc.messages import scan
+from completion_server.rpc.messages.decoder import Decoder, Malformed
 from completion_server.rpc.settings import LimitSettings
 from completion_server.rpc.status import DeadlineError
-from completion_server.rpc.wire import Decoder, Malformed
 
 M = TypeVar("M", bound=Message)
 

@@ -11,7 +11,7 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion_server.completion import Completion
 from completion_server.core.outcome import AnswerPart, End
-from completion_server.rpc import convert
+from completion_server.rpc.messages import convert
 
 
 @dataclass(slots=True)

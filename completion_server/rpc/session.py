@@ -21,11 +21,11 @@ from completion_server.core.errors import (
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
 from completion_server.pipeline import Pipeline
-from completion_server.rpc import convert
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
+from completion_server.rpc.messages import convert
+from completion_server.rpc.messages.decoder import Malformed
 from completion_server.rpc.outbox import Outbox
-from completion_server.rpc.wire import Malformed
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ A request is in one of three states, and leaves the book from any of them:
     RUNNING   work done    (gone)     Finish; its slot is free
     ABORTING  work done    (gone)     its slot is free
 
-"end" is a supersede, a cancel, a deadline or a shed. A request gets exactly one Finish, when it leaves QUEUED or RUNNING
-for good. A slot is taken at Start and free only when the work is done, because an engine that was told to stop has not
-stopped yet.
+"end" is a supersede, a cancel, a deadline or a shed. A request gets exactly one Finish, when it leaves QUEUED or
+RUNNING for good. A slot is taken at Start and free only when the work is done, because an engine that was told to stop
+has not stopped yet.
 
 A lane holds at most one live (QUEUED or RUNNING) request: a newer one supersedes it. Prefetches have a lane of their
 own beside it, so they never supersede a typed request. Slots are given by trigger, EXPLICIT before AUTOMATIC before
@@ -29,7 +29,6 @@ the last of the lowest class. An engine with a free slot sheds nothing: its next
 engine's latency.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
@@ -37,9 +36,9 @@ from completion_server.scheduling.actions import DEADLINE, SUPERSEDED, Abort, Ac
 from completion_server.scheduling.lanes import Lanes
 from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.queue import Order, QueueEntry, TriggerQueues, earliest_deadline
-from completion_server.scheduling.records import Record, Shedding, State, Ticks
+from completion_server.scheduling.records import Record, State, Ticks
+from completion_server.scheduling.shedding import Shedder, Shedding
 
-_MIN_RETRY_AFTER_MS = 50
 _ABANDONED = (FinishReason.SUPERSEDED, FinishReason.CANCELLED)
 
 
@@ -63,6 +62,7 @@ class Book:
     _records: dict[str, Record] = field(default_factory=dict, init=False)
     _lanes: Lanes = field(default_factory=Lanes, init=False)
     _queues: TriggerQueues = field(init=False)
+    _shedder: Shedder = field(init=False)
     _past_budget: dict[str, None] = field(default_factory=dict, init=False)
     """Requests that kept a slot beyond their time, without a token, because no other waited. In that order."""
     _ticks: Ticks = field(init=False)
@@ -70,6 +70,7 @@ class Book:
     def __post_init__(self) -> None:
         """Begin empty."""
         self._queues = TriggerQueues(self.order)
+        self._shedder = Shedder(self.shedding, self.latency, self._queues, self.max_retry_after_ms)
         self._ticks = Ticks(self._is_live)
 
     @property
@@ -81,11 +82,6 @@ class Book:
     def num_live(self) -> int:
         """Requests whose Finish is still to come."""
         return len(self._lanes)
-
-    @property
-    def num_known(self) -> int:
-        """Requests that are live or whose work is being aborted."""
-        return len(self._records)
 
     @property
     def next_tick(self) -> float | None:
@@ -109,7 +105,7 @@ class Book:
         if self._lanes.is_overtaken(record, now):
             return [Finish(entry.id, SUPERSEDED)]
         actions: list[Action] = []
-        for older in self._distinct(self._records.get(reattach_to or ""), holder):
+        for older in {each.entry.id: each for each in (self._records.get(reattach_to or ""), holder) if each}.values():
             if older.entry.id == reattach_to and older.state is State.RUNNING:
                 actions += self._reattach(record, older)
             else:
@@ -127,7 +123,7 @@ class Book:
         return actions + self._fill(now)
 
     def answer(self, entry: QueueEntry, outcome: Outcome, now: float) -> list[Action]:
-        """End a new request at once, without a generation. It supersedes its lane's older one: the user has typed on."""
+        """End a new request at once, without a generation. It supersedes the older one of its lane all the same."""
         record = Record(entry, queued_at=now)
         holder = self._lanes.holder(record.lane)
         if self._lanes.is_overtaken(record, now):
@@ -198,7 +194,7 @@ class Book:
                 continue
             if record.entry.deadline.is_past(now):
                 actions += self._end(record, DEADLINE, now)
-            elif self._is_unreachable(record, now):
+            elif self._shedder.is_unreachable(record, now):
                 actions += self._end(record, self._shed(record.entry, ShedReason.DEADLINE_UNREACHABLE), now)
             else:
                 if record.state is State.RUNNING and not record.has_token and now >= record.entry.ttft_deadline:
@@ -211,10 +207,6 @@ class Book:
         self.num_slots = num_slots
         return self._fill(now)
 
-    @staticmethod
-    def _distinct(*records: Record | None) -> Iterator[Record]:
-        return iter({record.entry.id: record for record in records if record is not None}.values())
-
     def _reattach(self, record: Record, older: Record) -> list[Action]:
         self._past_budget.pop(older.entry.id, None)
         record.state, record.is_reattached, record.slot_since = State.RUNNING, True, older.slot_since
@@ -226,10 +218,8 @@ class Book:
         """Decide whether a newcomer that supersedes none may wait, and which request gives way to it."""
         if self.num_occupied < self.num_slots:
             return []
-        if self.shedding is Shedding.PREDICTED:
-            first_token_at = now + self._wait_s(entry) + self.latency.first_token_after(entry.num_new_tokens)
-            if first_token_at > entry.ttft_deadline:
-                return [Finish(entry.id, self._shed(entry, ShedReason.DEADLINE_UNREACHABLE))]
+        if self._shedder.is_predicted_late(entry, now, self.num_slots):
+            return [Finish(entry.id, self._shed(entry, ShedReason.DEADLINE_UNREACHABLE))]
         if self.num_queued < self.max_queued:
             return []
         last = self._queues.last_behind(entry)
@@ -237,20 +227,12 @@ class Book:
             return self._end(self._records[last.id], self._shed(last, ShedReason.OVERLOAD), now)
         return [Finish(entry.id, self._shed(entry, ShedReason.OVERLOAD))]
 
-    def _wait_s(self, entry: QueueEntry) -> float:
-        """Predict how long a newcomer would wait."""
-        return self.latency.wait_s(self._queues.num_ahead(entry), self.num_slots)
-
     def _shed(self, entry: QueueEntry, reason: ShedReason) -> Outcome:
-        wait_ms = round(self._wait_s(entry) * 1000)
-        return Outcome(FinishReason.SHED, reason, min(self.max_retry_after_ms, max(_MIN_RETRY_AFTER_MS, wait_ms)))
-
-    def _is_unreachable(self, record: Record, now: float) -> bool:
-        return record.is_unreachable(now, self.shedding, self.latency, self.num_queued)
+        return self._shedder.outcome(entry, reason, self.num_slots)
 
     def _watch(self, record: Record, now: float | None = None) -> None:
         """Have `tick` look at a request when it may have to end."""
-        self._ticks.add(record.next_look(now, self.shedding, self.latency), record.entry.id, self.num_known)
+        self._ticks.add(self._shedder.next_look(record, now), record.entry.id, len(self._records))
 
     def _end(self, record: Record, outcome: Outcome, now: float) -> list[Action]:
         self._lanes.leave(record)
@@ -258,18 +240,13 @@ class Book:
         if record.state is State.RUNNING:
             record.state = State.ABORTING
             self._past_budget.pop(entry.id, None)
-            self._learn_from_abort(record, now)
+            if not record.has_token and not record.is_reattached:
+                self.latency.gave_up(now - record.slot_since, record.num_new_tokens)
             return [Finish(entry.id, outcome), Abort(entry.id)]
         self._queues.remove(entry)
         self.latency.left_queue(now - record.queued_at, abandoned=outcome.reason in _ABANDONED)
         del self._records[entry.id]
         return [Finish(entry.id, outcome)]
-
-    def _learn_from_abort(self, record: Record, now: float) -> None:
-        """Learn from a wait that was given up: if all give up before a first token, nothing else shows how long it takes."""
-        waited_s, size = now - record.slot_since, record.num_new_tokens
-        if not record.has_token and not record.is_reattached and waited_s > self.latency.first_token.at(size):
-            self.latency.first_token.add(waited_s, size)
 
     def _enqueue(self, record: Record, now: float) -> list[Action]:
         """Let a request wait; watch it only after the slots were given out, which may teach how long things take."""
@@ -284,7 +261,7 @@ class Book:
         actions: list[Action] = []
         while self.num_occupied < self.num_slots and (entry := self._queues.first()) is not None:
             record = self._records[entry.id]
-            if record.queued_at < now and self._is_unreachable(record, now):
+            if record.queued_at < now and self._shedder.is_unreachable(record, now):
                 actions += self._end(record, self._shed(entry, ShedReason.DEADLINE_UNREACHABLE), now)
                 continue
             self._queues.remove(entry)
@@ -298,8 +275,6 @@ class Book:
     def _reclaim(self, now: float) -> list[Action]:
         """Take slots from requests past their budget for waiting ones, less the slots that are coming free already."""
         actions: list[Action] = []
-        if not self._past_budget:
-            return actions
         num_aborting = self.num_occupied - (self.num_live - self.num_queued)
         for request_id in list(self._past_budget)[: max(0, self.num_queued - num_aborting)]:
             record = self._records[request_id]

@@ -79,6 +79,11 @@ class LatencyEstimates:
         self._abandoned_share += (abandoned - self._abandoned_share) * _WEIGHT
         self._waited_s += (waited_s - self._waited_s) * _WEIGHT
 
+    def gave_up(self, waited_s: float, num_new_tokens: float) -> None:
+        """A request was aborted before its first token. If all are, nothing else shows how long a first token takes."""
+        if waited_s > self.first_token.at(num_new_tokens):
+            self.first_token.add(waited_s, num_new_tokens)
+
     @property
     def first_token_s(self) -> float:
         """Seconds to allow from the start of work to its first token, for a prompt of median size."""

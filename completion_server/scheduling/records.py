@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from completion_server.core.request import Trigger
-from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.queue import QueueEntry
 
 _MAX_STALE_TICKS = 64
@@ -19,17 +18,6 @@ class State(Enum):
     QUEUED = "queued"
     RUNNING = "running"
     ABORTING = "aborting"
-
-
-class Shedding(Enum):
-    """When a request is given up for lack of time."""
-
-    NEVER = "never"
-    """It waits until its deadline."""
-    LATE = "late"
-    """As soon as even a slot at once would give it no token in time."""
-    PREDICTED = "predicted"
-    """Also when it arrives, if it is predicted to end so."""
 
 
 @dataclass(slots=True)
@@ -54,32 +42,6 @@ class Record:
     def lane(self) -> tuple[str, bool]:
         """Key of its lane; prefetches have one beside that of typed requests."""
         return self.entry.lane, self.entry.trigger is Trigger.PREFETCH
-
-    def latest_start(self, latency: LatencyEstimates) -> float:
-        """Return when a slot would come too late for a first token in time."""
-        return self.entry.ttft_deadline - latency.first_token_after(self.num_new_tokens)
-
-    def is_unreachable(self, now: float, shedding: Shedding, latency: LatencyEstimates, num_queued: int) -> bool:
-        """Return whether it can't have its first token in time. One with a slot only loses it to one that waits."""
-        if shedding is Shedding.NEVER:
-            return False
-        if self.state is State.QUEUED:
-            return now >= self.latest_start(latency)
-        return not self.has_token and num_queued > 0 and now >= self.entry.ttft_deadline
-
-    def next_look(self, now: float | None, shedding: Shedding, latency: LatencyEstimates) -> float:
-        """Return when it may have to end: at its deadline, or before, when time for its first token runs out.
-
-        `now` is None for one that has just changed its state, and has not been looked at in that state.
-        """
-        at = self.entry.deadline.at
-        if shedding is Shedding.NEVER:
-            return at
-        if self.state is State.QUEUED:
-            return min(at, self.latest_start(latency))
-        if not self.has_token and (now is None or now < self.entry.ttft_deadline):
-            return min(at, self.entry.ttft_deadline)
-        return at
 
 
 class Ticks:

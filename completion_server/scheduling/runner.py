@@ -17,9 +17,15 @@ from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Output
 from completion_server.scheduling.actions import CANCELLED, Abort, Action, Finish, Reattach, Start
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.generation import Progress, PromptReady
+from completion_server.scheduling.generation import (
+    HeldRequest,
+    Progress,
+    PromptReady,
+    Subscriber,
+    Work,
+    first_serving,
+)
 from completion_server.scheduling.limiter import Limiter
-from completion_server.scheduling.work import HeldRequest, Subscriber, Work, first_serving
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,22 @@ BUCKETS_S = (
 )  # fmt: skip
 """From 1 ms to 2 s, densest around the 200 ms after which an answer is worth nothing."""
 
-TOKEN_BUCKETS_S = (0.0005, *BUCKETS_S[:20])
-
 _STAGES = ("admission", "queue", "tokenise", "prefill", "decode_token", "stream", "total")
 _TOKEN_KINDS = ("prompt", "cached_prompt", "completion", "drafted", "accepted_draft")
 _WASTED = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
+
+
+class _Registry:
+    """Makes metrics in one registry; every histogram has the same buckets."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"completion_{name}", help_text, labels, registry=self._registry)
+
+    def histogram(self, name: str, help_text: str, *labels: str) -> Histogram:
+        return Histogram(f"completion_{name}", help_text, labels, buckets=BUCKETS_S, registry=self._registry)
 
 
 class Metrics:
@@ -30,64 +41,24 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register the metrics."""
-        self._requests = Counter(
-            "completion_requests", "Ended requests.", ["outcome", "trigger", "shed_reason"], registry=registry
-        )
-        self._stages = Histogram(
-            "completion_stage_seconds",
-            "Time in each stage: admission, queue, tokenise, prefill, decode_token (per token), stream, total.",
-            ["stage"],
-            buckets=BUCKETS_S,
-            registry=registry,
-        )
-        self._ttft = Histogram(
-            "completion_ttft_seconds",
-            "From a request's receipt to its first token, by trigger.",
-            ["trigger"],
-            buckets=BUCKETS_S,
-            registry=registry,
-        )
-        self._tokens = Counter("completion_tokens", "Tokens, by kind.", ["kind"], registry=registry)
-        self._refused = Counter(
-            "completion_refused_requests", "Requests not taken in, by status code.", ["code"], registry=registry
-        )
-        self._feedback = Counter("completion_feedback", "Reports of editors, by kind.", ["kind"], registry=registry)
-        self._accepted = Counter(
-            "completion_accepted_characters", "Characters of completions that users took.", registry=registry
-        )
-        self._wasted = Counter(
-            "completion_wasted_tokens",
-            "Tokens computed for requests whose caller no longer wanted them in the end, by outcome.",
-            ["outcome"],
-            registry=registry,
-        )
-        self._reattached = Counter(
-            "completion_generations_reattached",
-            "Generations that went on for a newer request, because its user typed what they generated.",
-            registry=registry,
-        )
-        self._saved = Counter(
-            "completion_reattached_tokens",
-            "Tokens that newer requests got ready-made when they reattached.",
-            registry=registry,
-        )
-        self._diverged = Counter(
-            "completion_generations_diverged",
-            "Reattached generations that then generated something else than was typed.",
-            registry=registry,
-        )
-        self._aborting = Histogram(
-            "completion_abort_seconds",
-            "From the abort of a running request, as by a newer one, until its slot is free.",
-            buckets=BUCKETS_S,
-            registry=registry,
-        )
-        self._lag = Histogram(
-            "completion_loop_lag_seconds",
-            "Lateness of the event loop's timers: everything in this process waits as long.",
-            buckets=BUCKETS_S,
-            registry=registry,
-        )
+        make = _Registry(registry)
+        self._requests = make.counter("requests", "Ended requests.", "outcome", "trigger", "shed_reason")
+        stages = "admission, queue, tokenise, prefill, decode_token (per token), stream, total"
+        self._stages = make.histogram("stage_seconds", f"Time in each stage: {stages}.", "stage")
+        self._ttft = make.histogram("ttft_seconds", "From a request's receipt to its first token.", "trigger")
+        self._tokens = make.counter("tokens", "Tokens, by kind.", "kind")
+        self._refused = make.counter("refused_requests", "Requests not admitted, by status code.", "code")
+        self._feedback = make.counter("feedback", "Reports of editors, by kind.", "kind")
+        self._accepted = make.counter("accepted_characters", "Characters of completions that users accepted.")
+        wanted = "Tokens computed for requests that were superseded, shed, cancelled or late, or diverged, by outcome."
+        self._wasted = make.counter("wasted_tokens", wanted, "outcome")
+        reattached = "Generations that went on for a newer request, because its user typed what they generated."
+        self._reattached = make.counter("generations_reattached", reattached)
+        self._saved = make.counter("reattached_tokens", "Tokens that newer requests got ready-made by reattaching.")
+        diverged = "Reattached generations that then generated something else than was typed."
+        self._diverged = make.counter("generations_diverged", diverged)
+        self._aborting = make.histogram("abort_seconds", "From the abort of a running request until its slot is free.")
+        self._lag = make.histogram("loop_lag_seconds", "Lateness of the event loop: all work in it waits as long.")
         # Looking a series up by its labels costs more than counting, and it is done twenty times for a request.
         self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
@@ -95,12 +66,15 @@ class Metrics:
         self._requests_of: dict[tuple[Trigger, FinishReason, ShedReason | None], Counter] = {}
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
-        self._hear: dict[type, Callable[[Any], None]] = {
+        self._handlers = self._make_handlers()
+
+    def _make_handlers(self) -> dict[type, Callable[[Any], None]]:
+        return {
             events.RequestEnded: self._request_ended,
             events.RequestRefused: lambda event: self._refused.labels(event.code.name.lower()).inc(),
             events.EndWritten: lambda event: self._stage["stream"].observe(event.seconds),
-            events.GenerationReattached: self._reattachment,
-            events.GenerationDiverged: self._divergence,
+            events.GenerationReattached: self._generation_reattached,
+            events.GenerationDiverged: self._generation_diverged,
             events.GenerationAborted: lambda event: self._aborting.observe(event.seconds),
             events.LoopLagged: lambda event: self._lag.observe(event.seconds),
             events.FeedbackReported: self._feedback_reported,
@@ -109,7 +83,7 @@ class Metrics:
 
     def hear(self, event: events.Event) -> None:
         """Take an event into account."""
-        self._hear[type(event)](event)
+        self._handlers[type(event)](event)
 
     def _request_ended(self, event: events.RequestEnded) -> None:
         request, end, marks = event.request, event.end, event.marks
@@ -151,11 +125,11 @@ class Metrics:
         if marks.first_output is not None and marks.last_output is not None and num_decoded > 0:
             self._stage["decode_token"].observe((marks.last_output - marks.first_output) / num_decoded)
 
-    def _reattachment(self, event: events.GenerationReattached) -> None:
+    def _generation_reattached(self, event: events.GenerationReattached) -> None:
         self._reattached.inc()
         self._saved.inc(event.num_tokens)
 
-    def _divergence(self, event: events.GenerationDiverged) -> None:
+    def _generation_diverged(self, event: events.GenerationDiverged) -> None:
         self._diverged.inc()
         self._wasted.labels("diverged").inc(event.num_tokens)
 

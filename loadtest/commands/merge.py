@@ -9,10 +9,10 @@ from typing import TypedDict, Unpack
 import click
 
 from loadtest.commands.outcome import Refused, deliver, output_options
-from loadtest.part import merge as merge_parts
 from loadtest.report.document import Document, DocumentError, TargetResult, read_document
 from loadtest.report.gate import Condition, GateError, parse_gates
-from loadtest.traffic.schedule import join_digests
+from loadtest.stats.run_stats import merge as merge_parts
+from loadtest.traffic.trace import join_digests
 
 
 class _Options(TypedDict):

@@ -12,9 +12,9 @@ from rich.console import Console
 from loadtest.commands.outcome import Exit, Refused, deliver, output_options
 from loadtest.driving.blocks import BlocksError
 from loadtest.driving.checks import CheckError
-from loadtest.driving.crew import RunError
 from loadtest.driving.live import Live
 from loadtest.driving.run import Machine, RunResult, default_workers, run_scenario
+from loadtest.driving.worker_pool import RunError
 from loadtest.report.document import Document, TargetResult
 from loadtest.report.gate import Condition, GateError, parse_gates
 from loadtest.targets import TargetError, TargetSpec, parse_target

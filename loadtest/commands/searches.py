@@ -12,19 +12,19 @@ from typing import ParamSpec, TypeVar
 import click
 from rich.console import Console
 
-from loadtest import search
 from loadtest.commands.outcome import NEW_FILE, Exit, Refused
 from loadtest.driving.blocks import BlocksError
 from loadtest.driving.checks import CheckError
-from loadtest.driving.crew import RunError
 from loadtest.driving.live import Live
 from loadtest.driving.run import RunResult, default_workers, run_scenario
-from loadtest.process_meter import ProcessMeter, ProcessMeterError
+from loadtest.driving.worker_pool import RunError
+from loadtest.processes.meter import ProcessMeter, ProcessMeterError
 from loadtest.report.figures import figures, reasons_invalid, shown, without_nan
 from loadtest.report.gate import Condition, GateError, is_passed, judge, parse_gates
 from loadtest.report.sweep import Point, Sweep, render_sweep, table
 from loadtest.report.terminal import print_table
-from loadtest.search import Capacity, SearchError, SearchSettings, Trial
+from loadtest.search.capacity import Capacity, RunOnce, SearchError, SearchSettings, Trial, find_capacity
+from loadtest.search.sweep import sweep as run_sweep
 from loadtest.targets import TargetError, TargetSpec, parse_target
 from loadtest.traffic.scenario import Scenario, ScenarioError
 
@@ -89,7 +89,7 @@ def capacity(
         with Live(Console(stderr=True)) as live:
             for spec in specs:
                 runner = Runner(loaded, conditions, workers or default_workers(), live)
-                found[spec.name] = search.find_capacity(settings, runner.of(spec), _say_trial(spec.name, conditions))
+                found[spec.name] = find_capacity(settings, runner.of(spec), _say_trial(spec.name, conditions))
                 if found[spec.name].is_interrupted:
                     break
     except _REFUSALS as error:
@@ -137,7 +137,7 @@ def sweep(
         sizes = parse_counts(counts, loads, loaded.sessions)
         with Live(Console(stderr=True)) as live:
             runner = Runner(loaded, (), workers or default_workers(), live)
-            points, is_interrupted = search.sweep(
+            points, is_interrupted = run_sweep(
                 sizes, list(specs), lambda name, sessions: runner.run(specs[name], sessions), meters, _say_point
             )
     except _REFUSALS as error:
@@ -178,7 +178,7 @@ class Runner:
         self._progress = None if live is None else live.show
         self._run = run or run_scenario
 
-    def of(self, spec: TargetSpec) -> search.RunOnce:
+    def of(self, spec: TargetSpec) -> RunOnce:
         """Return what runs one target; each repeat has traffic of its own."""
         return lambda sessions, repeat: self.run(spec, sessions, repeat)
 

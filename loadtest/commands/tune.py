@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from loadtest.commands.outcome import NEW_FILE, Exit, Refused
-from loadtest.processes import end_on_sigterm
+from loadtest.processes.child import end_on_sigterm
 from loadtest.report.terminal import print_table
 from loadtest.targets import TargetError, parse_target
 from loadtest.targets.speculation import Operator

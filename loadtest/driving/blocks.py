@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from loadtest.part import Part
+from loadtest.stats.run_stats import Part
 from loadtest.targets import TargetSpec
 from loadtest.traffic.scenario import Scenario
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from loadtest.driving.worker import asking_of, make_target
-from loadtest.metrics import GENERATED_TOKENS, MetricsError, read_counter
+from loadtest.processes.counters import GENERATED_TOKENS, MetricsError, read_counter
 from loadtest.targets import TargetError, TargetSpec
 from loadtest.traffic.scenario import Scenario
 

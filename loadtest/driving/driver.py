@@ -13,7 +13,7 @@ from itertools import islice
 from loadtest.targets import Editor, Target, TargetError
 from loadtest.targets.editor import CompletionCache
 from loadtest.targets.record import Outcome, Record, Result, RunClock
-from loadtest.traffic.schedule import Event, Schedule, TypedRequest, TypedSession
+from loadtest.traffic.trace import Event, Schedule, TypedRequest, TypedSession
 
 DRAIN_S = 3.0
 """How long after a schedule's end its last answers may take."""

@@ -8,11 +8,11 @@ is under their outcome.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from loadtest.part import Part, Tally
+from loadtest.stats.run_stats import Part, Tally
 from loadtest.targets.editor import accepted_chars
 from loadtest.targets.record import WHOLE, Outcome, Record
 from loadtest.traffic.scenario import CriteriaSettings
-from loadtest.traffic.schedule import Trigger, TypedSession
+from loadtest.traffic.trace import Trigger, TypedSession
 
 ABUSER = "abuser-"
 """What their names begin with."""

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 
 from loadtest.driving.blocks import Step, join, plan
 from loadtest.driving.checks import check
-from loadtest.driving.crew import Crew, RunError
 from loadtest.driving.driver import DRAIN_S
 from loadtest.driving.interruption import Interruption
 from loadtest.driving.worker import Done, Go, Prepare, Ready, Stop
-from loadtest.part import Part, merge
+from loadtest.driving.worker_pool import Crew, RunError
+from loadtest.stats.run_stats import Part, merge
 from loadtest.targets import TargetSpec
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.schedule import join_digests
+from loadtest.traffic.trace import join_digests
 
 _LEAD_S = 0.5
 """From the last worker's being ready to the start."""

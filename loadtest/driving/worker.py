@@ -15,8 +15,8 @@ from typing import Any
 
 from loadtest.driving.driver import DRAIN_S, Driver, Ears, lead_in
 from loadtest.driving.recorder import Recorder
-from loadtest.metrics import MetricsError
-from loadtest.part import Part
+from loadtest.processes.counters import MetricsError
+from loadtest.stats.run_stats import Part
 from loadtest.targets import Asking, Editor, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
@@ -24,7 +24,7 @@ from loadtest.targets.record import RunClock
 from loadtest.traffic.documents import DocumentsError
 from loadtest.traffic.recorded import RecordedError
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.schedule import Schedule, make_schedule
+from loadtest.traffic.trace import Schedule, make_schedule
 
 _TELLS_EVERY_S = 0.5
 _COLLECT_AFTER = 50_000

@@ -16,10 +16,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from loadtest.part import Part
 from loadtest.report.document import Document, TargetResult
 from loadtest.report.figures import FIGURES, Better, Figure
 from loadtest.report.sums import Array, Sums, ratio, slice_durations_s
+from loadtest.stats.run_stats import Part
 from loadtest.traffic.scenario import CriteriaSettings
 
 MIN_SLICES = 8

@@ -8,9 +8,9 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from loadtest.part import Part
 from loadtest.report.figures import figures, reasons_invalid, with_nan, without_nan
 from loadtest.report.gate import Condition, GateError, Verdict, judge, parse_gate
+from loadtest.stats.run_stats import Part
 from loadtest.traffic.scenario import CriteriaSettings
 
 SCHEMA_VERSION = 1

@@ -10,8 +10,8 @@ from enum import Enum
 
 import numpy as np
 
-from loadtest.part import Part
 from loadtest.report.sums import Array, Sums, ratio
+from loadtest.stats.run_stats import Part
 from loadtest.traffic.scenario import CriteriaSettings
 
 MAX_LAG_MS = 5.0

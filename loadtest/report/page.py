@@ -9,9 +9,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from loadtest.report import pictures, tables
-from loadtest.report.canvas import svg_for_page
+from loadtest.report import tables
 from loadtest.report.document import Document, TargetResult
+from loadtest.report.drawing import charts
+from loadtest.report.drawing.canvas import svg_for_page
 from loadtest.report.tables import Table
 
 _TEMPLATE = "page.html.j2"
@@ -85,14 +86,14 @@ def _overlays(document: Document) -> Section:
     found = [
         Picture(
             "How soon the first text came",
-            pictures.ttft_distribution(parts, budget_ms),
+            charts.ttft_distribution(parts, budget_ms),
             "Of pause requests, the share whose first text had come by then; a line ends where its requests had text.",
         )
     ]
     if len(parts) > 1:
         found = [
-            Picture("Completions seen", pictures.seen_by_target(parts, document.events)),
-            Picture("TTFT of pauses, p95", pictures.latency_by_target(parts, budget_ms, document.events)),
+            Picture("Completions seen", charts.seen_by_target(parts, document.events)),
+            Picture("TTFT of pauses, p95", charts.latency_by_target(parts, budget_ms, document.events)),
             *found,
         ]
     return Section("All targets" if len(parts) > 1 else "", pictures=found)
@@ -103,17 +104,17 @@ def _section(target: TargetResult, document: Document) -> Section:
     found = [
         Picture(
             "Asked and seen",
-            pictures.seen_and_offered(part, events),
+            charts.seen_and_offered(part, events),
             "Seen: the first text came soon enough, and long enough before the user's next key.",
         ),
-        Picture("Latency over time", pictures.latency_over_time(part, document.criteria.slo_ttft_ms, events)),
-        Picture("What became of the requests", pictures.outcomes_over_time(part, events)),
+        Picture("Latency over time", charts.latency_over_time(part, document.criteria.slo_ttft_ms, events)),
+        Picture("What became of the requests", charts.outcomes_over_time(part, events)),
         Picture(
             "TTFT by cause",
-            pictures.ttft_by_cause(part),
+            charts.ttft_by_cause(part),
             "Each stage's own percentile; they need not add up to that of the whole.",
         ),
-        Picture("TTFT by region", pictures.regions(part)),
+        Picture("TTFT by region", charts.regions(part)),
     ]
     listed = (tables.times(target), tables.outcomes(target), tables.regions(target), tables.errors(target))
     return Section(target.name, f"{target.kind}  {target.uri}", found, listed)

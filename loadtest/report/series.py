@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtest.part import Part
 from loadtest.report.sums import Array, Sums, slice_durations_s
+from loadtest.stats.run_stats import Part
 
 MAX_POINTS = 60
 """More are noise on a picture this wide."""

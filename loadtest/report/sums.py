@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.part import Part, Tally
+from loadtest.stats.run_stats import Part, Tally
 
 Array = npt.NDArray[np.float64]
 

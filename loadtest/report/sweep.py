@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.report.curve import curve_picture
+from loadtest.report.drawing.curve import curve_picture
 from loadtest.report.figures import shown, shown_number, without_nan
 from loadtest.report.page import Picture, Section, render
 from loadtest.report.tables import Table
+from loadtest.stats.usage import Usage
 
 SCHEMA_VERSION = 1
 
@@ -23,15 +24,6 @@ _COLUMNS: Mapping[str, str] = {
     "error_rate": "errors",
 }
 _MIN_FOR_LINE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a process took during a run, its children included."""
-
-    cpu_cores: float
-    """Seconds of CPU per second."""
-    peak_rss_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtest.report.document import Document, TargetResult
+from loadtest.report.drawing.charts import outcomes_of, regions_of
 from loadtest.report.figures import PERCENTS, shown, shown_number
-from loadtest.report.pictures import outcomes_of, regions_of
 from loadtest.report.sums import Sums, ratio
 
 _MAX_ERRORS = 20

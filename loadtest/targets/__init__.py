@@ -10,7 +10,7 @@ from typing import Protocol
 from urllib.parse import parse_qsl
 
 from loadtest.targets.record import Record
-from loadtest.traffic.schedule import Schedule
+from loadtest.traffic.trace import Schedule
 
 _COMMON_OPTIONS = ("metrics",)
 KINDS: Mapping[str, tuple[str, ...]] = {

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 
 from loadtest.targets import Asking
 from loadtest.targets.record import Outcome, Record
-from loadtest.traffic.schedule import TypedRequest
+from loadtest.traffic.trace import TypedRequest
 
 DROPPED = "the connection was dropped"
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from loadtest.targets import TargetError, TargetSpec
 from loadtest.targets.record import Outcome, Record
-from loadtest.traffic.schedule import TypedRequest
+from loadtest.traffic.trace import TypedRequest
 
 _DATA = b"data:"
 _DONE = b"[DONE]"

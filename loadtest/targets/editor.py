@@ -7,7 +7,7 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-from loadtest.traffic.schedule import Text, TypedRequest
+from loadtest.traffic.trace import Text, TypedRequest
 
 
 def common_chars(completion: str, request: TypedRequest) -> int:

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-from loadtest.metrics import GENERATED_TOKENS, read_counter
+from loadtest.processes.counters import GENERATED_TOKENS, read_counter
 from loadtest.targets import Asking, Editor, TargetError, TargetSpec
 from loadtest.targets.complete import CompleteEditor
 from loadtest.targets.lines import CONNECT_S, Line, Lines
 from loadtest.targets.session import SessionEditor, StreamLog
 from loadtest.targets.wire import Voice
-from loadtest.traffic.schedule import Schedule, TypedSession
+from loadtest.traffic.trace import Schedule, TypedSession
 
 # A gRPC server's core turns streams away at random when more than 1,000 wait to be taken.
 _STREAMS_PER_S = 1000.0

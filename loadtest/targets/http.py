@@ -9,12 +9,12 @@ from typing import Any, Self
 
 import aiohttp
 
-from loadtest.metrics import GENERATED_TOKENS, read_counter
+from loadtest.processes.counters import GENERATED_TOKENS, read_counter
 from loadtest.targets import Asking, Editor, TargetSpec
 from loadtest.targets.calls import CallEditor
 from loadtest.targets.dialects import Dialect, dialect_of
 from loadtest.targets.record import Outcome, Record
-from loadtest.traffic.schedule import Schedule, TypedSession
+from loadtest.traffic.trace import Schedule, TypedSession
 
 _LONGEST_LINE = 1 << 20
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from loadtest.traffic.schedule import TypedRequest
+from loadtest.traffic.trace import TypedRequest
 
 
 class Outcome(Enum):

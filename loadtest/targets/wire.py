@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from completion.v1 import completion_pb2 as pb
 from loadtest.targets import Asking
 from loadtest.targets.record import Outcome, Record, Stages
-from loadtest.traffic.schedule import Trigger, TypedSession
+from loadtest.traffic.trace import Trigger, TypedSession
 
 _OUTCOMES = {
     pb.FINISH_REASON_SUPERSEDED: Outcome.SUPERSEDED,

@@ -1,15 +1,12 @@
-"""How a person types: when the keys come. Knows nothing of what is typed or of who is asked.
+"""The typing model: draws the times of a typist's keys. Knows neither the text nor the server.
 
-A renewal process: the gaps between keys are independent draws. Most are the gaps within a burst; after a key a burst
-ends with a fixed probability, and a pause follows: for the next word, to think (a micro pause), or away from the
-keyboard. All are log-normal, and time 0 lies anywhere in them, as often as it would be met in life.
+Key gaps are independent draws (a renewal process). Most gaps lie within a burst. A burst ends after each key with a
+fixed probability, and a pause follows: for the next word, to think (a micro pause), or away from the keyboard. All gaps
+are log-normal. Time 0 falls anywhere in them, with the probability that the process gives it.
 
-The server's own simulation has a typist of its own (`completion_server.simulation`, which this package may not know):
-bursts of 5 keys instead of 10, as there most requests are to be superseded, and exponential times away, which its
-documented tables rest on; gaps and pauses are the same.
+The load tester and the simulation share this model.
 """
 
-import itertools
 import math
 import random
 from dataclasses import dataclass, fields
@@ -23,28 +20,28 @@ class LogNormal:
     sigma: float
 
     def __post_init__(self) -> None:
-        """Refuse what is no distribution."""
+        """Check the parameters."""
         if self.median_s <= 0 or self.sigma <= 0:
             msg = f"median and sigma must be above 0, got {self.median_s} and {self.sigma}"
             raise ValueError(msg)
 
     @property
     def mean_s(self) -> float:
-        """Its mean."""
+        """The mean."""
         return self.median_s * math.exp(self.sigma**2 / 2)
 
     def share_above(self, seconds: float) -> float:
-        """Return how much of it lies above a time."""
+        """Return the probability of a time above `seconds`."""
         if seconds <= 0:
             return 1.0
         return 0.5 * math.erfc(math.log(seconds / self.median_s) / (self.sigma * math.sqrt(2)))
 
     def draw(self, chance: random.Random) -> float:
-        """Return one of it."""
+        """Draw a time."""
         return chance.lognormvariate(math.log(self.median_s), self.sigma)
 
     def draw_rest(self, chance: random.Random) -> float:
-        """Return what is left of one in which a moment lies: long ones are met more often, at any place in them."""
+        """Draw the rest of the gap in which a random moment falls. Long gaps contain a random moment more often."""
         # Weighted by its length, a log-normal time is log-normal, with its logarithm's mean moved by sigma squared.
         length_s = chance.lognormvariate(math.log(self.median_s) + self.sigma**2, self.sigma)
         return chance.random() * length_s
@@ -52,16 +49,16 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class TypingModel:
-    """A typist. Where a source is known the comment names it; the rest are assumptions.
+    """The parameters of a typist. A comment names the source of a value; the other values are assumptions.
 
-    The defaults come to 2.5 keys a second, pauses included; one in ten is followed by half a second or more.
+    The defaults give 2.5 keys per second, pauses included. A gap of half a second or more follows one key in ten.
     """
 
     # Dhakal, Feit, Kristensson and Oulasvirta, "Observations on Typing from 136 Million Keystrokes" (CHI 2018), find
     # skewed gaps with a mean of about 240 ms over 168,000 volunteers who copied sentences, hesitations included. Within
     # a burst, and for people who type all day, it is assumed to be less: a median of 170 ms and a mean of 188.
     key_gap: LogNormal = LogNormal(0.17, 0.45)
-    # Assumed: a burst is a word or two, a name or an operator; the number of its keys is geometric.
+    # Assumed: a burst is a word or two, a name or an operator. Its number of keys is geometric.
     keys_per_burst: float = 10.0
     # Shrestha, Leinonen, Zavgorodniaia, Hellas and Edwards, "Pausing While Programming" (ICSE-SEET 2022), tell micro
     # pauses (2 to 15 s, thought about the code at hand) from short (15 to 180 s, planning) and mid ones (3 to 10 min,
@@ -72,12 +69,12 @@ class TypingModel:
     micro_pause_share: float = 0.12
     """Of the pauses."""
     away: LogNormal = LogNormal(90.0, 0.9)
-    """The short and mid ones: 95% lie between 15 s and 9 min. The longest are sessions that never type in a run."""
+    """The short and mid pauses: 95% lie between 15 s and 9 min. Sessions that never type stand for longer ones."""
     away_share: float = 0.0
-    """Of the time, not of the pauses; 0 is somebody who types on for ever."""
+    """Share of the time, not of the pauses. With 0 the typist is never away."""
 
     def __post_init__(self) -> None:
-        """Refuse what nobody can type."""
+        """Check the parameters."""
         if self.keys_per_burst < 1 or not 0 <= self.micro_pause_share <= 1:
             msg = f"keys_per_burst must be at least 1 and micro_pause_share 0 to 1, got {self}"
             raise ValueError(msg)
@@ -87,37 +84,49 @@ class TypingModel:
 
     @property
     def keys_per_s(self) -> float:
-        """Keys a second in the long run."""
+        """Keys per second in the long run."""
         return 1 / sum(share * gap.mean_s for share, gap in self._gaps())
 
     @property
     def keys_per_spell(self) -> float:
-        """Keys from one time away to the next; infinite for who is never away."""
+        """Keys from one time away to the next; infinite for a typist who is never away."""
         away, _gap = self._gaps()[-1]
         return 1 / away if away else math.inf
 
     def requests_per_s(self, debounce_s: float) -> float:
-        """Return the requests a second in the long run of an editor that asks when no key came for `debounce_s`."""
+        """Return the long-run requests per second of an editor that asks when no key came for `debounce_s`."""
         return self.keys_per_s * sum(share * gap.share_above(debounce_s) for share, gap in self._gaps())
 
+    @property
+    def typing_gap_s(self) -> float:
+        """The mean gap of a typist who is not away."""
+        return sum(share * gap.mean_s for share, gap in self._typing_gaps())
+
+    def share_above(self, seconds: float) -> float:
+        """Return the share of gaps above a time, for a typist who is not away."""
+        return sum(share * gap.share_above(seconds) for share, gap in self._typing_gaps())
+
+    def draw_gap_s(self, chance: random.Random) -> float:
+        """Draw the time from a key to the next one, for a typist who is not away."""
+        if chance.random() * self.keys_per_burst >= 1:
+            return self.key_gap.draw(chance)
+        is_micro = chance.random() < self.micro_pause_share
+        return (self.micro_pause if is_micro else self.word_pause).draw(chance)
+
     def key_times_s(self, duration_s: float, chance: random.Random) -> list[float]:
-        """Return when the keys from 0 to `duration_s` come, and the first one after that."""
+        """Return the times of the keys from 0 to `duration_s`, and of the first key after that."""
         gaps = self._gaps()
-        limits = list(itertools.accumulate(share for share, _gap in gaps))
-        draws = [(math.log(gap.median_s), gap.sigma) for _share, gap in gaps]
+        away_probability, _away = gaps[-1]
         at = self._first_s(gaps, chance)
         times = [at]
-        draw, last = chance.random, len(gaps) - 1
         while at < duration_s:
-            kind, place = 0, draw()
-            while kind < last and place >= limits[kind]:
-                kind += 1
-            at += chance.lognormvariate(*draws[kind])
+            is_away = away_probability and chance.random() < away_probability
+            at += self.away.draw(chance) if is_away else self.draw_gap_s(chance)
             times.append(at)
         return times
 
     def parameters(self) -> dict[str, float]:
-        """Return the parameters by name, flat, for a report."""
+        """Return the parameters as a flat mapping, for a report."""
         found: dict[str, float] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -129,19 +138,22 @@ class TypingModel:
 
     @staticmethod
     def _first_s(gaps: list[tuple[float, LogNormal]], chance: random.Random) -> float:
-        """Return when the first key comes: a kind of gap is met as often as it takes time."""
+        """Draw the time of the first key. Time 0 falls into a kind of gap in proportion to the time that it takes."""
         weights = [share * gap.mean_s for share, gap in gaps]
         [gap] = chance.choices([gap for _share, gap in gaps], weights)
         return gap.draw_rest(chance)
 
-    def _gaps(self) -> list[tuple[float, LogNormal]]:
-        """Return the kinds of gaps and how often they are drawn; the times away come last."""
+    def _typing_gaps(self) -> list[tuple[float, LogNormal]]:
+        """Return the kinds of gaps of a typist who is not away, each with its probability."""
         pause = 1 / self.keys_per_burst
-        typing = [
+        return [
             (1 - pause, self.key_gap),
             (pause * (1 - self.micro_pause_share), self.word_pause),
             (pause * self.micro_pause_share, self.micro_pause),
         ]
-        typing_s = self.away_share * sum(share * gap.mean_s for share, gap in typing)
+
+    def _gaps(self) -> list[tuple[float, LogNormal]]:
+        """Return all kinds of gaps, each with its probability; the times away come last."""
+        typing_s = self.away_share * self.typing_gap_s
         away = typing_s / (typing_s + (1 - self.away_share) * self.away.mean_s)
-        return [*((share * (1 - away), gap) for share, gap in typing), (away, self.away)]
+        return [*((share * (1 - away), gap) for share, gap in self._typing_gaps()), (away, self.away)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.part import Histogram
+from loadtest.stats.run_stats import Histogram
 from loadtest.traffic.scenario import CriteriaSettings
 
 Rows = tuple[tuple[int, int, int], ...]

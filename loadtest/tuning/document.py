@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.part import Histogram
 from loadtest.report.figures import shown_number
 from loadtest.report.tables import Table
+from loadtest.stats.run_stats import Histogram
 from loadtest.tuning.blocks import Block, Blocks, Rows, Variant
 from loadtest.tuning.choice import OFF, crossover
 from loadtest.tuning.fit import Fit, cells, step_s

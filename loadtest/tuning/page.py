@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from loadtest.report.canvas import ALARM, INK, canvas, colour, in_style, legend_beside
+from loadtest.report.drawing.canvas import ALARM, INK, canvas, colour, in_style, legend_beside
 from loadtest.report.page import Picture, Section, render
 from loadtest.tuning.choice import crossover
 from loadtest.tuning.document import check_table, choice_table, sweep_table

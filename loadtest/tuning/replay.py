@@ -13,7 +13,7 @@ from loadtest.targets import Asking, Editor, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import WHOLE, Outcome, Record, RunClock
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.schedule import Schedule, Trigger, TypedSession, make_schedule
+from loadtest.traffic.trace import Schedule, Trigger, TypedSession, make_schedule
 from loadtest.tuning.blocks import Answer
 
 _TYPED_S = 40.0

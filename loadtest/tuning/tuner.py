@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.schedule import Schedule
+from loadtest.traffic.trace import Schedule
 from loadtest.tuning.blocks import Block, Blocks, Rows, Variant
 from loadtest.tuning.choice import Choice, best_fixed, choose, table_of
 from loadtest.tuning.fit import Fit, fit

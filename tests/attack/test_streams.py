@@ -13,7 +13,7 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from loadtest.bench.attacks.http2 import Connection, Stream, framed
-from loadtest.bench.server import ServerProcess
+from loadtest.bench.common.server import ServerProcess
 from tests.support.server import (
     ENDLESS,
     RunningServer,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench.speculation_gpu import engine_args
+from loadtest.bench.speculation.gpu import engine_args
 
 
 @pytest.mark.timeout(600)

@@ -8,7 +8,7 @@ import pytest
 from completion_server.engine.interface import EngineDeadError, EngineStats, GenerationRequest, Output, Sampling
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes, Token
 from completion_server.engine.settings import EngineSettings
-from completion_server.simulation.virtual_time import run
+from loadtest.simulation.virtual_time import run
 
 TIMES = ServiceTimes(
     prefill_base_s=0.010,

@@ -18,7 +18,7 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
-from loadtest.processes import Child
+from loadtest.processes.child import Child
 
 START_S = 30.0
 TIMER_S = 0.005

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.bench.speculation_gpu import DRAFT, TARGET, acceptance_by_position, crossing
+from loadtest.bench.speculation.gpu import DRAFT, TARGET, acceptance_by_position, crossing
 
 FIGURES = {
     "best_k_batch_1", "speedup_batch_1", "speedup_batch_1_over_no_draft", "crossover_batch", "tuned_over_best_fixed",

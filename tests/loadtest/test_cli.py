@@ -22,7 +22,7 @@ from loadtest.report.document import read_document
 from loadtest.report.gate import parse_gates
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.schedule import make_schedule
+from loadtest.traffic.trace import make_schedule
 from tests.loadtest.golden import GoldenServer, golden_server
 
 SHORT = ("steady", "--duration", "0.5", "--sessions", "20", "--workers", "1")

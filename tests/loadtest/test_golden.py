@@ -11,12 +11,12 @@ from loadtest.driving.driver import Driver, Ears
 from loadtest.driving.interruption import Interruption
 from loadtest.driving.recorder import Recorder
 from loadtest.driving.run import Progress, run_scenario
-from loadtest.part import Part
+from loadtest.stats.run_stats import Part
 from loadtest.targets import Asking, parse_target
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import RunClock
 from loadtest.traffic.scenario import CriteriaSettings, Scenario
-from loadtest.traffic.schedule import Schedule
+from loadtest.traffic.trace import Schedule
 from tests.loadtest.golden import Books, golden_server, numbers_of
 from tests.unit.loadtest.typed import request, schedule
 

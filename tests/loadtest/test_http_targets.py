@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from loadtest.driving.driver import drive
 from loadtest.targets import Asking, parse_target
 from loadtest.targets.http import HttpTarget
-from loadtest.traffic.schedule import Schedule
+from loadtest.traffic.trace import Schedule
 from tests.unit.loadtest.typed import PREFIX, schedule
 
 HELD_S = 60.0

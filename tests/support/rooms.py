@@ -26,8 +26,8 @@ from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.book import Book, Shedding
 from completion_server.scheduling.runner import Runner
 from completion_server.scheduling.settings import SchedulingSettings
-from completion_server.simulation import virtual_time
-from completion_server.simulation.virtual_time import LoopClock
+from loadtest.simulation import virtual_time
+from loadtest.simulation.virtual_time import LoopClock
 
 UNLIMITED = AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=0)
 REQUEST = Request("r", Caller("u", "s"), 0, "", "", "x = ", "", 8, 0.0, mode=Mode.MULTI_LINE)

@@ -18,9 +18,9 @@ from rich.table import Table
 
 from loadtest.bench.attacks.measure import Durations, measure
 from loadtest.bench.attacks.registry import ATTACKS
-from loadtest.bench.figures import report_console
-from loadtest.bench.server import config_options
-from loadtest.processes import StartError, end_on_sigterm
+from loadtest.bench.common.figures import report_console
+from loadtest.bench.common.server import config_options
+from loadtest.processes.child import StartError, end_on_sigterm
 
 _PHASES = ("calm", "attack", "after")
 _SECONDS = click.FloatRange(0.5)

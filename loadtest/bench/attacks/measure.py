@@ -12,8 +12,8 @@ import psutil
 
 from loadtest.bench.attacks.honest import Service, honest_users, serve_for
 from loadtest.bench.attacks.registry import ATTACKS
-from loadtest.bench.server import ServerProcess
-from loadtest.processes import Child
+from loadtest.bench.common.server import ServerProcess
+from loadtest.processes.child import Child
 
 OVERRIDES = (
     "engine.kind=scripted",

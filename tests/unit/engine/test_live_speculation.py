@@ -11,10 +11,10 @@ from completion_server.engine.interface import GenerationRequest, Step
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.simulation import virtual_time
-from completion_server.simulation.virtual_time import LoopClock
 from completion_server.speculation.live import LiveSpeculation, Mode
 from completion_server.speculation.schedule import Schedule, ScheduleError, SpeculationFixedError
+from loadtest.simulation import virtual_time
+from loadtest.simulation.virtual_time import LoopClock
 
 CEILING = 4
 SEQS = 8

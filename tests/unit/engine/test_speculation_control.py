@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from completion_server.engine.interface import GenerationRequest, Step
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.simulation import virtual_time
 from completion_server.speculation.controller import Controller
 from completion_server.speculation.estimators import Acceptance, StepTimes, Trial
 from completion_server.speculation.schedule import Schedule, parse_schedule
+from loadtest.simulation import virtual_time
 
 MAX_BATCH = 32
 

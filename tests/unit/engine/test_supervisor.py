@@ -12,7 +12,7 @@ from completion_server.engine.interface import EngineDeadError, GenerationReques
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.simulation import virtual_time
+from loadtest.simulation import virtual_time
 
 POISON = [6, 6, 6]
 

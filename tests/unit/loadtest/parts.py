@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.part import Part
 from loadtest.report.document import Document, TargetResult
 from loadtest.report.gate import parse_gates
+from loadtest.stats.run_stats import Part
 from loadtest.traffic.scenario import CriteriaSettings
 
 CRITERIA = CriteriaSettings()

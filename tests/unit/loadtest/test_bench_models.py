@@ -10,7 +10,7 @@ from draft_model.evaluation.identity import Difference, Identity
 from draft_model.evaluation.kinds import Kind
 from draft_model.evaluation.offline import Tally
 from draft_model.evaluation.report import EngineFigures, StepTimes, as_record, engine_run, offline_figures
-from loadtest.bench.models import figures
+from loadtest.bench.models.figures import figures
 from target_model.evaluate import TargetFigures, to_json
 from target_model.scoring import Mean, Score, Share
 from target_model.served import Speed

@@ -7,7 +7,7 @@ import pytest
 
 from loadtest.driving.blocks import BlocksError, join, plan
 from loadtest.driving.interruption import Interruption
-from loadtest.part import Part
+from loadtest.stats.run_stats import Part
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 

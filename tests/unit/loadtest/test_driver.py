@@ -20,15 +20,15 @@ from completion_server.core.errors import SessionEndedError
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.status import abort
 from loadtest import targets
-from loadtest.bench.capacity import completions_per_s, measure_capacity
+from loadtest.bench.scheduler.capacity import completions_per_s, measure_capacity
 from loadtest.driving.driver import Driver, Ears, drive
-from loadtest.metrics import MetricsError, sum_counter
+from loadtest.processes.counters import MetricsError, sum_counter
 from loadtest.targets import Asking, TargetError, TargetSpec, lines
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import Outcome, Record, Result, RunClock
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.schedule import OPENING_SEQUENCE, Event, Schedule, Trigger
+from loadtest.traffic.trace import OPENING_SEQUENCE, Event, Schedule, Trigger
 from tests.support.server import make_config, run_server
 from tests.unit.loadtest.typed import GOES_ON, schedule
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.targets.editor import Backoff, CompletionCache, accepted_chars, common_chars, is_typed_along
-from loadtest.traffic.schedule import Text, TypedRequest
+from loadtest.traffic.trace import Text, TypedRequest
 from tests.unit.loadtest.typed import request
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.part import Part
 from loadtest.report.figures import (
     FIGURES,
     Better,
@@ -18,6 +17,7 @@ from loadtest.report.figures import (
     without_nan,
 )
 from loadtest.report.sums import Sums
+from loadtest.stats.run_stats import Part
 from tests.unit.loadtest.parts import CRITERIA, make_part, record
 
 

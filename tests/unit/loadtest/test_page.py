@@ -5,15 +5,16 @@ from html.parser import HTMLParser
 
 import pytest
 
-from loadtest.part import Part
-from loadtest.report.canvas import svg_for_page
-from loadtest.report.curve import curve_picture, curve_svg
 from loadtest.report.document import Document
+from loadtest.report.drawing.canvas import svg_for_page
+from loadtest.report.drawing.charts import ttft_distribution
+from loadtest.report.drawing.curve import curve_picture, curve_svg
 from loadtest.report.page import render_page
-from loadtest.report.pictures import ttft_distribution
 from loadtest.report.series import Series
-from loadtest.report.sweep import Point, Sweep, Usage, render_sweep, slope
+from loadtest.report.sweep import Point, Sweep, render_sweep, slope
 from loadtest.report.sweep import table as sweep_table
+from loadtest.stats.run_stats import Part
+from loadtest.stats.usage import Usage
 from tests.unit.loadtest.parts import make_document, make_part, record
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}

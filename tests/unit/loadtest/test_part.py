@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.part import MAX_SECONDS, Histogram, Part, Tally, merge
+from loadtest.stats.run_stats import MAX_SECONDS, Histogram, Part, Tally, merge
 from tests.unit.loadtest.parts import make_part, record
 
 SECONDS = st.lists(st.floats(1e-6, 60.0), min_size=1, max_size=80)

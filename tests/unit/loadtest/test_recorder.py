@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from loadtest.driving.recorder import Recorder
-from loadtest.part import Part
+from loadtest.stats.run_stats import Part
 from loadtest.targets.record import Outcome, Record, RunClock, Stages
 from loadtest.traffic.scenario import CriteriaSettings
-from loadtest.traffic.schedule import Trigger, TypedSession
+from loadtest.traffic.trace import Trigger, TypedSession
 from tests.unit.loadtest.typed import GOES_ON, request, schedule
 
 NUM_ERRORS = 20

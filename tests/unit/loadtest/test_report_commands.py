@@ -13,9 +13,9 @@ from loadtest.cli import main
 from loadtest.commands import searches as search_commands
 from loadtest.commands.searches import describe
 from loadtest.driving.run import RunResult
-from loadtest.part import Part
 from loadtest.report.document import Document
-from loadtest.search import Capacity, Trial
+from loadtest.search.capacity import Capacity, Trial
+from loadtest.stats.run_stats import Part
 from loadtest.targets import TargetSpec
 from loadtest.traffic.scenario import Scenario
 from tests.unit.loadtest.parts import make_document, make_part

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from loadtest.traffic.documents import DocumentsError, library_files
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.schedule import (
+from loadtest.traffic.trace import (
     OPENING_SEQUENCE,
     Event,
     Schedule,

@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from loadtest.bench.scheduler_report import (
+from loadtest.bench.scheduler.report import (
     PLAIN,
     SCHEDULER,
     VLLM_SERVE,

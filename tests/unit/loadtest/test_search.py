@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.process_meter import ProcessMeter, ProcessMeterError
-from loadtest.search import Bisection, Capacity, SearchError, SearchSettings, Trial, find_capacity, sweep, sweep_order
+from loadtest.processes.meter import ProcessMeter, ProcessMeterError
+from loadtest.search.capacity import Bisection, Capacity, SearchError, SearchSettings, Trial, find_capacity
+from loadtest.search.sweep import sweep, sweep_order
 
 
 def search(

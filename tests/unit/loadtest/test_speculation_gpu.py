@@ -1,7 +1,7 @@
 """The GPU benchmark of speculation measures this project's draft, which it cannot import, with a target that fits."""
 
 from draft_model.presets import find_preset
-from loadtest.bench.speculation_gpu import DRAFT, TARGET
+from loadtest.bench.speculation.gpu import DRAFT, TARGET
 
 
 def test_the_draft_is_the_preset() -> None:

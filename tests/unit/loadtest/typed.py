@@ -3,7 +3,7 @@
 import math
 
 from loadtest.targets.record import Outcome, Result
-from loadtest.traffic.schedule import OPENING_SEQUENCE, Schedule, Text, Trigger, TypedRequest, TypedSession
+from loadtest.traffic.trace import OPENING_SEQUENCE, Schedule, Text, Trigger, TypedRequest, TypedSession
 
 PREFIX = "x = "
 GOES_ON = "hello\n"

@@ -12,7 +12,7 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.plaintext import make_plain
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.templates import PREFIX_ONLY
-from loadtest.bench.prompt_typing import typed
+from loadtest.bench.prompt.keystrokes import typed
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at, text_of
 from tests.unit.prompt.vocabularies import FAMILIES
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench.prompt_cache import BlockCache, Tally
-from loadtest.bench.prompt_replay import PlainLayout, measure
-from loadtest.bench.prompt_typing import State, typed
+from completion_server.prompt.templates import Order, Template
+from loadtest.bench.prompt.cache import BlockCache, LayoutStats
+from loadtest.bench.prompt.keystrokes import DocumentState, typed
+from loadtest.bench.prompt.replay import PlainLayout, measure
 from loadtest.traffic.documents import library_files
 from tests.unit.prompt.prompts import CODE
 from tests.unit.prompt.vocabularies import embedded
@@ -36,7 +37,7 @@ def test_a_bounded_cache_forgets() -> None:
 
 
 def test_a_tally_adds_up() -> None:
-    tally = Tally([BlockCache(2), BlockCache(4)])
+    tally = LayoutStats([BlockCache(2), BlockCache(4)])
     for _ in range(2):
         tally.add([1, 2, 3, 4, 5])
     assert tally.figures(2)["prefilled_tokens_per_key"] == (5 + 1) / 2
@@ -73,10 +74,10 @@ def test_library_files_are_real_and_the_same_each_time() -> None:
 
 @pytest.mark.parametrize("order", ["prefix_first", "suffix_first"])
 def test_the_plain_layout_keeps_to_the_budget(order: str) -> None:
-    template = {"prefix": "<|fim_prefix|>", "suffix": "<|fim_suffix|>", "middle": "<|fim_middle|>", "order": order}
+    template = Template("any", Order(order), "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     layout = PlainLayout(embedded(), template, 200, CODE[:4000])
     for at in range(0, len(CODE), 900):
-        ids = layout.token_ids(State(CODE[:at], CODE[at:]))
+        ids = layout.token_ids(DocumentState(CODE[:at], CODE[at:]))
         assert len(ids) <= 200
         text = embedded().decode(ids, skip_special_tokens=False)
         assert text.endswith("<|fim_middle|>")

@@ -12,11 +12,11 @@ from completion_server.core.errors import Code, UnavailableError
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.request import Trigger
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.queue_entry import QueueEntry
+from completion_server.scheduling.queue import QueueEntry
 from completion_server.scheduling.limiter import Limiter
 from completion_server.scheduling.runner import Runner
-from completion_server.simulation import virtual_time
-from completion_server.simulation.virtual_time import LoopClock
+from loadtest.simulation import virtual_time
+from loadtest.simulation.virtual_time import LoopClock
 from tests.unit.scheduling.queue_entries import STOPPED, entry
 
 

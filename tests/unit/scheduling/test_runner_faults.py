@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from completion_server.core.outcome import Outcome
 from completion_server.core.request import Trigger
 from completion_server.scheduling.runner import Runner
-from completion_server.simulation.virtual_time import LoopClock
+from loadtest.simulation.virtual_time import LoopClock
 from tests.unit.scheduling.queue_entries import entry
 from tests.unit.scheduling.test_runner import Job, job, key, run
 

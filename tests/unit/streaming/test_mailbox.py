@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from completion_server.core.outcome import Delta, End, FinishReason, Outcome
-from completion_server.simulation import virtual_time
 from completion_server.streaming.mailbox import Mailbox
+from loadtest.simulation import virtual_time
 
 END = End(Outcome(FinishReason.STOP))
 

@@ -1,0 +1,1 @@
+"""Parts that several benchmarks share: texts, the server as a child process, closed-loop blocks, figures."""

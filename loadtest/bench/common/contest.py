@@ -1,0 +1,81 @@
+"""What contestants get and how they are asked: the same prompts, one block at a time, so many at once.
+
+A block is closed-loop: each of `concurrency` callers asks again as soon as it has its answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from loadtest.bench.common.figures import Block, Sample
+
+PAUSE_S = 1.2
+"""Between contestants: for a second after its last step vLLM's worker spins on a core, which is not to fall on the
+next."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request, in every form that a contestant may want it in."""
+
+    prefix: str
+    suffix: str
+    max_tokens: int
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    """The token ids as one text."""
+    hang_up_after: int | None = None
+    """Tokens after which the caller stops the generation; None lets it run to `max_tokens`."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the completion besides the model's own end token, where the caller wants that."""
+    document: str = ""
+    """What the text is of: prompts of one document come from one editor, in order; "" is a document of its own."""
+
+    def ended_like(self, sample: Sample) -> "Prompt":
+        """Return it with the end that somebody else's text rules found for it."""
+        return replace(self, hang_up_after=sample.num_tokens if sample.num_tokens < self.max_tokens else None)
+
+    def is_enough(self, num_tokens: int) -> bool:
+        """Tell whether the caller hangs up now."""
+        return self.hang_up_after is not None and num_tokens >= self.hang_up_after
+
+
+class Contestant(Protocol):
+    """Something that completes prompts."""
+
+    name: str
+
+    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+        """Complete each prompt once, `concurrency` at a time."""
+        ...
+
+
+async def closed_loop(
+    prompts: Sequence[Prompt], concurrency: int, ask: Callable[[int, Prompt], Awaitable[Sample]]
+) -> Block:
+    """Ask for each prompt once; `ask` also gets the number of its caller. Its first failure ends the block."""
+    samples: dict[int, Sample] = {}
+    jobs = iter(enumerate(prompts))
+
+    async def caller(number: int) -> None:
+        for place, prompt in jobs:
+            samples[place] = await ask(number, prompt)
+
+    start = time.perf_counter()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(min(concurrency, len(prompts))):
+                group.create_task(caller(number))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    wall_s = time.perf_counter() - start
+    return Block(tuple(samples[place] for place in range(len(prompts))), wall_s)
+
+
+def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Return items in blocks of one size; what is left over is dropped."""
+    return [items[start : start + size] for start in range(0, len(items) - size + 1, size)]

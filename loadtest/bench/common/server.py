@@ -1,0 +1,274 @@
+"""The server of this project as a contestant: a child process, asked over gRPC from outside as editors do."""
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+
+import click
+import grpc
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.core.errors import ConfigError, InvalidRequestError
+from completion_server.core.request import Mode
+from loadtest.bench.common.contest import Prompt, closed_loop
+from loadtest.bench.common.figures import Block, Sample
+from loadtest.bench.common.prompts import PromptMaker
+from loadtest.bench.common.texts import Text
+from loadtest.processes.child import Child
+
+if TYPE_CHECKING:
+    from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_COMMAND = (sys.executable, "-m", "completion_server")
+_START_S = 300.0
+_REQUEST_S = 30.0
+_ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
+
+# Ports are picked by the system. An idle server does not ask its engine for signs of life while others are measured.
+# All editors of a benchmark have one address.
+_OVERRIDES = (
+    "server.listen=127.0.0.1:0",
+    "server.admin_listen=127.0.0.1:0",
+    "engine.heartbeat_s=0",
+    "admission.users_per_peer=0",
+    "admission.max_sessions_per_peer=0",
+)
+_METRICS = {True: "server.metrics_listen=127.0.0.1:0", False: "server.metrics_listen="}
+
+
+SERVES_ALL = (
+    "shed.when=never",
+    "scheduling.step_tolerance=0",
+    "admission.user_requests_per_s=0",
+    "admission.user_tokens_per_s=0",
+)
+"""For benchmarks of the engine and the way to it: nobody is shed, and as many requests are in it as it is given."""
+
+
+def config_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Give a command the options that say which configuration its servers have: `config` and `overrides`."""
+    config = click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="The server's TOML file.",
+        default=Path("deploy/local/server.toml"),
+        show_default=True,
+    )
+    help_text = "Set one key for all of them."
+    overrides = click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help=help_text)
+    return config(overrides(command))
+
+
+class CommandError(Exception):
+    """A command of the server failed; the message is what it said."""
+
+
+class NotAnsweredError(Exception):
+    """The server ended a request in a way that no benchmark expects."""
+
+
+def flags(config: Path, overrides: Sequence[str]) -> list[str]:
+    """Return the command line flags for a configuration."""
+    settings = (flag for override in overrides for flag in ("--set", override))
+    return ["--config", str(config), *settings]
+
+
+def effective_config(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what the server would run with; "engine_args" are vLLM's own, "prompt_budget_tokens" bounds its prompts.
+
+    Raises:
+        CommandError: it can't be used.
+
+    """
+    answer: dict[str, Any] = json.loads(_run("completion_server", "check-config", "--json", *flags(config, overrides)))
+    return answer
+
+
+def render_prompts(
+    config: Path,
+    overrides: Sequence[str],
+    texts: Sequence[Text],
+    max_tokens: int,
+    documents: Sequence[str] | None = None,
+) -> list[Prompt]:
+    """Return the very token ids that the server gives its engine for each text.
+
+    Texts of one of the `documents` are keys typed one after another into it; without them each text is alone.
+
+    Raises:
+        CommandError: a prompt can't be made.
+
+    """
+    effective = effective_config(config, overrides)
+    section = {**effective["prompt"], "max_prompt_tokens": effective["prompt_budget_tokens"]}
+    names = documents or [str(number) for number in range(len(texts))]
+    rendered: list[Prompt] = []
+    try:
+        maker = PromptMaker(effective["engine"]["model"], section)
+        for name, text in zip(names, texts, strict=True):
+            made, _build_ms = maker.make("", text.prefix, text.suffix, session=name, mode=Mode.MULTI_LINE)
+            rendered.append(
+                Prompt(
+                    text.prefix,
+                    text.suffix,
+                    max_tokens,
+                    tuple(made.token_ids),
+                    stop_token_ids=made.stop_token_ids,
+                    document=name if documents else "",
+                )
+            )
+    except (ConfigError, InvalidRequestError) as error:
+        msg = f"a prompt can't be made: {error}"
+        raise CommandError(msg) from error
+    return rendered
+
+
+class ServerProcess:
+    """A running server."""
+
+    def __init__(
+        self,
+        config: Path,
+        overrides: Sequence[str] = (),
+        name: str = "server",
+        env: Mapping[str, str] | None = None,
+        *,
+        has_metrics: bool = False,
+    ) -> None:
+        """Start it and wait until it is warm. With metrics, `ready` names their address.
+
+        Raises:
+            StartError: it did not come up.
+
+        """
+        self.name = name
+        command = [*_COMMAND, "serve", "--json", *flags(config, (*_OVERRIDES, _METRICS[has_metrics], *overrides))]
+        self._child = Child(name, command, env=env, is_piped=True)
+        try:
+            self.ready = self._child.read_json(_START_S)
+        except BaseException:
+            self._child.stop()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._child.stop()
+
+
+class Server(ServerProcess):
+    """A running server and its editors, each with a connection of its own."""
+
+    def __init__(
+        self,
+        config: Path,
+        overrides: Sequence[str] = (),
+        name: str = "server",
+        env: Mapping[str, str] | None = None,
+        *,
+        has_metrics: bool = False,
+    ) -> None:
+        """See ServerProcess. Editors connect when they are needed."""
+        super().__init__(config, overrides, name, env, has_metrics=has_metrics)
+        self._run_id = uuid.uuid4().hex[:8]
+        self._num_asked = 0
+        self._channels: list[grpc.aio.Channel] = []
+        self._stubs: list[CompletionServiceAsyncStub] = []
+
+    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+        """Complete each prompt once, `concurrency` at a time."""
+        self._connect(concurrency)
+        return await closed_loop(prompts, concurrency, self._ask)
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up and stop the server."""
+        try:
+            for channel in self._channels:
+                await channel.close()
+        finally:
+            self.stop()
+
+    def _connect(self, count: int) -> None:
+        # One connection for each editor, as in life; gRPC would share one between channels to the same address.
+        options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+        while len(self._stubs) < count:
+            channel = grpc.aio.insecure_channel(self.ready["address"], options=options)
+            self._channels.append(channel)
+            self._stubs.append(CompletionServiceStub(channel))
+
+    async def _ask(self, caller: int, prompt: Prompt) -> Sample:
+        self._num_asked += 1
+        # A user of its own: no document's request may end another's.
+        name = f"{self._run_id}-{prompt.document or self._num_asked}"
+        request = pb.CompleteRequest(
+            session_id=name,
+            sequence=self._num_asked,
+            document_uri=f"untitled:{name}",
+            language_id="python",
+            prefix=prompt.prefix,
+            suffix=prompt.suffix,
+            mode=pb.MODE_MULTI_LINE,
+            max_tokens=prompt.max_tokens,
+            temperature=0.0,
+        )
+        ttft_ms: float | None = None
+        end: pb.End | None = None
+        start = time.perf_counter()
+        try:
+            async for response in self._stubs[caller].Complete(request, timeout=_REQUEST_S):
+                text = response.delta.text or response.end.text
+                if ttft_ms is None and text.strip():
+                    ttft_ms = (time.perf_counter() - start) * 1000
+                if response.HasField("end"):
+                    end = response.end
+                    break
+        except grpc.aio.AioRpcError as error:
+            msg = f"a request failed: {error.details()} ({error.code().name})"
+            raise NotAnsweredError(msg) from error
+        return _sample(end, ttft_ms, (time.perf_counter() - start) * 1000)
+
+
+def _sample(end: pb.End | None, ttft_ms: float | None, total_ms: float) -> Sample:
+    if end is None or end.finish_reason not in _ANSWERED:
+        why = str(end).strip().replace("\n", " ") if end else "its stream had no end"
+        msg = f"a request was not answered: {why}"
+        raise NotAnsweredError(msg)
+    return Sample(
+        ttft_ms=ttft_ms,
+        total_ms=total_ms,
+        num_tokens=end.usage.completion_tokens,
+        prompt_tokens=end.usage.prompt_tokens,
+        cached_prompt_tokens=end.usage.cached_prompt_tokens,
+        drafted_tokens=end.usage.drafted_tokens,
+        accepted_draft_tokens=end.usage.accepted_draft_tokens,
+        decode_ms=end.timings.decode_ms,
+    )
+
+
+def _run(module: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        msg = f"{module} {arguments[0]} failed:\n{done.stderr.strip()}"
+        raise CommandError(msg)
+    return done.stdout

@@ -1,0 +1,1 @@
+"""Benchmark of the server's overhead over its engine."""

@@ -1,0 +1,218 @@
+"""What the server costs over its engine, and how it stands against `vllm serve`: TTFT and tokens/s, side by side.
+
+Three processes hold the same model under the same engine arguments: this project's server, vLLM's AsyncLLM called
+directly, and `vllm serve` over HTTP. They are asked in turn, block by block, in one run, so that a drift of the machine
+meets all of them; only one works at any time. How the comparison is kept honest:
+
+- The engine alone is timed inside the process that calls `generate`, so all that is between an editor and the engine,
+  gRPC and the client's own work included, counts as the server's overhead.
+- Everybody gets the same prompt tokens: those that the server makes for the text. `vllm serve` is measured with token
+  ids, which spares it the tokenising, and once more with the text, as an editor would send it.
+- The model's own end ends a completion on every side. The server goes first in each round; where its text rules end
+  one, the others' callers hang up after as many tokens, as an editor with such rules of its own would: so everybody
+  pays for the step that is then in flight.
+- Every request is a key typed into a document whose key before was asked for just before, from everybody and not
+  counted: caches are as warm as when people type. With `--new-documents` there is no such key, and no cache helps. No
+  document comes twice. The table shows the share of prompt tokens that came from a prefix cache.
+- TTFT is the time to the first visible text: a model often begins with blanks, which no editor can show, and which the
+  server sends along with what follows. Differences and ratios of TTFT are medians over pairs of the same prompt, those
+  of tokens/s over pairs of neighbouring blocks. Where a figure has one name for 1 and for 16 concurrent requests, it
+  is the worse of the two.
+
+With two cores, 16 concurrent requests are bound by the CPU: engine, server and client share it, and on the HTTP side
+too. What the server adds there is its share of the CPU, not waiting.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import aiohttp
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from completion_server.core.errors import ConfigError
+from loadtest.bench.common.contest import PAUSE_S, Contestant, Prompt, batches
+from loadtest.bench.common.figures import Block, report_console
+from loadtest.bench.common.server import (
+    SERVES_ALL,
+    CommandError,
+    NotAnsweredError,
+    Server,
+    config_options,
+    effective_config,
+    render_prompts,
+)
+from loadtest.bench.common.texts import TooFewTextsError, typed_texts
+from loadtest.bench.overhead.report import Results, figures, print_tables
+from loadtest.bench.peers.bare_engine import BareEngine
+from loadtest.bench.peers.vllm_serve import ServeError, VllmServe
+from loadtest.bench.prompt import replay
+from loadtest.processes.child import StartError, end_on_sigterm
+
+_BLOCK_SIZES = {1: 8, 16: 64}
+"""Prompts in a block, by how many are asked at once."""
+_WARM_UP = 64
+_FAILURES = (
+    TooFewTextsError,
+    StartError,
+    CommandError,
+    ConfigError,
+    NotAnsweredError,
+    ServeError,
+    aiohttp.ClientError,
+)
+
+
+class _Options(TypedDict):
+    requests: int
+    concurrent_requests: int
+    max_tokens: int
+    prefix_chars: int
+    suffix_chars: int
+    seed: int
+    new_documents: bool
+    with_vllm_serve: bool
+
+
+@click.command()
+@config_options
+@click.option("--requests", type=click.IntRange(8), default=96, show_default=True, help="Requests one at a time.")
+@click.option(
+    "--concurrent-requests", type=click.IntRange(64), default=384, show_default=True, help="Requests 16 at a time."
+)
+@click.option("--max-tokens", type=click.IntRange(8), default=48, show_default=True)
+@click.option("--prefix-chars", type=click.IntRange(100), default=1500, show_default=True)
+@click.option("--suffix-chars", type=click.IntRange(1), default=400, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Which texts are completed.")
+@click.option("--new-documents", is_flag=True, help="Ask about documents that nobody has seen.")
+@click.option("--quick", is_flag=True, help="A few requests of each kind, to see that all of it works.")
+@click.option("--vllm-serve/--no-vllm-serve", "with_vllm_serve", default=True, help="Whether to compare with it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON object alone.")
+def main(config: Path, overrides: tuple[str, ...], quick: bool, as_json: bool, **options: Unpack[_Options]) -> None:
+    """Measure the server against its bare engine and against `vllm serve`. The last line is a JSON object.
+
+    \b
+    Example:
+        python -m loadtest.bench.overhead --config deploy/local/server.toml --quick
+    """
+    end_on_sigterm()
+    if quick:
+        options["requests"], options["concurrent_requests"] = _BLOCK_SIZES[1], _BLOCK_SIZES[16]
+    console = Console(stderr=True)
+    try:
+        effective = effective_config(config, overrides)
+        results = asyncio.run(_measure(config, overrides, effective, options, console))
+        replayed = _replayed(effective["engine_args"]["model"], console)
+    except (
+        TooFewTextsError,
+        StartError,
+        CommandError,
+        ConfigError,
+        NotAnsweredError,
+        ServeError,
+        aiohttp.ClientError,
+    ) as error:
+        raise click.ClickException(str(error)) from error
+    if not as_json:
+        print_tables(results, report_console())
+    click.echo(json.dumps(figures(results) | replayed))
+
+
+async def _measure(
+    config: Path, overrides: Sequence[str], effective: dict[str, Any], options: _Options, console: Console
+) -> Results:
+    async with AsyncExitStack() as stack:
+        with console.status("starting the server"):
+            server = await stack.enter_async_context(Server(config, (*SERVES_ALL, *overrides)))
+        with console.status("starting the engine alone"):
+            others: list[Contestant] = [await stack.enter_async_context(BareEngine(effective))]
+        serve: VllmServe | None = None
+        if options["with_vllm_serve"]:
+            with console.status("starting vllm serve"):
+                serve = await stack.enter_async_context(VllmServe(effective))
+            others += [serve, serve.with_text()]
+        prompts = await _prompts(config, overrides, options, serve)
+        return await _contest(server, others, prompts, options, console)
+
+
+async def _prompts(config: Path, overrides: Sequence[str], options: _Options, serve: VllmServe | None) -> list[Prompt]:
+    """Return two keys of as many documents as are needed: first all earlier keys, then all later ones."""
+    count = _WARM_UP + sum(_num_blocks(options, concurrency) * size for concurrency, size in _BLOCK_SIZES.items())
+    texts = typed_texts(
+        count, 2, prefix_chars=options["prefix_chars"], suffix_chars=options["suffix_chars"], seed=options["seed"]
+    )
+    documents = [str(number) for number in range(count)] * 2
+    prompts = await asyncio.to_thread(render_prompts, config, overrides, texts, options["max_tokens"], documents)
+    if serve is None:
+        return prompts
+    return [replace(prompt, text=await serve.detokenise(prompt.token_ids)) for prompt in prompts]
+
+
+async def _contest(
+    server: Contestant,
+    others: Sequence[Contestant],
+    prompts: Sequence[Prompt],
+    options: _Options,
+    console: Console,
+) -> Results:
+    half = len(prompts) // 2
+    keys = list(zip(prompts[:half], prompts[half:], strict=True))
+    await _round(server, others, keys[:_WARM_UP], max(_BLOCK_SIZES), options)
+    rest = keys[_WARM_UP:]
+    results: Results = {}
+    with Progress(console=console) as progress:
+        for concurrency, size in _BLOCK_SIZES.items():
+            num_keys = _num_blocks(options, concurrency) * size
+            blocks, rest = batches(rest[:num_keys], size), rest[num_keys:]
+            task = progress.add_task(f"{concurrency} at a time", total=len(blocks))
+            results[concurrency] = {each.name: [] for each in (server, *others)}
+            for number, block in enumerate(blocks):
+                in_turn = others[::-1] if number % 2 else others
+                for name, answer in (await _round(server, in_turn, block, concurrency, options)).items():
+                    results[concurrency][name].append(answer)
+                progress.advance(task)
+    return results
+
+
+async def _round(
+    server: Contestant,
+    others: Sequence[Contestant],
+    keys: Sequence[tuple[Prompt, Prompt]],
+    concurrency: int,
+    options: _Options,
+) -> dict[str, Block]:
+    """Give everybody the same prompts, the server first; the others end where its text rules did."""
+    earlier = [replace(key, max_tokens=1) for key, _ in keys]
+    counted = [key for _, key in keys]
+    answers: dict[str, Block] = {}
+    for each in (server, *others):
+        if not options["new_documents"]:
+            await each.run(earlier, concurrency)
+        answers[each.name] = await each.run(counted, concurrency)
+        if each is server:
+            samples = answers[server.name].samples
+            counted = [prompt.ended_like(sample) for prompt, sample in zip(counted, samples, strict=True)]
+        await asyncio.sleep(PAUSE_S)
+    return answers
+
+
+def _num_blocks(options: _Options, concurrency: int) -> int:
+    num_requests = options["requests"] if concurrency == 1 else options["concurrent_requests"]
+    return num_requests // _BLOCK_SIZES[concurrency]
+
+
+def _replayed(model: str, console: Console) -> dict[str, Any]:
+    """Add how many prompt tokens a key costs; that needs the model's tokenizer alone."""
+    with console.status("replaying keys"):
+        measured = replay.measure(model)
+    return {"prefilled_tokens_per_key_ratio": measured["prefilled_tokens_per_key_ratio"]}
+
+
+if __name__ == "__main__":
+    main()

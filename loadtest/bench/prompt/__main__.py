@@ -1,0 +1,93 @@
+"""The command of the prompt replay: `python -m loadtest.bench.prompt`."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from completion_server.core.errors import ConfigError
+from loadtest.bench.common.figures import report_console
+from loadtest.bench.prompt.replay import BLOCK_SIZES, measure
+from loadtest.processes.child import end_on_sigterm
+
+
+def _table(figures: Mapping[str, Any]) -> Table:
+    table = Table(title=f"{figures['num_keys']} keys, {figures['max_prompt_tokens']} tokens, {figures['template']}")
+    for heading in ("block", "layout", "prompt tokens", "prefilled a key", "p50", "p95", "from the cache"):
+        table.add_column(heading, justify="left" if heading == "layout" else "right")
+    for size, found in figures["by_block_size"].items():
+        for name, suffix in (("this server's", ""), ("plain", "_plain")):
+            table.add_row(
+                size,
+                name,
+                f"{found['prompt_tokens_per_key' + suffix]:.0f}",
+                f"{found['prefilled_tokens_per_key' + suffix]:.1f}",
+                f"{found['prefilled_tokens_p50' + suffix]:.0f}",
+                f"{found['prefilled_tokens_p95' + suffix]:.0f}",
+                f"{found['cached_share' + suffix]:.1%}",
+            )
+    return table
+
+
+def _print_report(figures: Mapping[str, Any], console: Console) -> None:
+    console.print(_table(figures))
+    ratio = figures["prefilled_tokens_per_key_ratio"]
+    console.print(f"Prefilled tokens at a key, of the plain layout's, blocks of {figures['block_size']}: {ratio:.1%}")
+    console.print(
+        f"Making the prompt: p50 {figures['tokenise_ms_p50']:.3f} ms, p95 {figures['tokenise_ms_p95']:.3f} ms, "
+        f"{figures['tokenised_tokens_per_key']:.1f} tokens tokenised a key"
+    )
+    console.print(
+        f"Tokenising all of it: p50 {figures['tokenise_ms_p50_whole']:.3f} ms, "
+        f"p95 {figures['tokenise_ms_p95_whole']:.3f} ms; {figures['num_differing_prompts']} prompts differ"
+    )
+
+
+@click.command()
+@click.option("--model", default="target_model/embedded", show_default=True, help="Folder with a tokenizer.json.")
+@click.option("--files", default=12, show_default=True, help="Files of the standard library to type into.")
+@click.option("--keys", default=150, show_default=True, help="Keys in each.")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--tokens", default=1024, show_default=True, help="Budget of a prompt.")
+@click.option("--block-size", "sizes", multiple=True, type=int, default=BLOCK_SIZES, show_default=True)
+@click.option("--cache-blocks", default=0, show_default=True, help="Blocks that the cache holds; 0 is no limit.")
+@click.option("--settings", default="{}", help="The server's prompt section, as a JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def main(
+    *,
+    model: str,
+    files: int,
+    keys: int,
+    seed: int,
+    tokens: int,
+    sizes: tuple[int, ...],
+    cache_blocks: int,
+    settings: str,
+    as_json: bool,
+) -> None:
+    """Report what a prefix cache serves while somebody types, and what making the prompts costs."""
+    end_on_sigterm()
+    try:
+        figures = measure(
+            model,
+            num_files=files,
+            num_keys=keys,
+            seed=seed,
+            max_prompt_tokens=tokens,
+            block_sizes=sizes,
+            cache_blocks=cache_blocks,
+            settings=json.loads(settings),
+        )
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(figures))
+    else:
+        _print_report(figures, report_console())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Replays typing over real files and measures the prefix-cache hits and build times of two prompt layouts.
+
+The server's own prompt library builds one prompt at each key. The plain layout is built beside it: the text before the
+cursor, the text after it and the middle marker, each side cut at a fixed number of characters from the cursor, with the
+same tokenizer and the same token budget. A prefix cache of whole blocks, like the engine's, is simulated for both. The
+last token of a prompt is always computed.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from completion_server.prompt.builder import Prompt
+from completion_server.prompt.templates import Order, Template
+from loadtest.bench.common.figures import percentile
+from loadtest.bench.common.prompts import PromptMaker
+from loadtest.bench.prompt.cache import BlockCache, LayoutStats
+from loadtest.bench.prompt.keystrokes import DocumentState, typed
+from loadtest.traffic.documents import library_files
+
+BLOCK_SIZES = (16, 32, 128)
+_SUFFIX_SHARE = 0.25
+"""Of the plain layout's budget; the same as the server's default."""
+
+
+class PlainLayout:
+    """The prompt that most clients make, tokenised anew at each key."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Template, budget: int, sample: str) -> None:
+        """Cut at distances that fill the budget for text like the sample."""
+        characters_a_token = len(sample) / len(tokenizer.encode(sample).ids)
+        self._tokenizer = tokenizer
+        self._markers = (template.prefix, template.suffix, template.middle)
+        self._is_suffix_first = template.order is Order.SUFFIX_FIRST
+        self._num_before = int(budget * (1 - _SUFFIX_SHARE) * characters_a_token)
+        self._num_after = int(budget * _SUFFIX_SHARE * characters_a_token)
+        self._budget = budget
+
+    def token_ids(self, state: DocumentState) -> list[int]:
+        """Return the prompt; what is over the budget goes from the text farthest before the cursor."""
+        before, after = state.prefix[-self._num_before :], state.suffix[: self._num_after]
+        prefix, suffix, middle = self._markers
+        while True:
+            parts = (suffix, after, prefix, before) if self._is_suffix_first else (prefix, before, suffix, after)
+            ids: list[int] = self._tokenizer.encode("".join((*parts, middle))).ids
+            excess = len(ids) - self._budget
+            if excess <= 0:
+                return ids
+            before = before[max(16, excess * 2) :]
+
+
+@dataclass(slots=True)
+class BuildTimes:
+    """How long the server's prompts took to build, and how many of their tokens were computed."""
+
+    build_ms: list[float] = field(default_factory=list)
+    whole_ms: list[float] = field(default_factory=list)
+    num_tokenised: int = 0
+    num_differing: int = 0
+
+    def add(self, prompt: Prompt, build_ms: float, tokenizer: Tokenizer) -> None:
+        """Count a prompt, and tokenise the whole of its text for comparison."""
+        self.build_ms.append(build_ms)
+        self.num_tokenised += prompt.num_tokenised
+        text = tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+        begun = time.perf_counter()
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        self.whole_ms.append((time.perf_counter() - begun) * 1000)
+        self.num_differing += encoding.ids != prompt.token_ids
+
+    def figures(self) -> dict[str, float]:
+        """Return what it took at a key."""
+        return {
+            "num_keys": len(self.build_ms),
+            "num_differing_prompts": self.num_differing,
+            "tokenised_tokens_per_key": round(self.num_tokenised / len(self.build_ms), 1),
+            "tokenise_ms_p50": round(percentile(self.build_ms, 50), 4),
+            "tokenise_ms_p95": round(percentile(self.build_ms, 95), 4),
+            "tokenise_ms_p50_whole": round(percentile(self.whole_ms, 50), 4),
+            "tokenise_ms_p95_whole": round(percentile(self.whole_ms, 95), 4),
+        }
+
+
+def measure(
+    model: str,
+    *,
+    num_files: int = 12,
+    num_keys: int = 150,
+    seed: int = 1,
+    max_prompt_tokens: int = 1024,
+    block_sizes: Sequence[int] = BLOCK_SIZES,
+    cache_blocks: int = 0,
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Replay typing and return the figures; those without a block size in their place are for the first one.
+
+    `model` is a folder with a tokenizer.json; `cache_blocks` bounds the cache, 0 leaves it unbounded; `settings` is the
+    server's prompt section.
+
+    Raises:
+        ConfigError: there is no such model, or the settings can't be used.
+
+    """
+    maker = PromptMaker(model, {**(settings or {}), "max_prompt_tokens": max_prompt_tokens})
+    template = maker.builder.template
+    tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
+    ours, plain = (LayoutStats([BlockCache(size, cache_blocks) for size in block_sizes]) for _ in range(2))
+    times = BuildTimes()
+    files = library_files(num_files, seed)
+    layout = PlainLayout(tokenizer, template, max_prompt_tokens, "".join(text[:4000] for text in files.values()))
+    for number, (path, text) in enumerate(files.items()):
+        for state in typed(text, num_keys, seed + number):
+            prompt, build_ms = maker.make(path, state.prefix, state.suffix, language_id="python")
+            times.add(prompt, build_ms, tokenizer)
+            ours.add(prompt.token_ids)
+            plain.add(layout.token_ids(state))
+    by_size = {str(size): _compared(ours.figures(size), plain.figures(size)) for size in block_sizes}
+    return {
+        "template": template.name,
+        "max_prompt_tokens": max_prompt_tokens,
+        "block_size": block_sizes[0],
+        **times.figures(),
+        **by_size[str(block_sizes[0])],
+        "by_block_size": by_size,
+    }
+
+
+def _compared(ours: Mapping[str, float], plain: Mapping[str, float]) -> dict[str, float]:
+    ratio = ours["prefilled_tokens_per_key"] / plain["prefilled_tokens_per_key"]
+    return {
+        **ours,
+        **{f"{name}_plain": value for name, value in plain.items()},
+        "prefilled_tokens_per_key_ratio": round(ratio, 4),
+    }

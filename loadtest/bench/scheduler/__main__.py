@@ -1,0 +1,317 @@
+"""How editors fare when people type: open loop, this server, the same with everything off, and `vllm serve`.
+
+Three targets hold the same model under the same engine arguments and meet the same traces of keys in turn, in one run:
+
+- the scheduler: the configured server. Editors keep a `Session` stream, and say on it as soon as a key makes a request
+  stale; with `--no-cancel-at-key` they only send the next one, a debounce later.
+- plain: the same server with superseding, typing through, shedding, the adaptive number of slots and the limit for each
+  user off, first come first served. Editors only send their next request.
+- `vllm serve`, over HTTP with the server's own token ids and end tokens, asked by editors that close the connection as
+  soon as the user presses a new key. It has no text rules: an answer runs to its last token, or to the next key.
+
+How the comparison is kept honest:
+
+- Requests go out at times fixed beforehand, whatever became of those before; latencies count from those times.
+- What an answer is worth is decided by the user's next key, which the trace knows: a completion counts as seen when
+  its first visible text comes in time and stands for a while before that key.
+- Loads are multiples of what the engine can serve, measured first on the plain server: whole completions a second,
+  closed loop, with prefixes typed on so that the prefix cache works as it does in typing.
+- Each round and load has a trace of its own, the same for all targets, who take turns in changing order. A target sees
+  each document once before a trace begins, so that a trace shows typing and not the opening of all documents at once.
+- Wasted tokens are what vLLM itself says it generated, less what was generated for seen answers. It does not count
+  what a step in flight still computes for a request just aborted, on any side. Where a newer request takes over a
+  generation, its tokens count for that one alone.
+
+Client, servers and engines share the machine; how late the generator was is part of the report.
+"""
+
+import asyncio
+import gc
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from loadtest.bench.common.contest import PAUSE_S
+from loadtest.bench.common.figures import report_console, rounded
+from loadtest.bench.common.server import SERVES_ALL, CommandError, Server, config_options, effective_config
+from loadtest.bench.peers.vllm_serve import VllmServe
+from loadtest.bench.scheduler.capacity import Capacity, measure_capacity
+from loadtest.bench.scheduler.cells import Cell, Renderer, make_cells
+from loadtest.bench.scheduler.report import (
+    PLAIN,
+    SCHEDULER,
+    VLLM_SERVE,
+    Criteria,
+    Results,
+    as_json,
+    figures,
+    first_errors,
+    headline,
+    print_tables,
+)
+from loadtest.driving.driver import drive
+from loadtest.processes.child import StartError, end_on_sigterm
+from loadtest.processes.counters import MetricsError
+from loadtest.report.drawing.curve import curve_svg
+from loadtest.targets import Asking, Target, TargetError, TargetSpec
+from loadtest.targets.grpc import GrpcTarget
+from loadtest.targets.http import HttpTarget
+from loadtest.traffic.documents import DocumentsError
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.trace import make_schedule
+
+PLAIN_OVERRIDES = (
+    *SERVES_ALL,
+    "scheduling.supersede=false",
+    "scheduling.order=first_come",
+    "scheduling.typing_through=false",
+)
+"""What makes the server a plain one."""
+
+_CONCURRENCIES = (4, 8, 16)
+_CAPACITY_S = 8.0
+_WARM_UP_SESSIONS, _WARM_UP_S = 8, 3.0
+_QUICK_S, _QUICK_CAPACITY_S = 4.0, 2.0
+
+
+class _Options(TypedDict):
+    seconds: float
+    rounds: int
+    loads: tuple[float, ...]
+    capacity: float | None
+    max_tokens: int
+    prefix_chars: int
+    suffix_chars: int
+    within_ms: float
+    before_next_key_ms: float
+    seed: int
+    cancel_at_key: bool
+    has_lead_in: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Everything that was measured."""
+
+    scenario: Scenario
+    capacity: Capacity | None
+    completions_per_s: float
+    """What loads are multiples of."""
+    cells: list[Cell]
+    results: Results
+
+
+@click.command()
+@config_options
+@click.option("--seconds", type=click.FloatRange(1), default=15.0, show_default=True, help="Length of a trace.")
+@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="Traces for each load.")
+@click.option(
+    "--load",
+    "loads",
+    type=click.FloatRange(0, min_open=True),
+    multiple=True,
+    default=(0.5, 1.0, 2.0, 4.0),
+    show_default=True,
+    help="Requests/s asked for, as a multiple of the completions/s that the engine can serve; may be repeated.",
+)
+@click.option("--capacity", type=click.FloatRange(0, min_open=True), help="Completions/s; not given, it is measured.")
+@click.option("--max-tokens", type=click.IntRange(1), default=24, show_default=True)
+@click.option("--prefix-chars", type=click.IntRange(100), default=1500, show_default=True)
+@click.option("--suffix-chars", type=click.IntRange(1), default=400, show_default=True)
+@click.option(
+    "--within-ms", type=click.FloatRange(1), default=250.0, show_default=True, help="The latest that text is in time."
+)
+@click.option(
+    "--before-next-key-ms",
+    type=click.FloatRange(0),
+    default=200.0,
+    show_default=True,
+    help="How long text must stand before the next key to be seen.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
+@click.option(
+    "--cancel-at-key/--no-cancel-at-key", default=True, help="Whether the scheduler's editors cancel at the key."
+)
+@click.option("--lead-in/--no-lead-in", "has_lead_in", default=True, help="Whether documents are known beforehand.")
+@click.option(
+    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw seen/s against load into this SVG file."
+)
+@click.option("--quick", is_flag=True, help="One short round, to see that all of it works.")
+@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
+def main(
+    config: Path,
+    overrides: tuple[str, ...],
+    picture: Path | None,
+    quick: bool,
+    as_json_only: bool,
+    **options: Unpack[_Options],
+) -> None:
+    """Measure how editors fare at several loads. The last line is a JSON object.
+
+    \b
+    Example:
+        python -m loadtest.bench.scheduler --config deploy/local/server.toml --quick
+        python -m loadtest.bench.scheduler --load 2 --rounds 4
+    """
+    end_on_sigterm()
+    if quick:
+        options["seconds"], options["rounds"] = _QUICK_S, 1
+    console = Console(stderr=True)
+    try:
+        contest = asyncio.run(
+            _measure(config, overrides, options, _QUICK_CAPACITY_S if quick else _CAPACITY_S, console)
+        )
+    except (DocumentsError, StartError, CommandError, TargetError, MetricsError) as error:
+        raise click.ClickException(str(error)) from error
+    if picture is not None:
+        _draw(contest, options, picture)
+    _report(contest, options, console, as_json_only=as_json_only)
+
+
+async def _measure(
+    config: Path, overrides: Sequence[str], options: _Options, capacity_s: float, console: Console
+) -> Contest:
+    scenario = _scenario(options)
+    async with AsyncExitStack() as stack:
+        # The prompts of this one are also where the end tokens of all others are from.
+        renderer = Renderer(config, overrides, options["max_tokens"])
+        first = scenario.scaled(sessions=_WARM_UP_SESSIONS, duration_s=_WARM_UP_S, seed=f"{options['seed']}/warm-up")
+        trace = make_schedule(first)
+        warm_up = await asyncio.to_thread(renderer.render, [trace])
+        targets = await _start(stack, config, overrides, options, warm_up.stop_token_ids, console)
+        with console.status("warming up"):
+            for target in targets:
+                await drive(target, warm_up.traces[0])
+                await asyncio.sleep(PAUSE_S)
+        measured: Capacity | None = None
+        if options["capacity"] is None:
+            with console.status("measuring what the engine can serve"):
+                plain = next(target for target in targets if target.name == PLAIN)
+                measured = await measure_capacity(plain, _CONCURRENCIES, capacity_s, scenario)
+        rate = options["capacity"] or (measured.completions_per_s if measured else 0.0)
+        with console.status("making traces"):
+            traces = make_cells(options["rounds"], options["loads"], options["seconds"], scenario, rate)
+            cells = await asyncio.to_thread(renderer.render_cells, traces)
+        results = await _contest(targets, cells, options, console)
+    return Contest(scenario, measured, rate, cells, results)
+
+
+def _scenario(options: _Options) -> Scenario:
+    """Return how people type here; how many and for how long is said for each trace."""
+    documents = {"prefix_chars": options["prefix_chars"], "suffix_chars": options["suffix_chars"]}
+    return Scenario.of({"name": "scheduler", "seed": options["seed"], "documents": documents})
+
+
+async def _start(
+    stack: AsyncExitStack,
+    config: Path,
+    overrides: Sequence[str],
+    options: _Options,
+    stop_token_ids: Sequence[int],
+    console: Console,
+) -> list[Target]:
+    targets: list[Target] = []
+    max_tokens = options["max_tokens"]
+    for name, own in ((SCHEDULER, ()), (PLAIN, PLAIN_OVERRIDES)):
+        with console.status(f"starting: {name}"):
+            server = await stack.enter_async_context(Server(config, (*overrides, *own), name, has_metrics=True))
+        metrics_url = f"http://{server.ready['metrics_address']}/metrics"
+        cancels = options["cancel_at_key"] and name == SCHEDULER
+        spec = TargetSpec(name, "grpc", (server.ready["address"],), metrics_url=metrics_url)
+        target = GrpcTarget(spec, Asking(max_tokens, cancels_at_key=cancels))
+        targets.append(await stack.enter_async_context(target))
+    with console.status(f"starting: {VLLM_SERVE}"):
+        serve = await stack.enter_async_context(VllmServe(effective_config(config, overrides)))
+    host = serve.url.removeprefix("http://")
+    spec = TargetSpec(VLLM_SERVE, "openai+http", (host,), {"model": serve.model}, metrics_url=f"{serve.url}/metrics")
+    http = HttpTarget(spec, Asking(max_tokens), _vllm_body(stop_token_ids))
+    targets.append(await stack.enter_async_context(http))
+    return targets
+
+
+def _vllm_body(stop_token_ids: Sequence[int]) -> dict[str, Any]:
+    """Return what vLLM is told besides the prompt: how a completion ends, and to count as it goes."""
+    return {
+        "stop_token_ids": list(stop_token_ids),
+        "add_special_tokens": False,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+
+
+async def _contest(targets: Sequence[Target], cells: Sequence[Cell], options: _Options, console: Console) -> Results:
+    results: Results = {load: {target.name: [] for target in targets} for load in options["loads"]}
+    gc.collect()
+    gc.freeze()  # going through all that was prepared would make the generator late
+    with Progress(console=console) as progress:
+        task = progress.add_task("typing", total=len(cells) * len(targets))
+        for number, cell in enumerate(cells):
+            first = (cell.round + number) % len(targets)
+            for target in (*targets[first:], *targets[:first]):
+                run = await drive(target, cell.trace, has_lead_in=options["has_lead_in"])
+                results[cell.load][target.name].append(run)
+                await asyncio.sleep(PAUSE_S)
+                progress.advance(task)
+    return results
+
+
+def _report(contest: Contest, options: _Options, console: Console, *, as_json_only: bool) -> None:
+    criteria = Criteria(options["within_ms"] / 1000, options["before_next_key_ms"] / 1000)
+    found = figures(contest.results, criteria)
+    headlines = headline(found, contest.results)
+    for name, error in first_errors(contest.results).items():
+        console.print(f"{name}: requests failed, the first with: {error}", markup=False)
+    if not as_json_only:
+        report = report_console()
+        report.print(f"The engine can serve {contest.completions_per_s:.1f} completions/s.")
+        print_tables(found, headlines, report)
+    click.echo(json.dumps(headlines | _details(contest, options) | {"loads": as_json(found)}))
+
+
+def _draw(contest: Contest, options: _Options, picture: Path) -> None:
+    found = figures(contest.results, Criteria(options["within_ms"] / 1000, options["before_next_key_ms"] / 1000))
+    names = {
+        SCHEDULER: "this server",
+        VLLM_SERVE: "vllm serve, editors hang up at each key",
+        PLAIN: "its scheduler off",
+    }
+    series = {
+        label: [(load, by_target[name].seen_per_s) for load, by_target in sorted(found.items())]
+        for name, label in names.items()
+    }
+    x_label = (
+        f"requests/s, in multiples of the {contest.completions_per_s:.0f} whole completions/s that the engine serves"
+    )
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.write_text(curve_svg(series, x_label, "completions seen per second", "People who type"), encoding="utf-8")
+
+
+def _details(contest: Contest, options: _Options) -> dict[str, Any]:
+    by_concurrency = contest.capacity.by_concurrency if contest.capacity else {}
+    return {
+        "capacity_per_s": rounded(contest.completions_per_s),
+        "capacity_per_s_by_concurrency": {str(callers): rounded(rate) for callers, rate in by_concurrency.items()},
+        "requests_per_s_of_a_session": rounded(contest.scenario.session_requests_per_s),
+        "typing": contest.scenario.typing.model.parameters(),
+        "options": options,
+        "traces": [
+            {
+                "round": cell.round,
+                "load": cell.load,
+                "sessions": len(cell.trace.sessions),
+                "requests": cell.trace.num_requests,
+                "digest": cell.trace.digest(),
+            }
+            for cell in contest.cells
+        ],
+    }
+
+
+if __name__ == "__main__":
+    main()

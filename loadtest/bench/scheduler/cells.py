@@ -1,0 +1,75 @@
+"""The traces of a benchmark over several loads, and the prompts for targets that get token ids."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loadtest.bench.common.server import render_prompts
+from loadtest.bench.common.texts import Text
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.trace import Schedule, make_schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A trace that every target meets."""
+
+    round: int
+    load: float
+    """As a multiple of what the engine can serve."""
+    trace: Schedule
+
+
+def make_cells(
+    num_rounds: int, loads: Sequence[float], seconds: float, scenario: Scenario, completions_per_s: float
+) -> list[Cell]:
+    """Make a trace of its own for each round and load, with as many sessions as come nearest to the load.
+
+    Raises:
+        DocumentsError: there is not enough source text.
+
+    """
+    return [
+        Cell(number, load, make_schedule(scenario.scaled(sessions=sessions, duration_s=seconds, seed=name)))
+        for number in range(num_rounds)
+        for load in loads
+        for sessions in (scenario.num_sessions(load * completions_per_s),)
+        for name in (f"{scenario.seed}/{number}/{load:g}",)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Traces with prompts."""
+
+    traces: list[Schedule]
+    stop_token_ids: tuple[int, ...]
+    """Tokens that end a completion besides the model's own end token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    """Gives traces the token ids that the server makes of them."""
+
+    config: Path
+    overrides: Sequence[str]
+    max_tokens: int
+
+    def render(self, traces: Sequence[Schedule]) -> Rendered:
+        """Return the traces with prompts, all from one process: each key of a document is made knowing the last.
+
+        Raises:
+            CommandError: a prompt can't be made.
+
+        """
+        documents = [each for trace in traces for each in trace.documents()]
+        texts = [Text(request.prefix, request.suffix) for _name, request in documents]
+        names = [name for name, _request in documents]
+        prompts = render_prompts(self.config, self.overrides, texts, self.max_tokens, names)
+        token_ids = (prompt.token_ids for prompt in prompts)
+        return Rendered([trace.with_token_ids(token_ids) for trace in traces], prompts[0].stop_token_ids)
+
+    def render_cells(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells with prompts. Raises what `render` does."""
+        traces = self.render([cell.trace for cell in cells]).traces
+        return [replace(cell, trace=trace) for cell, trace in zip(cells, traces, strict=True)]

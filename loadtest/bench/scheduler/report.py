@@ -1,0 +1,230 @@
+"""From runs to the figures and tables of the scheduler benchmark."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.bench.common.figures import percentile, rounded
+from loadtest.driving.driver import Run
+from loadtest.targets.record import Outcome, Result
+
+SCHEDULER, PLAIN, VLLM_SERVE = "scheduler", "plain", "vllm serve"
+"""The targets."""
+
+Results = dict[float, dict[str, list[Run]]]
+"""Runs by load, as a multiple of the capacity, and target; the same place in two lists is the same trace."""
+
+_HEADLINE_LOAD, _TOP_LOAD = 2.0, 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Criteria:
+    """What makes an answer one that a user sees."""
+
+    within_s: float = 0.25
+    """Its first visible text comes no later than this after the intended time,"""
+    before_next_key_s: float = 0.2
+    """and no later than this before the user's next key: what is gone in a blink nobody reads."""
+
+    def is_in_time(self, result: Result) -> bool:
+        """Tell whether the first text came soon enough."""
+        return result.ttft_s is not None and result.ttft_s <= self.within_s
+
+    def is_seen(self, result: Result) -> bool:
+        """Tell whether the user saw it."""
+        text_at_s = result.first_text_at_s
+        if text_at_s is None or not self.is_in_time(result):
+            return False
+        return result.request.next_key_at_s - text_at_s >= self.before_next_key_s
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One target at one load. Times count from the intended time; nan where there is nothing to count."""
+
+    num_requests: int
+    num_pauses: int
+    num_seen: int
+    offered_per_s: float
+    seen_per_s: float
+    seen_per_s_by_round: tuple[float, ...]
+    pause_answered_share: float
+    """Of pause requests, those with visible text in time."""
+    pause_without_text_share: float
+    """Of pause requests, those that never had any; they are in no percentile."""
+    pause_empty_share: float
+    """Of pause requests, those whose whole answer had none: the model had nothing to say that can be shown."""
+    pause_ttft_ms_p50: float
+    pause_ttft_ms_p95: float
+    pause_ttft_ms_p99: float
+    answered_ttft_ms_p95: float
+    """Of all requests that had visible text, however they ended after that."""
+    shed_share: float
+    superseded_share: float
+    hung_up_share: float
+    wasted_token_share: float
+    """Tokens that the engine generated for anything but requests whose answer was seen."""
+    generated_tokens: float
+    generator_lag_ms_p99: float
+    outcomes: Mapping[str, int]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], criteria: Criteria) -> "Figures":
+        """Sum up at least one run."""
+        results = [result for run in runs for result in run.results]
+        pauses = [result for result in results if result.request.is_pause]
+        seen = [[each for each in run.results if criteria.is_seen(each)] for run in runs]
+        duration_s = sum(run.duration_s for run in runs)
+        generated = sum(run.generated_tokens for run in runs)
+        seen_tokens = sum(each.completion_tokens for found in seen for each in found)
+        outcomes = {kind: sum(result.outcome is kind for result in results) for kind in Outcome}
+        pause_ttft_ms = _ttft_ms(pauses)
+        num_seen = sum(map(len, seen))
+        return cls(
+            num_requests=len(results),
+            num_pauses=len(pauses),
+            num_seen=num_seen,
+            offered_per_s=len(results) / duration_s,
+            seen_per_s=num_seen / duration_s,
+            seen_per_s_by_round=tuple(len(found) / run.duration_s for found, run in zip(seen, runs, strict=True)),
+            pause_answered_share=_ratio(sum(map(criteria.is_in_time, pauses)), len(pauses)),
+            pause_without_text_share=_ratio(len(pauses) - len(pause_ttft_ms), len(pauses)),
+            pause_empty_share=_ratio(sum(each.outcome is Outcome.EMPTY for each in pauses), len(pauses)),
+            pause_ttft_ms_p50=percentile(pause_ttft_ms, 50),
+            pause_ttft_ms_p95=percentile(pause_ttft_ms, 95),
+            pause_ttft_ms_p99=percentile(pause_ttft_ms, 99),
+            answered_ttft_ms_p95=percentile(_ttft_ms(results), 95),
+            shed_share=_ratio(outcomes[Outcome.SHED], len(results)),
+            superseded_share=_ratio(outcomes[Outcome.SUPERSEDED], len(results)),
+            hung_up_share=_ratio(outcomes[Outcome.HUNG_UP], len(results)),
+            wasted_token_share=1 - _ratio(seen_tokens, generated),
+            generated_tokens=generated,
+            generator_lag_ms_p99=percentile([result.lag_s * 1000 for result in results], 99),
+            outcomes={kind.value: count for kind, count in outcomes.items() if count},
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return them rounded, null for nan."""
+        return {name: _jsonable(value) for name, value in asdict(self).items()}
+
+
+def figures(results: Results, criteria: Criteria) -> dict[float, dict[str, Figures]]:
+    """Return the figures by load and target."""
+    return {
+        load: {name: Figures.of(runs, criteria) for name, runs in by_target.items()}
+        for load, by_target in results.items()
+    }
+
+
+def headline(found: Mapping[float, Mapping[str, Figures]], results: Results) -> dict[str, float | None]:
+    """Return the figures that stand for all of them; None for a load that was not run, or a ratio to nothing."""
+    seen = {load: {name: each.seen_per_s for name, each in by_target.items()} for load, by_target in found.items()}
+    at = seen.get(_HEADLINE_LOAD, {})
+    ours = found.get(_HEADLINE_LOAD, {}).get(SCHEDULER)
+    peak = max((by_target.get(SCHEDULER, math.nan) for by_target in seen.values()), default=math.nan)
+    lags_ms = [
+        result.lag_s * 1000
+        for by_target in results.values()
+        for runs in by_target.values()
+        for run in runs
+        for result in run.results
+    ]
+    named = {
+        "seen_ratio_2x_to_plain": _ratio(at.get(SCHEDULER, math.nan), at.get(PLAIN, math.nan)),
+        "seen_ratio_2x_to_vllm_serve": _ratio(at.get(SCHEDULER, math.nan), at.get(VLLM_SERVE, math.nan)),
+        "seen_4x_to_peak": _ratio(seen.get(_TOP_LOAD, {}).get(SCHEDULER, math.nan), peak),
+        "answered_ttft_p95_ms_2x": ours.answered_ttft_ms_p95 if ours else math.nan,
+        "pause_answered_share_2x": ours.pause_answered_share if ours else math.nan,
+        "wasted_token_share_2x": ours.wasted_token_share if ours else math.nan,
+        "generator_lag_p99_ms": percentile(lags_ms, 99),
+    }
+    return {name: rounded(value) for name, value in named.items()}
+
+
+def as_json(found: Mapping[float, Mapping[str, Figures]]) -> dict[str, Any]:
+    """Return all figures, nested by load and target."""
+    return {
+        f"{load:g}": {name: each.as_json() for name, each in by_target.items()} for load, by_target in found.items()
+    }
+
+
+def first_errors(results: Results) -> dict[str, str]:
+    """Return an example of what went wrong, by target."""
+    found: dict[str, str] = {}
+    for by_target in results.values():
+        for name, runs in by_target.items():
+            errors = (result.error for run in runs for result in run.results if result.outcome is Outcome.ERROR)
+            if (error := next(errors, None)) is not None:
+                found.setdefault(name, error or "no message")
+    return found
+
+
+def print_tables(
+    found: Mapping[float, Mapping[str, Figures]], headlines: Mapping[str, float | None], console: Console
+) -> None:
+    """Print what everybody reached, and what is made of it."""
+    console.print(_targets_table(found))
+    table = Table(title="The scheduler against the others", title_justify="left")
+    table.add_column("")
+    table.add_column("", justify="right")
+    for name, value in headlines.items():
+        table.add_row(name, _nothing(name) if value is None else f"{value:.3f}")
+    console.print(table)
+
+
+def _targets_table(found: Mapping[float, Mapping[str, Figures]]) -> Table:
+    table = Table(title="Loads are multiples of what the engine can serve; times in ms", title_justify="left")
+    headings = (
+        "load", "target", "asked/s", "seen/s", "pauses in time", "pause p50", "p95", "p99", "any p95", "shed",
+        "dropped", "wasted",
+    )  # fmt: skip
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "target" else "right")
+    for load, by_target in found.items():
+        for name, each in by_target.items():
+            table.add_row(
+                f"{load:g}",
+                name,
+                f"{each.offered_per_s:.1f}",
+                f"{each.seen_per_s:.2f}",
+                _percent(each.pause_answered_share),
+                _ms(each.pause_ttft_ms_p50),
+                _ms(each.pause_ttft_ms_p95),
+                _ms(each.pause_ttft_ms_p99),
+                _ms(each.answered_ttft_ms_p95),
+                _percent(each.shed_share),
+                _percent(each.superseded_share + each.hung_up_share),
+                _percent(each.wasted_token_share),
+            )
+        table.add_section()
+    return table
+
+
+def _nothing(name: str) -> str:
+    return "nothing to compare with" if name.startswith("seen") else "-"
+
+
+def _ms(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.0f}"
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.0%}"
+
+
+def _ttft_ms(results: Sequence[Result]) -> list[float]:
+    return [result.ttft_s * 1000 for result in results if result.ttft_s is not None]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def _jsonable(value: Any) -> Any:  # noqa: ANN401 - a field of Figures
+    if isinstance(value, tuple):
+        return [rounded(each) for each in value]
+    return rounded(value) if isinstance(value, float) else value

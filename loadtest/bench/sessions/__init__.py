@@ -1,0 +1,1 @@
+"""Benchmark of the front end under ten thousand sessions."""

@@ -1,0 +1,269 @@
+"""Ten thousand editors and one server: what its front end costs, beside a gRPC server that does nothing.
+
+The real front end, with the scheduler and metrics on, in front of the scripted engine at a large model's service times:
+45 ms for a prompt, computed apart from the steps, 8 ms for a step, five draft tokens of which 82% are accepted in turn,
+128 slots. Over loopback, generator included. The editors' streams share connections, as behind a proxy.
+
+- The front end's share of a TTFT is what a client waits from sending to its first text, less what the server says it
+  waited for a slot and for the engine's first token.
+- CPU is the server process's own, while requests come, the scripted engine's included.
+- Memory is what the process holds at the end, less what it held when ready, for each session.
+- The bare server then gets the same traffic, and answers with as many messages for each request.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import click
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.bench.common.figures import report_console, rounded
+from loadtest.bench.common.server import CommandError, ServerProcess, config_options
+from loadtest.driving.checks import CheckError
+from loadtest.driving.live import Live
+from loadtest.driving.run import Progress, run_scenario
+from loadtest.driving.worker_pool import RunError
+from loadtest.processes.child import Child, StartError, end_on_sigterm
+from loadtest.report.figures import figures, reasons_invalid
+from loadtest.stats.run_stats import Part
+from loadtest.targets import TargetError, parse_target
+from loadtest.traffic.scenario import Scenario, ScenarioError
+
+OVERRIDES = (
+    "engine.kind=scripted",
+    "engine.scripted_times=large_model_prefilled_apart",
+    "engine.scripted_acceptance=0.82",
+    "engine.num_speculative_tokens=5",
+    "engine.max_num_seqs=128",
+    "scheduling.max_slots=128",
+)
+_BARE_SHARE, _MOST_BARE_S = 0.25, 15.0
+_START_S = 60.0
+_MIB = 1024 * 1024
+
+
+class _Options(TypedDict):
+    sessions: tuple[int, ...]
+    rates: tuple[float, ...]
+    seconds: float
+    workers: int
+    connections: int
+    storm: bool
+    seed: int
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a process had used at a moment of a run."""
+
+    elapsed_s: float
+    cpu_s: float
+    rss_bytes: int
+    num_intended: int
+
+
+@dataclass(slots=True)
+class Watch:
+    """A process, looked at whenever the run says how it goes."""
+
+    process: psutil.Process
+    readings: list[Reading] = field(default_factory=list)
+    """While requests come."""
+
+    def look(self, progress: Progress) -> None:
+        """Take a reading."""
+        if progress.is_running and progress.num_intended:
+            times, rss = self.process.cpu_times(), self.process.memory_info().rss
+            self.readings.append(Reading(progress.elapsed_s, times.user + times.system, rss, progress.num_intended))
+
+    @property
+    def cpu_ms_a_request(self) -> float:
+        """CPU time between the first reading and the last."""
+        first, last = self.readings[0], self.readings[-1]
+        return (last.cpu_s - first.cpu_s) * 1000 / max(1, last.num_intended - first.num_intended)
+
+    @property
+    def growth_mib_per_min(self) -> float:
+        """Memory's growth over the second half of the run, when every session has typed."""
+        half = self.readings[len(self.readings) // 2]
+        last = self.readings[-1]
+        return (last.rss_bytes - half.rss_bytes) / _MIB / max(1e-9, last.elapsed_s - half.elapsed_s) * 60
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One number of sessions."""
+
+    part: Part
+    scenario: Scenario
+    server: Watch
+    idle_rss_bytes: int
+    bare_cpu_ms_a_request: float
+
+    def figures(self) -> dict[str, float]:
+        """Return what it came to."""
+        found = figures(self.part, self.scenario.criteria)
+        sessions = self.scenario.sessions
+        return {
+            "sessions": sessions,
+            "requests_per_s": found["offered_per_s"],
+            "errors": self.part.total.counters["errors"],
+            "front_end_ttft_p50_ms": found["front_end_ms_p50"],
+            "front_end_ttft_p99_ms": found["front_end_ms_p99"],
+            "server_kib_per_session": (self.server.readings[-1].rss_bytes - self.idle_rss_bytes) / 1024 / sessions,
+            "server_growth_mib_per_min": self.server.growth_mib_per_min,
+            "server_cpu_s_per_1000_requests": self.server.cpu_ms_a_request,
+            "bare_cpu_s_per_1000_requests": self.bare_cpu_ms_a_request,
+            "messages_per_request": self.part.total.counters["messages"] / self.part.total.counters["sent"],
+            "rate_ratio_to_bare_grpc": self.bare_cpu_ms_a_request / self.server.cpu_ms_a_request,
+            "generator_lag_p99_ms": found["lag_ms_p99"],
+            "ttft_p50_ms": found["ttft_ms_p50"],
+            "ttft_p99_ms": found["ttft_ms_p99"],
+            "seen_per_s": found["seen_per_s"],
+            "shed_share": found["shed_share"],
+            "sessions_lost": found["sessions_lost"],
+            "reconnects": found["reconnects"],
+            "reconnect_p99_ms": found["reconnect_ms_p99"],
+            "reconnect_p999_ms": found["reconnect_ms_p999"],
+        }
+
+
+@click.command()
+@config_options
+@click.option(
+    "--sessions", type=click.IntRange(1), multiple=True, default=(10_000,), show_default=True, help="May be repeated."
+)
+@click.option(
+    "--requests-per-s",
+    "rates",
+    type=click.FloatRange(1),
+    multiple=True,
+    default=(1500.0, 750.0),
+    show_default=True,
+    help="Asked by all editors together: how long they are away between spells of typing follows. May be repeated.",
+)
+@click.option("--seconds", type=click.FloatRange(5), default=60.0, show_default=True, help="Of traffic.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes of the generator.")
+@click.option(
+    "--connections",
+    type=click.IntRange(0),
+    default=100,
+    show_default=True,
+    help="That carry all streams, as a proxy's do, at most 100 each; 0 gives each editor its own.",
+)
+@click.option("--storm", is_flag=True, help="All editors lose their streams in the middle, and come back at once.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
+@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
+def main(config: Path, overrides: tuple[str, ...], as_json_only: bool, **options: Unpack[_Options]) -> None:
+    """Measure the front end. The last line is a JSON object: the first run, and under "runs" all of them.
+
+    \b
+    Example:
+        python -m loadtest.bench.sessions --seconds 300 --requests-per-s 750
+        python -m loadtest.bench.sessions --sessions 12000 --storm
+    """
+    end_on_sigterm()
+    console = Console(stderr=True)
+    try:
+        runs = [
+            _measure(config, overrides, _scenario(sessions, rate, options), options, console)
+            for sessions in options["sessions"]
+            for rate in options["rates"]
+        ]
+    except (ScenarioError, StartError, CommandError, TargetError, CheckError, RunError) as error:
+        raise click.ClickException(str(error)) from error
+    found = [{name: rounded(value) for name, value in run.figures().items()} for run in runs]
+    for run in runs:
+        for reason in reasons_invalid(run.part):
+            console.print(f"{run.scenario.sessions:,} sessions: not valid: {reason}", style="red")
+    if not as_json_only:
+        _print(found)
+    click.echo(json.dumps(found[0] | {"scenario": runs[0].scenario.name, "seconds": options["seconds"], "runs": found}))
+
+
+def _scenario(sessions: int, requests_per_s: float, options: _Options) -> Scenario:
+    """Return the packaged scenario with editors that are away for as long as makes the rate."""
+    scenario = Scenario.load("editors-10k")
+    while_typing = scenario.session_requests_per_s / (1 - scenario.typing.away_share)
+    away_share = 1 - requests_per_s / sessions / while_typing
+    if away_share < 0:
+        msg = f"requests-per-s: {sessions} editors ask at most {sessions * while_typing:.0f}, got {requests_per_s:g}"
+        raise ScenarioError(msg)
+    tree = scenario.model_dump() | {"sessions": sessions, "duration_s": options["seconds"], "seed": options["seed"]}
+    tree["typing"]["away_share"] = away_share
+    if options["storm"]:
+        tree["events"] = ({"kind": "reconnect", "at_s": options["seconds"] / 2},)
+    return Scenario.of(tree)
+
+
+def _measure(
+    config: Path, overrides: Sequence[str], scenario: Scenario, options: _Options, console: Console
+) -> Measured:
+    calm = scenario.model_copy(update={"events": ()})
+    quick = calm.scaled(duration_s=min(_MOST_BARE_S, options["seconds"] * _BARE_SHARE))
+    with ExitStack() as stack:
+        server = ServerProcess(config, (*OVERRIDES, *overrides), has_metrics=True)
+        stack.callback(server.stop)
+        watch = Watch(psutil.Process(server.pid))
+        idle_rss_bytes = watch.process.memory_info().rss
+        address, metrics = server.ready["address"], server.ready["metrics_address"]
+        part = _drive(scenario, f"server=grpc://{address}?metrics={metrics}{_shared(options)}", watch, options, console)
+        sent = max(1, part.total.counters["sent"])
+        deltas = max(0, part.total.counters["messages"] / sent - 1)
+        bare = _bare(quick, deltas, options, console)
+    return Measured(part, scenario, watch, idle_rss_bytes, bare)
+
+
+def _shared(options: _Options) -> str:
+    return f"&connections={options['connections']}" if options["connections"] else ""
+
+
+def _bare(scenario: Scenario, deltas: float, options: _Options, console: Console) -> float:
+    """Return the CPU time that a bare server takes for a request."""
+    with _bare_server(deltas) as (address, pid):
+        watch = Watch(psutil.Process(pid))
+        _drive(scenario, f"bare=grpc://{address}?{_shared(options)}", watch, options, console)
+    return watch.cpu_ms_a_request
+
+
+@contextmanager
+def _bare_server(deltas: float) -> Iterator[tuple[str, int]]:
+    command = (sys.executable, "-m", "loadtest.bench.peers.bare_grpc", "--deltas", str(deltas))
+    with Child("bare", command, is_piped=True) as child:
+        yield child.read_json(_START_S)["address"], child.pid
+
+
+def _drive(scenario: Scenario, target: str, watch: Watch, options: _Options, console: Console) -> Part:
+    spec = parse_target(target)
+    with Live(console) as live:
+
+        def show(progress: Progress) -> None:
+            watch.look(progress)
+            live.show(progress)
+
+        result = run_scenario(scenario, [spec], workers=options["workers"], progress=show)
+    if result.interrupted:
+        raise click.Abort
+    return result.parts[spec.name]
+
+
+def _print(found: Sequence[dict[str, Any]]) -> None:
+    table = Table(title="The front end, by the number of editors", title_justify="left")
+    table.add_column("")
+    for each in found:
+        table.add_column(f"{each['sessions']:,}", justify="right")
+    for name in found[0]:
+        if name != "sessions":
+            table.add_row(name, *("-" if each[name] is None else f"{each[name]:,.2f}" for each in found))
+    report_console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""What speculation brings on the embedded models, K by K, and what tuning makes of it: one interleaved run.
+
+Two servers are up: one with a draft, whose K changes live, and one that was started without, since K = 0 on a running
+engine still runs the draft once in each step. They take turns on the same texts, so that a drift of the machine meets
+both; only one works at any time. Then K is changed under traffic, again and again, to see how long that takes.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import click
+from rich.console import Console
+
+from loadtest.bench.common.contest import PAUSE_S
+from loadtest.bench.common.figures import report_console, rounded
+from loadtest.bench.common.server import SERVES_ALL, CommandError, ServerProcess, config_options
+from loadtest.bench.speculation.live_change import Changes, measure_changes
+from loadtest.commands.tune import Bar, print_tuning
+from loadtest.processes.child import StartError, end_on_sigterm
+from loadtest.targets import TargetError
+from loadtest.targets.speculation import Operator
+from loadtest.traffic.documents import DocumentsError
+from loadtest.traffic.scenario import Scenario
+from loadtest.tuning.blocks import Blocks, Variant
+from loadtest.tuning.choice import OFF, crossover
+from loadtest.tuning.document import as_json
+from loadtest.tuning.page import render_tuning
+from loadtest.tuning.replay import Replay, traffic_of
+from loadtest.tuning.statistics import MIN_ROUNDS
+from loadtest.tuning.tuner import Step, Tuned, Tuner, TuningError, TuningSettings
+from loadtest.tuning.verdict import as_variant, goodput_ratio
+
+CEILING = 8
+NO_DRAFT = Variant("no draft")
+
+_MOST_AT_ONCE = 64
+_OVERRIDES = (
+    *SERVES_ALL,
+    "shed.lag_ms=0",
+    f"engine.max_num_seqs={_MOST_AT_ONCE}",
+    f"scheduling.max_slots={_MOST_AT_ONCE}",
+)
+_CHANGES_AT, _CHANGES_K = 4, 4
+"""Generations that run, and K, while it is measured how long a change takes."""
+
+
+class _Options(TypedDict):
+    rounds: int
+    seconds: float
+    changes: int
+    seed: int
+    out: Path
+
+
+@click.command()
+@config_options
+@click.option("--rounds", type=click.IntRange(MIN_ROUNDS), default=4, show_default=True, help="Blocks of each kind.")
+@click.option("--seconds", type=click.FloatRange(0.2), default=0.6, show_default=True, help="Of a block, at the least.")
+@click.option("--changes", type=click.IntRange(1), default=100, show_default=True, help="Of K, under traffic.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Which texts are completed, and in which order.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("work/speculation"),
+    show_default=True,
+    help="A folder for tuning.json and tuning.html.",
+)
+@click.option("--quick", is_flag=True, help="A few short blocks, to see that all of it works.")
+@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
+def main(
+    config: Path, overrides: tuple[str, ...], quick: bool, as_json_only: bool, **options: Unpack[_Options]
+) -> None:
+    """Measure what speculation brings at K = 0 to 8 and 1 to 64 at once. The last line is a JSON object.
+
+    \b
+    Example:
+        python -m loadtest.bench.speculation
+        python -m loadtest.bench.speculation --quick
+    """
+    end_on_sigterm()
+    settings = TuningSettings((1, 4, 16, _MOST_AT_ONCE), options["rounds"], options["rounds"], options["seconds"])
+    if quick:
+        settings = TuningSettings((1, 4), MIN_ROUNDS, MIN_ROUNDS, 0.3, ks=(1, 4))
+        options["changes"] = min(10, options["changes"])
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        tuned, changes = asyncio.run(_measure(config, overrides, settings, options, Console(stderr=True)))
+    except (StartError, CommandError, TargetError, TuningError, DocumentsError) as error:
+        raise click.ClickException(str(error)) from error
+    found = {name: rounded(value) for name, value in (figures(tuned) | changes.figures()).items()}
+    about = {
+        "version": version("completion-server"),
+        "started_at": started_at,
+        "scenario": "steady",
+        "seed": options["seed"],
+        "rounds": settings.rounds,
+        "seconds": settings.seconds,
+    }
+    _write(options["out"], tuned, about, found)
+    if not as_json_only:
+        print_tuning(tuned, report_console())
+    click.echo(json.dumps(found | {"table": tuned.table, "recommended": tuned.recommended}))
+
+
+def figures(tuned: Tuned) -> dict[str, float]:
+    """Return the figures of the last line; nan for what there is none of."""
+    first, over = tuned.choices[0], tuned.verification
+    best = Variant.fixed(first.best_k)
+    both = Blocks((*tuned.sweep.all, *tuned.others.all))
+    checked = tuned.checks if tuned.checks.all else both
+    where = crossover(tuned.table)
+    return {
+        "best_k_batch_1": first.k,
+        "best_k_above_0_batch_1": first.best_k,
+        "speedup_batch_1": first.gain.value,
+        "speedup_batch_1_over_no_draft": goodput_ratio(both, best, NO_DRAFT, concurrencies=[first.concurrency]).value,
+        "off_over_no_draft_batch_1": goodput_ratio(both, OFF, NO_DRAFT, concurrencies=[first.concurrency]).value,
+        "crossover_batch": math.nan if where is None else where,
+        "tuned_over_best_fixed": over.table_over_fixed.value,
+        "tuned_over_best_fixed_low": over.table_over_fixed.low,
+        "tuned_over_best_fixed_high": over.table_over_fixed.high,
+        "best_fixed_k": over.best_fixed.k or 0,
+        "tuned_over_off": over.table_over_off.value,
+        "tuned_over_off_low": over.table_over_off.low,
+        "tuned_over_off_high": over.table_over_off.high,
+        "tuned_over_no_draft": goodput_ratio(checked, as_variant(tuned.table), NO_DRAFT).value,
+    }
+
+
+async def _measure(
+    config: Path, overrides: Sequence[str], settings: TuningSettings, options: _Options, console: Console
+) -> tuple[Tuned, Changes]:
+    scenario = Scenario.load("steady").scaled(seed=options["seed"])
+    async with AsyncExitStack() as stack:
+        drafting = _start(stack, config, (*overrides, f"engine.num_speculative_tokens={CEILING}"), "server", console)
+        plain = _start(stack, config, (*overrides, "engine.num_speculative_tokens=0"), NO_DRAFT.name, console)
+        replays = {"": Replay(drafting["address"], scenario), NO_DRAFT.name: Replay(plain["address"], scenario)}
+        for replay in replays.values():
+            stack.push_async_callback(replay.close)
+        operator = await stack.enter_async_context(Operator(drafting["admin_address"]))
+        bar = stack.enter_context(Bar(console))
+        tuner = Tuner(operator, replays, scenario, bar.tell, switch_s=PAUSE_S)
+        tuned = await tuner.tune(settings, [NO_DRAFT])
+        await asyncio.sleep(PAUSE_S)
+        traffic, count = await traffic_of(scenario, _CHANGES_AT, "changes"), options["changes"]
+        async with operator.borrowed():
+            changes = await measure_changes(
+                operator,
+                replays[""],
+                traffic,
+                k=_CHANGES_K,
+                count=count,
+                tell=lambda done: bar.tell(Step("changes", "K live", _CHANGES_AT, done, count)),
+            )
+    return tuned, changes
+
+
+def _start(
+    stack: AsyncExitStack, config: Path, overrides: Sequence[str], name: str, console: Console
+) -> dict[str, Any]:
+    """Start a server that is stopped with the stack; return what it said when it was ready."""
+    with console.status(f"starting: {name}"):
+        server = ServerProcess(config, (*_OVERRIDES, *overrides), name.replace(" ", "-"))
+    stack.callback(server.stop)
+    return server.ready
+
+
+def _write(folder: Path, tuned: Tuned, about: dict[str, Any], found: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    document = as_json(tuned, about | {"figures": found})
+    (folder / "tuning.json").write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
+    facts = {name: str(value) for name, value in about.items()}
+    (folder / "tuning.html").write_text(render_tuning(tuned, facts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""How long a change of the draft length takes on a running server.
+
+Counted from the call of SetSpeculation, for a change from K = 0 to another, until GetSpeculation, asked again and
+again, shows the first draft tokens verified. That is later than the first step under the new K by the step that drafts
+(the next one verifies) and by a poll: an upper bound that anybody can see.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from loadtest.bench.common.figures import percentile
+from loadtest.targets import TargetError
+from loadtest.targets.speculation import Operator
+from loadtest.traffic.trace import Schedule
+from loadtest.tuning.replay import Replay
+
+_POLL_S = 0.001
+_GIVE_UP_S = 10.0
+_STILL_POLLS = 3
+"""So many answers with new tokens and no new drafts show that drafting has ended."""
+_ENDLESS_S = 1e6
+_MS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Latencies in milliseconds, one for each change."""
+
+    shown_ms: tuple[float, ...]
+    """Until the first draft tokens under the new K were verified, as operators see it."""
+    call_ms: tuple[float, ...]
+    """Of the call alone."""
+
+    def figures(self) -> dict[str, float]:
+        """Return percentiles by name."""
+        return {
+            "live_change_ms_p50": percentile(self.shown_ms, 50),
+            "live_change_ms_p99": percentile(self.shown_ms, 99),
+            "live_change_call_ms_p50": percentile(self.call_ms, 50),
+            "live_change_call_ms_p99": percentile(self.call_ms, 99),
+        }
+
+
+async def measure_changes(
+    operator: Operator, replay: Replay, traffic: Schedule, *, k: int, count: int, tell: Callable[[int], None]
+) -> Changes:
+    """Change from 0 to K so many times while a caller for each session keeps the engine at work.
+
+    Raises:
+        TargetError: a request failed, or a change was never seen.
+
+    """
+    shown_ms, call_ms = [], []
+    callers = asyncio.create_task(replay.run(traffic, _ENDLESS_S))
+    try:
+        for number in range(count):
+            await operator.put(((1, 1, 0),))
+            drafted = await _when_still(operator)
+            start = time.perf_counter()
+            call_ms.append(await operator.put(((1, 1, k),)))
+            await _when_drafting(operator, drafted)
+            shown_ms.append((time.perf_counter() - start) * _MS)
+            tell(number + 1)
+    finally:
+        callers.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await callers
+    return Changes(tuple(shown_ms), tuple(call_ms))
+
+
+async def _when_still(operator: Operator) -> int:
+    """Wait until tokens come without drafts; return the draft tokens counted."""
+    figures = (await operator.get()).figures
+    num_still = 0
+    async with _patience():
+        while num_still < _STILL_POLLS:
+            await asyncio.sleep(_POLL_S)
+            before, figures = figures, (await operator.get()).figures
+            if figures.drafted_tokens > before.drafted_tokens:
+                num_still = 0
+            elif figures.generated_tokens > before.generated_tokens:
+                num_still += 1
+    return figures.drafted_tokens
+
+
+async def _when_drafting(operator: Operator, drafted: int) -> None:
+    """Wait for more draft tokens. What is older than the window falls out of the count, so each is held to the last."""
+    async with _patience():
+        while (now := (await operator.get()).figures.drafted_tokens) <= drafted:
+            drafted = now
+            await asyncio.sleep(_POLL_S)
+
+
+@contextlib.asynccontextmanager
+async def _patience() -> AsyncIterator[None]:
+    """Give up after a while. Raises TargetError."""
+    try:
+        async with asyncio.timeout(_GIVE_UP_S):
+            yield
+    except TimeoutError:
+        msg = f"a change of the draft length was not seen within {_GIVE_UP_S:.0f} s"
+        raise TargetError(msg) from None

@@ -1,0 +1,1 @@
+"""Local processes: starts and stops them, measures them, reads their Prometheus counters."""

@@ -1,0 +1,82 @@
+"""An engine whose requests each take the time that they would take alone, regardless of the batch."""
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncGenerator, Callable
+
+from completion_server.engine.interface import EngineInfo, EngineStats, GenerationRequest, Output, Step
+from completion_server.engine.scripted.model import ServiceTimes
+from completion_server.speculation.schedule import Schedule, SpeculationFixedError
+
+_NO_DRAFT = "the simulated slots have no draft"
+
+
+class SlotEngine:
+    """Independent slots. A request yields its first token, then all others at the time of the last one.
+
+    In a real engine, and in `ScriptedEngine`, a prompt delays the tokens of its batch. Here requests don't delay each
+    other, so that a run shows the policy's effect alone. An aborted request stops at once, not at the end of a step.
+    """
+
+    def __init__(self, times: ServiceTimes, prefill_sigma: float = 0.0, seed: int = 0) -> None:
+        """Take the times of a prefill and of a decode step from `times`.
+
+        With `prefill_sigma` above 0, prefill times are log-normal with that median.
+        """
+        self._prefill_s = times.step_s(1, 0, 0)
+        self._step_s = times.step_s(0, 1, 0)
+        self._prefill_sigma = prefill_sigma
+        self._chance = random.Random(f"{seed} engine")
+        self._num_running = 0
+        self._has_started = False
+
+    @property
+    def info(self) -> EngineInfo:
+        """A description of the simulated engine."""
+        return EngineInfo(model="simulated", max_model_len=8192, speculation_fixed_because=_NO_DRAFT)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine has started."""
+        return self._has_started
+
+    async def start(self) -> None:
+        """Become ready at once."""
+        self._has_started = True
+
+    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
+        """Yield a request's tokens at their times; see the interface."""
+        self._num_running += 1
+        try:
+            await asyncio.sleep(self._prefill_s * math.exp(self._chance.gauss(0.0, self._prefill_sigma)))
+            yield Output("x", 1)
+            num_left = job.max_tokens - 1
+            await asyncio.sleep(num_left * self._step_s)
+            yield Output("x" * num_left, num_left, "length")
+        finally:
+            self._num_running -= 1
+
+    def stats(self) -> EngineStats:
+        """Return the number of running requests."""
+        return EngineStats(num_running=self._num_running)
+
+    @property
+    def speculation(self) -> Schedule:
+        """The schedule of an engine without a draft model."""
+        return Schedule.fixed(0, 1)
+
+    def set_speculation(self, _schedule: Schedule) -> None:
+        """Refuse: the engine has no draft model."""
+        raise SpeculationFixedError(_NO_DRAFT)
+
+    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
+        """Ignore the callback: the slots have no common steps."""
+
+    def cpu_seconds(self) -> float | None:
+        """Return None: the engine uses no CPU time of its own."""
+        return None
+
+    async def stop(self) -> None:
+        """Stop the engine."""
+        self._has_started = False

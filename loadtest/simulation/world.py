@@ -1,0 +1,151 @@
+"""Runs a workload: joins simulated editors, the server's pipeline and scheduler, and an engine that only takes time.
+
+Every request takes the path of a real one, from admission to streaming, in an event loop with virtual time. The wire,
+the prompt, the adaptive number of slots and typing through are left out.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import cast
+
+from completion_server.admission.gate import AdmissionSettings
+from completion_server.assembly import PipelineSettings, assemble
+from completion_server.core.clock import Deadline
+from completion_server.core.events import Event, RequestEnded
+from completion_server.core.request import Caller, Request
+from completion_server.engine.interface import Engine
+from completion_server.engine.scripted.engine import ScriptedEngine
+from completion_server.engine.settings import EngineSettings
+from completion_server.engine.supervisor import SupervisedEngine
+from completion_server.pipeline import Pipeline
+from completion_server.prompt.builder import Prompt
+from completion_server.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
+from loadtest.simulation import virtual_time
+from loadtest.simulation.editors import SimulatedRequest
+from loadtest.simulation.engine import SlotEngine
+from loadtest.simulation.virtual_time import LoopClock
+from loadtest.simulation.workload import NUM_TOKENS, TIMES, Policy, SimulatedResult, Workload
+
+_LAST_STEP_S = 1.0
+"""More than any step; an aborted generation leaves the engine at the end of its step."""
+
+
+class LeftoverError(Exception):
+    """Requests or work were left when every request should have ended: a bug in the server."""
+
+
+def simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest]) -> list[SimulatedResult]:
+    """Serve `requests` and return their results in the order in which they ended.
+
+    Raises:
+        LeftoverError: a request has not ended, has ended twice, or still runs in the engine.
+
+    """
+    return virtual_time.run(_simulate(workload, policy, requests))
+
+
+async def _simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest]) -> list[SimulatedResult]:
+    recorder = _Recorder()
+    async with _serving(workload, policy, recorder) as (pipeline, engine):
+        loop = asyncio.get_running_loop()
+        for number, typed in enumerate(requests):
+            await asyncio.sleep(typed.at - pipeline.now())
+            deadline = Deadline.after(workload.deadline_s_of(typed), pipeline.now())
+            request = _request(number, typed, deadline, pipeline.now())
+            recorder.open[request.id] = typed
+            completion = pipeline.open(request)
+            if workload.hangs_up:
+                loop.call_at(typed.next_key_at, completion.cancel)
+        await pipeline.wait_idle()
+        await asyncio.sleep(_LAST_STEP_S)
+        _check_nothing_left(pipeline, engine, recorder)
+    return recorder.results
+
+
+@contextlib.asynccontextmanager
+async def _serving(
+    workload: Workload, policy: Policy, recorder: "_Recorder"
+) -> AsyncIterator[tuple[Pipeline, SupervisedEngine]]:
+    """Run the server's pipeline in front of an engine."""
+    clock = LoopClock()
+    engine = SupervisedEngine(_engine_maker(workload), EngineSettings(warm_up=False, heartbeat_s=0), clock)
+    pipeline = assemble(_settings(workload, policy), engine, _Prompts(), clock, recorder.hear)
+    pipeline.set_engine_ready(True)
+    await engine.start()
+    tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]
+    await asyncio.sleep(0)
+    yield pipeline, engine
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await engine.stop()
+
+
+def _settings(workload: Workload, policy: Policy) -> PipelineSettings:
+    scheduling = SchedulingSettings(
+        max_slots=workload.num_slots,
+        step_tolerance=0,  # the number of slots is fixed
+        order=cast("OrderName", policy.order),
+        supersede=policy.supersede,
+        typing_through=False,
+    )
+    return PipelineSettings(
+        AdmissionSettings(user_requests_per_s=policy.user_requests_per_s, user_tokens_per_s=0),
+        scheduling,
+        ShedSettings(budget_ms=workload.budget_s * 1000, when=cast("ShedWhen", policy.shed), lag_ms=0),
+    )
+
+
+def _engine_maker(workload: Workload) -> Callable[[], Engine]:
+    if workload.engine == "slots":
+        return lambda: SlotEngine(TIMES, workload.prefill_sigma, workload.seed)
+    return lambda: ScriptedEngine(lambda _job: ["x"] * NUM_TOKENS, TIMES, max_num_seqs=workload.num_slots)
+
+
+def _request(number: int, typed: SimulatedRequest, deadline: Deadline, now: float) -> Request:
+    name = str(typed.user)
+    return Request(str(number), Caller(name, name), number, "", "", "", "", NUM_TOKENS, now, deadline=deadline)
+
+
+def _check_nothing_left(pipeline: Pipeline, engine: SupervisedEngine, recorder: "_Recorder") -> None:
+    load = pipeline.load()
+    left = {
+        "requests without an end": len(recorder.open),
+        "ends too many": recorder.num_surplus_ends,
+        "requests in the book": load.num_live + load.num_queued,
+        "slots": load.num_occupied,
+        "generations in the engine": engine.stats().num_running,
+    }
+    if any(left.values()):
+        raise LeftoverError(", ".join(f"{num} {name}" for name, num in left.items() if num))
+
+
+class _Prompts:
+    def build(self, _request: Request) -> Prompt:
+        """Return the same prompt for each request; the service times don't depend on it."""
+        return Prompt([1], (), 1, 1)
+
+    def expected_new_tokens(self, _request: Request) -> int:
+        """Return the same number for each request."""
+        return 1
+
+
+class _Recorder:
+    """Records the result of each request."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, SimulatedRequest] = {}
+        self.num_surplus_ends = 0
+        self.results: list[SimulatedResult] = []
+
+    def hear(self, event: Event) -> None:
+        """Record the end of a request; other events say nothing about a simulation."""
+        if not isinstance(event, RequestEnded):
+            return
+        marks, reason = event.marks, event.end.outcome.reason
+        typed = self.open.pop(event.request.id, None)
+        if typed is None or marks.ended is None:
+            self.num_surplus_ends += 1  # a listener must not raise
+            return
+        self.results.append(SimulatedResult(typed, reason, marks.started, marks.first_output, marks.ended))

@@ -1,0 +1,73 @@
+"""The command: its grid, its tables, its JSON, its refusals."""
+
+import json
+
+from click.testing import CliRunner, Result
+
+from completion_server.cli import main as server_main
+from loadtest.cli import main
+
+
+def simulate(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["simulate", "--seconds", "1", *arguments])
+
+
+def test_the_tables_have_every_policy_and_mark_the_best() -> None:
+    result = simulate("--load", "0.5,4")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert len([line for line in lines if line.startswith("load ")]) == 2
+    assert len([line for line in lines if line.startswith(("plain", "earliest", "first", "newest"))]) == 2 * (9 + 1)
+    assert max(map(len, lines)) <= 120
+    overload = result.stdout.split("load ")[2].splitlines()
+    marked = [line for line in overload if "*" in line]
+    assert any(line.startswith("earliest_deadline") for line in marked)
+    assert not any(line.startswith("plain") for line in marked)
+
+
+def test_json_says_what_was_simulated_and_is_the_same_for_the_same_seed() -> None:
+    arguments = ("--load", "2", "--order", "earliest_deadline", "--shed", "late", "--seed", "7", "--json")
+    result = simulate(*arguments)
+    found = json.loads(result.stdout)
+    assert found["scenario"]["seed"] == 7
+    (run,) = found["runs"]
+    assert run["policy"] == {
+        "order": "earliest_deadline",
+        "shed": "late",
+        "supersede": True,
+        "user_requests_per_s": 0.0,
+    }
+    assert run["seen_per_s"] > 0
+    assert run["ttft_ms"].keys() == {"p50", "p95", "p99"}
+    assert simulate(*arguments).stdout == result.stdout
+    assert simulate(*arguments, "--seed", "8").stdout != result.stdout
+
+
+def test_what_the_options_ask_for_reaches_the_simulation() -> None:
+    arguments = ("--load", "1", "--order", "first_come", "--shed", "never", "--json")
+    options = ("--no-supersede", "--slots", "4", "--sessions", "50", "--engine", "steps", "--hang-up")
+    times = ("--budget-ms", "100", "--look-ms", "0", "--burst-keys", "9", "--hurried-ms", "80")
+    found = json.loads(simulate(*arguments, *options, *times).stdout)
+    (run,) = found["runs"]
+    assert run["policy"] == {"order": "first_come", "shed": "never", "supersede": False, "user_requests_per_s": 0.0}
+    workload = found["scenario"]
+    assert (workload["num_slots"], workload["num_sessions"], workload["engine"]) == (4, 50, "steps")
+    assert (workload["budget_s"], workload["look_s"], workload["hurried_s"]) == (0.1, 0, 0.08)
+    assert workload["hangs_up"]
+    assert workload["typing"]["keys_per_burst"] == 9
+
+
+def test_what_cannot_be_is_refused_with_the_reason() -> None:
+    few = simulate("--sessions", "3", "--load", "4")
+    assert few.exit_code == 2
+    assert "never rests asks 1.66 times a second" in few.stderr
+    for loads in ("x", "", "1,-2", "inf", "nan"):
+        refused = simulate("--load", loads)
+        assert refused.exit_code == 2
+        assert "--load" in refused.stderr
+
+
+def test_the_old_command_names_the_new_one() -> None:
+    for arguments in ([], ["--load", "4", "--json"], ["--help"]):
+        refused = CliRunner().invoke(server_main, ["simulate", *arguments])
+        assert (refused.exit_code, refused.stderr) == (2, 'completion-server: use "loadtest simulate"\n')
