@@ -85,6 +85,11 @@ class Queue:
         """Return how many wait."""
         return len(self._keys)
 
+    @property
+    def num_kept(self) -> int:
+        """Entries in memory, those of removed ids included."""
+        return len(self._first) + len(self._last)
+
     def add(self, request_id: str, key: Key) -> None:
         """Let an id wait."""
         self._keys[request_id] = key

@@ -53,6 +53,10 @@ class Ticks:
         self._heap: list[tuple[float, int, str]] = []
         self._numbers = itertools.count()
 
+    def __len__(self) -> int:
+        """Return how many times are kept, those of ended requests included."""
+        return len(self._heap)
+
     @property
     def next(self) -> float | None:
         """The earliest time, None if there is none."""

@@ -9,19 +9,18 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from completion_server.core.clock import NEVER, Deadline
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
-from completion_server.scheduling.book import (
+from completion_server.scheduling.actions import (
     CANCELLED,
     SUPERSEDED,
     Abort,
     Action,
-    Book,
-    End,
-    Shedding,
-    Start,
+    Finish,
     Reattach,
+    Start,
 )
-from completion_server.scheduling.queue_entry import QueueEntry
-from completion_server.scheduling.queue import ORDERS
+from completion_server.scheduling.book import Book
+from completion_server.scheduling.queue import ORDERS, QueueEntry
+from completion_server.scheduling.shedding import Shedding
 
 STOPPED = Outcome(FinishReason.STOP)
 REFUSED = Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED)
@@ -39,7 +38,7 @@ class BookMachine(RuleBasedStateMachine):
         """The newest sequence of each session, and when it last had a request."""
         self.working: set[str] = set()
         """Whom the work that goes on is for."""
-        self.heirs: set[str] = set()
+        self.reattached: set[str] = set()
         self.aborted: set[str] = set()
         self.waits_since: dict[str, float] = {}
         self.allowed_s: dict[str, float] = {}
@@ -62,11 +61,11 @@ class BookMachine(RuleBasedStateMachine):
                 case Start(request_id):
                     self.start(request_id)
                 case Reattach(request_id, from_id):
-                    self.take_over(request_id, from_id)
+                    self.reattach(request_id, from_id)
                 case Abort(request_id):
                     assert request_id in self.working - self.aborted, "work that does not run was aborted"
                     self.aborted.add(request_id)
-                case End(request_id, outcome):
+                case Finish(request_id, outcome):
                     assert request_id not in self.ends, "a request ended twice"
                     self.ends[request_id] = outcome
                     self.waits_since.pop(request_id, None)
@@ -76,15 +75,15 @@ class BookMachine(RuleBasedStateMachine):
 
     def check_sacrifices(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, End) and action.outcome.shed_reason is ShedReason.OVERLOAD:
+            if isinstance(action, Finish) and action.outcome.shed_reason is ShedReason.OVERLOAD:
                 waiting = [entry.trigger for entry in self.waiting()]
                 assert max(waiting, default=0) <= self.entries[action.id].trigger, "a better one was given up"
 
-    def take_over(self, request_id: str, from_id: str) -> None:
+    def reattach(self, request_id: str, from_id: str) -> None:
         assert from_id in self.working - self.aborted, "work was taken over that does not go on"
         assert from_id not in self.ends, "work was taken over from an ended request"
         self.working = (self.working - {from_id}) | {request_id}
-        self.heirs = (self.heirs - {from_id}) | {request_id}
+        self.reattached = (self.reattached - {from_id}) | {request_id}
         del self.waits_since[request_id]
 
     def start(self, request_id: str) -> None:
@@ -121,11 +120,15 @@ class BookMachine(RuleBasedStateMachine):
         request_id = f"r{len(self.entries)}"
         deadline = NEVER if timeout_s is None else Deadline(self.now + timeout_s)
         ttft_deadline = min(self.now + budget_s, deadline.at)
-        entry = QueueEntry(request_id, f"u{user}", f"s{session}", sequence, trigger, deadline, self.now, ttft_deadline)
+        entry = QueueEntry(
+            request_id, f"u{user}", f"s{session}", sequence, trigger, deadline, self.now, ttft_deadline, stamp=sequence
+        )
         candidates = self.book.candidates(entry)
         assert set(candidates) == self.candidates_of(entry)
-        assert candidates == sorted(candidates, key=lambda candidate: candidate not in self.working), "those that run come first"
-        reattach_to = data.draw(st.sampled_from([*candidates, None]), label="heir of")
+        assert candidates == sorted(candidates, key=lambda candidate: candidate not in self.working), (
+            "those that run come first"
+        )
+        reattach_to = data.draw(st.sampled_from([*candidates, None]), label="reattach to")
         holder = next((each for each in self.live() if self.lane(each) == self.lane(entry)), None)
         has_free_slot = self.book.num_occupied < self.book.num_slots
         goes_on = reattach_to in self.working
@@ -141,7 +144,7 @@ class BookMachine(RuleBasedStateMachine):
         for loser in {holder.id if holder else None, reattach_to} - {None}:
             assert self.ends[str(loser)] == SUPERSEDED
         if goes_on:
-            assert request_id in self.heirs & self.working
+            assert request_id in self.reattached & self.working
         elif has_free_slot:
             assert request_id in self.working, "who could have had a free slot was refused"
         elif holder is not None:
@@ -149,13 +152,13 @@ class BookMachine(RuleBasedStateMachine):
         return request_id
 
     @rule(target=ids, user=st.integers(0, 2), session=st.integers(0, 1), sequence=st.integers(0, 5))
-    def refuse(self, user: int, session: int, sequence: int) -> str:
+    def answer(self, user: int, session: int, sequence: int) -> str:
         request_id = f"r{len(self.entries)}"
         entry = QueueEntry(request_id, f"u{user}", f"s{session}", sequence, Trigger.AUTOMATIC, arrived_at=self.now)
         holder = next((each for each in self.live() if self.lane(each) == self.lane(entry)), None)
         is_stale = holder is not None and self.is_stale(entry, holder)
         self.entries[request_id] = entry
-        self.carry_out(self.book.refuse(entry, REFUSED, self.now))
+        self.carry_out(self.book.answer(entry, REFUSED, self.now))
         assert self.ends[request_id] == (SUPERSEDED if is_stale else REFUSED)
         assert holder is None or (holder.id in self.ends) is not is_stale
         if not is_stale:
@@ -163,6 +166,15 @@ class BookMachine(RuleBasedStateMachine):
             newest = max(known[0] if self.is_fresh(known) else 0, sequence)
             self.newest[self.lane(entry), entry.session] = newest, self.now
         return request_id
+
+    @rule(user=st.integers(0, 2), stamp=st.integers(0, 5))
+    def supersede_from_another_replica(self, user: int, stamp: int) -> None:
+        older = [each.id for each in self.live() if each.lane == f"u{user}" and each.stamp < stamp]
+        before = set(self.ends)
+        self.carry_out(self.book.supersede(f"u{user}", stamp, self.now))
+        assert {request_id for request_id in older if self.ends.get(request_id) != SUPERSEDED} == set()
+        superseded = {each for each in set(self.ends) - before if self.ends[each] == SUPERSEDED}
+        assert superseded == set(older), "only older ones of the lane are superseded"
 
     @rule(request_id=ids)
     def cancel(self, request_id: str) -> None:
@@ -177,10 +189,10 @@ class BookMachine(RuleBasedStateMachine):
         self.carry_out(self.book.work_done(request_id, STOPPED, self.now))
         assert request_id in self.ends
 
-    @precondition(lambda self: self.heirs & self.working - self.aborted)
+    @precondition(lambda self: self.reattached & self.working - self.aborted)
     @rule(data=st.data())
-    def parts(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.heirs & self.working - self.aborted)))
+    def diverges(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.reattached & self.working - self.aborted)))
         self.stop(request_id)
         self.waits_since[request_id] = self.now
         self.carry_out(self.book.diverged(request_id, self.now))
@@ -230,7 +242,7 @@ class BookMachine(RuleBasedStateMachine):
         return self.now - known[1] < 5.0
 
     def stop(self, request_id: str) -> None:
-        for each in (self.working, self.heirs, self.aborted):
+        for each in (self.working, self.reattached, self.aborted):
             each.discard(request_id)
 
     def live(self) -> list[QueueEntry]:
@@ -297,8 +309,6 @@ class BookMachine(RuleBasedStateMachine):
             self.carry_out(self.book.work_done(request_id, CANCELLED, self.now))
         assert set(self.ends) == set(self.entries)
         assert (self.book.num_live, self.book.num_queued, self.book.num_occupied) == (0, 0, 0)
-        assert not self.book._entries
-        assert not self.book._lanes
         assert self.book.next_tick is None
 
 

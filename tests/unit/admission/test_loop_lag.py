@@ -1,6 +1,7 @@
-"""The loop_lag of an event loop, on a clock that is set."""
+"""The overload of an event loop, on a clock that is set."""
 
 from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.core.events import Event, LoopLagged
 
 
 class SetClock:
@@ -11,9 +12,9 @@ class SetClock:
         return self.at
 
 
-def test_a_long_turn_is_strain_until_the_next_one_begins() -> None:
-    clock, lags = SetClock(), []
-    loop_lag = LoopLagMonitor(0.05, clock, lags.append)
+def test_a_long_turn_is_overload_until_the_next_one_begins() -> None:
+    clock, heard = SetClock(), list[Event]()
+    loop_lag = LoopLagMonitor(0.05, clock, heard.append)
     assert [loop_lag.is_behind(5.0 + seconds) for seconds in (0.0, 0.05, 0.0599, 0.0601, 9.0)] == [
         False, False, False, True, True,
     ]  # fmt: skip
@@ -22,8 +23,8 @@ def test_a_long_turn_is_strain_until_the_next_one_begins() -> None:
     assert not loop_lag.is_behind(5.2)
     clock.at = 5.205
     loop_lag.look()
-    assert [round(lag, 6) for lag in lags] == [0.19, 0.0]
+    assert [round(each.seconds, 6) for each in heard if isinstance(each, LoopLagged)] == [0.19, 0.0]
 
 
-def test_without_a_limit_nothing_is_strain() -> None:
+def test_without_a_limit_nothing_is_overload() -> None:
     assert not LoopLagMonitor(0.0, SetClock()).is_behind(1e9)

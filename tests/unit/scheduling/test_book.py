@@ -3,20 +3,21 @@ import pytest
 from completion_server.core.clock import Deadline
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
-from completion_server.scheduling.book import (
+from completion_server.scheduling.actions import (
     CANCELLED,
     DEADLINE,
     SUPERSEDED,
     Abort,
     Action,
-    Book,
-    End,
-    IllegalTransitionError,
-    Shedding,
-    Start,
+    Finish,
     Reattach,
+    Start,
 )
-from completion_server.scheduling.queue import earliest_deadline, newest_first
+from completion_server.scheduling.book import Book, IllegalTransitionError
+from completion_server.scheduling.lanes import Sequences
+from completion_server.scheduling.queue import Queue, earliest_deadline, newest_first
+from completion_server.scheduling.records import Ticks
+from completion_server.scheduling.shedding import Shedding
 from tests.unit.scheduling.queue_entries import STOPPED, entry
 
 LATE = Outcome(FinishReason.SHED, ShedReason.DEADLINE_UNREACHABLE, 50)
@@ -34,29 +35,29 @@ def busy_book(num_slots: int = 1, max_queued: int = 10, shedding: Shedding = She
 
 
 def shed_by(actions: list[Action]) -> list[str]:
-    return [a.id for a in actions if isinstance(a, End) and a.outcome.reason is FinishReason.SHED]
+    return [a.id for a in actions if isinstance(a, Finish) and a.outcome.reason is FinishReason.SHED]
 
 
 def test_a_request_starts_when_a_slot_is_free_and_the_next_one_when_the_first_is_done() -> None:
     book = Book(num_slots=1, max_queued=10)
     assert book.submit(entry("a"), 0.0) == [Start("a")]
     assert book.submit(entry("b"), 0.0) == []
-    assert book.work_done("a", STOPPED, 1.0) == [End("a", STOPPED), Start("b")]
-    assert book.work_done("b", STOPPED, 2.0) == [End("b", STOPPED)]
+    assert book.work_done("a", STOPPED, 1.0) == [Finish("a", STOPPED), Start("b")]
+    assert book.work_done("b", STOPPED, 2.0) == [Finish("b", STOPPED)]
     assert (book.num_live, book.num_occupied, book.num_queued) == (0, 0, 0)
 
 
 def test_a_newer_request_takes_the_place_of_one_that_waits_at_no_cost() -> None:
     book = busy_book()
     book.submit(entry("old", lane="user", sequence=1), 0.0)
-    assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [End("old", SUPERSEDED)]
+    assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED)]
     assert book.num_queued == 1
 
 
 def test_a_newer_request_aborts_one_that_runs_and_waits_for_its_slot() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("old", lane="user", sequence=1), 0.0)
-    assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [End("old", SUPERSEDED), Abort("old")]
+    assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
     assert book.num_occupied == 1  # the engine has not stopped yet
     assert book.work_done("old", CANCELLED, 1.0) == [Start("new")]
 
@@ -64,8 +65,10 @@ def test_a_newer_request_aborts_one_that_runs_and_waits_for_its_slot() -> None:
 def test_an_older_sequence_that_comes_late_never_unseats_a_newer_one() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("new", lane="user", sequence=2), 0.0)
-    assert book.submit(entry("old", lane="user", sequence=1), 0.0) == [End("old", SUPERSEDED)]
-    assert book.submit(entry("old too", lane="user", sequence=1), 0.0, reattach_to="new") == [End("old too", SUPERSEDED)]
+    assert book.submit(entry("old", lane="user", sequence=1), 0.0) == [Finish("old", SUPERSEDED)]
+    assert book.submit(entry("old too", lane="user", sequence=1), 0.0, reattach_to="new") == [
+        Finish("old too", SUPERSEDED)
+    ]
     assert book.num_live == 1
 
 
@@ -74,25 +77,24 @@ def test_an_older_sequence_that_comes_late_unseats_nobody_of_another_session_eit
     book.submit(entry("x5", lane="user", session="x", sequence=5), 0.0)
     book.work_done("x5", STOPPED, 1.0)
     book.submit(entry("y1", lane="user", session="y", sequence=1), 1.0)
-    assert book.submit(entry("x4", lane="user", session="x", sequence=4), 1.5) == [End("x4", SUPERSEDED)]
-    assert End("y1", SUPERSEDED) in book.submit(entry("x6", lane="user", session="x", sequence=6), 2.0)
+    assert book.submit(entry("x4", lane="user", session="x", sequence=4), 1.5) == [Finish("x4", SUPERSEDED)]
+    assert Finish("y1", SUPERSEDED) in book.submit(entry("x6", lane="user", session="x", sequence=6), 2.0)
     # After a while it is an editor that has begun anew.
-    assert End("x6", SUPERSEDED) in book.submit(entry("y2", lane="user", session="y", sequence=2), 3.0)
-    assert End("y2", SUPERSEDED) in book.submit(entry("x1", lane="user", session="x", sequence=1), 9.0)
-    assert len(book._sequences) == 1
+    assert Finish("x6", SUPERSEDED) in book.submit(entry("y2", lane="user", session="y", sequence=2), 3.0)
+    assert Finish("y2", SUPERSEDED) in book.submit(entry("x1", lane="user", session="x", sequence=1), 9.0)
 
 
 def test_who_asks_again_under_an_old_number_is_served_where_nobody_is_in_its_way() -> None:
     book = Book(num_slots=1, max_queued=10)
     for request_id in ("first", "again"):
         book.submit(entry(request_id, lane="user", session="x", sequence=1), 0.0)
-        assert book.work_done(request_id, STOPPED, 0.5) == [End(request_id, STOPPED)]
+        assert book.work_done(request_id, STOPPED, 0.5) == [Finish(request_id, STOPPED)]
 
 
 def test_across_sessions_of_a_user_the_later_arrival_is_the_newer() -> None:
     book = Book(num_slots=2, max_queued=10)
     book.submit(entry("first", lane="user", session="x", sequence=9), 0.0)
-    assert End("first", SUPERSEDED) in book.submit(entry("second", lane="user", session="y", sequence=1), 0.0)
+    assert Finish("first", SUPERSEDED) in book.submit(entry("second", lane="user", session="y", sequence=1), 0.0)
 
 
 def test_a_prefetch_and_what_was_typed_leave_each_other_alone() -> None:
@@ -101,9 +103,9 @@ def test_a_prefetch_and_what_was_typed_leave_each_other_alone() -> None:
     assert book.submit(entry("typed", lane="user", sequence=1), 0.0) == [Start("typed")]
     assert book.submit(entry("ahead", lane="user", sequence=2, trigger=prefetch), 0.0) == [Start("ahead")]
     assert book.submit(entry("further", lane="user", sequence=3, trigger=prefetch), 0.0) == [
-        End("ahead", SUPERSEDED), Abort("ahead"), Start("further"),
+        Finish("ahead", SUPERSEDED), Abort("ahead"), Start("further"),
     ]  # fmt: skip
-    assert book.submit(entry("typed on", lane="user", sequence=4), 0.0)[0] == End("typed", SUPERSEDED)
+    assert book.submit(entry("typed on", lane="user", sequence=4), 0.0)[0] == Finish("typed", SUPERSEDED)
     assert book.num_live == 2
 
 
@@ -127,14 +129,14 @@ def test_within_a_trigger_the_earliest_deadline_goes_first_or_whoever_the_order_
         book.submit(entry("first", arrived_at=1.0, ttft_deadline=8.0), 1.0)
         book.submit(entry("hurried", arrived_at=2.0, ttft_deadline=5.0), 2.0)
         book.submit(entry("last", arrived_at=3.0, ttft_deadline=9.0), 3.0)
-        assert book.work_done("busy", STOPPED, 4.0) == [End("busy", STOPPED), Start(first)]
+        assert book.work_done("busy", STOPPED, 4.0) == [Finish("busy", STOPPED), Start(first)]
 
 
 def test_a_full_queue_sheds_the_newcomer_but_not_one_that_replaces_its_own() -> None:
     book = busy_book(max_queued=1)
     book.submit(entry("waits", lane="user", sequence=1), 0.0)
-    assert book.submit(entry("late"), 0.0) == [End("late", OVERLOAD)]
-    assert book.submit(entry("newer", lane="user", sequence=2), 0.0) == [End("waits", SUPERSEDED)]
+    assert book.submit(entry("late"), 0.0) == [Finish("late", OVERLOAD)]
+    assert book.submit(entry("newer", lane="user", sequence=2), 0.0) == [Finish("waits", SUPERSEDED)]
 
 
 def test_a_full_queue_gives_up_the_last_of_the_least_class_for_a_better_one() -> None:
@@ -164,13 +166,13 @@ def test_who_gives_way_is_told_its_own_time_to_wait_and_not_the_newcomers() -> N
     for number in range(3):
         book.submit(entry(f"p{number}", trigger=Trigger.PREFETCH), 0.0)
     action = book.submit(entry("e", trigger=Trigger.EXPLICIT), 0.0)[0]
-    assert action == End("p2", Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 400))
+    assert action == Finish("p2", Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 400))
 
 
 def test_a_full_server_serves_the_newer_request_of_a_user_whose_older_one_it_stops() -> None:
     book = Book(num_slots=1, max_queued=0)
     book.submit(entry("old", lane="user", sequence=1), 0.0)
-    assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [End("old", SUPERSEDED), Abort("old")]
+    assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
     assert book.work_done("old", CANCELLED, 1.0) == [Start("new")]
 
 
@@ -180,8 +182,8 @@ def test_a_deadline_ends_what_waits_and_what_runs() -> None:
     book.submit(entry("waits", deadline=Deadline(5.0)), 0.0)
     assert book.next_tick == 5.0
     assert book.tick(4.9) == []
-    assert book.tick(5.0) == [End("waits", DEADLINE)]
-    assert book.tick(10.0) == [End("runs", DEADLINE), Abort("runs")]
+    assert book.tick(5.0) == [Finish("waits", DEADLINE)]
+    assert book.tick(10.0) == [Finish("runs", DEADLINE), Abort("runs")]
     assert book.next_tick is None
 
 
@@ -198,7 +200,7 @@ def test_who_waits_is_given_up_when_even_a_slot_at_once_would_be_too_late() -> N
     book.submit(entry("waits", ttft_deadline=1.0), 0.0)
     assert book.next_tick == 0.9
     assert book.tick(0.8999) == []
-    assert book.tick(0.9) == [End("waits", LATE)]
+    assert book.tick(0.9) == [Finish("waits", LATE)]
     assert book.next_tick is None
 
 
@@ -224,14 +226,14 @@ def test_who_never_sheds_lets_everybody_wait_for_their_deadline() -> None:
     book.submit(entry("waits", ttft_deadline=1.0, deadline=Deadline(5.0)), 0.0)
     assert book.next_tick == 5.0
     assert book.tick(4.0) == []
-    assert book.work_done("busy", STOPPED, 4.0) == [End("busy", STOPPED), Start("waits")]
+    assert book.work_done("busy", STOPPED, 4.0) == [Finish("busy", STOPPED), Start("waits")]
 
 
 def test_who_holds_a_slot_without_a_token_when_the_time_is_up_gives_it_to_another_that_waits() -> None:
     book = Book(1, 10)
     book.submit(entry("slow", ttft_deadline=1.0), 0.0)
     book.submit(entry("waits", ttft_deadline=5.0), 0.5)
-    assert book.tick(1.0) == [End("slow", LATE), Abort("slow")]
+    assert book.tick(1.0) == [Finish("slow", LATE), Abort("slow")]
     assert book.work_done("slow", CANCELLED, 1.5) == [Start("waits")]
 
 
@@ -250,9 +252,9 @@ def test_who_kept_a_slot_beyond_its_time_gives_it_to_whoever_comes_next() -> Non
     book.submit(entry("slow", ttft_deadline=1.0), 0.0)
     book.submit(entry("slower", ttft_deadline=1.1), 0.0)
     assert book.tick(1.5) == []
-    assert book.submit(entry("waits", ttft_deadline=5.0), 2.0) == [End("slow", LATE), Abort("slow")]
+    assert book.submit(entry("waits", ttft_deadline=5.0), 2.0) == [Finish("slow", LATE), Abort("slow")]
     assert book.submit(entry("a user's", lane="u", sequence=1, ttft_deadline=5.0), 2.0) == [
-        End("slower", LATE),
+        Finish("slower", LATE),
         Abort("slower"),
     ]
     assert book.submit(entry("third", ttft_deadline=5.0), 2.0) == []
@@ -310,7 +312,7 @@ def test_a_shed_caller_is_told_to_wait_as_long_as_is_predicted_within_bounds() -
         book.submit(entry("busy"), 0.0)
         book.latency.held.add(held_s)
         action = book.submit(entry("late"), 0.0)[0]
-        assert isinstance(action, End)
+        assert isinstance(action, Finish)
         assert action.outcome.retry_after_ms == expected_ms
 
 
@@ -319,9 +321,9 @@ def test_work_that_is_taken_over_changes_hands_with_its_slot() -> None:
     book.submit(entry("old", lane="user", sequence=1), 0.0)
     newer = entry("new", lane="user", sequence=2)
     assert book.candidates(newer) == ["old"]
-    assert book.submit(newer, 0.5, reattach_to="old") == [Reattach("new", "old"), End("old", SUPERSEDED)]
+    assert book.submit(newer, 0.5, reattach_to="old") == [Reattach("new", "old"), Finish("old", SUPERSEDED)]
     assert (book.num_live, book.num_occupied, book.num_queued) == (1, 1, 0)
-    assert book.work_done("new", STOPPED, 1.0) == [End("new", STOPPED)]
+    assert book.work_done("new", STOPPED, 1.0) == [Finish("new", STOPPED)]
     assert book.num_occupied == 0
 
 
@@ -331,7 +333,7 @@ def test_a_typed_request_takes_over_a_prefetch_and_unseats_the_typed_one_before_
     book.submit(entry("typed", lane="user", sequence=2), 0.0)
     newer = entry("new", lane="user", sequence=3)
     assert book.submit(newer, 0.5, reattach_to="prefetch") == [
-        Reattach("new", "prefetch"), End("prefetch", SUPERSEDED), End("typed", SUPERSEDED), Abort("typed"),
+        Reattach("new", "prefetch"), Finish("prefetch", SUPERSEDED), Finish("typed", SUPERSEDED), Abort("typed"),
     ]  # fmt: skip
     assert (book.num_live, book.num_occupied) == (1, 2)
 
@@ -340,7 +342,7 @@ def test_a_typed_request_ends_the_prefetch_for_the_same_that_has_not_begun() -> 
     book = busy_book()
     book.submit(entry("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
     assert book.submit(entry("typed", lane="user", sequence=2), 0.5, reattach_to="prefetch") == [
-        End("prefetch", SUPERSEDED)
+        Finish("prefetch", SUPERSEDED)
     ]
     assert book.num_queued == 1
 
@@ -368,7 +370,7 @@ def test_who_took_over_what_is_of_no_use_waits_for_a_slot_of_its_own() -> None:
     book.submit(entry("asked", trigger=Trigger.EXPLICIT), 0.0)
     assert book.diverged("new", 1.0) == [Start("asked")]
     assert (book.num_live, book.num_occupied, book.num_queued) == (2, 1, 1)
-    assert book.work_done("asked", STOPPED, 2.0) == [End("asked", STOPPED), Start("new")]
+    assert book.work_done("asked", STOPPED, 2.0) == [Finish("asked", STOPPED), Start("new")]
 
 
 def test_who_took_over_what_is_of_no_use_gets_the_slot_again_however_late() -> None:
@@ -412,15 +414,15 @@ def test_more_slots_are_given_out_at_once_and_fewer_as_they_come_free() -> None:
         book.submit(entry(f"r{number}"), 0.0)
     assert book.resize(3, 1.0) == [Start("r0")]
     assert book.resize(1, 2.0) == []
-    assert book.work_done("busy0", STOPPED, 3.0) == [End("busy0", STOPPED)]
-    assert book.work_done("busy1", STOPPED, 3.0) == [End("busy1", STOPPED)]
-    assert book.work_done("r0", STOPPED, 3.0) == [End("r0", STOPPED), Start("r1")]
+    assert book.work_done("busy0", STOPPED, 3.0) == [Finish("busy0", STOPPED)]
+    assert book.work_done("busy1", STOPPED, 3.0) == [Finish("busy1", STOPPED)]
+    assert book.work_done("r0", STOPPED, 3.0) == [Finish("r0", STOPPED), Start("r1")]
 
 
 def test_ending_twice_says_nothing_the_second_time() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("a"), 0.0)
-    assert book.end("a", CANCELLED, 0.0) == [End("a", CANCELLED), Abort("a")]
+    assert book.end("a", CANCELLED, 0.0) == [Finish("a", CANCELLED), Abort("a")]
     assert book.end("a", CANCELLED, 0.0) == []
     assert book.work_done("a", STOPPED, 0.0) == []
     assert book.end("a", CANCELLED, 0.0) == []
@@ -443,17 +445,43 @@ def test_events_that_no_request_can_have_are_errors() -> None:
         book.diverged("a", 0.0)
 
 
+def test_a_request_that_has_its_token_keeps_its_slot_when_its_time_is_up() -> None:
+    book = Book(1, 10)
+    book.submit(entry("runs", ttft_deadline=1.0), 0.0)
+    book.first_token("runs", 0.5)
+    book.submit(entry("waits"), 0.6)
+    assert book.tick(1.0) == []
+
+
+def test_a_newer_stamp_of_another_replica_supersedes() -> None:
+    book = Book(1, 10)
+    book.submit(entry("runs", lane="user", stamp=3), 0.0)
+    book.submit(entry("ahead", lane="user", trigger=Trigger.PREFETCH, stamp=5), 0.0)
+    assert book.supersede("user", 3, 0.1) == book.supersede("another", 9, 0.1) == []
+    assert book.supersede("user", 4, 0.1) == [Finish("runs", SUPERSEDED), Abort("runs")]
+    assert book.supersede("user", 9, 0.1) == [Finish("ahead", SUPERSEDED)]
+
+
 def test_a_long_queue_of_ended_requests_is_not_kept() -> None:
-    book = busy_book(max_queued=10_000)
-    for sequence in range(5000):
-        book.submit(entry(f"r{sequence}", lane="user", sequence=sequence), 0.0)
-    assert book.num_queued == 1
-    queue = book._queues[Trigger.AUTOMATIC]
-    assert len(queue._first) + len(queue._last) < 200
+    queue = Queue()
+    for number in range(5000):
+        queue.add(f"r{number}", (0.0, number))
+        if number:
+            queue.remove(f"r{number - 1}")
+    assert len(queue) == 1
+    assert queue.num_kept < 200
 
 
-def test_the_deadlines_of_ended_requests_are_not_kept() -> None:
-    book = busy_book(max_queued=10_000)
-    for sequence in range(5000):
-        book.submit(entry(f"r{sequence}", lane="user", sequence=sequence, deadline=Deadline(30.0)), 0.0)
-    assert len(book._ticks) < 200
+def test_the_times_of_ended_requests_are_not_kept() -> None:
+    ticks = Ticks(lambda request_id: request_id == "r4999")
+    for number in range(5000):
+        ticks.add(30.0 + number, f"r{number}", num_live=1)
+    assert len(ticks) < 200
+    assert ticks.next == 30.0 + 4999
+
+
+def test_sequences_are_forgotten_after_a_while() -> None:
+    sequences = Sequences()
+    for number in range(10):
+        sequences.note(f"s{number}", 1, float(number))
+    assert len(sequences) == 5
