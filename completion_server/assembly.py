@@ -7,7 +7,6 @@ from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Quotas
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit
-from completion_server.core.request import Caller
 from completion_server.engine.settings import CacheScope
 from completion_server.generator import Generates, Generator, Prompts
 from completion_server.pipeline import Lookup, Parts, Pipeline
@@ -47,18 +46,13 @@ def assemble(
 ) -> Pipeline:
     """Return a pipeline. `loop_lag` is run by the caller; without one no request is shed for loop lag."""
     admission = settings.admission
-    quotas = Quotas(admission)
-
-    def charge(caller: Caller, num_tokens: int) -> None:
-        quotas.charge_tokens(caller, num_tokens, clock.now())
-
     parts = Parts(
         gate=Gate(admission),
-        quotas=quotas,
+        quotas=Quotas(admission),
         runner=make_runner(settings, clock, emit),
         prompts=prompts,
         generator=Generator(
-            prompts, engine, charge, cache_scope=settings.cache_scope, retry_after_ms=admission.retry_after_ms
+            prompts, engine, clock, cache_scope=settings.cache_scope, retry_after_ms=admission.retry_after_ms
         ),
         loop_lag=loop_lag or LoopLagMonitor(0.0, clock, emit),
     )

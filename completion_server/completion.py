@@ -3,10 +3,11 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 
+from completion_server.admission.quotas import Reservation
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit, EndWritten, Marks, RequestEnded
 from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome, Timings, Usage
-from completion_server.core.request import Caller, Request
+from completion_server.core.request import Request
 from completion_server.generator import Generator
 from completion_server.scheduling.actions import CANCELLED
 from completion_server.scheduling.generation import Progress
@@ -24,8 +25,6 @@ class Services:
     emit: Emit
     cancel: Callable[[str, Outcome], None]
     """Ends the request with this id, if it has not ended."""
-    refund: Callable[[Caller, int], None]
-    """Gives back tokens that were charged on arrival; the generation charges what it computes."""
     answered: Callable[[Request, int], None]
     """Hears the length of each answer that had text, in UTF-16 code units."""
     delta_pause_s: float = 0.0
@@ -35,7 +34,7 @@ class Services:
 class Completion:
     """A request and its answer. The runner's `Subscriber`."""
 
-    def __init__(self, services: Services, request: Request, entry: QueueEntry) -> None:
+    def __init__(self, services: Services, request: Request, entry: QueueEntry, reservation: Reservation) -> None:
         """Prepare; nothing runs before the request has a slot."""
         self.request = request
         self.entry = entry
@@ -43,6 +42,7 @@ class Completion:
         self.is_rate_limited = False
         """Whether it was shed because its caller is over a limit; nothing was charged for it then."""
         self._services = services
+        self._reservation = reservation
         self._mailbox = Mailbox(services.delta_pause_s)
         self._rules: TextRules | None = None
         """Made when there is text: most requests are dropped before."""
@@ -84,7 +84,7 @@ class Completion:
 
     def generate(self) -> AsyncGenerator[Progress]:
         """Generate from the request's own prompt."""
-        return self._services.generator.generate(self.request)
+        return self._services.generator.generate(self.request, self._reservation)
 
     def receive(self, text: str) -> None:
         """Pass on of new text what the rules let pass."""
@@ -114,7 +114,7 @@ class Completion:
             self._mailbox.discard_pending_nowait()
         end = End(outcome, usage or Usage(), timings_of(self.marks, self.marks.ended))
         self._mailbox.close_nowait(end)
-        services.refund(self.request.caller, self.entry.num_new_tokens)
+        self._reservation.settle(0, self.marks.ended)
         if self._num_characters:
             services.answered(self.request, self._num_characters)
         services.emit(RequestEnded(self.request, end, self.marks))

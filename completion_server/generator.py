@@ -1,10 +1,12 @@
 """Generates for a request: builds its prompt, asks the engine, and charges its caller for the tokens computed."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Protocol
 
+from completion_server.admission.quotas import Reservation
+from completion_server.core.clock import Clock
 from completion_server.core.errors import UnavailableError
 from completion_server.core.request import Caller, Request
 from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
@@ -43,20 +45,22 @@ class Generator:
         self,
         prompts: Prompts,
         engine: Generates,
-        charge: Callable[[Caller, int], None],
+        clock: Clock,
         *,
         cache_scope: CacheScope = "user",
         retry_after_ms: int = 1000,
     ) -> None:
-        """Call `charge` with the tokens computed for a caller; a caller is told to ask again if the engine failed."""
+        """Generate with `engine`; if it fails, a caller is told to ask again in `retry_after_ms`."""
         self._prompts = prompts
         self._engine = engine
-        self._charge = charge
+        self._clock = clock
         self._cache_scope = cache_scope
         self._retry_after_ms = retry_after_ms
 
-    async def generate(self, request: Request) -> AsyncGenerator[Progress]:
+    async def generate(self, request: Request, reservation: Reservation) -> AsyncGenerator[Progress]:
         """Yield PromptReady once, then the engine's outputs. Closing the generator aborts the work in the engine.
+
+        The tokens computed are charged at the end.
 
         Raises:
             InvalidRequestError: the prompt does not fit.
@@ -85,7 +89,7 @@ class Generator:
             msg = "the engine failed and is being restarted"
             raise UnavailableError(msg, retry_after_ms=self._retry_after_ms) from error
         finally:
-            self._charge(request.caller, num_new + num_generated)
+            reservation.settle(num_new + num_generated, self._clock.now())
 
     async def _build_prompt(self, request: Request) -> Prompt:
         build = self._prompts.build

@@ -89,7 +89,7 @@ class Pipeline:
         self._lookup = lookup
         self._answers = Answers()
         self._services = Services(
-            parts.generator, clock, emit, cancel=self.cancel, refund=self._refund, answered=self._answered,
+            parts.generator, clock, emit, cancel=self.cancel, answered=self._answered,
             delta_pause_s=delta_pause_s,
         )  # fmt: skip
         self._next_note_at = -math.inf
@@ -109,7 +109,8 @@ class Pipeline:
         text = None if excess else self._lookup(request)
         # The cost of a request that will not be computed is not worth an estimate.
         num_new_tokens = 0 if excess or text is not None else self._prompts.expected_new_tokens(request)
-        completion = Completion(self._services, request, self._entry(request, num_new_tokens))
+        reservation = self._quotas.reserve(request.caller, num_new_tokens, now)
+        completion = Completion(self._services, request, self._entry(request, num_new_tokens), reservation)
         completion.marks.admitted = self._clock.now()
         if excess is not None:
             self._note_limited_peer(excess, now)
@@ -117,7 +118,6 @@ class Pipeline:
             completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, math.ceil(excess.wait_s * 1000)))
             return completion
         self._quotas.charge_request(request.caller, now)
-        self._quotas.charge_tokens(request.caller, num_new_tokens, now)
         if text is not None:
             completion.give(text)
             self._runner.answer_nowait(completion, Outcome(FinishReason.STOP))
@@ -215,9 +215,6 @@ class Pipeline:
     def _answered(self, request: Request, num_characters: int) -> None:
         caller = request.caller
         self._answers.add((caller.owner, caller.session, request.sequence), num_characters, self._clock.now())
-
-    def _refund(self, caller: Caller, num_tokens: int) -> None:
-        self._quotas.charge_tokens(caller, -num_tokens, self._clock.now())
 
     def _note_limited_peer(self, excess: Excess, now: float) -> None:
         """Say now and then that an address is limited as a whole: many users may come through it, as by a proxy."""

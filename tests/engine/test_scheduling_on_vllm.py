@@ -166,14 +166,14 @@ async def test_what_is_cancelled_in_the_queue_never_reaches_the_engine(vllm_engi
         await eventually(lambda: server.count("completion_queued_requests") >= len(calls) // 2)
         last = server.stub.Complete(key(7, 0, max_tokens=64, trigger=pb.TRIGGER_PREFETCH))  # behind all others
         await eventually(lambda: len(server.app._runner.book._queues[Trigger.PREFETCH]) == 1)
-        num_stopped = server.count("completion_stop_seconds_count")
+        num_stopped = server.count("completion_abort_seconds_count")
         last.cancel()
         for call in calls:
             async for _ in call:
                 pass
         outcomes = {"trigger": "prefetch", "shed_reason": ""}
         await eventually(lambda: server.count("completion_requests_total", outcome="cancelled", **outcomes) == 1)
-        assert server.count("completion_stop_seconds_count") == num_stopped
+        assert server.count("completion_abort_seconds_count") == num_stopped
 
 
 @pytest.mark.parametrize("phase", ["prefilling", "decoding"])
@@ -187,7 +187,7 @@ async def test_what_is_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEngin
                 await eventually(lambda: server.count("completion_running_requests") == 1)
             call.cancel()
             await eventually(lambda: server.count("completion_running_requests") == 0)
-            if server.count("completion_stop_seconds_count") == 1:
+            if server.count("completion_abort_seconds_count") == 1:
                 break
 
 

@@ -116,7 +116,7 @@ async def test_a_key_that_types_what_is_being_said_goes_on_with_it(
     await editor.begun(1)
     engine.hang()  # so that the first request is still there when the second comes
     await editor.complete(2, max_tokens=SLOW, prefix="x =  w0 w")
-    await eventually(lambda: server.count("completion_generations_taken_over_total") == 1)
+    await eventually(lambda: server.count("completion_generations_reattached_total") == 1)
     engine.resume()
     newer = await editor.ended(2)
     assert newer.text == "1" + "".join(f" w{i}" for i in range(2, SLOW))
