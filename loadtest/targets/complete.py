@@ -3,27 +3,29 @@
 import grpc
 
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.targets import Asking
+from loadtest.targets import ClientSettings
 from loadtest.targets.calls import CallEditor
-from loadtest.targets.lines import Line
+from loadtest.targets.channels import SessionChannel
 from loadtest.targets.record import Outcome, Record
-from loadtest.targets.wire import Voice, take_end
+from loadtest.targets.wire import RequestFactory, take_end
 
 
 class CompleteEditor(CallEditor):
     """One editor; leaving a call cancels the work."""
 
-    def __init__(self, line: Line, voice: Voice, asking: Asking) -> None:
-        """Ask on a line."""
-        super().__init__(asking)
-        self._line = line
-        self._voice = voice
+    def __init__(self, channel: SessionChannel, factory: RequestFactory, settings: ClientSettings) -> None:
+        """Ask on a channel."""
+        super().__init__(settings)
+        self._channel = channel
+        self._factory = factory
 
     async def ask(self, record: Record, max_tokens: int) -> None:
         """See CallEditor."""
-        stub = CompletionServiceStub(self._line.channel())
-        timeout_s = self.asking.deadline_s or None
-        call = stub.Complete(self._voice.message(record, max_tokens), timeout=timeout_s, metadata=self._voice.metadata)
+        stub = CompletionServiceStub(self._channel.channel())
+        timeout_s = self.settings.deadline_s or None
+        call = stub.Complete(
+            self._factory.message(record, max_tokens), timeout=timeout_s, metadata=self._factory.metadata
+        )
         try:
             async for response in call:
                 if response.HasField("delta"):
@@ -40,4 +42,4 @@ class CompleteEditor(CallEditor):
 
     def hang_up(self, host_shift: int | None) -> None:
         """See CallEditor."""
-        self._line.hang_up(host_shift)
+        self._channel.hang_up(host_shift)

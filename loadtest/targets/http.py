@@ -10,7 +10,7 @@ from typing import Any, Self
 import aiohttp
 
 from loadtest.metrics import GENERATED_TOKENS, read_counter
-from loadtest.targets import Asking, Editor, TargetSpec
+from loadtest.targets import ClientSettings, Editor, TargetSpec
 from loadtest.targets.calls import CallEditor
 from loadtest.targets.dialects import Dialect, dialect_of
 from loadtest.targets.record import Outcome, Record
@@ -22,7 +22,7 @@ _LONGEST_LINE = 1 << 20
 class HttpTarget:
     """A server that speaks one of the dialects."""
 
-    def __init__(self, spec: TargetSpec, asking: Asking, body: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, spec: TargetSpec, settings: ClientSettings, body: Mapping[str, Any] | None = None) -> None:
         """Ask the servers of `spec`; `body` is added to what is posted.
 
         Raises:
@@ -34,7 +34,7 @@ class HttpTarget:
         self.reconnects_s: list[float] = []
         """Stays empty: these editors connect as they ask."""
         self._spec = spec
-        self._asking = asking
+        self._settings = settings
         self._body = dict(body or {})
         self._dialect = dialect_of(spec)
         self._http: aiohttp.ClientSession | None = None
@@ -44,7 +44,7 @@ class HttpTarget:
         """Return an editor for each session; connections are made as they are needed, and kept alive."""
         assert self._http is not None, "the target was not entered"
         found = [
-            _HttpEditor(self._http, self._spec.hosts, session, self._dialect, self._asking, self._body)
+            _HttpEditor(self._http, self._spec.hosts, session, self._dialect, self._settings, self._body)
             for session in schedule.sessions
         ]
         self.num_connected = len(found)
@@ -84,10 +84,10 @@ class _HttpEditor(CallEditor):
         hosts: Sequence[str],
         session: TypedSession,
         dialect: Dialect,
-        asking: Asking,
+        settings: ClientSettings,
         body: dict[str, Any],
     ) -> None:
-        super().__init__(asking)
+        super().__init__(settings)
         self._http = http
         self._hosts = hosts
         self._session = session

@@ -15,11 +15,11 @@ from grpc_status import rpc_status
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.targets import Asking, TargetError
+from loadtest.targets import ClientSettings, TargetError
+from loadtest.targets.channels import SessionChannel
 from loadtest.targets.editor import Backoff, is_typed_along
-from loadtest.targets.lines import Line
 from loadtest.targets.record import NOT_CONNECTED, Outcome, Record
-from loadtest.targets.wire import Voice, take_end
+from loadtest.targets.wire import RequestFactory, take_end
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -55,13 +55,15 @@ class _Open:
 class SessionEditor:
     """One stream. What is under way for the session is the server's to end."""
 
-    def __init__(self, line: Line, voice: Voice, asking: Asking, log: StreamLog, seed: str) -> None:
-        """Open it on a line that is connected; what becomes of it is added to `log`."""
-        self._line = line
-        self._voice = voice
-        self._asking = asking
+    def __init__(
+        self, channel: SessionChannel, factory: RequestFactory, settings: ClientSettings, log: StreamLog, seed: str
+    ) -> None:
+        """Open it on a channel that is connected; what becomes of it is added to `log`."""
+        self._channel = channel
+        self._factory = factory
+        self._settings = settings
         self._log = log
-        self._backoff = Backoff(asking.backoff_min_s, asking.backoff_max_s, seed)
+        self._backoff = Backoff(settings.backoff_min_s, settings.backoff_max_s, seed)
         self._requests: dict[int, _Open] = {}
         self._outgoing: deque[pb.SessionRequest] = deque()
         self._writing: asyncio.Task[None] | None = None
@@ -71,7 +73,7 @@ class SessionEditor:
         self._is_resting = False
         """Whether the server has ended the stream in good order and no other is open yet."""
         self._wants_stream = asyncio.Event()
-        self._open(line.channel())
+        self._open(channel.channel())
         self._living = asyncio.create_task(self._live())
 
     @property
@@ -85,21 +87,21 @@ class SessionEditor:
             record.end_unsent(NOT_CONNECTED)
             return
         request = record.request
-        message = pb.SessionRequest(complete=self._voice.message(record, max_tokens))
+        message = pb.SessionRequest(complete=self._factory.message(record, max_tokens))
         self._requests[request.sequence] = _Open(record, message)
         self._post(message)
         loop = asyncio.get_running_loop()
-        if self._asking.cancels_at_key and request.next_key_at_s != _NEVER_S:
+        if self._settings.cancels_at_key and request.next_key_at_s != _NEVER_S:
             loop.call_at(record.clock.loop_time(request.next_key_at_s), self._key_pressed, record)
-        if self._asking.deadline_s:
-            deadline_s = request.intended_at_s + self._asking.deadline_s
+        if self._settings.deadline_s:
+            deadline_s = request.intended_at_s + self._settings.deadline_s
             loop.call_at(record.clock.loop_time(deadline_s), self._deadline_passed, record)
 
     def drop_nowait(self, host_shift: int | None = None) -> None:
         """See Editor."""
         call = self._call
         self._lose("the connection was dropped")
-        self._line.hang_up(host_shift)
+        self._channel.hang_up(host_shift)
         if call is not None:
             call.cancel()
 
@@ -149,7 +151,7 @@ class SessionEditor:
                     continue
                 why = "no connection for another stream"
             self._lose(why)
-            self._line.hang_up()
+            self._channel.hang_up()
             while self._call is None:
                 await asyncio.sleep(self._backoff.next_s())
                 await self._come_back()
@@ -163,7 +165,7 @@ class SessionEditor:
             self._wants_stream.clear()
             await self._wants_stream.wait()
         try:
-            channel = await self._line.ready()
+            channel = await self._channel.ready()
         except TargetError:
             return False
         if not self._is_resting:
@@ -176,11 +178,11 @@ class SessionEditor:
 
     async def _come_back(self) -> None:
         try:
-            channel = await self._line.ready()
+            channel = await self._channel.ready()
         except TargetError:
-            self._line.hang_up()
+            self._channel.hang_up()
             return
-        if channel is not self._line.channel():
+        if channel is not self._channel.channel():
             return  # sent to another host meanwhile
         self._open(channel)
 
@@ -188,14 +190,14 @@ class SessionEditor:
         stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
         self._outgoing = deque()
         self._writing = None
-        self._call = stub.Session(metadata=self._voice.metadata)
+        self._call = stub.Session(metadata=self._factory.metadata)
 
     async def _read_until_lost(self) -> str | None:
         """Take answers until there are no more; return why, None where the server ended the stream in good order."""
         call = self._call
         if call is None:
             return "the connection was dropped"
-        pause_s = self._voice.session.reads_every_s
+        pause_s = self._factory.session.reads_every_s
         try:
             await call.initial_metadata()
             self._note_back(call)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.targets import Asking
+from loadtest.targets import ClientSettings
 from loadtest.targets.record import Outcome, Record, Stages
 from loadtest.traffic.schedule import Trigger, TypedSession
 
@@ -24,14 +24,14 @@ _MODES = {"single_line": pb.MODE_SINGLE_LINE, "multi_line": pb.MODE_MULTI_LINE}
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class RequestFactory:
     """How one session asks."""
 
     session: TypedSession
     name: str
     """The session's name."""
     user: str
-    asking: Asking
+    settings: ClientSettings
 
     @property
     def metadata(self) -> Sequence[tuple[str, str]]:
@@ -49,8 +49,8 @@ class Voice:
             prefix=request.prefix,
             suffix=request.suffix,
             trigger=_TRIGGERS[request.trigger],
-            mode=_MODES[self.asking.mode],
-            max_tokens=max_tokens or request.max_tokens or self.asking.max_tokens,
+            mode=_MODES[self.settings.mode],
+            max_tokens=max_tokens or request.max_tokens or self.settings.max_tokens,
             temperature=0.0,
         )
 

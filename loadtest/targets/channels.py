@@ -23,7 +23,7 @@ _Place = tuple[str, int]
 """A host and the connection's number there."""
 
 
-class Lines:
+class ChannelPool:
     """The connections of a target. They are kept until `close`, for one run after another."""
 
     def __init__(self, spec: TargetSpec) -> None:
@@ -100,10 +100,10 @@ class Lines:
 
 
 @dataclass(slots=True)
-class Line:
+class SessionChannel:
     """A session's way over the connections of a target."""
 
-    lines: Lines
+    pool: ChannelPool
     session: int
     region: int
     shift: int = 0
@@ -111,17 +111,17 @@ class Line:
 
     def channel(self) -> grpc.aio.Channel:
         """Return the channel, connected or not."""
-        return self.lines.channel(self._place())
+        return self.pool.channel(self._place())
 
     async def ready(self) -> grpc.aio.Channel:
         """Return the channel when it is connected. Raises TargetError where it takes too long."""
-        return await self.lines.ready(self._place())
+        return await self.pool.ready(self._place())
 
     def hang_up(self, host_shift: int | None = None) -> None:
         """Leave the connection, for one to another host if that is said."""
-        self.lines.hang_up(self._place())
+        self.pool.hang_up(self._place())
         if host_shift is not None:
             self.shift = host_shift
 
     def _place(self) -> _Place:
-        return self.lines.place(self.session, self.region + self.shift)
+        return self.pool.place(self.session, self.region + self.shift)
