@@ -3,23 +3,17 @@
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
-
-import grpc
+from typing import Self
 
 from completion.v1 import completion_pb2 as pb
-from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_client.calls import stream_events
 from completion_client.channel_pool import CONNECT_TIMEOUT_S, ChannelKey, ChannelPool, SharedChannel
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.endpoint import Endpoint
-from completion_client.errors import ServiceError, error_of_call
 from completion_client.session import Session
 from completion_client.session_stream import SessionSettings, SessionStream, StreamListener
-
-if TYPE_CHECKING:
-    from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
 
 
 class CompletionClient:
@@ -92,20 +86,14 @@ class CompletionClient:
             EndpointError: a PEM file of the endpoint can't be read.
 
         """
-        stub: CompletionServiceAsyncStub = CompletionServiceStub(self._channels.channel())
+        channel, message = self._channels.channel(), self._numbered(request)
         builder = CompletionBuilder(time.monotonic())
-        call = stub.Complete(self._numbered(request), timeout=timeout_s, metadata=self._metadata)
-        failure: ServiceError | None = None
-        try:
-            async for event in call:
+        async with aclosing(stream_events(channel, message, timeout_s=timeout_s, metadata=self._metadata)) as events:
+            async for event in events:
                 text = builder.add(event, time.monotonic())
                 if text and on_text is not None:
                     on_text(text)
-        except grpc.aio.AioRpcError as error:
-            failure = error_of_call(error)
-        finally:
-            call.cancel()
-        completion = builder.build(time.monotonic(), failure)
+        completion = builder.build(time.monotonic())
         completion.raise_for_error()
         return completion
 

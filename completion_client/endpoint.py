@@ -82,11 +82,7 @@ class Endpoint:
             EndpointError: one of them has characters other than printable ASCII.
 
         """
-        for field, value in (("user", user), ("token", self.token)):
-            if value and not (value.isascii() and value.isprintable()):
-                raise EndpointError(field, "only printable ASCII can be sent")
-        pairs = (("x-user-id", user), ("authorization", f"Bearer {self.token}" if self.token else None))
-        return tuple((key, value) for key, value in pairs if value)
+        return caller_metadata(user, self.token)
 
     def _options(self, options: ChannelOptions) -> ChannelOptions:
         """Switch proxies off for local addresses: gRPC would use one, and no proxy can reach them."""
@@ -98,6 +94,20 @@ class Endpoint:
             return None
         ca, key, certificate = _read("ca", self.ca), _read("key", self.key), _read("certificate", self.certificate)
         return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def caller_metadata(user: str | None = None, token: str | None = None) -> Metadata:
+    """Return the metadata that identifies a caller.
+
+    Raises:
+        EndpointError: user or token has characters other than printable ASCII.
+
+    """
+    for field, value in (("user", user), ("token", token)):
+        if value and not (value.isascii() and value.isprintable()):
+            raise EndpointError(field, "only printable ASCII can be sent")
+    pairs = (("x-user-id", user), ("authorization", f"Bearer {token}" if token else None))
+    return tuple((key, value) for key, value in pairs if value)
 
 
 def _read(field: str, path: Path | None) -> bytes | None:

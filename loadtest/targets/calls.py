@@ -26,8 +26,8 @@ class CallEditor(ABC):
         """Make the call and say in the record what comes; it may be cancelled at any time."""
 
     @abstractmethod
-    def hang_up(self, host_shift: int | None) -> None:
-        """Leave the connection, for one to another host if that is said."""
+    def disconnect(self, host_shift: int | None) -> None:
+        """Close the connection; go to another host from now on if `host_shift` is given."""
 
     def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
         """See Editor."""
@@ -39,7 +39,7 @@ class CallEditor(ABC):
     def drop_nowait(self, host_shift: int | None = None) -> None:
         """See Editor."""
         self.close_nowait()
-        self.hang_up(host_shift)
+        self.disconnect(host_shift)
 
     def close_nowait(self) -> list[asyncio.Task[None]]:
         """Give up what is open; return what takes until it has ended."""

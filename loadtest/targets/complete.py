@@ -1,13 +1,12 @@
 """An editor with a `Complete` call for each request."""
 
-import grpc
-
-from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_client import DeadlineExceededError, ServiceError
+from completion_client.calls import stream_events
 from loadtest.targets import ClientSettings
 from loadtest.targets.calls import CallEditor
 from loadtest.targets.channels import SessionChannel
 from loadtest.targets.record import Outcome, Record
-from loadtest.targets.wire import RequestFactory, take_end
+from loadtest.targets.wire import RequestFactory, error_text, take_end
 
 
 class CompleteEditor(CallEditor):
@@ -21,25 +20,21 @@ class CompleteEditor(CallEditor):
 
     async def ask(self, record: Record, max_tokens: int) -> None:
         """See CallEditor."""
-        stub = CompletionServiceStub(self._channel.channel())
-        timeout_s = self.settings.deadline_s or None
-        call = stub.Complete(
-            self._factory.message(record, max_tokens), timeout=timeout_s, metadata=self._factory.metadata
-        )
+        message = self._factory.message(record, max_tokens)
+        timeout_s, metadata = self.settings.deadline_s or None, self._factory.metadata
         try:
-            async for response in call:
-                if response.HasField("delta"):
-                    record.text_came(response.delta.text)
+            async for event in stream_events(self._channel.channel(), message, timeout_s=timeout_s, metadata=metadata):
+                if event.HasField("delta"):
+                    record.text_came(event.delta.text)
                 else:
-                    take_end(record, response.end)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                record.end(Outcome.DEADLINE)
-            record.end(Outcome.ERROR, f"{error.code().name}: {error.details()}")
-        finally:
-            call.cancel()
+                    take_end(record, event.end)
+        except DeadlineExceededError:
+            record.end(Outcome.DEADLINE)
+        except ServiceError as error:
+            record.end(Outcome.ERROR, error_text(error))
         record.end(Outcome.ERROR, "the call ended without an End")
 
-    def hang_up(self, host_shift: int | None) -> None:
+    def disconnect(self, host_shift: int | None) -> None:
         """See CallEditor."""
-        self._channel.hang_up(host_shift)
+        self._channel.disconnect()
+        self._channel.move(host_shift)

@@ -70,7 +70,7 @@ class HttpTarget:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up."""
+        """Close the connections."""
         if self._http is not None:
             await self._http.close()
 
@@ -106,7 +106,7 @@ class _HttpEditor(CallEditor):
         except (ValueError, KeyError, TypeError) as error:
             record.end(Outcome.ERROR, f"an answer that can't be read: {type(error).__name__}: {error}")
 
-    def hang_up(self, host_shift: int | None) -> None:
+    def disconnect(self, host_shift: int | None) -> None:
         """See CallEditor. Connections that no request uses are kept: which session had them is not known."""
         if host_shift is not None:
             self._shift = host_shift

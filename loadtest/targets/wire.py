@@ -1,9 +1,10 @@
 """Requests and answers between the load tester's terms and those of package completion.v1. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
+from completion_client import ConnectionLostError, ServiceError
+from completion_client.endpoint import Metadata, caller_metadata
 from loadtest.targets import ClientSettings
 from loadtest.targets.record import Outcome, Record, Stages
 from loadtest.traffic.schedule import Trigger, TypedSession
@@ -25,7 +26,7 @@ _MODES = {"single_line": pb.MODE_SINGLE_LINE, "multi_line": pb.MODE_MULTI_LINE}
 
 @dataclass(frozen=True, slots=True)
 class RequestFactory:
-    """How one session asks."""
+    """Makes the request messages of one session."""
 
     session: TypedSession
     name: str
@@ -34,12 +35,12 @@ class RequestFactory:
     settings: ClientSettings
 
     @property
-    def metadata(self) -> Sequence[tuple[str, str]]:
-        """Who asks."""
-        return (("x-user-id", self.user),)
+    def metadata(self) -> Metadata:
+        """The metadata of the session's calls: its user."""
+        return caller_metadata(self.user)
 
     def message(self, record: Record, max_tokens: int | None) -> pb.CompleteRequest:
-        """Return a request as the wire has it."""
+        """Return the message for a request."""
         request = record.request
         return pb.CompleteRequest(
             session_id=self.name,
@@ -55,8 +56,13 @@ class RequestFactory:
         )
 
 
+def error_text(error: ServiceError) -> str:
+    """Return the text of an error for a report: the status and the message, or the message of a lost connection."""
+    return error.message if isinstance(error, ConnectionLostError) else f"{error.status.name}: {error.message}"
+
+
 def take_end(record: Record, end: pb.End) -> None:
-    """Close a record as an End says, which may bring the last text along."""
+    """End a record as an End says, which may bring the last text along."""
     if end.text:
         record.text_came(end.text)
     record.count_tokens(end.usage.completion_tokens)
