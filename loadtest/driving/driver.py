@@ -40,13 +40,13 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Ears:
-    """Who is told what happens."""
+class Callbacks:
+    """What the driver calls as requests become due and end."""
 
     due: Callable[[Record], None]
-    """A request's time has come."""
+    """Called when a request is due."""
     ended: Callable[[Record], None]
-    """Once for each record that was due."""
+    """Called once for each record that was due, when it ends."""
 
 
 async def drive(target: Target, schedule: Schedule, *, drain_s: float = DRAIN_S, has_lead_in: bool = True) -> Run:
@@ -64,7 +64,7 @@ async def drive(target: Target, schedule: Schedule, *, drain_s: float = DRAIN_S,
         if has_lead_in:
             await lead_in(editors, schedule)
         tokens_before = await target.generated_tokens()
-        driver = Driver(schedule, editors, RunClock(_LEAD_S), Ears(records.append, lambda _record: None))
+        driver = Driver(schedule, editors, RunClock(_LEAD_S), Callbacks(records.append, lambda _record: None))
         await driver.drive(drain_s)
         tokens = await target.generated_tokens() - tokens_before
     records.sort(key=lambda record: (record.request.session, record.request.sequence))
@@ -75,14 +75,19 @@ class Driver:
     """One task that sends the requests of all sessions in the order of their times."""
 
     def __init__(
-        self, schedule: Schedule, editors: Sequence[Editor], clock: RunClock, ears: Ears, cache_entries: int = 0
+        self,
+        schedule: Schedule,
+        editors: Sequence[Editor],
+        clock: RunClock,
+        callbacks: Callbacks,
+        cache_entries: int = 0,
     ) -> None:
         """Drive editors, which are those of the schedule's sessions in their order."""
         self._schedule = schedule
         self._clock = clock
-        self._ears = ears
-        self._desks = {
-            session.number: _Desk(session, editor, CompletionCache(0 if session.user else cache_entries))
+        self._callbacks = callbacks
+        self._sessions = {
+            session.number: SessionState(session, editor, CompletionCache(0 if session.user else cache_entries))
             for session, editor in zip(schedule.sessions, editors, strict=True)
         }
         self._open: set[Record] = set()
@@ -96,7 +101,7 @@ class Driver:
     @property
     def num_lost(self) -> int:
         """Sessions that have no connection now."""
-        return sum(not desk.editor.is_connected for desk in self._desks.values())
+        return sum(not state.editor.is_connected for state in self._sessions.values())
 
     async def drive(self, drain_s: float = DRAIN_S) -> float:
         """Drive until the schedule's end and its last answers, or until it is stopped; return how long that was.
@@ -140,24 +145,24 @@ class Driver:
             self._send(request)
 
     def _send(self, request: TypedRequest) -> None:
-        desk = self._desks[request.session]
+        state = self._sessions[request.session]
         record = Record(request, self._clock, self._ended)
         self._open.add(record)
         self._is_idle.clear()
-        self._ears.due(record)
-        found = desk.cache.find(request)
+        self._callbacks.due(record)
+        found = state.cache.find(request)
         if found:
             record.end_from_cache(found)
         else:
-            desk.editor.send_nowait(record)
+            state.editor.send_nowait(record)
 
     def _ended(self, record: Record) -> None:
         self._open.discard(record)
         if not self._open:
             self._is_idle.set()
         if record.outcome is Outcome.ANSWERED:
-            self._desks[record.request.session].cache.add(record.request, record.text)
-        self._ears.ended(record)
+            self._sessions[record.request.session].cache.add(record.request, record.text)
+        self._callbacks.ended(record)
 
     async def _let_happen(self) -> None:
         ends_s = self._schedule.duration_s
@@ -166,18 +171,18 @@ class Driver:
         for at_s, event, host_shift in sorted(moments, key=lambda moment: moment[0]):
             await self._clock.sleep_until(at_s)
             hit = self._hit_by(event)
-            while desks := list(islice(hit, _DROPS_AT_ONCE)):
-                for desk in desks:
-                    desk.editor.drop_nowait(None if event.kind == "reconnect" else host_shift)
+            while states := list(islice(hit, _DROPS_AT_ONCE)):
+                for state in states:
+                    state.editor.drop_nowait(None if event.kind == "reconnect" else host_shift)
                 await asyncio.sleep(0)
 
-    def _hit_by(self, event: Event) -> Iterator["_Desk"]:
-        return (desk for desk in self._desks.values() if event.region in {None, desk.session.region})
+    def _hit_by(self, event: Event) -> Iterator["SessionState"]:
+        return (state for state in self._sessions.values() if event.region in {None, state.session.region})
 
 
 @dataclass(frozen=True, slots=True)
-class _Desk:
-    """Where somebody types."""
+class SessionState:
+    """A session of the schedule, its editor and the completions that it remembers."""
 
     session: TypedSession
     editor: Editor

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from loadtest.driving.driver import DRAIN_S, Driver, Ears, lead_in
+from loadtest.driving.driver import DRAIN_S, Callbacks, Driver, lead_in
 from loadtest.driving.recorder import Recorder
 from loadtest.processes.counters import MetricsError
 from loadtest.stats.run_stats import Part
-from loadtest.targets import Asking, Editor, Target, TargetError, TargetSpec
+from loadtest.targets import ClientSettings, Editor, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import RunClock
@@ -99,10 +99,10 @@ def work(pipe: Connection, worker: int, num_workers: int) -> None:
     asyncio.run(_Worker(pipe, worker, num_workers).serve())
 
 
-def asking_of(scenario: Scenario) -> Asking:
+def client_settings_of(scenario: Scenario) -> ClientSettings:
     """Return how a scenario's editors ask."""
     editor = scenario.editor
-    return Asking(
+    return ClientSettings(
         max_tokens=editor.max_tokens,
         mode=editor.mode,
         cancels_at_key=editor.cancels_at_key,
@@ -112,14 +112,14 @@ def asking_of(scenario: Scenario) -> Asking:
     )
 
 
-def make_target(spec: TargetSpec, asking: Asking) -> GrpcTarget | HttpTarget:
+def make_target(spec: TargetSpec, settings: ClientSettings) -> GrpcTarget | HttpTarget:
     """Return a target, to be entered.
 
     Raises:
         TargetError: one of its options has no sense.
 
     """
-    return GrpcTarget(spec, asking) if spec.kind.startswith("grpc") else HttpTarget(spec, asking)
+    return GrpcTarget(spec, settings) if spec.kind.startswith("grpc") else HttpTarget(spec, settings)
 
 
 def _settle_memory() -> None:
@@ -200,7 +200,7 @@ class _Worker:
         part.workers = frozenset({self._worker})
         regions = {place: region.name for place, region in enumerate(scenario.regions)}
         recorder = Recorder(part, schedule.sessions, regions, scenario.criteria)
-        async with make_target(spec, asking_of(scenario)) as target:
+        async with make_target(spec, client_settings_of(scenario)) as target:
             telling = asyncio.create_task(self._tell(schedule, target, part))
             try:
                 async with target.editors(schedule) as editors:
@@ -225,9 +225,9 @@ class _Worker:
         start_at = await self._start_at
         # One worker counts for all: the engine is the same.
         tokens = await self._count(target)
-        ears = Ears(due=recorder.due, ended=recorder.ended)
+        callbacks = Callbacks(due=recorder.due, ended=recorder.ended)
         clock = RunClock.starting_at(start_at)
-        self._driver = Driver(schedule, editors, clock, ears, scenario.editor.cache_entries)
+        self._driver = Driver(schedule, editors, clock, callbacks, scenario.editor.cache_entries)
         try:
             part.duration_s = await self._driver.drive(DRAIN_S)
             recorder.connections(target.reconnects_s, self._driver.num_lost)

@@ -72,7 +72,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class ClientSettings:
     """What all editors of a run have in common, whomever they ask."""
 
     max_tokens: int = 24

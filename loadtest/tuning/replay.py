@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from dataclasses import dataclass, replace
 
-from loadtest.targets import Asking, Editor, TargetError, TargetSpec
+from loadtest.targets import ClientSettings, Editor, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import WHOLE, Outcome, Record, RunClock
 from loadtest.traffic.scenario import Scenario
@@ -39,8 +39,10 @@ class Replay:
     def __init__(self, address: str, scenario: Scenario) -> None:
         """Ask the server at HOST:PORT as a scenario's editors do, but for as long as they have no answer."""
         spec = TargetSpec(address, "grpc+complete", (address,), {"connections": _CONNECTIONS})
-        asking = Asking(max_tokens=scenario.editor.max_tokens, mode=scenario.editor.mode, cancels_at_key=False)
-        self._target = GrpcTarget(spec, asking)
+        settings = ClientSettings(
+            max_tokens=scenario.editor.max_tokens, mode=scenario.editor.mode, cancels_at_key=False
+        )
+        self._target = GrpcTarget(spec, settings)
 
     async def run(self, traffic: Schedule, seconds: float) -> Heard:
         """Run a block with a caller for each session.

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.driving.driver import Driver, Ears
+from loadtest.driving.driver import Callbacks, Driver
 from loadtest.driving.interruption import Interruption
 from loadtest.driving.recorder import Recorder
 from loadtest.driving.run import Progress, run_scenario
 from loadtest.stats.run_stats import Part
-from loadtest.targets import Asking, parse_target
+from loadtest.targets import ClientSettings, parse_target
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import RunClock
 from loadtest.traffic.scenario import CriteriaSettings, Scenario
@@ -44,9 +44,9 @@ def evenly(num_sessions: int, requests_per_s: float, duration_s: float) -> Sched
 async def drive(uri: str, made: Schedule) -> tuple[Part, RunClock]:
     part = Part("golden", made.duration_s, 1.0)
     recorder = Recorder(part, made.sessions, {0: "local"}, CriteriaSettings())
-    async with GrpcTarget(parse_target(uri), Asking()) as target, target.editors(made) as editors:
+    async with GrpcTarget(parse_target(uri), ClientSettings()) as target, target.editors(made) as editors:
         clock = RunClock(0.2)
-        await Driver(made, editors, clock, Ears(recorder.due, recorder.ended)).drive(10.0)
+        await Driver(made, editors, clock, Callbacks(recorder.due, recorder.ended)).drive(10.0)
     return part, clock
 
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from loadtest.driving.driver import drive
-from loadtest.targets import Asking, parse_target
+from loadtest.targets import ClientSettings, parse_target
 from loadtest.targets.http import HttpTarget
 from loadtest.traffic.trace import Schedule
 from tests.unit.loadtest.typed import PREFIX, schedule
@@ -79,7 +79,7 @@ async def target(uri: str) -> AsyncIterator[tuple[Server, HttpTarget]]:
     server = Server()
     async with TestServer(server.app()) as running:
         spec = parse_target(uri.replace("HOST", f"127.0.0.1:{running.port}"))
-        async with HttpTarget(spec, Asking(24)) as found:
+        async with HttpTarget(spec, ClientSettings(24)) as found:
             yield server, found
 
 
@@ -129,7 +129,7 @@ async def test_an_answer_in_another_form_is_an_error(uri: str) -> None:
         app.router.add_post(path, complete)
     async with TestServer(app) as running:
         spec = parse_target(uri.replace("HOST", f"127.0.0.1:{running.port}"))
-        async with HttpTarget(spec, Asking()) as found:
+        async with HttpTarget(spec, ClientSettings()) as found:
             run = await drive(found, schedule((0.0, 9.0)), has_lead_in=False)
     assert [result.outcome.value for result in run.results] == ["error"]
     assert "can't be read" in run.results[0].error

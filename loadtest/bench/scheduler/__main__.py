@@ -60,7 +60,7 @@ from loadtest.driving.driver import drive
 from loadtest.processes.child import StartError, end_on_sigterm
 from loadtest.processes.counters import MetricsError
 from loadtest.report.drawing.curve import curve_svg
-from loadtest.targets import Asking, Target, TargetError, TargetSpec
+from loadtest.targets import ClientSettings, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
 from loadtest.traffic.documents import DocumentsError
@@ -225,13 +225,13 @@ async def _start(
         metrics_url = f"http://{server.ready['metrics_address']}/metrics"
         cancels = options["cancel_at_key"] and name == SCHEDULER
         spec = TargetSpec(name, "grpc", (server.ready["address"],), metrics_url=metrics_url)
-        target = GrpcTarget(spec, Asking(max_tokens, cancels_at_key=cancels))
+        target = GrpcTarget(spec, ClientSettings(max_tokens, cancels_at_key=cancels))
         targets.append(await stack.enter_async_context(target))
     with console.status(f"starting: {VLLM_SERVE}"):
         serve = await stack.enter_async_context(VllmServe(effective_config(config, overrides)))
     host = serve.url.removeprefix("http://")
     spec = TargetSpec(VLLM_SERVE, "openai+http", (host,), {"model": serve.model}, metrics_url=f"{serve.url}/metrics")
-    http = HttpTarget(spec, Asking(max_tokens), _vllm_body(stop_token_ids))
+    http = HttpTarget(spec, ClientSettings(max_tokens), _vllm_body(stop_token_ids))
     targets.append(await stack.enter_async_context(http))
     return targets
 

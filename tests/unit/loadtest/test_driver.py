@@ -21,9 +21,9 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from completion_server.rpc.status import abort
 from loadtest import targets
 from loadtest.bench.scheduler.capacity import completions_per_s, measure_capacity
-from loadtest.driving.driver import Driver, Ears, drive
+from loadtest.driving.driver import Callbacks, Driver, drive
 from loadtest.processes.counters import MetricsError, sum_counter
-from loadtest.targets import Asking, TargetError, TargetSpec, lines
+from loadtest.targets import ClientSettings, TargetError, TargetSpec, channels
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import Outcome, Record, Result, RunClock
@@ -159,7 +159,7 @@ async def session_target(editors: Editors, *, cancels_at_key: bool = False) -> A
     async with serving(editors) as port, TestServer(app) as metrics:
         url = str(metrics.make_url("/metrics"))
         spec = TargetSpec("fake", "grpc", (f"127.0.0.1:{port}",), metrics_url=url)
-        async with GrpcTarget(spec, Asking(24, cancels_at_key=cancels_at_key)) as target:
+        async with GrpcTarget(spec, ClientSettings(24, cancels_at_key=cancels_at_key)) as target:
             yield target
 
 
@@ -209,7 +209,7 @@ async def http_target(completions: Completions) -> AsyncIterator[HttpTarget]:
     try:
         url = str(server.make_url("/metrics"))
         spec = TargetSpec("fake", "openai+http", (f"127.0.0.1:{server.port}",), {"model": "m"}, metrics_url=url)
-        async with HttpTarget(spec, Asking(24), {"stop_token_ids": [7]}) as target:
+        async with HttpTarget(spec, ClientSettings(24), {"stop_token_ids": [7]}) as target:
             yield target
     finally:
         await server.close()
@@ -319,7 +319,7 @@ async def test_an_idle_editor_opens_a_stream_with_its_next_request() -> None:
     config = make_config("admission.session_idle_s=0.2", "admission.first_request_s=0.2")
     async with run_server(config, _engine) as server:
         spec = TargetSpec("real", "grpc", (server.ready.address,))
-        async with GrpcTarget(spec, Asking()) as target:
+        async with GrpcTarget(spec, ClientSettings()) as target:
             run = await drive(target, made, has_lead_in=False)
             assert target.reconnects_s == []
     assert outcomes(run.results) == ["answered"] * 6
@@ -347,7 +347,7 @@ async def test_a_lost_region_is_served_by_the_next_host_and_comes_home() -> None
     made = replace(made, events=(Event(0.1, "region_loss", 0, 0.5), Event(0.1, "region_loss", 1, 0.5)))
     async with serving(near) as near_port, serving(far) as far_port:
         hosts = (f"127.0.0.1:{near_port}", f"127.0.0.1:{far_port}")
-        async with GrpcTarget(TargetSpec("fake", "grpc", hosts), Asking()) as target:
+        async with GrpcTarget(TargetSpec("fake", "grpc", hosts), ClientSettings()) as target:
             run = await drive(target, made, has_lead_in=False)
     assert outcomes(run.results) == ["answered"] * 3
     assert [request.sequence - OPENING_SEQUENCE for request in near.requests] == [1, 3]
@@ -361,7 +361,7 @@ async def test_no_connection_carries_more_streams_than_servers_take(monkeypatch:
     made = replace(made, sessions=tuple(each for each in made.sessions if each.number % 2))  # a worker's share
     async with run_server(make_config("server.max_concurrent_streams=4"), _engine) as server:
         spec = TargetSpec("real", "grpc", (server.ready.address,), {"connections": "2"})
-        async with GrpcTarget(spec, Asking()) as target:
+        async with GrpcTarget(spec, ClientSettings()) as target:
             run = await drive(target, made, has_lead_in=False)
             assert target.num_connected == 9
     assert outcomes(run.results) == ["answered"] * 9
@@ -372,7 +372,7 @@ async def test_sessions_may_share_connections(connections: str) -> None:
     editors = Editors()
     async with serving(editors) as port:
         spec = TargetSpec("fake", "grpc", (f"127.0.0.1:{port}",), {"connections": connections})
-        async with GrpcTarget(spec, Asking()) as target:
+        async with GrpcTarget(spec, ClientSettings()) as target:
             run = await drive(target, schedule((0.0, 9.0), num_sessions=5))
             assert target.num_connected == 5
     assert outcomes(run.results) == ["answered"] * 5
@@ -384,17 +384,17 @@ async def test_a_deadline_ends_a_session_s_request() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "hold"})
     async with serving(editors) as port:
         spec = TargetSpec("fake", "grpc", (f"127.0.0.1:{port}",))
-        async with GrpcTarget(spec, Asking(deadline_s=0.1)) as target:
+        async with GrpcTarget(spec, ClientSettings(deadline_s=0.1)) as target:
             run = await drive(target, schedule((0.0, 9.0)), has_lead_in=False)
     assert outcomes(run.results) == ["deadline"]
     assert editors.cancelled == [OPENING_SEQUENCE + 1]
 
 
 async def test_who_does_not_speak_grpc_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "CONNECT_S", 0.1)
+    monkeypatch.setattr(channels, "CONNECT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
-        async with GrpcTarget(TargetSpec("fake", "grpc", (host,)), Asking()) as target:
+        async with GrpcTarget(TargetSpec("fake", "grpc", (host,)), ClientSettings()) as target:
             with pytest.raises(TargetError, match=f"fake: no connection to {host}"):
                 await drive(target, schedule((0.0, 9.0)))
 
@@ -479,7 +479,7 @@ async def test_http_stragglers_are_cancelled_and_unanswered() -> None:
 
 async def test_no_server_is_an_error_of_the_request() -> None:
     async with (
-        HttpTarget(TargetSpec("fake", "openai+http", ("127.0.0.1:1",)), Asking()) as target,
+        HttpTarget(TargetSpec("fake", "openai+http", ("127.0.0.1:1",)), ClientSettings()) as target,
         target.editors(schedule((0.0, 9.0))) as found,
     ):
         record = Record(schedule((0.0, 9.0)).sessions[0].requests[0], RunClock())
@@ -529,8 +529,8 @@ async def test_who_types_along_a_completion_asks_nobody() -> None:
     made = schedule((0.0, 9.0))
     made = replace(made, sessions=(replace(made.sessions[0], requests=requests),))
     ended: list[Record] = []
-    ears = Ears(due=lambda _record: None, ended=ended.append)
-    await Driver(made, [target], RunClock(), ears, cache_entries=1).drive()
+    callbacks = Callbacks(due=lambda _record: None, ended=ended.append)
+    await Driver(made, [target], RunClock(), callbacks, cache_entries=1).drive()
     assert [record.outcome for record in ended] == [Outcome.ANSWERED, Outcome.CACHED, Outcome.CACHED]
     assert [record.text for record in ended] == [GOES_ON, GOES_ON, GOES_ON[2:]]
     assert target.sent == [first.sequence]
@@ -546,7 +546,9 @@ async def test_a_run_that_is_stopped_ends_at_once() -> None:
         due.append(record)
         driver.stop_nowait()
 
-    driver = Driver(schedule((0.0, 9.0), (50.0, 99.0), duration_s=60.0), [target], RunClock(), Ears(stop, ended.append))
+    driver = Driver(
+        schedule((0.0, 9.0), (50.0, 99.0), duration_s=60.0), [target], RunClock(), Callbacks(stop, ended.append)
+    )
     assert 0 <= await driver.drive() < 30
     assert len(due) == 1
     assert [record.outcome for record in ended] == [Outcome.UNANSWERED]
