@@ -25,7 +25,7 @@ from loadtest.tuning.document import as_json, check_table, choice_table, sweep_t
 from loadtest.tuning.page import render_tuning
 from loadtest.tuning.replay import Replay
 from loadtest.tuning.statistics import MIN_ROUNDS
-from loadtest.tuning.tuner import Step, Tuned, Tuner, TuningError, TuningSettings
+from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
 
 _WIDTH = 150
 """Of tables where no terminal limits them."""
@@ -161,7 +161,7 @@ class Bar(Progress):
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._stage, self._task = "", self.add_task("starting", total=None)
 
-    def tell(self, step: Step) -> None:
+    def on_progress(self, step: TuningProgress) -> None:
         """Show what is done next."""
         if not self.console.is_terminal and step.stage != self._stage:
             self.console.print(f"{step.stage}: {step.num_steps} blocks", markup=False, highlight=False)
@@ -192,7 +192,7 @@ async def _tune(server: str, admin: str, scenario: Scenario, settings: TuningSet
     replay = Replay(server, scenario)
     try:
         async with Operator(admin) as operator:
-            return await Tuner(operator, {"": replay}, scenario, bar.tell).tune(settings)
+            return await Tuner(operator, {"": replay}, scenario, bar.on_progress).tune(settings)
     finally:
         await replay.close()
 

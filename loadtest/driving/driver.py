@@ -13,7 +13,7 @@ from itertools import islice
 from loadtest.targets import Editor, Target, TargetError
 from loadtest.targets.editor import CompletionCache
 from loadtest.targets.record import Outcome, Record, Result, RunClock
-from loadtest.traffic.trace import Event, Schedule, TypedRequest, TypedSession
+from loadtest.traffic.trace import Event, Trace, TypedRequest, TypedSession
 
 DRAIN_S = 3.0
 """How long after a schedule's end its last answers may take."""
@@ -49,7 +49,7 @@ class Callbacks:
     """Called once for each record that was due, when it ends."""
 
 
-async def drive(target: Target, schedule: Schedule, *, drain_s: float = DRAIN_S, has_lead_in: bool = True) -> Run:
+async def drive(target: Target, trace: Trace, *, drain_s: float = DRAIN_S, has_lead_in: bool = True) -> Run:
     """Send a schedule's requests at their times and return what became of them.
 
     With the lead-in each session's opening is asked for first, a few at a time, and does not count: people have their
@@ -60,15 +60,15 @@ async def drive(target: Target, schedule: Schedule, *, drain_s: float = DRAIN_S,
 
     """
     records: list[Record] = []
-    async with target.editors(schedule) as editors:
+    async with target.editors(trace) as editors:
         if has_lead_in:
-            await lead_in(editors, schedule)
+            await lead_in(editors, trace)
         tokens_before = await target.generated_tokens()
-        driver = Driver(schedule, editors, RunClock(_LEAD_S), Callbacks(records.append, lambda _record: None))
+        driver = Driver(trace, editors, RunClock(_LEAD_S), Callbacks(records.append, lambda _record: None))
         await driver.drive(drain_s)
         tokens = await target.generated_tokens() - tokens_before
     records.sort(key=lambda record: (record.request.session, record.request.sequence))
-    return Run(schedule.duration_s, tuple(record.result() for record in records), tokens)
+    return Run(trace.duration_s, tuple(record.result() for record in records), tokens)
 
 
 class Driver:
@@ -76,19 +76,19 @@ class Driver:
 
     def __init__(
         self,
-        schedule: Schedule,
+        trace: Trace,
         editors: Sequence[Editor],
         clock: RunClock,
         callbacks: Callbacks,
         cache_entries: int = 0,
     ) -> None:
         """Drive editors, which are those of the schedule's sessions in their order."""
-        self._schedule = schedule
+        self._trace = trace
         self._clock = clock
         self._callbacks = callbacks
         self._sessions = {
             session.number: SessionState(session, editor, CompletionCache(0 if session.user else cache_entries))
-            for session, editor in zip(schedule.sessions, editors, strict=True)
+            for session, editor in zip(trace.sessions, editors, strict=True)
         }
         self._open: set[Record] = set()
         self._is_idle = asyncio.Event()
@@ -112,7 +112,7 @@ class Driver:
         driving = asyncio.create_task(self._drive(drain_s))
         try:
             await asyncio.wait({stopped, driving}, return_when=asyncio.FIRST_COMPLETED)
-            duration_s = max(0.0, min(self._schedule.duration_s, self._clock.now_s()))
+            duration_s = max(0.0, min(self._trace.duration_s, self._clock.now_s()))
         finally:
             for task in (stopped, driving):
                 task.cancel()
@@ -127,7 +127,7 @@ class Driver:
         async with asyncio.TaskGroup() as group:
             happening = group.create_task(self._let_happen())
             await self._send_all()
-            await self._clock.sleep_until(self._schedule.duration_s)
+            await self._clock.sleep_until(self._trace.duration_s)
             happening.cancel()
         if self._open:
             with contextlib.suppress(TimeoutError):
@@ -135,7 +135,7 @@ class Driver:
                     await self._is_idle.wait()
 
     async def _send_all(self) -> None:
-        requests = [request for session in self._schedule.sessions for request in session.requests]
+        requests = [request for session in self._trace.sessions for request in session.requests]
         requests.sort(key=lambda request: request.intended_at_s)
         for place, request in enumerate(requests):
             if request.intended_at_s > self._clock.now_s():
@@ -165,9 +165,9 @@ class Driver:
         self._callbacks.ended(record)
 
     async def _let_happen(self) -> None:
-        ends_s = self._schedule.duration_s
-        moments = [(event.at_s, event, 1) for event in self._schedule.events]
-        moments += [(event.until_s, event, 0) for event in self._schedule.events if event.at_s < event.until_s < ends_s]
+        ends_s = self._trace.duration_s
+        moments = [(event.at_s, event, 1) for event in self._trace.events]
+        moments += [(event.until_s, event, 0) for event in self._trace.events if event.at_s < event.until_s < ends_s]
         for at_s, event, host_shift in sorted(moments, key=lambda moment: moment[0]):
             await self._clock.sleep_until(at_s)
             hit = self._hit_by(event)
@@ -189,7 +189,7 @@ class SessionState:
     cache: CompletionCache
 
 
-async def lead_in(editors: Sequence[Editor], schedule: Schedule) -> None:
+async def lead_in(editors: Sequence[Editor], trace: Trace) -> None:
     """Let the target see each session's document once.
 
     Raises:
@@ -197,7 +197,7 @@ async def lead_in(editors: Sequence[Editor], schedule: Schedule) -> None:
 
     """
     clock = RunClock()
-    jobs = iter([each for each in zip(schedule.sessions, editors, strict=True) if each[0].requests])
+    jobs = iter([each for each in zip(trace.sessions, editors, strict=True) if each[0].requests])
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(_OPENINGS_AT_ONCE):

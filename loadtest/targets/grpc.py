@@ -13,7 +13,7 @@ from loadtest.targets.channels import CONNECT_S, SessionChannel, TargetChannels
 from loadtest.targets.complete import CompleteEditor
 from loadtest.targets.session import SessionEditor, StreamLog
 from loadtest.targets.wire import RequestFactory
-from loadtest.traffic.trace import Schedule, TypedSession
+from loadtest.traffic.trace import Trace, TypedSession
 
 # A gRPC server's core turns streams away at random when more than 1,000 wait to be accepted.
 _STREAMS_PER_S = 1000.0
@@ -35,12 +35,12 @@ class GrpcTarget:
         self._channels = TargetChannels(spec)
 
     @asynccontextmanager
-    async def editors(self, schedule: Schedule) -> AsyncIterator[Sequence[Editor]]:
+    async def editors(self, trace: Trace) -> AsyncIterator[Sequence[Editor]]:
         """Connect each session, with a new user unless the schedule names one."""
-        await self._channels.connect(schedule.sessions)
+        await self._channels.connect(trace.sessions)
         found: list[SessionEditor | CompleteEditor] = []
         try:
-            await self._open(schedule, found)
+            await self._open(trace, found)
             yield found
         finally:
             closing = [task for editor in found for task in editor.close_nowait()]
@@ -62,12 +62,12 @@ class GrpcTarget:
         """Close the connections."""
         self._channels.close()
 
-    async def _open(self, schedule: Schedule, found: list[SessionEditor | CompleteEditor]) -> None:
+    async def _open(self, trace: Trace, found: list[SessionEditor | CompleteEditor]) -> None:
         """Add an editor for each session, no faster than servers accept streams; wait until no stream is lost."""
         run_id = uuid.uuid4().hex[:8]
         self.num_connected = 0
-        for sessions in _batches(schedule.sessions):
-            found += [self._editor(session, run_id, schedule.seed) for session in sessions]
+        for sessions in _batches(trace.sessions):
+            found += [self._editor(session, run_id, trace.seed) for session in sessions]
             self.num_connected = len(found)
             await asyncio.sleep(len(sessions) / _STREAMS_PER_S)
         try:

@@ -14,7 +14,7 @@ from loadtest.targets import ClientSettings, Editor, TargetSpec
 from loadtest.targets.calls import CallEditor
 from loadtest.targets.dialects import Dialect, dialect_of
 from loadtest.targets.record import Outcome, Record
-from loadtest.traffic.trace import Schedule, TypedSession
+from loadtest.traffic.trace import Trace, TypedSession
 
 _LONGEST_LINE = 1 << 20
 
@@ -40,12 +40,12 @@ class HttpTarget:
         self._http: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
-    async def editors(self, schedule: Schedule) -> AsyncIterator[Sequence[Editor]]:
+    async def editors(self, trace: Trace) -> AsyncIterator[Sequence[Editor]]:
         """Return an editor for each session; connections are made as they are needed, and kept alive."""
         assert self._http is not None, "the target was not entered"
         found = [
             _HttpEditor(self._http, self._spec.hosts, session, self._dialect, self._settings, self._body)
-            for session in schedule.sessions
+            for session in trace.sessions
         ]
         self.num_connected = len(found)
         try:

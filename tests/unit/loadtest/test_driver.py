@@ -28,9 +28,9 @@ from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import Outcome, Record, Result, RunClock
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import OPENING_SEQUENCE, Event, Schedule, Trigger
+from loadtest.traffic.trace import OPENING_SEQUENCE, Event, Trace, Trigger
 from tests.support.server import make_config, run_server
-from tests.unit.loadtest.typed import GOES_ON, schedule
+from tests.unit.loadtest.typed import GOES_ON, trace
 
 METRICS = """
 # TYPE vllm:generation_tokens_total counter
@@ -220,7 +220,7 @@ def outcomes(results: tuple[Result, ...]) -> list[str]:
 
 
 @contextmanager
-def doing(made: Schedule, *token_ids: int) -> Iterator[Schedule]:
+def doing(made: Trace, *token_ids: int) -> Iterator[Trace]:
     """Give a trace's requests prompts that say what becomes of them; openings are answered."""
     ids = iter([(1,), *((each,) for each in token_ids)] * len(made.sessions))
     yield made.with_token_ids(ids)
@@ -229,7 +229,7 @@ def doing(made: Schedule, *token_ids: int) -> Iterator[Schedule]:
 async def test_session_requests_end_as_the_server_says() -> None:
     kinds = ("answer", "empty", "shed", "deadline", "error")
     editors = Editors({OPENING_SEQUENCE + 1 + place: kind for place, kind in enumerate(kinds)})
-    made = schedule(*((0.02 * place, 0.02 * place + 0.01) for place in range(len(kinds))))
+    made = trace(*((0.02 * place, 0.02 * place + 0.01) for place in range(len(kinds))))
     async with session_target(editors) as target:
         run = await drive(target, made)
     assert outcomes(run.results) == ["answered", "empty", "shed", "deadline", "error"]
@@ -246,7 +246,7 @@ async def test_session_requests_end_as_the_server_says() -> None:
 async def test_session_editors_just_send_their_next_request() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "hold"})
     async with session_target(editors) as target:
-        run = await drive(target, schedule((0.0, 0.05), (0.1, 1.0), num_sessions=3))
+        run = await drive(target, trace((0.0, 0.05), (0.1, 1.0), num_sessions=3))
     assert outcomes(run.results) == ["superseded", "answered"] * 3
     assert all(result.first_text_at_s is not None for result in run.results), "text before the supersede was heard"
     assert run.results[0].completion_tokens == 2
@@ -259,7 +259,7 @@ async def test_session_editors_just_send_their_next_request() -> None:
 async def test_session_editors_may_cancel_at_the_key() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "hold"})
     async with session_target(editors, cancels_at_key=True) as target:
-        run = await drive(target, schedule((0.0, 0.05), (0.1, 0.3), (0.4, 1.0)))
+        run = await drive(target, trace((0.0, 0.05), (0.1, 0.3), (0.4, 1.0)))
     assert outcomes(run.results) == ["hung_up", "answered", "answered"]
     assert editors.cancelled == [OPENING_SEQUENCE + 1], "what has ended is not cancelled"
     assert run.results[0].completion_tokens == 2
@@ -268,13 +268,13 @@ async def test_session_editors_may_cancel_at_the_key() -> None:
 async def test_session_editors_cancel_the_last_request_too() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "hold"})
     async with session_target(editors, cancels_at_key=True) as target:
-        run = await drive(target, schedule((0.0, 0.05), duration_s=0.1))
+        run = await drive(target, trace((0.0, 0.05), duration_s=0.1))
     assert outcomes(run.results) == ["hung_up"]
 
 
 async def test_session_editors_keep_what_the_user_types_along() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "along"})
-    made = schedule((0.0, 0.05), (0.1, 1.0))
+    made = trace((0.0, 0.05), (0.1, 1.0))
     async with session_target(editors, cancels_at_key=True) as target:
         run = await drive(target, made)
     assert outcomes(run.results) == ["superseded", "answered"]
@@ -284,8 +284,8 @@ async def test_session_editors_keep_what_the_user_types_along() -> None:
 async def test_session_stragglers_are_cancelled_and_unanswered() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "hold"})
     async with session_target(editors) as target:
-        run = await drive(target, schedule((0.0, 0.5), duration_s=0.05), drain_s=0.05)
-        again = await drive(target, schedule((0.0, 0.5), duration_s=0.05), drain_s=0.05, has_lead_in=False)
+        run = await drive(target, trace((0.0, 0.5), duration_s=0.05), drain_s=0.05)
+        again = await drive(target, trace((0.0, 0.5), duration_s=0.05), drain_s=0.05, has_lead_in=False)
         await _until(lambda: editors.num_left == 2)
     assert outcomes(run.results) == outcomes(again.results) == ["unanswered"]
     assert run.results[0].ttft_s is not None
@@ -296,7 +296,7 @@ async def test_session_stragglers_are_cancelled_and_unanswered() -> None:
 async def test_a_broken_stream_fails_what_is_open_and_comes_back() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "hold", OPENING_SEQUENCE + 2: "break"})
     async with session_target(editors) as target:
-        run = await drive(target, schedule((0.0, 0.05), (0.02, 0.15), (0.4, 1.0), duration_s=0.5))
+        run = await drive(target, trace((0.0, 0.05), (0.02, 0.15), (0.4, 1.0), duration_s=0.5))
         assert len(target.reconnects_s) == 1
         assert 0 < target.reconnects_s[0] < 0.4
     assert outcomes(run.results) == ["superseded", "error", "answered"]
@@ -306,7 +306,7 @@ async def test_a_broken_stream_fails_what_is_open_and_comes_back() -> None:
 async def test_a_stream_that_the_server_ends_in_good_order_is_no_failure() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "end", OPENING_SEQUENCE + 3: "end"})
     async with session_target(editors) as target:
-        run = await drive(target, schedule((0.0, 9.0), (0.2, 9.0), (0.4, 9.0), duration_s=0.5))
+        run = await drive(target, trace((0.0, 9.0), (0.2, 9.0), (0.4, 9.0), duration_s=0.5))
         assert target.reconnects_s == []
     assert outcomes(run.results) == ["answered"] * 3
     asked = [request.sequence - OPENING_SEQUENCE for request in editors.requests]
@@ -315,7 +315,7 @@ async def test_a_stream_that_the_server_ends_in_good_order_is_no_failure() -> No
 
 
 async def test_an_idle_editor_opens_a_stream_with_its_next_request() -> None:
-    made = schedule((0.0, 9.0), (1.0, 9.0), num_sessions=3, duration_s=1.1)
+    made = trace((0.0, 9.0), (1.0, 9.0), num_sessions=3, duration_s=1.1)
     config = make_config("admission.session_idle_s=0.2", "admission.first_request_s=0.2")
     async with run_server(config, _engine) as server:
         spec = TargetSpec("real", "grpc", (server.ready.address,))
@@ -331,7 +331,7 @@ def _engine() -> ScriptedEngine:
 
 async def test_a_dropped_connection_fails_what_is_open_and_comes_back() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "hold"})
-    made = schedule((0.0, 9.0), (0.1005, 9.0), (0.5, 9.0), num_sessions=3, duration_s=0.55)
+    made = trace((0.0, 9.0), (0.1005, 9.0), (0.5, 9.0), num_sessions=3, duration_s=0.55)
     made = replace(made, events=(Event(0.1, "reconnect", None, 0.1),))
     async with session_target(editors) as target:
         run = await drive(target, made)
@@ -343,7 +343,7 @@ async def test_a_dropped_connection_fails_what_is_open_and_comes_back() -> None:
 
 async def test_a_lost_region_is_served_by_the_next_host_and_comes_home() -> None:
     near, far = Editors(), Editors()
-    made = schedule((0.0, 9.0), (0.4, 9.0), (0.8, 9.0), duration_s=0.85)
+    made = trace((0.0, 9.0), (0.4, 9.0), (0.8, 9.0), duration_s=0.85)
     made = replace(made, events=(Event(0.1, "region_loss", 0, 0.5), Event(0.1, "region_loss", 1, 0.5)))
     async with serving(near) as near_port, serving(far) as far_port:
         hosts = (f"127.0.0.1:{near_port}", f"127.0.0.1:{far_port}")
@@ -357,7 +357,7 @@ async def test_a_lost_region_is_served_by_the_next_host_and_comes_home() -> None
 
 async def test_no_connection_carries_more_streams_than_servers_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "STREAMS_PER_CONNECTION", 4)
-    made = schedule((0.0, 9.0), num_sessions=18)
+    made = trace((0.0, 9.0), num_sessions=18)
     made = replace(made, sessions=tuple(each for each in made.sessions if each.number % 2))  # a worker's share
     async with run_server(make_config("server.max_concurrent_streams=4"), _engine) as server:
         spec = TargetSpec("real", "grpc", (server.ready.address,), {"connections": "2"})
@@ -373,7 +373,7 @@ async def test_sessions_may_share_connections(connections: str) -> None:
     async with serving(editors) as port:
         spec = TargetSpec("fake", "grpc", (f"127.0.0.1:{port}",), {"connections": connections})
         async with GrpcTarget(spec, ClientSettings()) as target:
-            run = await drive(target, schedule((0.0, 9.0), num_sessions=5))
+            run = await drive(target, trace((0.0, 9.0), num_sessions=5))
             assert target.num_connected == 5
     assert outcomes(run.results) == ["answered"] * 5
     assert len(set(editors.users)) == 5
@@ -385,7 +385,7 @@ async def test_a_deadline_ends_a_session_s_request() -> None:
     async with serving(editors) as port:
         spec = TargetSpec("fake", "grpc", (f"127.0.0.1:{port}",))
         async with GrpcTarget(spec, ClientSettings(deadline_s=0.1)) as target:
-            run = await drive(target, schedule((0.0, 9.0)), has_lead_in=False)
+            run = await drive(target, trace((0.0, 9.0)), has_lead_in=False)
     assert outcomes(run.results) == ["deadline"]
     assert editors.cancelled == [OPENING_SEQUENCE + 1]
 
@@ -396,7 +396,7 @@ async def test_who_does_not_speak_grpc_is_no_target(monkeypatch: pytest.MonkeyPa
         host = f"127.0.0.1:{silent.getsockname()[1]}"
         async with GrpcTarget(TargetSpec("fake", "grpc", (host,)), ClientSettings()) as target:
             with pytest.raises(TargetError, match=f"fake: no connection to {host}"):
-                await drive(target, schedule((0.0, 9.0)))
+                await drive(target, trace((0.0, 9.0)))
 
 
 async def test_streams_that_do_not_stay_are_said_before_any_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,20 +404,20 @@ async def test_streams_that_do_not_stay_are_said_before_any_load(monkeypatch: py
     editors = Editors(refuses="who are you")
     async with session_target(editors) as target:
         with pytest.raises(TargetError, match="streams end as soon as they are opened: UNAUTHENTICATED: who are you"):
-            await drive(target, schedule((0.0, 9.0)))
+            await drive(target, trace((0.0, 9.0)))
     assert not editors.requests
 
 
 async def test_an_opening_that_fails_ends_the_run() -> None:
     async with session_target(Editors({OPENING_SEQUENCE: "error"})) as target:
         with pytest.raises(TargetError, match="a field is bad"):
-            await drive(target, schedule((0.0, 0.05), num_sessions=3))
+            await drive(target, trace((0.0, 0.05), num_sessions=3))
 
 
 async def test_capacity_counts_whole_answers_closed_loop() -> None:
     editors = Editors({OPENING_SEQUENCE + 2: "shed"})
     async with session_target(editors) as target:
-        made = schedule(*((float(at), at + 1.0) for at in range(200)), num_sessions=2)
+        made = trace(*((float(at), at + 1.0) for at in range(200)), num_sessions=2)
         rate = await completions_per_s(target, made, 20.0)
         measured = await measure_capacity(target, (1, 2), 0.05, Scenario(name="capacity"))
     assert rate > 10
@@ -432,14 +432,14 @@ async def test_capacity_counts_whole_answers_closed_loop() -> None:
 async def test_capacity_of_a_target_that_fails_is_an_error() -> None:
     async with session_target(Editors({OPENING_SEQUENCE + 2: "error"})) as target:
         with pytest.raises(TargetError, match="a field is bad"):
-            await completions_per_s(target, schedule((0.0, 1.0), (1.0, 2.0)), 20.0)
+            await completions_per_s(target, trace((0.0, 1.0), (1.0, 2.0)), 20.0)
 
 
 async def test_http_requests_end_as_the_server_says() -> None:
     completions = Completions()
     keys = [(0.02 * place, 5.0) for place in range(4)]
     async with http_target(completions) as target:
-        with doing(schedule(*keys), 1, 5, 3, 4) as made:
+        with doing(trace(*keys), 1, 5, 3, 4) as made:
             run = await drive(target, made)
     assert outcomes(run.results) == ["answered", "empty", "error", "error"]
     answered, empty, refused, broken = run.results
@@ -457,7 +457,7 @@ async def test_http_requests_end_as_the_server_says() -> None:
 async def test_http_editors_hang_up_at_the_next_key() -> None:
     completions = Completions()
     async with http_target(completions) as target:
-        with doing(schedule((0.0, 0.1), (0.15, 5.0), num_sessions=2), 2, 1) as made:
+        with doing(trace((0.0, 0.1), (0.15, 5.0), num_sessions=2), 2, 1) as made:
             run = await drive(target, made)
             await _until(lambda: completions.num_hung_up == 2)
     assert outcomes(run.results) == ["hung_up", "answered"] * 2
@@ -471,7 +471,7 @@ async def test_http_editors_hang_up_at_the_next_key() -> None:
 async def test_http_stragglers_are_cancelled_and_unanswered() -> None:
     completions = Completions()
     async with http_target(completions) as target:
-        with doing(schedule((0.0, 60.0), duration_s=0.05), 2) as made:
+        with doing(trace((0.0, 60.0), duration_s=0.05), 2) as made:
             run = await drive(target, made, drain_s=0.05)
         await _until(lambda: completions.num_hung_up == 1)
     assert outcomes(run.results) == ["unanswered"]
@@ -480,9 +480,9 @@ async def test_http_stragglers_are_cancelled_and_unanswered() -> None:
 async def test_no_server_is_an_error_of_the_request() -> None:
     async with (
         HttpTarget(TargetSpec("fake", "openai+http", ("127.0.0.1:1",)), ClientSettings()) as target,
-        target.editors(schedule((0.0, 9.0))) as found,
+        target.editors(trace((0.0, 9.0))) as found,
     ):
-        record = Record(schedule((0.0, 9.0)).sessions[0].requests[0], RunClock())
+        record = Record(trace((0.0, 9.0)).sessions[0].requests[0], RunClock())
         found[0].send_nowait(record)
         await record.wait_ended()
     assert record.result().outcome is Outcome.ERROR
@@ -500,7 +500,7 @@ class Silent:
         self.reconnects_s: list[float] = []
 
     @asynccontextmanager
-    async def editors(self, made: Schedule) -> AsyncIterator[list["Silent"]]:
+    async def editors(self, made: Trace) -> AsyncIterator[list["Silent"]]:
         yield [self for _ in made.sessions]
 
     def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
@@ -524,9 +524,9 @@ class Prompt(Silent):
 
 async def test_who_types_along_a_completion_asks_nobody() -> None:
     target = Prompt()
-    first, second, third = schedule((0.0, 9.0), (0.01, 9.0), (0.02, 9.0)).sessions[0].requests
+    first, second, third = trace((0.0, 9.0), (0.01, 9.0), (0.02, 9.0)).sessions[0].requests
     requests = (replace(first, trigger=Trigger.PREFETCH), second, replace(third, end=third.end + 2))
-    made = schedule((0.0, 9.0))
+    made = trace((0.0, 9.0))
     made = replace(made, sessions=(replace(made.sessions[0], requests=requests),))
     ended: list[Record] = []
     callbacks = Callbacks(due=lambda _record: None, ended=ended.append)
@@ -547,7 +547,7 @@ async def test_a_run_that_is_stopped_ends_at_once() -> None:
         driver.stop_nowait()
 
     driver = Driver(
-        schedule((0.0, 9.0), (50.0, 99.0), duration_s=60.0), [target], RunClock(), Callbacks(stop, ended.append)
+        trace((0.0, 9.0), (50.0, 99.0), duration_s=60.0), [target], RunClock(), Callbacks(stop, ended.append)
     )
     assert 0 <= await driver.drive() < 30
     assert len(due) == 1
@@ -557,7 +557,7 @@ async def test_a_run_that_is_stopped_ends_at_once() -> None:
 async def test_requests_go_out_whatever_became_of_those_before() -> None:
     target = Silent()
     keys = [(0.01 * place, 9.0) for place in range(10)]
-    run = await drive(target, schedule(*keys, duration_s=0.1), drain_s=0.0, has_lead_in=False)
+    run = await drive(target, trace(*keys, duration_s=0.1), drain_s=0.0, has_lead_in=False)
     assert target.sent == [result.request.sequence for result in run.results]
     assert set(outcomes(run.results)) == {"unanswered"}
     assert all(result.lag_s >= 0 for result in run.results), "none goes out before its time"
@@ -565,7 +565,7 @@ async def test_requests_go_out_whatever_became_of_those_before() -> None:
 
 async def test_lateness_counts() -> None:
     clock = RunClock()
-    late = Record(schedule((-0.5, 9.0)).sessions[0].requests[0], clock)
+    late = Record(trace((-0.5, 9.0)).sessions[0].requests[0], clock)
     late.text_came("  \n")
     assert not late.has_text
     late.text_came(" x")
@@ -576,7 +576,7 @@ async def test_lateness_counts() -> None:
 
 
 async def test_only_the_first_end_counts() -> None:
-    record = Record(schedule((0.0, 9.0)).sessions[0].requests[0], RunClock())
+    record = Record(trace((0.0, 9.0)).sessions[0].requests[0], RunClock())
     record.end(Outcome.HUNG_UP)
     record.end_whole()
     assert record.result().outcome is Outcome.HUNG_UP
