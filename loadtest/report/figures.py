@@ -130,6 +130,11 @@ def _define() -> Iterable[Figure]:
     yield _share(
         "unanswered_share", "outcome/unanswered", _INTENDED, low, "of all requests, those not ended at the end"
     )
+    yield from _define_times()
+    yield from _define_costs()
+
+
+def _define_times() -> Iterable[Figure]:
     yield from _percentiles("ttft", "ttft", "intended time to first text")
     yield from _percentiles("pause_ttft", "ttft/pause", "intended time to first text, pause requests")
     yield from _percentiles("total", "total", "intended time to the end, whole answers")
@@ -138,6 +143,10 @@ def _define() -> Iterable[Figure]:
     yield from _percentiles("lag", "lag", "how late the generator sent a request")
     yield from _percentiles("front_end", "stage/front_end", "first text less the server's queue and prefill")
     yield from _percentiles("reconnect", "reconnect", "connection lost to connected again")
+
+
+def _define_costs() -> Iterable[Figure]:
+    low, neither = Better.LOWER, Better.NEITHER
     counters = ("seen_tokens", "generated_tokens")
     meaning = "of tokens that the engine generated, those of answers nobody saw"
     yield Figure("wasted_token_share", Unit.SHARE, low, meaning, _wasted, counters)

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from completion.v1 import admin_pb2 as pb
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
@@ -133,14 +134,7 @@ class Tuner:
                 )
         verification = verify(checks, table, fixed)
         return Tuned(
-            server={
-                "address": self._operator.address,
-                "version": status.version,
-                "model": status.model,
-                "draft_model": status.draft_model,
-                "max_num_speculative_tokens": before.max_num_speculative_tokens,
-                "slots": status.slots,
-            },
+            server=self._facts(status, before.max_num_speculative_tokens),
             sweep=sweep,
             fit=fit(sweep),
             choices=tuple(choices),
@@ -151,6 +145,17 @@ class Tuner:
             troubles=tuple(troubles(Blocks((*sweep.all, *checks.all)), choices)),
             others=others,
         )
+
+    def _facts(self, status: pb.GetStatusResponse, ceiling: int) -> dict[str, str | int]:
+        """Return what the report says of the server."""
+        return {
+            "address": self._operator.address,
+            "version": status.version,
+            "model": status.model,
+            "draft_model": status.draft_model,
+            "max_num_speculative_tokens": ceiling,
+            "slots": status.slots,
+        }
 
     async def measure(
         self, stage: str, variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seconds: float

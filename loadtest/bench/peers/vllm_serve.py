@@ -101,17 +101,7 @@ class VllmServe:
             ServeError: it was refused.
 
         """
-        body = {
-            "model": self.model,
-            "prompt": wire_prompt,
-            "max_tokens": prompt.max_tokens,
-            "temperature": 0,
-            "stop_token_ids": list(prompt.stop_token_ids),
-            "add_special_tokens": False,
-            "cache_salt": type(wire_prompt).__name__,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
+        body = self._body(prompt, wire_prompt)
         ttft_ms: float | None = None
         num_tokens = 0
         start = time.perf_counter()
@@ -138,6 +128,20 @@ class VllmServe:
             num_tokens=num_tokens,
             prompt_tokens=len(prompt.token_ids),
         )
+
+    def _body(self, prompt: BenchPrompt, wire_prompt: list[int] | str) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "prompt": wire_prompt,
+            "max_tokens": prompt.max_tokens,
+            "temperature": 0,
+            "stop_token_ids": list(prompt.stop_token_ids),
+            "add_special_tokens": False,
+            # The prefix-cache entries of token ids must not serve the same prompt sent as text.
+            "cache_salt": type(wire_prompt).__name__,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
 
     async def detokenise(self, token_ids: Sequence[int]) -> str:
         """Return a prompt as the text that has these tokens."""
