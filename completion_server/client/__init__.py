@@ -1,1 +1,1 @@
-"""The commands that talk to a running server. Knows the wire and nothing of the rooms behind it."""
+"""The commands that talk to a running server: arguments, rendering and exit status. Imports no part of the server."""

@@ -9,9 +9,8 @@ import click
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
-from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.client.completion import Answer, ask
-from completion_server.client.connection import Endpoint, Metadata, connect
+from completion_client import Completion, Endpoint, blocking
+from completion_client.endpoint import Metadata
 from completion_server.client.cursor import (
     STDIN,
     Cursor,
@@ -22,6 +21,7 @@ from completion_server.client.cursor import (
     split_text,
     uri_of,
 )
+from completion_server.client.json_output import completion_dict
 from completion_server.client.operator_commands import drain, status
 from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
 from completion_server.client.profile_command import profile
@@ -81,14 +81,14 @@ def complete(
     file, cursor = _read_cursor(place)
     request = _request(file, cursor, options)
     view = CompletionView(Console(highlight=False), cursor, is_silent=as_json)
-    answer, reached = _ask(endpoint, request, timeout_ms / 1000, endpoint.metadata(user), view)
+    completion, reached = _complete(endpoint, request, timeout_ms / 1000, endpoint.metadata(user), view)
     if as_json:
         where = {"server": endpoint.address, "file": file, "line": cursor.line, "column": cursor.column}
-        click.echo(json.dumps(answer.as_dict() | where))
-    if answer.failure:
-        fail(answer.failure, endpoint.address, reached=reached)
+        click.echo(json.dumps(completion_dict(completion) | where))
+    if completion.error:
+        fail(completion.error, endpoint.address, reached=reached)
     if not as_json:
-        Console(stderr=True, highlight=False).print(footer(answer), soft_wrap=True)
+        Console(stderr=True, highlight=False).print(footer(completion), soft_wrap=True)
 
 
 def _read_cursor(place: str) -> tuple[str, Cursor]:
@@ -118,15 +118,15 @@ def _request(file: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest
     )
 
 
-def _ask(
+def _complete(
     endpoint: Endpoint, request: pb.CompleteRequest, timeout_s: float, metadata: Metadata, view: CompletionView
-) -> tuple[Answer, bool]:
-    """Return the answer, and whether there was a connection."""
-    with endpoint.open() as channel:
-        reached = connect(channel, timeout_s)
+) -> tuple[Completion, bool]:
+    """Return the completion, and whether there was a connection."""
+    with blocking.open_channel(endpoint) as channel:
+        reached = blocking.connect(channel, timeout_s)
         if reached:
             view.begin()
-        answer = ask(CompletionServiceStub(channel), request, timeout_s=timeout_s, metadata=metadata, on_text=view.add)
+        completion = blocking.complete(channel, request, timeout_s=timeout_s, metadata=metadata, on_text=view.add)
         if reached:
             view.finish()
-        return answer, reached
+        return completion, reached

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
-from completion_server.client.connection import Endpoint, check_health, connect
-from completion_server.client.failure import failure_of
+from completion_client import Endpoint, blocking
+from completion_client.errors import error_of_call
 from completion_server.client.options import DEFAULT_ADMIN, endpoint_options, fail
 
 TIMEOUT_S = 5.0
@@ -76,18 +76,18 @@ def as_dict(status: admin_pb2.GetStatusResponse) -> dict[str, Any]:
 @contextmanager
 def calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
     """Open a channel for calls whose failure ends the command."""
-    with endpoint.open() as channel:
-        reached = connect(channel, TIMEOUT_S)
+    with blocking.open_channel(endpoint) as channel:
+        reached = blocking.connect(channel, TIMEOUT_S)
         try:
             yield channel
         except grpc.RpcError as error:
-            fail(failure_of(error), endpoint.address, reached=reached)
+            fail(error_of_call(error), endpoint.address, reached=reached)
 
 
 def _health(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStatusResponse) -> str:
     """Ask for the health of the whole server; where the listener does not offer that, tell it from the status."""
     try:
-        return check_health(channel, TIMEOUT_S, endpoint.metadata())
+        return blocking.check_health(channel, TIMEOUT_S, endpoint.metadata())
     except grpc.RpcError:
         is_serving = status.engine_state == admin_pb2.ENGINE_STATE_READY and not status.draining
         return _SERVING if is_serving else "NOT_SERVING"

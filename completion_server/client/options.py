@@ -8,11 +8,14 @@ from typing import NoReturn
 
 import click
 
-from completion_server.client.connection import ConnectionSettingsError, Endpoint
-from completion_server.client.failure import Failure
+from completion_client import Endpoint, EndpointError, ServiceError
+from completion_server.client.explain import explain
 
 DEFAULT_SERVER = "127.0.0.1:50051"
 DEFAULT_ADMIN = "127.0.0.1:50052"
+
+_FLAGS = {"ca": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key", "token": "--token", "user": "--user"}
+"""The flags of an endpoint's fields."""
 
 _Command = Callable[..., None]
 
@@ -53,10 +56,12 @@ def endpoint_options(flag: str, default: str, env: str, what: str) -> Callable[[
             token: str | None,
             **rest: object,
         ) -> None:
+            if (tls_cert is None) != (tls_key is None):
+                raise click.UsageError("--tls-cert and --tls-key go together: a certificate is no use without its key")
             try:
                 command(endpoint=Endpoint(address, tls_ca, tls_cert, tls_key, token), **rest)
-            except ConnectionSettingsError as error:
-                raise click.UsageError(str(error)) from error
+            except EndpointError as error:
+                raise click.UsageError(f"{_FLAGS[error.field]}: {error.problem}") from error
 
         for option in reversed(options):
             with_endpoint = option(with_endpoint)
@@ -65,7 +70,7 @@ def endpoint_options(flag: str, default: str, env: str, what: str) -> Callable[[
     return add
 
 
-def fail(failure: Failure, address: str, *, reached: bool) -> NoReturn:
+def fail(error: ServiceError, address: str, *, reached: bool) -> NoReturn:
     """End the command with status 1 and a sentence that says what to do."""
-    click.echo(f"Error: {failure.sentence(address, reached=reached)}", err=True)
+    click.echo(f"Error: {explain(error, address, reached=reached)}", err=True)
     sys.exit(1)

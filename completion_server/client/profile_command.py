@@ -16,9 +16,7 @@ from rich.progress import track
 from rich.table import Table
 
 from completion.v1 import completion_pb2 as pb
-from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.client.completion import Answer, ask, finish_reason_of
-from completion_server.client.connection import Endpoint, connect
+from completion_client import Completion, Endpoint, blocking
 from completion_server.client.cursor import PlaceError
 from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
 from completion_server.client.sources import Sample, samples, standard_library
@@ -63,27 +61,28 @@ def profile(endpoint: Endpoint, files: tuple[Path, ...], seed: int, as_json: boo
         places = list(itertools.islice(samples(files or standard_library(), seed), _WARM_UP + options["requests"]))
     except PlaceError as error:
         raise click.BadParameter(str(error), param_hint="FILES") from error
-    with endpoint.open() as channel:
+    with blocking.open_channel(endpoint) as channel:
         answers = _measure(channel, endpoint, places, options)
     _report(answers, options["concurrency"], as_json)
 
 
-def _measure(channel: grpc.Channel, endpoint: Endpoint, places: Sequence[Sample], options: _Options) -> list[Answer]:
+def _measure(
+    channel: grpc.Channel, endpoint: Endpoint, places: Sequence[Sample], options: _Options
+) -> list[Completion]:
     """Send every request; the first ones only warm the connection up and are not returned."""
     timeout_s = options["timeout_ms"] / 1000
-    reached = connect(channel, timeout_s)
-    stub = CompletionServiceStub(channel)
+    reached = blocking.connect(channel, timeout_s)
     run = f"profile-{uuid.uuid4().hex[:8]}"
 
-    def one(job: tuple[int, Sample]) -> Answer:
+    def one(job: tuple[int, Sample]) -> Completion:
         number, sample = job
         request = _request(f"{run}-{number}", sample, options)
-        return ask(stub, request, timeout_s=timeout_s, metadata=endpoint.metadata(request.session_id))
+        return blocking.complete(channel, request, timeout_s=timeout_s, metadata=endpoint.metadata(request.session_id))
 
     jobs = enumerate(places)
     for job in itertools.islice(jobs, _WARM_UP):
-        if failure := one(job).failure:
-            fail(failure, endpoint.address, reached=reached)
+        if error := one(job).error:
+            fail(error, endpoint.address, reached=reached)
     console = Console(stderr=True)
     with ThreadPoolExecutor(options["concurrency"]) as workers:
         answers = workers.map(one, jobs)
@@ -106,7 +105,7 @@ def _request(name: str, sample: Sample, options: _Options) -> pb.CompleteRequest
     )
 
 
-def _report(answers: Sequence[Answer], concurrency: int, as_json: bool) -> None:
+def _report(answers: Sequence[Completion], concurrency: int, as_json: bool) -> None:
     attempted = [answer for answer in answers if answer.end and answer.end.finish_reason in _ATTEMPTED]
     endings = Counter(_ending(answer) for answer in answers)
     if not attempted:
@@ -123,10 +122,10 @@ def _report(answers: Sequence[Answer], concurrency: int, as_json: bool) -> None:
     console.print(f"{len(answers)} requests, {concurrency} at a time: {_counts(endings)}", soft_wrap=True)
 
 
-def _ending(answer: Answer) -> str:
-    if answer.end is not None:
-        return finish_reason_of(answer.end)
-    return answer.failure.code.lower() if answer.failure else "unknown"
+def _ending(completion: Completion) -> str:
+    if completion.finish_reason is not None:
+        return completion.finish_reason
+    return completion.error.status.name.lower() if completion.error else "unknown"
 
 
 def _counts(endings: Counter[str]) -> str:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from completion.v1 import admin_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
-from completion_server.client.connection import Endpoint
+from completion_client import Endpoint
 from completion_server.client.operator_commands import TIMEOUT_S, calling
 from completion_server.client.options import DEFAULT_ADMIN, endpoint_options
 

@@ -5,7 +5,7 @@ import re
 from rich.console import Console
 from rich.text import Text
 
-from completion_server.client.completion import Answer, finish_reason_of, shed_reason_of
+from completion_client import Completion
 from completion_server.client.cursor import Cursor
 
 # A model writes what it likes; escape sequences in it must not drive the user's terminal.
@@ -54,16 +54,16 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def footer(answer: Answer) -> Text:
-    """Return one line about what the answer took; needs an answer that ended."""
-    if answer.end is None:
+def footer(completion: Completion) -> Text:
+    """Return one line with the times and tokens of a completion, "" if it has no End."""
+    if completion.end is None:
         return Text()
-    usage = answer.end.usage
+    usage = completion.end.usage
     parts = [
-        f"TTFT {answer.ttft_ms:.1f} ms" if answer.ttft_ms is not None else "no text",
-        f"{answer.tokens_per_s:.0f} tokens/s" if answer.tokens_per_s is not None else "",
-        f"{answer.total_ms:.1f} ms in all",
-        finish_reason_of(answer.end),
+        f"TTFT {completion.ttft_ms:.1f} ms" if completion.ttft_ms is not None else "no text",
+        f"{completion.tokens_per_s:.0f} tokens/s" if completion.tokens_per_s is not None else "",
+        f"{completion.total_ms:.1f} ms in all",
+        completion.finish_reason or "",
         f"{usage.completion_tokens} tokens",
         f"prompt {usage.prompt_tokens} ({usage.cached_prompt_tokens} cached)",
         f"draft {usage.drafted_tokens} ({usage.accepted_draft_tokens} accepted)"
@@ -71,17 +71,17 @@ def footer(answer: Answer) -> Text:
         else "no draft",
     ]
     line = Text(" · ".join(part for part in parts if part), style="dim")
-    return line if answer.text else line.append(f"\n{why_empty(answer)}")
+    return line if completion.text else line.append(f"\n{why_empty(completion)}")
 
 
-def why_empty(answer: Answer) -> str:
-    """Return a sentence for an answer without text."""
-    if answer.end is None:
+def why_empty(completion: Completion) -> str:
+    """Return a sentence for a completion without text."""
+    if completion.end is None:
         return ""
-    reason = finish_reason_of(answer.end)
+    reason = completion.finish_reason or ""
     why = f"No completion: {_NO_TEXT.get(reason, reason)}"
-    if shed := shed_reason_of(answer.end):
-        why += f" ({shed.replace('_', ' ')})"
-    if answer.end.HasField("retry_after_ms"):
-        why += f"; ask again in {answer.end.retry_after_ms} ms"
+    if completion.shed_reason:
+        why += f" ({completion.shed_reason.replace('_', ' ')})"
+    if completion.end.HasField("retry_after_ms"):
+        why += f"; ask again in {completion.end.retry_after_ms} ms"
     return why + "."

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from completion_server.client.completion import Answer
+from completion_client import Completion
 
 PERCENTILES = (50, 95, 99)
 
@@ -40,21 +40,21 @@ _STAGES = (
 )
 
 
-def stage_times_ms(answer: Answer) -> tuple[float, ...]:
-    """Split an answer's time over the stages, in their order; the parts add up to the whole.
+def stage_times_ms(completion: Completion) -> tuple[float, ...]:
+    """Split a completion's time over the stages, in their order; the parts add up to the whole.
 
     The server's own clock gives queue, tokenise, prefill and decode. What else the server took is admission, what the
     client waited beyond the server is network. The first decode step is seen from the client, so it is at most decode.
     """
-    if answer.end is None:
-        msg = "an answer that did not end has no stages"
+    if completion.end is None:
+        msg = "a completion without an End has no stages"
         raise ValueError(msg)
-    times = answer.end.timings
-    first_step_ms = min(answer.first_step_ms, times.decode_ms)
+    times = completion.end.timings
+    first_step_ms = min(_first_step_ms(completion), times.decode_ms)
     inside_ms = times.queue_ms + times.tokenise_ms + times.prefill_ms + times.decode_ms
     server_ms = max(times.total_ms, inside_ms)
     return (
-        max(0.0, answer.total_ms - server_ms),
+        max(0.0, completion.total_ms - server_ms),
         server_ms - inside_ms,
         times.queue_ms,
         times.tokenise_ms,
@@ -64,9 +64,17 @@ def stage_times_ms(answer: Answer) -> tuple[float, ...]:
     )
 
 
-def waterfall(answers: Sequence[Answer]) -> list[Stage]:
-    """Return the stages of at least one ended answer."""
-    columns = list(zip(*(stage_times_ms(answer) for answer in answers), strict=True))
+def _first_step_ms(completion: Completion) -> float:
+    """Return the time from the first piece of text to the next event; 0 without text."""
+    times_ms = completion.text_times_ms
+    if not times_ms:
+        return 0.0
+    return (times_ms[1] if len(times_ms) > 1 else completion.total_ms) - times_ms[0]
+
+
+def waterfall(completions: Sequence[Completion]) -> list[Stage]:
+    """Return the stages of at least one ended completion."""
+    columns = list(zip(*(stage_times_ms(each) for each in completions), strict=True))
     means = [math.fsum(column) / len(column) for column in columns]
     whole = math.fsum(means) or 1.0
     stages: list[Stage] = []
@@ -82,12 +90,12 @@ def percentiles(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)] for percent in PERCENTILES)
 
 
-def summary(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return TTFT, total and rate over all answers, in percentiles."""
+def summary(completions: Sequence[Completion]) -> dict[str, Any]:
+    """Return TTFT, total and rate over all completions, in percentiles."""
     columns = {
-        "ttft_ms": [answer.ttft_ms for answer in answers if answer.ttft_ms is not None],
-        "total_ms": [answer.total_ms for answer in answers],
-        "tokens_per_s": [answer.tokens_per_s for answer in answers if answer.tokens_per_s is not None],
+        "ttft_ms": [each.ttft_ms for each in completions if each.ttft_ms is not None],
+        "total_ms": [each.total_ms for each in completions],
+        "tokens_per_s": [each.tokens_per_s for each in completions if each.tokens_per_s is not None],
     }
     return {name: _named(percentiles(values)) if values else None for name, values in columns.items()}
 

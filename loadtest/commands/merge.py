@@ -55,8 +55,8 @@ def merge_documents(documents: Sequence[Document], gates: Sequence[Condition] = 
     gates = gates or first.gates
     targets = []
     for target in first.targets:
-        part = merge_parts(each.target(target.name).part for each in documents)
-        targets.append(TargetResult.of(target.name, target.uri, target.kind, part, first.criteria, gates))
+        stats = merge_parts(each.target(target.name).stats for each in documents)
+        targets.append(TargetResult.of(target.name, target.uri, target.kind, stats, first.criteria, gates))
     return replace(
         first,
         targets=tuple(targets),

@@ -31,7 +31,7 @@ class _Options(TypedDict):
     targets: tuple[str, ...]
 
 
-class _Crew(TypedDict):
+class _Machines(TypedDict):
     workers: int | None
     worker_index: int
     num_workers: int
@@ -44,7 +44,7 @@ class _Output(TypedDict):
     as_json: bool
 
 
-class _All(_Options, _Crew, _Output):
+class _All(_Options, _Machines, _Output):
     is_interleaved: bool
     blocks: int | None
 
@@ -115,9 +115,9 @@ def make_document(
 ) -> Document:
     """Return the document of a run. A target whose turn never came is not in it."""
     targets = [
-        TargetResult.of(spec.name, spec.uri, spec.kind, found.parts[spec.name], scenario.criteria, gates)
+        TargetResult.of(spec.name, spec.uri, spec.kind, found.stats_by_target[spec.name], scenario.criteria, gates)
         for spec in specs
-        if spec.name in found.parts
+        if spec.name in found.stats_by_target
     ]
     return Document(
         version=version("completion-server"),

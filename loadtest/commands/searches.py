@@ -187,10 +187,10 @@ class Runner:
         seed = f"{self._scenario.seed}/{repeat}" if repeat else None
         scenario = self._scenario.scaled(sessions=sessions, seed=seed)
         found = self._run(scenario, [spec], workers=min(self._workers, sessions), progress=self._progress)
-        part = found.parts.get(spec.name)
-        if found.interrupted or part is None:
+        stats = found.stats_by_target.get(spec.name)
+        if found.interrupted or stats is None:
             return Trial(sessions, is_passed=False, is_interrupted=True)
-        values, reasons = figures(part, scenario.criteria), reasons_invalid(part)
+        values, reasons = figures(stats, scenario.criteria), reasons_invalid(stats)
         return Trial(sessions, is_passed(self._conditions, values) and not reasons, values, reasons)
 
 

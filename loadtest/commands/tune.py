@@ -3,10 +3,11 @@
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import click
 from rich.console import Console
@@ -25,7 +26,7 @@ from loadtest.tuning.document import as_json, check_table, choice_table, sweep_t
 from loadtest.tuning.page import render_tuning
 from loadtest.tuning.replay import Replay
 from loadtest.tuning.statistics import MIN_ROUNDS
-from loadtest.tuning.tuner import Step, Tuned, Tuner, TuningError, TuningSettings
+from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
 
 _WIDTH = 150
 """Of tables where no terminal limits them."""
@@ -102,14 +103,7 @@ def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Op
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
-        scenario = _scenario(options)
-        settings = TuningSettings(
-            concurrencies=numbers("--concurrency", options["concurrency"], least=1),
-            ks=numbers("--k", options["k"], least=0),
-            rounds=options["rounds"],
-            verify_rounds=options["rounds"],
-            seconds=options["seconds"],
-        )
+        scenario, settings = _scenario(options), _settings(options)
         addresses = _address("--server", server), _address("--admin", admin)
         end_on_sigterm()
         with Bar(Console(stderr=True)) as bar:
@@ -127,14 +121,30 @@ def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Op
         "rounds": settings.rounds,
         "seconds": settings.seconds,
     }
+    _write(tuned, about, server, options, as_json_only=as_json_only)
+
+
+def _settings(options: _Options) -> TuningSettings:
+    return TuningSettings(
+        concurrencies=numbers("--concurrency", options["concurrency"], least=1),
+        ks=numbers("--k", options["k"], least=0),
+        rounds=options["rounds"],
+        verify_rounds=options["rounds"],
+        seconds=options["seconds"],
+    )
+
+
+def _write(tuned: Tuned, about: Mapping[str, Any], server: str, options: _Options, *, as_json_only: bool) -> None:
+    """Write the files that the options name, and print the document or the tables."""
     found = as_json(tuned, about)
+    document = json.dumps(found, allow_nan=False)
     if (out := options["out"]) is not None:
-        out.write_text(json.dumps(found, allow_nan=False) + "\n", encoding="utf-8")
+        out.write_text(document + "\n", encoding="utf-8")
     if (html := options["html"]) is not None:
         facts = {"server": server, "model": str(tuned.server["model"]), "draft": str(tuned.server["draft_model"])}
         html.write_text(render_tuning(tuned, facts | {k: str(v) for k, v in about.items()}), encoding="utf-8")
     if as_json_only:
-        click.echo(json.dumps(found, allow_nan=False))
+        click.echo(document)
     else:
         print_tuning(tuned, Console())
 
@@ -161,7 +171,7 @@ class Bar(Progress):
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._stage, self._task = "", self.add_task("starting", total=None)
 
-    def tell(self, step: Step) -> None:
+    def on_progress(self, step: TuningProgress) -> None:
         """Show what is done next."""
         if not self.console.is_terminal and step.stage != self._stage:
             self.console.print(f"{step.stage}: {step.num_steps} blocks", markup=False, highlight=False)
@@ -192,7 +202,7 @@ async def _tune(server: str, admin: str, scenario: Scenario, settings: TuningSet
     replay = Replay(server, scenario)
     try:
         async with Operator(admin) as operator:
-            return await Tuner(operator, {"": replay}, scenario, bar.tell).tune(settings)
+            return await Tuner(operator, {"": replay}, scenario, bar.on_progress).tune(settings)
     finally:
         await replay.close()
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from loadtest.stats.run_stats import Part
+from loadtest.stats.run_stats import RunStats
 from loadtest.targets import TargetSpec
 from loadtest.traffic.scenario import Scenario
 
@@ -15,16 +15,16 @@ class BlocksError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TargetTurn:
     """One target's turn."""
 
     number: int
-    num_steps: int
+    num_turns: int
     scenario: Scenario
     spec: TargetSpec
 
 
-def plan(scenario: Scenario, specs: Sequence[TargetSpec], num_blocks: int) -> Iterator[Step]:
+def plan(scenario: Scenario, specs: Sequence[TargetSpec], num_blocks: int) -> Iterator[TargetTurn]:
     """Yield the turns of a run: with one block a whole run for each target, one after another.
 
     With more, the run is cut into blocks, each with traffic of its own, and in each block the targets take turns, in an
@@ -40,10 +40,10 @@ def plan(scenario: Scenario, specs: Sequence[TargetSpec], num_blocks: int) -> It
         stretch = _stretch(scenario, block, num_blocks)
         first = block % len(specs)
         for place, spec in enumerate((*specs[first:], *specs[:first])):
-            yield Step(block * len(specs) + place, num_blocks * len(specs), stretch, spec)
+            yield TargetTurn(block * len(specs) + place, num_blocks * len(specs), stretch, spec)
 
 
-def join(whole: Part | None, block: Part) -> Part:
+def join(whole: RunStats | None, block: RunStats) -> RunStats:
     """Add a target's next block to those before, its slices after theirs."""
     if whole is None:
         return block

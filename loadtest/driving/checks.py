@@ -5,7 +5,7 @@ import socket
 from collections.abc import Sequence
 from itertools import pairwise
 
-from loadtest.driving.worker import asking_of, make_target
+from loadtest.driving.worker import client_settings_of, make_target
 from loadtest.processes.counters import GENERATED_TOKENS, MetricsError, read_counter
 from loadtest.targets import TargetError, TargetSpec
 from loadtest.traffic.scenario import Scenario
@@ -64,7 +64,7 @@ def allow_files(needed: int, num_workers: int) -> None:
 
 def _check_target(spec: TargetSpec, scenario: Scenario) -> None:
     try:
-        make_target(spec, asking_of(scenario))
+        make_target(spec, client_settings_of(scenario))
     except TargetError as error:
         raise CheckError(str(error)) from error
     for host in spec.hosts:

@@ -13,7 +13,7 @@ from itertools import islice
 from loadtest.targets import Editor, Target, TargetError
 from loadtest.targets.editor import CompletionCache
 from loadtest.targets.record import Outcome, Record, Result, RunClock
-from loadtest.traffic.trace import Event, Schedule, TypedRequest, TypedSession
+from loadtest.traffic.trace import Event, Trace, TypedRequest, TypedSession
 
 DRAIN_S = 3.0
 """How long after a schedule's end its last answers may take."""
@@ -40,16 +40,16 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Ears:
-    """Who is told what happens."""
+class Callbacks:
+    """What the driver calls as requests become due and end."""
 
     due: Callable[[Record], None]
-    """A request's time has come."""
+    """Called when a request is due."""
     ended: Callable[[Record], None]
-    """Once for each record that was due."""
+    """Called once for each record that was due, when it ends."""
 
 
-async def drive(target: Target, schedule: Schedule, *, drain_s: float = DRAIN_S, has_lead_in: bool = True) -> Run:
+async def drive(target: Target, trace: Trace, *, drain_s: float = DRAIN_S, has_lead_in: bool = True) -> Run:
     """Send a schedule's requests at their times and return what became of them.
 
     With the lead-in each session's opening is asked for first, a few at a time, and does not count: people have their
@@ -60,30 +60,35 @@ async def drive(target: Target, schedule: Schedule, *, drain_s: float = DRAIN_S,
 
     """
     records: list[Record] = []
-    async with target.editors(schedule) as editors:
+    async with target.editors(trace) as editors:
         if has_lead_in:
-            await lead_in(editors, schedule)
+            await lead_in(editors, trace)
         tokens_before = await target.generated_tokens()
-        driver = Driver(schedule, editors, RunClock(_LEAD_S), Ears(records.append, lambda _record: None))
+        driver = Driver(trace, editors, RunClock(_LEAD_S), Callbacks(records.append, lambda _record: None))
         await driver.drive(drain_s)
         tokens = await target.generated_tokens() - tokens_before
     records.sort(key=lambda record: (record.request.session, record.request.sequence))
-    return Run(schedule.duration_s, tuple(record.result() for record in records), tokens)
+    return Run(trace.duration_s, tuple(record.result() for record in records), tokens)
 
 
 class Driver:
     """One task that sends the requests of all sessions in the order of their times."""
 
     def __init__(
-        self, schedule: Schedule, editors: Sequence[Editor], clock: RunClock, ears: Ears, cache_entries: int = 0
+        self,
+        trace: Trace,
+        editors: Sequence[Editor],
+        clock: RunClock,
+        callbacks: Callbacks,
+        cache_entries: int = 0,
     ) -> None:
         """Drive editors, which are those of the schedule's sessions in their order."""
-        self._schedule = schedule
+        self._trace = trace
         self._clock = clock
-        self._ears = ears
-        self._desks = {
-            session.number: _Desk(session, editor, CompletionCache(0 if session.user else cache_entries))
-            for session, editor in zip(schedule.sessions, editors, strict=True)
+        self._callbacks = callbacks
+        self._sessions = {
+            session.number: SessionState(session, editor, CompletionCache(0 if session.user else cache_entries))
+            for session, editor in zip(trace.sessions, editors, strict=True)
         }
         self._open: set[Record] = set()
         self._is_idle = asyncio.Event()
@@ -96,7 +101,7 @@ class Driver:
     @property
     def num_lost(self) -> int:
         """Sessions that have no connection now."""
-        return sum(not desk.editor.is_connected for desk in self._desks.values())
+        return sum(not state.editor.is_connected for state in self._sessions.values())
 
     async def drive(self, drain_s: float = DRAIN_S) -> float:
         """Drive until the schedule's end and its last answers, or until it is stopped; return how long that was.
@@ -107,7 +112,7 @@ class Driver:
         driving = asyncio.create_task(self._drive(drain_s))
         try:
             await asyncio.wait({stopped, driving}, return_when=asyncio.FIRST_COMPLETED)
-            duration_s = max(0.0, min(self._schedule.duration_s, self._clock.now_s()))
+            duration_s = max(0.0, min(self._trace.duration_s, self._clock.now_s()))
         finally:
             for task in (stopped, driving):
                 task.cancel()
@@ -122,7 +127,7 @@ class Driver:
         async with asyncio.TaskGroup() as group:
             happening = group.create_task(self._let_happen())
             await self._send_all()
-            await self._clock.sleep_until(self._schedule.duration_s)
+            await self._clock.sleep_until(self._trace.duration_s)
             happening.cancel()
         if self._open:
             with contextlib.suppress(TimeoutError):
@@ -130,7 +135,7 @@ class Driver:
                     await self._is_idle.wait()
 
     async def _send_all(self) -> None:
-        requests = [request for session in self._schedule.sessions for request in session.requests]
+        requests = [request for session in self._trace.sessions for request in session.requests]
         requests.sort(key=lambda request: request.intended_at_s)
         for place, request in enumerate(requests):
             if request.intended_at_s > self._clock.now_s():
@@ -140,51 +145,51 @@ class Driver:
             self._send(request)
 
     def _send(self, request: TypedRequest) -> None:
-        desk = self._desks[request.session]
+        state = self._sessions[request.session]
         record = Record(request, self._clock, self._ended)
         self._open.add(record)
         self._is_idle.clear()
-        self._ears.due(record)
-        found = desk.cache.find(request)
+        self._callbacks.due(record)
+        found = state.cache.find(request)
         if found:
             record.end_from_cache(found)
         else:
-            desk.editor.send_nowait(record)
+            state.editor.send_nowait(record)
 
     def _ended(self, record: Record) -> None:
         self._open.discard(record)
         if not self._open:
             self._is_idle.set()
         if record.outcome is Outcome.ANSWERED:
-            self._desks[record.request.session].cache.add(record.request, record.text)
-        self._ears.ended(record)
+            self._sessions[record.request.session].cache.add(record.request, record.text)
+        self._callbacks.ended(record)
 
     async def _let_happen(self) -> None:
-        ends_s = self._schedule.duration_s
-        moments = [(event.at_s, event, 1) for event in self._schedule.events]
-        moments += [(event.until_s, event, 0) for event in self._schedule.events if event.at_s < event.until_s < ends_s]
+        ends_s = self._trace.duration_s
+        moments = [(event.at_s, event, 1) for event in self._trace.events]
+        moments += [(event.until_s, event, 0) for event in self._trace.events if event.at_s < event.until_s < ends_s]
         for at_s, event, host_shift in sorted(moments, key=lambda moment: moment[0]):
             await self._clock.sleep_until(at_s)
             hit = self._hit_by(event)
-            while desks := list(islice(hit, _DROPS_AT_ONCE)):
-                for desk in desks:
-                    desk.editor.drop_nowait(None if event.kind == "reconnect" else host_shift)
+            while states := list(islice(hit, _DROPS_AT_ONCE)):
+                for state in states:
+                    state.editor.drop_nowait(None if event.kind == "reconnect" else host_shift)
                 await asyncio.sleep(0)
 
-    def _hit_by(self, event: Event) -> Iterator["_Desk"]:
-        return (desk for desk in self._desks.values() if event.region in {None, desk.session.region})
+    def _hit_by(self, event: Event) -> Iterator["SessionState"]:
+        return (state for state in self._sessions.values() if event.region in {None, state.session.region})
 
 
 @dataclass(frozen=True, slots=True)
-class _Desk:
-    """Where somebody types."""
+class SessionState:
+    """A session of the schedule, its editor and the completions that it remembers."""
 
     session: TypedSession
     editor: Editor
     cache: CompletionCache
 
 
-async def lead_in(editors: Sequence[Editor], schedule: Schedule) -> None:
+async def lead_in(editors: Sequence[Editor], trace: Trace) -> None:
     """Let the target see each session's document once.
 
     Raises:
@@ -192,7 +197,7 @@ async def lead_in(editors: Sequence[Editor], schedule: Schedule) -> None:
 
     """
     clock = RunClock()
-    jobs = iter([each for each in zip(schedule.sessions, editors, strict=True) if each[0].requests])
+    jobs = iter([each for each in zip(trace.sessions, editors, strict=True) if each[0].requests])
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(_OPENINGS_AT_ONCE):

@@ -25,7 +25,7 @@ class Interruption:
     def __enter__(self) -> Self:
         """Listen."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+            self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         return self
 
     def __exit__(
@@ -36,7 +36,7 @@ class Interruption:
             signal.signal(number, handler)
         self._before = {}
 
-    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self.is_asked:
             raise KeyboardInterrupt
         self.is_asked = True

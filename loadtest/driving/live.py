@@ -23,14 +23,14 @@ class Live:
 
     def show(self, progress: Progress) -> None:
         """Write how it goes."""
-        step = progress.step
+        turn = progress.turn
         done = progress.elapsed_s if progress.is_running else progress.num_connected
-        total = step.scenario.duration_s if progress.is_running else max(1, progress.num_sessions)
+        total = turn.scenario.duration_s if progress.is_running else max(1, progress.num_sessions)
         self._bar.update(
             self._task, description=_title(progress), completed=done, total=total, state=describe(progress)
         )
-        if not self._console.is_terminal and self._said != step.number:
-            self._said = step.number
+        if not self._console.is_terminal and self._said != turn.number:
+            self._said = turn.number
             self._console.print(_title(progress), markup=False, highlight=False)
 
     def __enter__(self) -> Self:
@@ -51,13 +51,13 @@ def describe(progress: Progress) -> str:
         return f"connected {progress.num_connected:,} of {progress.num_sessions:,}"
     seconds = max(progress.elapsed_s, 1e-3)
     return (
-        f"{progress.elapsed_s:.0f} of {progress.step.scenario.duration_s:g} s  "
+        f"{progress.elapsed_s:.0f} of {progress.turn.scenario.duration_s:g} s  "
         f"offered {progress.num_intended / seconds:,.0f}/s  seen {progress.num_seen / seconds:,.0f}/s  "
         f"errors {progress.num_errors:,}"
     )
 
 
 def _title(progress: Progress) -> str:
-    step = progress.step
-    turn = f" ({step.number + 1} of {step.num_steps})" if step.num_steps > 1 else ""
-    return f"{step.spec.name}{turn}"
+    turn = progress.turn
+    place = f" ({turn.number + 1} of {turn.num_turns})" if turn.num_turns > 1 else ""
+    return f"{turn.spec.name}{place}"

@@ -8,7 +8,7 @@ is under their outcome.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from loadtest.stats.run_stats import Part, Tally
+from loadtest.stats.run_stats import RunStats, Tally
 from loadtest.targets.editor import accepted_chars
 from loadtest.targets.record import WHOLE, Outcome, Record
 from loadtest.traffic.scenario import CriteriaSettings
@@ -38,21 +38,21 @@ class Recorder:
     """Counts one worker's requests of one target."""
 
     def __init__(
-        self, part: Part, sessions: Iterable[TypedSession], regions: Mapping[int, str], criteria: CriteriaSettings
+        self, stats: RunStats, sessions: Iterable[TypedSession], regions: Mapping[int, str], criteria: CriteriaSettings
     ) -> None:
         """Count into a part; `regions` are the names of the sessions' regions."""
-        self._part = part
+        self._stats = stats
         self._criteria = criteria
         sessions = tuple(sessions)
         self._regions = {session.number: regions[session.region] for session in sessions}
         self._abusers = frozenset(session.number for session in sessions if session.user.startswith(ABUSER))
         self._errors: set[str] = set()
-        part.total.counters["sessions"] += len(sessions) - len(self._abusers)
+        stats.total.counters["sessions"] += len(sessions) - len(self._abusers)
 
     def due(self, record: Record) -> None:
         """Count a request whose time has come."""
         if self._is_abuser(record):
-            self._part.total.counters["abuser/intended"] += 1
+            self._stats.total.counters["abuser/intended"] += 1
             return
         total, piece = self._tallies(record)
         _count(total, piece, "intended")
@@ -65,7 +65,7 @@ class Recorder:
         assert record.outcome is not None
         outcome = record.outcome.value
         if self._is_abuser(record):
-            self._part.total.counters[f"abuser/outcome/{outcome}"] += 1
+            self._stats.total.counters[f"abuser/outcome/{outcome}"] += 1
             return
         total, piece = self._tallies(record)
         _count(total, piece, f"outcome/{outcome}")
@@ -83,7 +83,7 @@ class Recorder:
 
     def connections(self, reconnects_s: Iterable[float], num_lost: int) -> None:
         """Count how long sessions were away that came back, and those that were away at the end."""
-        total = self._part.total
+        total = self._stats.total
         for seconds in reconnects_s:
             total.counters["reconnects"] += 1
             total.record("reconnect", seconds)
@@ -92,7 +92,7 @@ class Recorder:
     def generated(self, num_tokens: float) -> None:
         """Count what the engine generated meanwhile, for whomever; nan is not known."""
         if num_tokens == num_tokens:  # noqa: PLR0124 - not nan
-            self._part.total.counters["generated_tokens"] += round(num_tokens)
+            self._stats.total.counters["generated_tokens"] += round(num_tokens)
 
     def _judge(self, record: Record, total: Tally, piece: Tally) -> None:
         verdict = self._verdict(record)
@@ -189,7 +189,7 @@ class Recorder:
 
     def _tallies(self, record: Record) -> tuple[Tally, Tally]:
         """Return those of the run and of the slice that the request was intended in."""
-        return self._part.total, self._part.slice_at(record.request.intended_at_s)
+        return self._stats.total, self._stats.slice_at(record.request.intended_at_s)
 
 
 def _count(total: Tally, piece: Tally, name: str, amount: int = 1) -> None:

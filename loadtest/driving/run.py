@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from loadtest.driving.blocks import Step, join, plan
+from loadtest.driving.blocks import TargetTurn, join, plan
 from loadtest.driving.checks import check
 from loadtest.driving.driver import DRAIN_S
 from loadtest.driving.interruption import Interruption
 from loadtest.driving.worker import Done, Go, Prepare, Ready, Stop
-from loadtest.driving.worker_pool import Crew, RunError
-from loadtest.stats.run_stats import Part, merge
+from loadtest.driving.worker_pool import RunError, WorkerPool
+from loadtest.stats.run_stats import RunStats, merge
 from loadtest.targets import TargetSpec
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import join_digests
@@ -38,7 +38,7 @@ class Machine:
 class Progress:
     """How a run goes."""
 
-    step: Step
+    turn: TargetTurn
     is_running: bool
     """Not: it makes ready."""
     elapsed_s: float
@@ -53,7 +53,7 @@ class Progress:
 class RunResult:
     """What a run came to."""
 
-    parts: dict[str, Part] = field(default_factory=dict)
+    stats_by_target: dict[str, RunStats] = field(default_factory=dict)
     """By target; a target whose turn never came has none."""
     interrupted: bool = False
     num_workers: int = 1
@@ -92,24 +92,24 @@ def run_scenario(
     """
     machine = machine or Machine()
     check(scenario, specs, workers)
-    steps = list(plan(scenario, specs, blocks))
+    turns = list(plan(scenario, specs, blocks))
     num_workers = workers * machine.count
     result = RunResult(num_workers=num_workers, started_at=datetime.now(UTC).isoformat(timespec="seconds"))
     with interruption or Interruption() as asked:
-        with Crew.start(machine.index * workers, workers, num_workers) as crew:
+        with WorkerPool.start(machine.index * workers, workers, num_workers) as pool:
             digests: dict[str, list[str]] = {}
-            for step in steps:
-                turn = _Turn(crew, step, machine, asked, progress)
+            for turn in turns:
+                runner = _TurnRunner(pool, turn, machine, asked, progress)
                 try:
-                    part = turn.take()
+                    stats = runner.take()
                 except RunError as error:
-                    if not result.parts:
+                    if not result.stats_by_target:
                         raise
-                    result.failure = f"{step.spec.name}: {error}"
+                    result.failure = f"{turn.spec.name}: {error}"
                     break
-                digests[step.scenario.digest()] = turn.digests  # the same for every target
-                if part is not None:
-                    result.parts[step.spec.name] = join(result.parts.get(step.spec.name), part)
+                digests[turn.scenario.digest()] = runner.digests  # the same for every target
+                if stats is not None:
+                    result.stats_by_target[turn.spec.name] = join(result.stats_by_target.get(turn.spec.name), stats)
                 if asked.is_asked:
                     break
         result.interrupted = asked.is_asked
@@ -117,30 +117,30 @@ def run_scenario(
     return result
 
 
-class _Turn:
+class _TurnRunner:
     """One step of a run."""
 
     def __init__(
         self,
-        crew: Crew,
-        step: Step,
+        pool: WorkerPool,
+        turn: TargetTurn,
         machine: Machine,
         asked: Interruption,
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self.digests: list[str] = []
-        self._crew = crew
-        self._step = step
+        self._pool = pool
+        self._turn = turn
         self._machine = machine
         self._asked = asked
         self._progress = progress
         self._start_at: float | None = None
         self._is_stopping = False
 
-    def take(self) -> Part | None:
+    def take(self) -> RunStats | None:
         """Return what was seen; None where it was interrupted before it began."""
-        self._crew.tell(Prepare(self._step.scenario, self._step.spec))
-        answers = self._crew.answers(_PREPARE_S, self._pulse)
+        self._pool.send(Prepare(self._turn.scenario, self._turn.spec))
+        answers = self._pool.answers(_PREPARE_S, self._pulse)
         self.digests = [each.digest for each in answers.values() if isinstance(each, Ready)]
         if self._is_stopping:
             return None
@@ -148,33 +148,33 @@ class _Turn:
         if (late_s := time.time() - self._start_at) > 0:
             msg = f"ready {late_s:.1f} s after the time at which all machines start; begin with one further ahead"
             raise RunError(msg)
-        self._crew.tell(Go(self._start_at))
-        wait_s = self._start_at - time.time() + self._step.scenario.duration_s + DRAIN_S + _AFTER_S
-        return _sum(self._crew.answers(wait_s, self._pulse).values())
+        self._pool.send(Go(self._start_at))
+        wait_s = self._start_at - time.time() + self._turn.scenario.duration_s + DRAIN_S + _AFTER_S
+        return _sum(self._pool.answers(wait_s, self._pulse).values())
 
     def _pulse(self) -> None:
         if self._asked.is_asked and not self._is_stopping:
             self._is_stopping = True
-            self._crew.tell(Stop())
+            self._pool.send(Stop())
         if self._progress is not None:
             self._progress(self._state())
 
     def _state(self) -> Progress:
-        tells = self._crew.tells()
-        counts = {name: sum(tell.counts[name] for tell in tells) for name in ("intended", "seen", "errors")}
+        reports = self._pool.reports()
+        counts = {name: sum(report.counts[name] for report in reports) for name in ("intended", "seen", "errors")}
         elapsed_s = time.time() - self._start_at if self._start_at else 0.0
         return Progress(
-            step=self._step,
+            turn=self._turn,
             is_running=elapsed_s > 0,
-            elapsed_s=min(max(0.0, elapsed_s), self._step.scenario.duration_s),
-            num_sessions=sum(tell.num_sessions for tell in tells),
-            num_connected=sum(tell.num_connected for tell in tells),
+            elapsed_s=min(max(0.0, elapsed_s), self._turn.scenario.duration_s),
+            num_sessions=sum(report.num_sessions for report in reports),
+            num_connected=sum(report.num_connected for report in reports),
             num_intended=counts["intended"],
             num_seen=counts["seen"],
             num_errors=counts["errors"],
         )
 
 
-def _sum(answers: Iterable[Ready | Done]) -> Part | None:
-    parts = [Part.from_json(each.part) for each in answers if isinstance(each, Done) and each.part is not None]
-    return merge(parts) if parts else None
+def _sum(answers: Iterable[Ready | Done]) -> RunStats | None:
+    found = [RunStats.from_json(each.stats) for each in answers if isinstance(each, Done) and each.stats is not None]
+    return merge(found) if found else None

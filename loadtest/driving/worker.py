@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from loadtest.driving.driver import DRAIN_S, Driver, Ears, lead_in
+from loadtest.driving.driver import DRAIN_S, Callbacks, Driver, lead_in
 from loadtest.driving.recorder import Recorder
 from loadtest.processes.counters import MetricsError
-from loadtest.stats.run_stats import Part
-from loadtest.targets import Asking, Editor, Target, TargetError, TargetSpec
+from loadtest.stats.run_stats import RunStats
+from loadtest.targets import ClientSettings, Editor, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import RunClock
 from loadtest.traffic.documents import DocumentsError
 from loadtest.traffic.recorded import RecordedError
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Schedule, make_schedule
+from loadtest.traffic.trace import Trace, make_trace
 
-_TELLS_EVERY_S = 0.5
+_REPORTS_EVERY_S = 0.5
 _COLLECT_AFTER = 50_000
 """Objects; answered requests leave no cycles behind."""
 _EXPECTED = (TargetError, MetricsError, DocumentsError, RecordedError, OSError)
@@ -67,7 +67,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class StatusReport:
     """How it goes."""
 
     num_sessions: int
@@ -80,7 +80,7 @@ class Tell:
 class Done:
     """What a run came to, as a part's JSON; None where it was stopped before it began."""
 
-    part: dict[str, Any] | None
+    stats: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ def work(pipe: Connection, worker: int, num_workers: int) -> None:
     asyncio.run(_Worker(pipe, worker, num_workers).serve())
 
 
-def asking_of(scenario: Scenario) -> Asking:
+def client_settings_of(scenario: Scenario) -> ClientSettings:
     """Return how a scenario's editors ask."""
     editor = scenario.editor
-    return Asking(
+    return ClientSettings(
         max_tokens=editor.max_tokens,
         mode=editor.mode,
         cancels_at_key=editor.cancels_at_key,
@@ -112,14 +112,14 @@ def asking_of(scenario: Scenario) -> Asking:
     )
 
 
-def make_target(spec: TargetSpec, asking: Asking) -> GrpcTarget | HttpTarget:
+def make_target(spec: TargetSpec, settings: ClientSettings) -> GrpcTarget | HttpTarget:
     """Return a target, to be entered.
 
     Raises:
         TargetError: one of its options has no sense.
 
     """
-    return GrpcTarget(spec, asking) if spec.kind.startswith("grpc") else HttpTarget(spec, asking)
+    return GrpcTarget(spec, settings) if spec.kind.startswith("grpc") else HttpTarget(spec, settings)
 
 
 def _settle_memory() -> None:
@@ -140,11 +140,11 @@ class _Worker:
         self._start_at: asyncio.Future[float] = asyncio.Future()
         self._job: asyncio.Task[None] | None = None
         self._driver: Driver | None = None
-        self._schedule: tuple[str, Schedule] | None = None
+        self._trace: tuple[str, Trace] | None = None
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._pipe.fileno(), self._hear)
+        loop.add_reader(self._pipe.fileno(), self._on_message)
         try:
             await self._has_quit.wait()
         finally:
@@ -153,7 +153,7 @@ class _Worker:
                 self._job.cancel()
                 await asyncio.gather(self._job, return_exceptions=True)
 
-    def _hear(self) -> None:
+    def _on_message(self) -> None:
         try:
             message = self._pipe.recv()
         except (EOFError, OSError):
@@ -180,56 +180,56 @@ class _Worker:
     def _job_ended(self, job: "asyncio.Task[None]") -> None:
         """Say what the job could not say itself."""
         if job.cancelled():
-            self._say(Done(None))
+            self._send(Done(None))
             return
         error = job.exception()
         if isinstance(error, _EXPECTED):
-            self._say(Failed(str(error)))
+            self._send(Failed(str(error)))
         elif error is not None:
-            self._say(Failed("".join(traceback.format_exception(error))))
+            self._send(Failed("".join(traceback.format_exception(error))))
 
-    def _say(self, message: Ready | Tell | Done | Failed) -> None:
+    def _send(self, message: Ready | StatusReport | Done | Failed) -> None:
         try:
             self._pipe.send(message)
         except OSError:
             self._has_quit.set()
 
     async def _run(self, scenario: Scenario, spec: TargetSpec) -> None:
-        schedule = await self._make_schedule(scenario)
-        part = Part(spec.name, scenario.duration_s, scenario.slice_s, num_workers=self._num_workers)
-        part.workers = frozenset({self._worker})
+        trace = await self._make_trace(scenario)
+        stats = RunStats(spec.name, scenario.duration_s, scenario.slice_s, num_workers=self._num_workers)
+        stats.workers = frozenset({self._worker})
         regions = {place: region.name for place, region in enumerate(scenario.regions)}
-        recorder = Recorder(part, schedule.sessions, regions, scenario.criteria)
-        async with make_target(spec, asking_of(scenario)) as target:
-            telling = asyncio.create_task(self._tell(schedule, target, part))
+        recorder = Recorder(stats, trace.sessions, regions, scenario.criteria)
+        async with make_target(spec, client_settings_of(scenario)) as target:
+            reporting = asyncio.create_task(self._report_status(trace, target, stats))
             try:
-                async with target.editors(schedule) as editors:
+                async with target.editors(trace) as editors:
                     if scenario.editor.lead_in:
-                        await lead_in(editors, schedule)
-                    self._say(Ready(schedule.digest()))
+                        await lead_in(editors, trace)
+                    self._send(Ready(trace.digest()))
                     _settle_memory()
-                    await self._drive(scenario, schedule, target, editors, recorder, part)
+                    await self._drive(scenario, trace, target, editors, recorder, stats)
             finally:
-                telling.cancel()
-        self._say(Done(part.as_json()))
+                reporting.cancel()
+        self._send(Done(stats.as_json()))
 
     async def _drive(
         self,
         scenario: Scenario,
-        schedule: Schedule,
+        trace: Trace,
         target: Target,
         editors: Sequence[Editor],
         recorder: Recorder,
-        part: Part,
+        stats: RunStats,
     ) -> None:
         start_at = await self._start_at
         # One worker counts for all: the engine is the same.
         tokens = await self._count(target)
-        ears = Ears(due=recorder.due, ended=recorder.ended)
+        callbacks = Callbacks(due=recorder.due, ended=recorder.ended)
         clock = RunClock.starting_at(start_at)
-        self._driver = Driver(schedule, editors, clock, ears, scenario.editor.cache_entries)
+        self._driver = Driver(trace, editors, clock, callbacks, scenario.editor.cache_entries)
         try:
-            part.duration_s = await self._driver.drive(DRAIN_S)
+            stats.duration_s = await self._driver.drive(DRAIN_S)
             recorder.connections(target.reconnects_s, self._driver.num_lost)
         finally:
             self._driver = None
@@ -238,17 +238,17 @@ class _Worker:
     async def _count(self, target: Target) -> float:
         return await target.generated_tokens() if self._worker == 0 else float("nan")
 
-    async def _make_schedule(self, scenario: Scenario) -> Schedule:
+    async def _make_trace(self, scenario: Scenario) -> Trace:
         """Return the worker's share; the last is kept, for the next target."""
         digest = scenario.digest()
-        if self._schedule is None or self._schedule[0] != digest:
-            made = await asyncio.to_thread(make_schedule, scenario, self._worker, self._num_workers)
-            self._schedule = (digest, made)
-        return self._schedule[1]
+        if self._trace is None or self._trace[0] != digest:
+            made = await asyncio.to_thread(make_trace, scenario, self._worker, self._num_workers)
+            self._trace = (digest, made)
+        return self._trace[1]
 
-    async def _tell(self, schedule: Schedule, target: Target, part: Part) -> None:
+    async def _report_status(self, trace: Trace, target: Target, stats: RunStats) -> None:
         while True:
-            counters = part.total.counters
+            counters = stats.total.counters
             counts = {name: counters[name] for name in ("intended", "seen", "errors")}
-            self._say(Tell(len(schedule.sessions), target.num_connected, counts))
-            await asyncio.sleep(_TELLS_EVERY_S)
+            self._send(StatusReport(len(trace.sessions), target.num_connected, counts))
+            await asyncio.sleep(_REPORTS_EVERY_S)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from loadtest.driving.interruption import held_back
-from loadtest.driving.worker import Done, Failed, Go, Prepare, Quit, Ready, Stop, Tell, work
+from loadtest.driving.worker import Done, Failed, Go, Prepare, Quit, Ready, StatusReport, Stop, work
 
 _POLL_S = 0.2
 _QUIT_S = 5.0
@@ -28,13 +28,13 @@ class _Worker:
     number: int
     process: SpawnProcess
     pipe: Connection
-    tell: Tell | None = None
+    report: StatusReport | None = None
     answer: Ready | Done | None = None
     is_alive: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class WorkerPool:
     """Workers; each drives its share of the sessions."""
 
     _workers: list[_Worker] = field(default_factory=list)
@@ -44,17 +44,17 @@ class Crew:
         """Start `count` workers, numbered from `first`, of `num_workers` on all machines."""
         # gRPC does not survive a fork.
         context = multiprocessing.get_context("spawn")
-        crew = cls()
+        pool = cls()
         for number in range(first, first + count):
             pipe, far_end = context.Pipe()
             process = context.Process(target=work, args=(far_end, number, num_workers), daemon=True)
             with held_back():
                 process.start()
             far_end.close()
-            crew._workers.append(_Worker(number, process, pipe))
-        return crew
+            pool._workers.append(_Worker(number, process, pipe))
+        return pool
 
-    def tell(self, message: Prepare | Go | Stop | Quit) -> None:
+    def send(self, message: Prepare | Go | Stop | Quit) -> None:
         """Tell all that are alive. What is told to Prepare or to Go has an answer."""
         for worker in self._alive():
             if isinstance(message, (Prepare, Go)):
@@ -81,7 +81,7 @@ class Crew:
             by_pipe = {worker.pipe: worker for worker in waiting}
             for pipe in wait(list(by_pipe), _POLL_S):
                 assert isinstance(pipe, Connection)
-                _hear(by_pipe[pipe])
+                _on_message(by_pipe[pipe])
             on_pulse()
         found = {worker.number: worker.answer for worker in self._alive() if worker.answer is not None}
         if not found:
@@ -89,9 +89,9 @@ class Crew:
             raise RunError(msg)
         return found
 
-    def tells(self) -> list[Tell]:
+    def reports(self) -> list[StatusReport]:
         """Return what each worker said last of how it goes."""
-        return [worker.tell for worker in self._workers if worker.tell is not None]
+        return [worker.report for worker in self._workers if worker.report is not None]
 
     @property
     def num_alive(self) -> int:
@@ -107,7 +107,7 @@ class Crew:
     ) -> None:
         """End the workers: politely where all went well."""
         if error is None:
-            self.tell(Quit())
+            self.send(Quit())
         deadline = time.monotonic() + (_QUIT_S if error is None else 0.0)
         for worker in self._workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
@@ -121,15 +121,15 @@ class Crew:
         return (worker for worker in self._workers if worker.is_alive)
 
 
-def _hear(worker: _Worker) -> None:
+def _on_message(worker: _Worker) -> None:
     try:
         message: Any = worker.pipe.recv()
     except (EOFError, OSError):
         worker.is_alive = False
         return
     match message:
-        case Tell():
-            worker.tell = message
+        case StatusReport():
+            worker.report = message
         case Failed(why):
             raise RunError(why)
         case Ready() | Done():

@@ -19,7 +19,7 @@ import numpy as np
 from loadtest.report.document import Document, TargetResult
 from loadtest.report.figures import FIGURES, Better, Figure
 from loadtest.report.sums import Array, Sums, ratio, slice_durations_s
-from loadtest.stats.run_stats import Part
+from loadtest.stats.run_stats import RunStats
 from loadtest.traffic.scenario import CriteriaSettings
 
 MIN_SLICES = 8
@@ -103,8 +103,8 @@ def compare_documents(
         )
         found.append(
             compare(
-                one.part,
-                other.part,
+                one.stats,
+                other.stats,
                 first.criteria,
                 is_paired=is_paired,
                 names=(one.name, other.name),
@@ -116,8 +116,8 @@ def compare_documents(
 
 
 def compare(
-    first: Part,
-    second: Part,
+    first: RunStats,
+    second: RunStats,
     criteria: CriteriaSettings,
     *,
     is_paired: bool,
@@ -135,7 +135,7 @@ def compare(
     else:
         weights, widened = _draw(num_slices, is_paired=is_paired), widening(min(num_slices), confidence)
     interval = partial(_interval, confidence=confidence, widened=widened)
-    sides = [_Side.of(part, weights and weights[place]) for place, part in enumerate((first, second))]
+    sides = [_Side.of(stats, weights and weights[place]) for place, stats in enumerate((first, second))]
     differences = []
     for figure in FIGURES.values():
         values = [side.value(figure, criteria) for side in sides]
@@ -170,9 +170,9 @@ class _Side:
     samples: Sums | None
 
     @classmethod
-    def of(cls, part: Part, weights: Array | None) -> "_Side":
-        samples = None if weights is None else Sums.of_slices(part, weights)
-        return cls(Sums.of_total(part), Sums.of_slices(part), samples)
+    def of(cls, stats: RunStats, weights: Array | None) -> "_Side":
+        samples = None if weights is None else Sums.of_slices(stats, weights)
+        return cls(Sums.of_total(stats), Sums.of_slices(stats), samples)
 
     def value(self, figure: Figure, criteria: CriteriaSettings) -> float:
         return float(figure.compute(self.total, criteria)[0])

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from loadtest.report.figures import figures, reasons_invalid, with_nan, without_nan
 from loadtest.report.gate import Condition, GateError, Verdict, judge, parse_gate
-from loadtest.stats.run_stats import Part
+from loadtest.stats.run_stats import RunStats
 from loadtest.traffic.scenario import CriteriaSettings
 
 SCHEMA_VERSION = 1
@@ -30,7 +30,7 @@ class TargetResult:
     name: str
     uri: str
     kind: str
-    part: Part
+    stats: RunStats
     figures: Mapping[str, float]
     """nan where there is nothing to make one from."""
     invalid_because: tuple[str, ...] = ()
@@ -44,11 +44,17 @@ class TargetResult:
 
     @classmethod
     def of(
-        cls, name: str, uri: str, kind: str, part: Part, criteria: CriteriaSettings, gates: Sequence[Condition] = ()
+        cls,
+        name: str,
+        uri: str,
+        kind: str,
+        stats: RunStats,
+        criteria: CriteriaSettings,
+        gates: Sequence[Condition] = (),
     ) -> Self:
         """Make the figures of a part, hold them against gates and say whether they count."""
-        found = figures(part, criteria)
-        return cls(name, uri, kind, part, found, reasons_invalid(part), judge(gates, found))
+        found = figures(stats, criteria)
+        return cls(name, uri, kind, stats, found, reasons_invalid(stats), judge(gates, found))
 
     def as_json(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -64,15 +70,15 @@ class TargetResult:
             "invalid_because": list(self.invalid_because),
             "gates": verdicts,
             "figures": without_nan(self.figures),
-            "part": self.part.as_json(),
+            "part": self.stats.as_json(),
         }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], gates: Sequence[Condition]) -> Self:
         """Read what `as_json` made. Raises ValueError, KeyError or TypeError where it is something else."""
         values = with_nan(found["figures"])
-        part, reasons = Part.from_json(found["part"]), tuple(found["invalid_because"])
-        return cls(found["name"], found["uri"], found["kind"], part, values, reasons, judge(gates, values))
+        stats, reasons = RunStats.from_json(found["part"]), tuple(found["invalid_because"])
+        return cls(found["name"], found["uri"], found["kind"], stats, values, reasons, judge(gates, values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from enum import Enum
 import numpy as np
 
 from loadtest.report.sums import Array, Sums, ratio
-from loadtest.stats.run_stats import Part
+from loadtest.stats.run_stats import RunStats
 from loadtest.traffic.scenario import CriteriaSettings
 
 MAX_LAG_MS = 5.0
@@ -130,6 +130,11 @@ def _define() -> Iterable[Figure]:
     yield _share(
         "unanswered_share", "outcome/unanswered", _INTENDED, low, "of all requests, those not ended at the end"
     )
+    yield from _define_times()
+    yield from _define_costs()
+
+
+def _define_times() -> Iterable[Figure]:
     yield from _percentiles("ttft", "ttft", "intended time to first text")
     yield from _percentiles("pause_ttft", "ttft/pause", "intended time to first text, pause requests")
     yield from _percentiles("total", "total", "intended time to the end, whole answers")
@@ -138,6 +143,10 @@ def _define() -> Iterable[Figure]:
     yield from _percentiles("lag", "lag", "how late the generator sent a request")
     yield from _percentiles("front_end", "stage/front_end", "first text less the server's queue and prefill")
     yield from _percentiles("reconnect", "reconnect", "connection lost to connected again")
+
+
+def _define_costs() -> Iterable[Figure]:
+    low, neither = Better.LOWER, Better.NEITHER
     counters = ("seen_tokens", "generated_tokens")
     meaning = "of tokens that the engine generated, those of answers nobody saw"
     yield Figure("wasted_token_share", Unit.SHARE, low, meaning, _wasted, counters)
@@ -154,9 +163,9 @@ FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in _define()}
 """All figures by name."""
 
 
-def figures(part: Part, criteria: CriteriaSettings) -> dict[str, float]:
+def figures(stats: RunStats, criteria: CriteriaSettings) -> dict[str, float]:
     """Return the figures of a run by name; nan where there is nothing to make one from."""
-    sums = Sums.of_total(part)
+    sums = Sums.of_total(stats)
     return {name: float(figure.compute(sums, criteria)[0]) for name, figure in FIGURES.items()}
 
 
@@ -170,17 +179,17 @@ def with_nan(found: Mapping[str, float | None]) -> dict[str, float]:
     return {name: math.nan if value is None else float(value) for name, value in found.items()}
 
 
-def reasons_invalid(part: Part) -> tuple[str, ...]:
+def reasons_invalid(stats: RunStats) -> tuple[str, ...]:
     """Return why a run says nothing about its target; nothing where it does."""
     reasons = []
-    lag_ms = Sums.of_total(part).percentile_ms("lag", 99)[0]
+    lag_ms = Sums.of_total(stats).percentile_ms("lag", 99)[0]
     if lag_ms > MAX_LAG_MS:
         reasons.append(f"the generator was late: its p99 lag is {lag_ms:.1f} ms, more than {MAX_LAG_MS:g} ms")
-    missing = sorted(set(range(part.num_workers)) - part.workers)
+    missing = sorted(set(range(stats.num_workers)) - stats.workers)
     if missing:
         named = ", ".join(map(str, missing))
-        reasons.append(f"of {part.num_workers} workers, number {named} is missing")
-    if not part.total.counters[_INTENDED]:
+        reasons.append(f"of {stats.num_workers} workers, number {named} is missing")
+    if not stats.total.counters[_INTENDED]:
         reasons.append("no request was intended")
     return tuple(reasons)
 

@@ -45,7 +45,7 @@ def render_page(document: Document) -> str:
         "scenario": str(scenario.get("name", "?")),
         "started": document.started_at,
         "sessions": str(scenario.get("sessions", "?")),
-        "duration": f"{max((each.part.duration_s for each in document.targets), default=0):g} s",
+        "duration": f"{max((each.stats.duration_s for each in document.targets), default=0):g} s",
         "schedule": document.schedule_digest[:16],
         "version": document.version,
     }
@@ -81,40 +81,40 @@ def render(
 
 
 def _overlays(document: Document) -> Section:
-    parts = {each.name: each.part for each in document.targets}
+    stats_by_target = {each.name: each.stats for each in document.targets}
     budget_ms = document.criteria.slo_ttft_ms
     found = [
         Picture(
             "How soon the first text came",
-            charts.ttft_distribution(parts, budget_ms),
+            charts.ttft_distribution(stats_by_target, budget_ms),
             "Of pause requests, the share whose first text had come by then; a line ends where its requests had text.",
         )
     ]
-    if len(parts) > 1:
+    if len(stats_by_target) > 1:
         found = [
-            Picture("Completions seen", charts.seen_by_target(parts, document.events)),
-            Picture("TTFT of pauses, p95", charts.latency_by_target(parts, budget_ms, document.events)),
+            Picture("Completions seen", charts.seen_by_target(stats_by_target, document.events)),
+            Picture("TTFT of pauses, p95", charts.latency_by_target(stats_by_target, budget_ms, document.events)),
             *found,
         ]
-    return Section("All targets" if len(parts) > 1 else "", pictures=found)
+    return Section("All targets" if len(stats_by_target) > 1 else "", pictures=found)
 
 
 def _section(target: TargetResult, document: Document) -> Section:
-    part, events = target.part, document.events
+    stats, events = target.stats, document.events
     found = [
         Picture(
             "Asked and seen",
-            charts.seen_and_offered(part, events),
+            charts.seen_and_offered(stats, events),
             "Seen: the first text came soon enough, and long enough before the user's next key.",
         ),
-        Picture("Latency over time", charts.latency_over_time(part, document.criteria.slo_ttft_ms, events)),
-        Picture("What became of the requests", charts.outcomes_over_time(part, events)),
+        Picture("Latency over time", charts.latency_over_time(stats, document.criteria.slo_ttft_ms, events)),
+        Picture("What became of the requests", charts.outcomes_over_time(stats, events)),
         Picture(
             "TTFT by cause",
-            charts.ttft_by_cause(part),
+            charts.ttft_by_cause(stats),
             "Each stage's own percentile; they need not add up to that of the whole.",
         ),
-        Picture("TTFT by region", charts.regions(part)),
+        Picture("TTFT by region", charts.regions(stats)),
     ]
     listed = (tables.times(target), tables.outcomes(target), tables.regions(target), tables.errors(target))
     return Section(target.name, f"{target.kind}  {target.uri}", found, listed)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtest.report.sums import Array, Sums, slice_durations_s
-from loadtest.stats.run_stats import Part
+from loadtest.stats.run_stats import RunStats
 
 MAX_POINTS = 60
 """More are noise on a picture this wide."""
@@ -21,14 +21,14 @@ class Series:
     sums: Sums
 
     @classmethod
-    def of(cls, part: Part, max_points: int = MAX_POINTS) -> "Series":
+    def of(cls, stats: RunStats, max_points: int = MAX_POINTS) -> "Series":
         """Sum a part's slices to at most so many."""
-        durations_s = slice_durations_s(part)
+        durations_s = slice_durations_s(stats)
         each = math.ceil(len(durations_s) / max_points)
         num_points = math.ceil(len(durations_s) / each)
         weights = np.zeros((num_points, len(durations_s)))
         weights[np.arange(len(durations_s)) // each, np.arange(len(durations_s))] = 1
-        sums = Sums.of_slices(part, weights)
+        sums = Sums.of_slices(stats, weights)
         return cls(np.cumsum(sums.duration_s) - sums.duration_s / 2, sums)
 
     def per_s(self, counter: str) -> Array:

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.stats.run_stats import Part, Tally
+from loadtest.stats.run_stats import RunStats, Tally
 
 Array = npt.NDArray[np.float64]
 
@@ -22,15 +22,15 @@ class Sums:
         self.duration_s: Array = weights @ durations_s
 
     @classmethod
-    def of_total(cls, part: Part) -> Self:
+    def of_total(cls, stats: RunStats) -> Self:
         """Return the sum of the whole run, from its own total."""
-        return cls([part.total], np.array([part.duration_s]), np.ones((1, 1)))
+        return cls([stats.total], np.array([stats.duration_s]), np.ones((1, 1)))
 
     @classmethod
-    def of_slices(cls, part: Part, weights: Array | None = None) -> Self:
+    def of_slices(cls, stats: RunStats, weights: Array | None = None) -> Self:
         """Return weighted sums of a part's slices; without weights the plain one."""
-        durations_s = slice_durations_s(part)
-        tallies = [part.slices[place] if place < len(part.slices) else Tally(2) for place in range(len(durations_s))]
+        durations_s = slice_durations_s(stats)
+        tallies = [stats.slices[place] if place < len(stats.slices) else Tally(2) for place in range(len(durations_s))]
         return cls(tallies, durations_s, np.ones((1, len(tallies))) if weights is None else weights)
 
     def counter(self, name: str) -> Array:
@@ -66,13 +66,13 @@ class Sums:
         return self._cumulative[name]
 
 
-def slice_durations_s(part: Part) -> Array:
+def slice_durations_s(stats: RunStats) -> Array:
     """Return how long each slice of a run covers: all the same, but the last may be shorter."""
-    num_slices = max(1, int(np.ceil(part.duration_s / part.slice_s - 1e-9)))
-    if len(part.slices) > num_slices:  # blocks that end within a slice
-        return np.full(len(part.slices), part.duration_s / len(part.slices))
-    durations_s = np.full(num_slices, part.slice_s)
-    durations_s[-1] = part.duration_s - part.slice_s * (num_slices - 1)
+    num_slices = max(1, int(np.ceil(stats.duration_s / stats.slice_s - 1e-9)))
+    if len(stats.slices) > num_slices:  # blocks that end within a slice
+        return np.full(len(stats.slices), stats.duration_s / len(stats.slices))
+    durations_s = np.full(num_slices, stats.slice_s)
+    durations_s[-1] = stats.duration_s - stats.slice_s * (num_slices - 1)
     return durations_s
 
 

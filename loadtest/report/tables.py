@@ -71,10 +71,10 @@ def times(target: TargetResult) -> Table:
 
 def outcomes(target: TargetResult) -> Table:
     """Return how a target's requests ended, with the times of each ending."""
-    sums = Sums.of_total(target.part)
+    sums = Sums.of_total(target.stats)
     intended = sums.counter("intended")
     rows = []
-    for name in outcomes_of(target.part):
+    for name in outcomes_of(target.stats):
         count = sums.counter(f"outcome/{name}")
         cells = [
             shown_number(float(sums.percentile_ms(f"{what}/outcome/{name}", percent)[0]))
@@ -89,9 +89,9 @@ def outcomes(target: TargetResult) -> Table:
 
 def regions(target: TargetResult) -> Table:
     """Return a target's regions."""
-    sums = Sums.of_total(target.part)
+    sums = Sums.of_total(target.stats)
     rows = []
-    for name in regions_of(target.part):
+    for name in regions_of(target.stats):
         count = {
             what: sums.counter(f"region/{name}/{what}") for what in ("intended", "seen", "pauses", "pauses_in_time")
         }
@@ -116,7 +116,7 @@ def regions(target: TargetResult) -> Table:
 
 def errors(target: TargetResult) -> Table:
     """Return what went wrong, the most frequent first, and why requests were shed."""
-    counters = target.part.total.counters
+    counters = target.stats.total.counters
     rows = [
         (f"{label}{name.removeprefix(prefix)}", f"{count:,.0f}")
         for prefix, label in (("error/", ""), ("shed_reason/", "shed: "))

@@ -114,7 +114,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Part:
+class RunStats:
     """What one worker saw of one target, or the sum of what several saw."""
 
     target: str
@@ -163,29 +163,29 @@ class Part:
         )
 
 
-def merge(parts: Iterable[Part]) -> Part:
+def merge(runs: Iterable[RunStats]) -> RunStats:
     """Return the sum of the parts that workers saw of one run of one target.
 
     Raises:
         ValueError: there is none, they are of different runs, or a worker is in two of them.
 
     """
-    whole: Part | None = None
-    for part in parts:
+    whole: RunStats | None = None
+    for stats in runs:
         if whole is None:
-            whole = Part(part.target, part.duration_s, part.slice_s, num_workers=part.num_workers)
-        named = (part.target, part.slice_s, part.num_workers)
+            whole = RunStats(stats.target, stats.duration_s, stats.slice_s, num_workers=stats.num_workers)
+        named = (stats.target, stats.slice_s, stats.num_workers)
         if named != (whole.target, whole.slice_s, whole.num_workers):
             msg = f"parts of different runs: {named} and {(whole.target, whole.slice_s, whole.num_workers)}"
             raise ValueError(msg)
-        if both := whole.workers & part.workers:
-            msg = f"worker {min(both)} is in two parts of {part.target}"
+        if both := whole.workers & stats.workers:
+            msg = f"worker {min(both)} is in two parts of {stats.target}"
             raise ValueError(msg)
-        whole.duration_s = max(whole.duration_s, part.duration_s)
-        whole.workers |= part.workers
-        whole.total.add(part.total)
-        for place, each in enumerate(part.slices):
-            whole.slice_at(place * part.slice_s + part.slice_s / 2).add(each)
+        whole.duration_s = max(whole.duration_s, stats.duration_s)
+        whole.workers |= stats.workers
+        whole.total.add(stats.total)
+        for place, each in enumerate(stats.slices):
+            whole.slice_at(place * stats.slice_s + stats.slice_s / 2).add(each)
     if whole is None:
         msg = "there are no parts"
         raise ValueError(msg)

@@ -10,7 +10,7 @@ from typing import Protocol
 from urllib.parse import parse_qsl
 
 from loadtest.targets.record import Record
-from loadtest.traffic.trace import Schedule
+from loadtest.traffic.trace import Trace
 
 _COMMON_OPTIONS = ("metrics",)
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -62,7 +62,7 @@ class Target(Protocol):
     reconnects_s: list[float]
     """How long each session that came back was away."""
 
-    def editors(self, schedule: Schedule) -> AbstractAsyncContextManager[Sequence[Editor]]:
+    def editors(self, trace: Trace) -> AbstractAsyncContextManager[Sequence[Editor]]:
         """Connect an editor for each session, in their order; leaving the context cancels what is open."""
         ...
 
@@ -72,7 +72,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class ClientSettings:
     """What all editors of a run have in common, whomever they ask."""
 
     max_tokens: int = 24

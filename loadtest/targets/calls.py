@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 
-from loadtest.targets import Asking
+from loadtest.targets import ClientSettings
 from loadtest.targets.record import Outcome, Record
 from loadtest.traffic.trace import TypedRequest
 
@@ -16,9 +16,9 @@ class CallEditor(ABC):
     is_connected = True
     """It connects as it asks."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, settings: ClientSettings) -> None:
         """Ask nothing yet."""
-        self.asking = asking
+        self.settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -26,12 +26,12 @@ class CallEditor(ABC):
         """Make the call and say in the record what comes; it may be cancelled at any time."""
 
     @abstractmethod
-    def hang_up(self, host_shift: int | None) -> None:
-        """Leave the connection, for one to another host if that is said."""
+    def disconnect(self, host_shift: int | None) -> None:
+        """Close the connection; go to another host from now on if `host_shift` is given."""
 
     def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
         """See Editor."""
-        limit = max_tokens or record.request.max_tokens or self.asking.max_tokens
+        limit = max_tokens or record.request.max_tokens or self.settings.max_tokens
         task = asyncio.create_task(self._ask_until_stale(record, limit))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -39,7 +39,7 @@ class CallEditor(ABC):
     def drop_nowait(self, host_shift: int | None = None) -> None:
         """See Editor."""
         self.close_nowait()
-        self.hang_up(host_shift)
+        self.disconnect(host_shift)
 
     def close_nowait(self) -> list[asyncio.Task[None]]:
         """Give up what is open; return what takes until it has ended."""
@@ -61,6 +61,6 @@ class CallEditor(ABC):
 
     def _stale_at(self, request: TypedRequest) -> tuple[float, Outcome]:
         """Return when the answer is wanted no more, and what that comes to."""
-        key_at_s = request.next_key_at_s if self.asking.cancels_at_key else float("inf")
-        deadline_s = request.intended_at_s + (self.asking.deadline_s or float("inf"))
+        key_at_s = request.next_key_at_s if self.settings.cancels_at_key else float("inf")
+        deadline_s = request.intended_at_s + (self.settings.deadline_s or float("inf"))
         return (deadline_s, Outcome.DEADLINE) if deadline_s < key_at_s else (key_at_s, Outcome.HUNG_UP)

@@ -1,43 +1,40 @@
 """An editor with a `Complete` call for each request."""
 
-import grpc
-
-from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from loadtest.targets import Asking
+from completion_client import DeadlineExceededError, ServiceError
+from completion_client.calls import stream_events
+from loadtest.targets import ClientSettings
 from loadtest.targets.calls import CallEditor
-from loadtest.targets.lines import Line
+from loadtest.targets.channels import SessionChannel
 from loadtest.targets.record import Outcome, Record
-from loadtest.targets.wire import Voice, take_end
+from loadtest.targets.wire import RequestFactory, error_text, take_end
 
 
 class CompleteEditor(CallEditor):
     """One editor; leaving a call cancels the work."""
 
-    def __init__(self, line: Line, voice: Voice, asking: Asking) -> None:
-        """Ask on a line."""
-        super().__init__(asking)
-        self._line = line
-        self._voice = voice
+    def __init__(self, channel: SessionChannel, factory: RequestFactory, settings: ClientSettings) -> None:
+        """Ask on a channel."""
+        super().__init__(settings)
+        self._channel = channel
+        self._factory = factory
 
     async def ask(self, record: Record, max_tokens: int) -> None:
         """See CallEditor."""
-        stub = CompletionServiceStub(self._line.channel())
-        timeout_s = self.asking.deadline_s or None
-        call = stub.Complete(self._voice.message(record, max_tokens), timeout=timeout_s, metadata=self._voice.metadata)
+        message = self._factory.message(record, max_tokens)
+        timeout_s, metadata = self.settings.deadline_s or None, self._factory.metadata
         try:
-            async for response in call:
-                if response.HasField("delta"):
-                    record.text_came(response.delta.text)
+            async for event in stream_events(self._channel.channel(), message, timeout_s=timeout_s, metadata=metadata):
+                if event.HasField("delta"):
+                    record.text_came(event.delta.text)
                 else:
-                    take_end(record, response.end)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                record.end(Outcome.DEADLINE)
-            record.end(Outcome.ERROR, f"{error.code().name}: {error.details()}")
-        finally:
-            call.cancel()
+                    take_end(record, event.end)
+        except DeadlineExceededError:
+            record.end(Outcome.DEADLINE)
+        except ServiceError as error:
+            record.end(Outcome.ERROR, error_text(error))
         record.end(Outcome.ERROR, "the call ended without an End")
 
-    def hang_up(self, host_shift: int | None) -> None:
+    def disconnect(self, host_shift: int | None) -> None:
         """See CallEditor."""
-        self._line.hang_up(host_shift)
+        self._channel.disconnect()
+        self._channel.move(host_shift)

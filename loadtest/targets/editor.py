@@ -1,9 +1,8 @@
-"""The pure part of an editor: what it remembers, what its user takes, whether an answer fits, when it tries again.
+"""The pure part of an editor: what it remembers, what its user takes, whether an answer fits.
 
 Knows neither targets nor clocks.
 """
 
-import random
 from collections import deque
 from dataclasses import dataclass
 
@@ -64,29 +63,3 @@ class CompletionCache:
             if rest.strip() and request.text.before.startswith(each.completion[:typed], each.end):
                 return rest
         return ""
-
-
-class Backoff:
-    """How long to wait before the next try: up to a bound that doubles, evenly drawn ("full jitter").
-
-    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
-    """
-
-    __slots__ = ("_bound_s", "_chance", "_max_s", "_min_s")
-
-    def __init__(self, min_s: float, max_s: float, seed: str) -> None:
-        """Draw the first wait from 0 to `min_s`, and none above `max_s`."""
-        self._min_s = min_s
-        self._max_s = max_s
-        self._bound_s = min_s
-        self._chance = random.Random(seed)
-
-    def next_s(self) -> float:
-        """Return the next wait."""
-        wait_s = self._chance.uniform(0, self._bound_s)
-        self._bound_s = min(self._max_s, self._bound_s * 2)
-        return wait_s
-
-    def reset(self) -> None:
-        """Begin anew, after a try that went well."""
-        self._bound_s = self._min_s

@@ -8,14 +8,14 @@ from types import TracebackType
 from typing import Self
 
 from loadtest.processes.counters import GENERATED_TOKENS, read_counter
-from loadtest.targets import Asking, Editor, TargetError, TargetSpec
+from loadtest.targets import ClientSettings, Editor, TargetError, TargetSpec
+from loadtest.targets.channels import CONNECT_S, SessionChannel, TargetChannels
 from loadtest.targets.complete import CompleteEditor
-from loadtest.targets.lines import CONNECT_S, Line, Lines
 from loadtest.targets.session import SessionEditor, StreamLog
-from loadtest.targets.wire import Voice
-from loadtest.traffic.trace import Schedule, TypedSession
+from loadtest.targets.wire import RequestFactory
+from loadtest.traffic.trace import Trace, TypedSession
 
-# A gRPC server's core turns streams away at random when more than 1,000 wait to be taken.
+# A gRPC server's core turns streams away at random when more than 1,000 wait to be accepted.
 _STREAMS_PER_S = 1000.0
 _STREAMS_AT_ONCE = 50
 _SETTLE_S = 0.1
@@ -24,31 +24,30 @@ _SETTLE_S = 0.1
 class GrpcTarget:
     """A server that is asked over gRPC. Its connections are kept from run to run."""
 
-    def __init__(self, spec: TargetSpec, asking: Asking) -> None:
-        """Ask the servers of `spec`, each session as the hosts of its region serve it."""
+    def __init__(self, spec: TargetSpec, settings: ClientSettings) -> None:
+        """Ask the servers of `spec`; each session asks the host of its region."""
         self.name = spec.name
         self.num_connected = 0
         self._log = StreamLog()
         self.reconnects_s = self._log.reconnects_s
         self._spec = spec
-        self._asking = asking
-        self._lines = Lines(spec)
+        self._settings = settings
+        self._channels = TargetChannels(spec)
 
     @asynccontextmanager
-    async def editors(self, schedule: Schedule) -> AsyncIterator[Sequence[Editor]]:
-        """Connect each session, as a user that nobody was before unless the schedule names one."""
-        self._lines.share(len(schedule.sessions))
-        await self._lines.connect({self._lines.place(each.number, each.region) for each in schedule.sessions})
+    async def editors(self, trace: Trace) -> AsyncIterator[Sequence[Editor]]:
+        """Connect each session, with a new user unless the schedule names one."""
+        await self._channels.connect(trace.sessions)
         found: list[SessionEditor | CompleteEditor] = []
         try:
-            await self._open(schedule, found)
+            await self._open(trace, found)
             yield found
         finally:
             closing = [task for editor in found for task in editor.close_nowait()]
             await asyncio.gather(*closing, return_exceptions=True)
 
     async def generated_tokens(self) -> float:
-        """Return the engine's counter; nan where no place is known that shows it."""
+        """Return the engine's counter; nan if the target has no metrics URL."""
         if not self._spec.metrics_url:
             return float("nan")
         return await asyncio.to_thread(read_counter, self._spec.metrics_url, GENERATED_TOKENS)
@@ -60,22 +59,22 @@ class GrpcTarget:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up."""
-        self._lines.close()
+        """Close the connections."""
+        self._channels.close()
 
-    async def _open(self, schedule: Schedule, found: list[SessionEditor | CompleteEditor]) -> None:
-        """Add an editor for each session, no faster than servers take streams, and see that they stay."""
+    async def _open(self, trace: Trace, found: list[SessionEditor | CompleteEditor]) -> None:
+        """Add an editor for each session, no faster than servers accept streams; wait until no stream is lost."""
         run_id = uuid.uuid4().hex[:8]
         self.num_connected = 0
-        for sessions in _batches(schedule.sessions):
-            found += [self._editor(session, run_id, schedule.seed) for session in sessions]
+        for sessions in _batches(trace.sessions):
+            found += [self._editor(session, run_id, trace.seed) for session in sessions]
             self.num_connected = len(found)
             await asyncio.sleep(len(sessions) / _STREAMS_PER_S)
         try:
             async with asyncio.timeout(CONNECT_S):
                 await self._settle(found)
         except TimeoutError:
-            msg = f"{self.name}: streams end as soon as they are opened: {self._log.why}"
+            msg = f"{self.name}: streams end as soon as they are opened: {self._log.last_error}"
             raise TargetError(msg) from None
         self.reconnects_s.clear()
 
@@ -87,12 +86,12 @@ class GrpcTarget:
             await asyncio.sleep(_SETTLE_S)
 
     def _editor(self, session: TypedSession, run_id: str, seed: str) -> SessionEditor | CompleteEditor:
-        line = Line(self._lines, session.number, session.region)
+        channel = SessionChannel(self._channels, session.number, session.region)
         name = f"{run_id}-{session.number}"
-        voice = Voice(session, name, session.user or name, self._asking)
+        factory = RequestFactory(session, name, session.user or name, self._settings)
         if self._spec.kind == "grpc+complete":
-            return CompleteEditor(line, voice, self._asking)
-        return SessionEditor(line, voice, self._asking, self._log, f"{seed}/{session.number}/back-off")
+            return CompleteEditor(channel, factory, self._settings)
+        return SessionEditor(channel, factory, self._settings, self._log, f"{seed}/{session.number}/back-off")
 
 
 def _batches(sessions: Sequence[TypedSession]) -> Iterator[Sequence[TypedSession]]:

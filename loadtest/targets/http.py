@@ -10,11 +10,11 @@ from typing import Any, Self
 import aiohttp
 
 from loadtest.processes.counters import GENERATED_TOKENS, read_counter
-from loadtest.targets import Asking, Editor, TargetSpec
+from loadtest.targets import ClientSettings, Editor, TargetSpec
 from loadtest.targets.calls import CallEditor
 from loadtest.targets.dialects import Dialect, dialect_of
 from loadtest.targets.record import Outcome, Record
-from loadtest.traffic.trace import Schedule, TypedSession
+from loadtest.traffic.trace import Trace, TypedSession
 
 _LONGEST_LINE = 1 << 20
 
@@ -22,7 +22,7 @@ _LONGEST_LINE = 1 << 20
 class HttpTarget:
     """A server that speaks one of the dialects."""
 
-    def __init__(self, spec: TargetSpec, asking: Asking, body: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, spec: TargetSpec, settings: ClientSettings, body: Mapping[str, Any] | None = None) -> None:
         """Ask the servers of `spec`; `body` is added to what is posted.
 
         Raises:
@@ -34,18 +34,18 @@ class HttpTarget:
         self.reconnects_s: list[float] = []
         """Stays empty: these editors connect as they ask."""
         self._spec = spec
-        self._asking = asking
+        self._settings = settings
         self._body = dict(body or {})
         self._dialect = dialect_of(spec)
         self._http: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
-    async def editors(self, schedule: Schedule) -> AsyncIterator[Sequence[Editor]]:
+    async def editors(self, trace: Trace) -> AsyncIterator[Sequence[Editor]]:
         """Return an editor for each session; connections are made as they are needed, and kept alive."""
         assert self._http is not None, "the target was not entered"
         found = [
-            _HttpEditor(self._http, self._spec.hosts, session, self._dialect, self._asking, self._body)
-            for session in schedule.sessions
+            _HttpEditor(self._http, self._spec.hosts, session, self._dialect, self._settings, self._body)
+            for session in trace.sessions
         ]
         self.num_connected = len(found)
         try:
@@ -70,7 +70,7 @@ class HttpTarget:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up."""
+        """Close the connections."""
         if self._http is not None:
             await self._http.close()
 
@@ -84,10 +84,10 @@ class _HttpEditor(CallEditor):
         hosts: Sequence[str],
         session: TypedSession,
         dialect: Dialect,
-        asking: Asking,
+        settings: ClientSettings,
         body: dict[str, Any],
     ) -> None:
-        super().__init__(asking)
+        super().__init__(settings)
         self._http = http
         self._hosts = hosts
         self._session = session
@@ -106,7 +106,7 @@ class _HttpEditor(CallEditor):
         except (ValueError, KeyError, TypeError) as error:
             record.end(Outcome.ERROR, f"an answer that can't be read: {type(error).__name__}: {error}")
 
-    def hang_up(self, host_shift: int | None) -> None:
+    def disconnect(self, host_shift: int | None) -> None:
         """See CallEditor. Connections that no request uses are kept: which session had them is not known."""
         if host_shift is not None:
             self._shift = host_shift

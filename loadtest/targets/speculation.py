@@ -115,7 +115,7 @@ class Operator:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up."""
+        """Close the connections."""
         await self._channel.close()
 
     async def _set(self, request: pb.SetSpeculationRequest) -> float:

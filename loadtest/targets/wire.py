@@ -1,10 +1,11 @@
 """Requests and answers between the load tester's terms and those of package completion.v1. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
-from loadtest.targets import Asking
+from completion_client import ConnectionLostError, ServiceError
+from completion_client.endpoint import Metadata, caller_metadata
+from loadtest.targets import ClientSettings
 from loadtest.targets.record import Outcome, Record, Stages
 from loadtest.traffic.trace import Trigger, TypedSession
 
@@ -24,22 +25,22 @@ _MODES = {"single_line": pb.MODE_SINGLE_LINE, "multi_line": pb.MODE_MULTI_LINE}
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
-    """How one session asks."""
+class RequestFactory:
+    """Makes the request messages of one session."""
 
     session: TypedSession
     name: str
     """The session's name."""
     user: str
-    asking: Asking
+    settings: ClientSettings
 
     @property
-    def metadata(self) -> Sequence[tuple[str, str]]:
-        """Who asks."""
-        return (("x-user-id", self.user),)
+    def metadata(self) -> Metadata:
+        """The metadata of the session's calls: its user."""
+        return caller_metadata(self.user)
 
     def message(self, record: Record, max_tokens: int | None) -> pb.CompleteRequest:
-        """Return a request as the wire has it."""
+        """Return the message for a request."""
         request = record.request
         return pb.CompleteRequest(
             session_id=self.name,
@@ -49,14 +50,19 @@ class Voice:
             prefix=request.prefix,
             suffix=request.suffix,
             trigger=_TRIGGERS[request.trigger],
-            mode=_MODES[self.asking.mode],
-            max_tokens=max_tokens or request.max_tokens or self.asking.max_tokens,
+            mode=_MODES[self.settings.mode],
+            max_tokens=max_tokens or request.max_tokens or self.settings.max_tokens,
             temperature=0.0,
         )
 
 
+def error_text(error: ServiceError) -> str:
+    """Return the text of an error for a report: the status and the message, or the message of a lost connection."""
+    return error.message if isinstance(error, ConnectionLostError) else f"{error.status.name}: {error.message}"
+
+
 def take_end(record: Record, end: pb.End) -> None:
-    """Close a record as an End says, which may bring the last text along."""
+    """End a record as an End says, which may bring the last text along."""
     if end.text:
         record.text_came(end.text)
     record.count_tokens(end.usage.completion_tokens)

@@ -16,13 +16,13 @@ from loadtest.traffic.typed import OPENING_SEQUENCE, Text, Trigger, TypedRequest
 __all__ = [
     "OPENING_SEQUENCE",
     "Event",
-    "Schedule",
     "Text",
+    "Trace",
     "Trigger",
     "TypedRequest",
     "TypedSession",
     "join_digests",
-    "make_schedule",
+    "make_trace",
 ]
 
 _DIGESTS = 2**64
@@ -41,7 +41,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Trace:
     """A worker's share of a run."""
 
     seed: str
@@ -61,7 +61,7 @@ class Schedule:
             for request in (session.opening, *session.requests):
                 yield f"{self.seed}/{session.number}", request
 
-    def with_token_ids(self, token_ids: Iterator[Sequence[int]]) -> "Schedule":
+    def with_token_ids(self, token_ids: Iterator[Sequence[int]]) -> "Trace":
         """Return it with prompts, taken in the order of `documents`."""
 
         def rendered(request: TypedRequest) -> TypedRequest:
@@ -84,7 +84,7 @@ def join_digests(digests: Iterable[str]) -> str:
     return f"{sum(int(digest, 16) for digest in digests) % _DIGESTS:016x}"
 
 
-def make_schedule(scenario: Scenario, worker: int = 0, num_workers: int = 1) -> Schedule:
+def make_trace(scenario: Scenario, worker: int = 0, num_workers: int = 1) -> Trace:
     """Make a worker's share of a run: the sessions whose number, divided by `num_workers`, leaves `worker`.
 
     Raises:
@@ -111,7 +111,7 @@ def make_schedule(scenario: Scenario, worker: int = 0, num_workers: int = 1) -> 
         ]
     sessions += [maker.abuser(number) for number in numbers if number >= scenario.sessions]
     events = tuple(_event(scenario, event) for event in scenario.events)
-    return Schedule(str(scenario.seed), scenario.duration_s, tuple(sessions), events)
+    return Trace(str(scenario.seed), scenario.duration_s, tuple(sessions), events)
 
 
 def _event(scenario: Scenario, event: EventSettings) -> Event:

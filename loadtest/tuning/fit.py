@@ -19,7 +19,7 @@ _NUM_TERMS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class AcceptanceFit:
     """How far drafts agree with the target."""
 
     survival: tuple[float, ...]
@@ -37,7 +37,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimeFit:
     """How long steps take."""
 
     terms: tuple[float, ...]
@@ -65,8 +65,8 @@ class Load:
 class Fit:
     """All of it."""
 
-    acceptance: Acceptance
-    times: StepTimes
+    acceptance: AcceptanceFit
+    times: StepTimeFit
     loads: tuple[Load, ...]
 
     def goodput(self, concurrency: int, k: int) -> float:
@@ -82,7 +82,7 @@ def fit(sweep: Blocks) -> Fit:
     return Fit(fit_acceptance(sweep), fit_times(sweep, loads), loads)
 
 
-def fit_acceptance(sweep: Blocks) -> Acceptance:
+def fit_acceptance(sweep: Blocks) -> AcceptanceFit:
     """Return the acceptance that comes nearest to what each K got, drafts weighing alike."""
     ceiling = sweep.ceiling
     drafted, accepted = np.zeros(ceiling + 1), np.zeros(ceiling + 1)
@@ -92,16 +92,16 @@ def fit_acceptance(sweep: Blocks) -> Acceptance:
             accepted[each.variant.k] += each.num_accepted
     ks = [k for k in range(1, ceiling + 1) if drafted[k]]
     if not ks:
-        return Acceptance((0.0,) * ceiling)
+        return AcceptanceFit((0.0,) * ceiling)
     # S falls, so it is a sum of steps down: where the last accepted token has place j, min(j, K) of K are accepted.
     design = np.array([[min(j, k) for j in range(1, ceiling + 1)] for k in ks], dtype=float)
     weights = np.sqrt(drafted[ks])
     shares, _residual = nnls(design * weights[:, None], accepted[ks] / drafted[ks] * weights)
     survival = np.minimum(1.0, np.cumsum(shares[::-1])[::-1])
-    return Acceptance(tuple(float(each) for each in survival))
+    return AcceptanceFit(tuple(float(each) for each in survival))
 
 
-def fit_times(sweep: Blocks, loads: Sequence[Load]) -> StepTimes:
+def fit_times(sweep: Blocks, loads: Sequence[Load]) -> StepTimeFit:
     """Return the step times that come nearest to those of each cell, relative to them."""
     batches = {load.concurrency: load.batch for load in loads}
     rows, targets = [], []
@@ -111,9 +111,9 @@ def fit_times(sweep: Blocks, loads: Sequence[Load]) -> StepTimes:
             rows.append(_terms(batches[concurrency], variant.k) / seconds)
             targets.append(1.0)
     if not rows:
-        return StepTimes((0.0,) * _NUM_TERMS)
+        return StepTimeFit((0.0,) * _NUM_TERMS)
     found, _residual = nnls(np.array(rows), np.array(targets))
-    return StepTimes(tuple(float(each) for each in found))
+    return StepTimeFit(tuple(float(each) for each in found))
 
 
 def cells(blocks: Blocks) -> list[tuple[int, Variant]]:

@@ -9,11 +9,11 @@ import asyncio
 import itertools
 from dataclasses import dataclass, replace
 
-from loadtest.targets import Asking, Editor, TargetError, TargetSpec
+from loadtest.targets import ClientSettings, Editor, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import WHOLE, Outcome, Record, RunClock
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Schedule, Trigger, TypedSession, make_schedule
+from loadtest.traffic.trace import Trace, Trigger, TypedSession, make_trace
 from loadtest.tuning.blocks import Answer
 
 _TYPED_S = 40.0
@@ -39,10 +39,12 @@ class Replay:
     def __init__(self, address: str, scenario: Scenario) -> None:
         """Ask the server at HOST:PORT as a scenario's editors do, but for as long as they have no answer."""
         spec = TargetSpec(address, "grpc+complete", (address,), {"connections": _CONNECTIONS})
-        asking = Asking(max_tokens=scenario.editor.max_tokens, mode=scenario.editor.mode, cancels_at_key=False)
-        self._target = GrpcTarget(spec, asking)
+        settings = ClientSettings(
+            max_tokens=scenario.editor.max_tokens, mode=scenario.editor.mode, cancels_at_key=False
+        )
+        self._target = GrpcTarget(spec, settings)
 
-    async def run(self, traffic: Schedule, seconds: float) -> Heard:
+    async def run(self, traffic: Trace, seconds: float) -> Heard:
         """Run a block with a caller for each session.
 
         Raises:
@@ -64,7 +66,7 @@ class Replay:
         await self._target.__aexit__(None, None, None)
 
 
-async def traffic_of(scenario: Scenario, concurrency: int, seed: str) -> Schedule:
+async def traffic_of(scenario: Scenario, concurrency: int, seed: str) -> Trace:
     """Return texts for so many callers.
 
     Raises:
@@ -77,7 +79,7 @@ async def traffic_of(scenario: Scenario, concurrency: int, seed: str) -> Schedul
     wanted = scenario.scaled(sessions=_SPARE * concurrency, seed=f"{scenario.seed}/{seed}")
     if scenario.recorded is None:
         wanted = wanted.scaled(duration_s=_TYPED_S)
-    made = await asyncio.to_thread(make_schedule, wanted)
+    made = await asyncio.to_thread(make_trace, wanted)
     asking = [each for each in made.sessions if each.requests]
     if len(asking) < concurrency:
         msg = f"trace {scenario.name}: {len(asking)} sessions ask anything, {concurrency} are needed"

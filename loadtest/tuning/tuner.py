@@ -7,10 +7,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from completion.v1 import admin_pb2 as pb
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Schedule
+from loadtest.traffic.trace import Trace
 from loadtest.tuning.blocks import Block, Blocks, Rows, Variant
 from loadtest.tuning.choice import Choice, best_fixed, choose, table_of
 from loadtest.tuning.fit import Fit, fit
@@ -69,7 +70,7 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TuningProgress:
     """What is done next."""
 
     stage: str
@@ -80,7 +81,7 @@ class Step:
     num_steps: int
 
 
-Tell = Callable[[Step], None]
+OnProgress = Callable[[TuningProgress], None]
 
 
 class Tuner:
@@ -91,7 +92,7 @@ class Tuner:
         operator: Operator,
         replays: Mapping[str, Replay],
         scenario: Scenario,
-        tell: Tell,
+        on_progress: OnProgress,
         *,
         switch_s: float = 0.0,
     ) -> None:
@@ -99,7 +100,7 @@ class Tuner:
         self._operator = operator
         self._replays = replays
         self._scenario = scenario
-        self._tell = tell
+        self._on_progress = on_progress
         self._switch_s = switch_s
         self._last: Replay | None = None
 
@@ -133,14 +134,7 @@ class Tuner:
                 )
         verification = verify(checks, table, fixed)
         return Tuned(
-            server={
-                "address": self._operator.address,
-                "version": status.version,
-                "model": status.model,
-                "draft_model": status.draft_model,
-                "max_num_speculative_tokens": before.max_num_speculative_tokens,
-                "slots": status.slots,
-            },
+            server=self._facts(status, before.max_num_speculative_tokens),
             sweep=sweep,
             fit=fit(sweep),
             choices=tuple(choices),
@@ -151,6 +145,17 @@ class Tuner:
             troubles=tuple(troubles(Blocks((*sweep.all, *checks.all)), choices)),
             others=others,
         )
+
+    def _facts(self, status: pb.GetStatusResponse, ceiling: int) -> dict[str, str | int]:
+        """Return what the report says of the server."""
+        return {
+            "address": self._operator.address,
+            "version": status.version,
+            "model": status.model,
+            "draft_model": status.draft_model,
+            "max_num_speculative_tokens": ceiling,
+            "slots": status.slots,
+        }
 
     async def measure(
         self, stage: str, variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seconds: float
@@ -168,7 +173,7 @@ class Tuner:
             for variant in self._by_server(turn):
                 if self._replay(variant) is not self._last or variant == turn.variants[0]:
                     await self._warm_up(self._replay(variant), traffic, seconds)
-                self._tell(Step(stage, variant.name, turn.concurrency, len(found), num_steps))
+                self._on_progress(TuningProgress(stage, variant.name, turn.concurrency, len(found), num_steps))
                 found.append(await self._block(turn, variant, traffic, seconds))
         return Blocks(tuple(found))
 
@@ -177,14 +182,14 @@ class Tuner:
         servers = list(dict.fromkeys(self._replay(variant) for variant in turn.variants))
         return sorted(turn.variants, key=lambda each: servers.index(self._replay(each)))
 
-    async def _warm_up(self, replay: Replay, traffic: Schedule, seconds: float) -> None:
+    async def _warm_up(self, replay: Replay, traffic: Trace, seconds: float) -> None:
         """Let a server see what a block gets through: the first one is not to fill the prefix cache for the others."""
         if self._last is not replay and self._last is not None:
             await asyncio.sleep(self._switch_s)
         self._last = replay
         await replay.run(traffic, seconds)
 
-    async def _block(self, turn: Turn, variant: Variant, traffic: Schedule, seconds: float) -> Block:
+    async def _block(self, turn: Turn, variant: Variant, traffic: Trace, seconds: float) -> Block:
         if variant.rows is not None:
             await self._operator.put(variant.rows)
         heard = await self._replay(variant).run(traffic, seconds)

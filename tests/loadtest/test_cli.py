@@ -22,7 +22,7 @@ from loadtest.report.document import read_document
 from loadtest.report.gate import parse_gates
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import make_schedule
+from loadtest.traffic.trace import make_trace
 from tests.loadtest.golden import GoldenServer, golden_server
 
 SHORT = ("steady", "--duration", "0.5", "--sessions", "20", "--workers", "1")
@@ -99,7 +99,7 @@ def test_gates_decide_the_exit_code(golden: GoldenServer, tmp_path: Path, gate: 
     result = run(*SHORT, "--target", target, "--gate", gate, "--out", str(out), "--html", str(html))
     document = read_document(out)
     assert result.exit_code == (code if document.is_valid else 3), result.output
-    assert document.targets[0].part.total.counters["intended"] > 0
+    assert document.targets[0].stats.total.counters["intended"] > 0
     assert html.read_text().startswith("<!doctype html>")
 
 
@@ -117,7 +117,7 @@ def test_the_shares_of_several_machines_are_one_run(golden: GoldenServer, tmp_pa
     (target,) = whole["targets"]
     assert target["part"]["workers"] == [0, 1]
     assert target["figures"]["sessions"] == 20
-    assert whole["schedule_digest"] == make_schedule(scenario).digest()
+    assert whole["schedule_digest"] == make_trace(scenario).digest()
     assert not any("missing" in each for each in target["invalid_because"])
     twice = CliRunner().invoke(main, ["merge", str(paths[0]), str(paths[0])])
     assert twice.exit_code == 2
@@ -148,6 +148,6 @@ def test_ctrl_c_ends_with_a_valid_report(golden: GoldenServer, tmp_path: Path) -
     document = read_document(out)
     assert document.interrupted
     (target,) = document.targets
-    assert 0 < target.part.duration_s < 300
-    assert target.part.total.counters["intended"] > 0
-    assert target.part.workers == {0}
+    assert 0 < target.stats.duration_s < 300
+    assert target.stats.total.counters["intended"] > 0
+    assert target.stats.workers == {0}

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from loadtest.driving.driver import Driver, Ears
+from loadtest.driving.driver import Callbacks, Driver
 from loadtest.driving.interruption import Interruption
 from loadtest.driving.recorder import Recorder
 from loadtest.driving.run import Progress, run_scenario
-from loadtest.stats.run_stats import Part
-from loadtest.targets import Asking, parse_target
+from loadtest.stats.run_stats import RunStats
+from loadtest.targets import ClientSettings, parse_target
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import RunClock
 from loadtest.traffic.scenario import CriteriaSettings, Scenario
-from loadtest.traffic.trace import Schedule
+from loadtest.traffic.trace import Trace
 from tests.loadtest.golden import Books, golden_server, numbers_of
-from tests.unit.loadtest.typed import request, schedule
+from tests.unit.loadtest.typed import request, trace
 
 PERCENTS = (50, 90, 95, 99)
 FREEZE_S = 2.0
@@ -27,9 +27,9 @@ TIMERS_ROUND_MS = 1.2
 """Timers are whole milliseconds, on an idle machine too."""
 
 
-def evenly(num_sessions: int, requests_per_s: float, duration_s: float) -> Schedule:
+def evenly(num_sessions: int, requests_per_s: float, duration_s: float) -> Trace:
     """Return a schedule whose sessions ask one after another, again and again, and never type on."""
-    made = schedule(num_sessions=num_sessions, duration_s=duration_s)
+    made = trace(num_sessions=num_sessions, duration_s=duration_s)
     sessions = []
     for session in made.sessions:
         places = range(session.number, int(requests_per_s * duration_s), num_sessions)
@@ -41,16 +41,16 @@ def evenly(num_sessions: int, requests_per_s: float, duration_s: float) -> Sched
     return replace(made, sessions=tuple(sessions))
 
 
-async def drive(uri: str, made: Schedule) -> tuple[Part, RunClock]:
-    part = Part("golden", made.duration_s, 1.0)
-    recorder = Recorder(part, made.sessions, {0: "local"}, CriteriaSettings())
-    async with GrpcTarget(parse_target(uri), Asking()) as target, target.editors(made) as editors:
+async def drive(uri: str, made: Trace) -> tuple[RunStats, RunClock]:
+    stats = RunStats("golden", made.duration_s, 1.0)
+    recorder = Recorder(stats, made.sessions, {0: "local"}, CriteriaSettings())
+    async with GrpcTarget(parse_target(uri), ClientSettings()) as target, target.editors(made) as editors:
         clock = RunClock(0.2)
-        await Driver(made, editors, clock, Ears(recorder.due, recorder.ended)).drive(10.0)
-    return part, clock
+        await Driver(made, editors, clock, Callbacks(recorder.due, recorder.ended)).drive(10.0)
+    return stats, clock
 
 
-def true_ttft_ms(made: Schedule, books: Books, clock: RunClock) -> list[float]:
+def true_ttft_ms(made: Trace, books: Books, clock: RunClock) -> list[float]:
     """Return how long after its intended time the server sent each request's text, by the server's own books."""
     sent_at_s = {numbers_of(name): at_s for name, at_s in books.text_sent.items()}
     return sorted(
@@ -60,9 +60,9 @@ def true_ttft_ms(made: Schedule, books: Books, clock: RunClock) -> list[float]:
     )
 
 
-def differences(part: Part, true_ms: Sequence[float]) -> dict[int, float]:
+def differences(stats: RunStats, true_ms: Sequence[float]) -> dict[int, float]:
     """Return by how much each percentile is off, as a multiple of what is allowed: 1 ms or 1%."""
-    found = part.total.histograms["ttft"]
+    found = stats.total.histograms["ttft"]
     assert len(found) == len(true_ms)
     truths = {percent: true_ms[int(percent / 100 * len(true_ms) + 0.5) - 1] for percent in PERCENTS}
     return {
@@ -77,10 +77,10 @@ async def test_percentiles_are_those_that_the_server_knows(kind: str) -> None:
     found: dict[int, float] = {}
     for attempt in range(ATTEMPTS):
         with golden_server(least_ms=150.0, most_ms=500.0, supersedes=False) as golden:
-            part, clock = await drive(f"{kind}://{golden.host}", made)
+            stats, clock = await drive(f"{kind}://{golden.host}", made)
             books = await asyncio.to_thread(golden.books)
-        assert part.total.counters["outcome/answered"] == made.num_requests == len(books.received)
-        found = differences(part, true_ttft_ms(made, books, clock))
+        assert stats.total.counters["outcome/answered"] == made.num_requests == len(books.received)
+        found = differences(stats, true_ttft_ms(made, books, clock))
         late_ms = sorted(books.late_ms)[int(0.99 * len(books.late_ms))] if attempt == ATTEMPTS - 1 else 0.0
         if max(found.values()) <= 1 + max(0.0, late_ms - TIMERS_ROUND_MS):
             return
@@ -91,11 +91,11 @@ async def test_a_freeze_shows() -> None:
     """Requests that were intended while nobody answered count from then, not from when they got through."""
     made = evenly(num_sessions=20, requests_per_s=100.0, duration_s=2.6)
     with golden_server(freeze_after_s=0.5, freeze_s=FREEZE_S, supersedes=False) as golden:
-        part, clock = await drive(f"grpc://{golden.host}", made)
+        stats, clock = await drive(f"grpc://{golden.host}", made)
         books = await asyncio.to_thread(golden.books)
     true_ms = true_ttft_ms(made, books, clock)
-    assert max(differences(part, true_ms).values()) < 10, "what piled up goes out in a burst, later than the books say"
-    found = part.total.histograms["ttft"]
+    assert max(differences(stats, true_ms).values()) < 10, "what piled up goes out in a burst, later than the books say"
+    found = stats.total.histograms["ttft"]
     assert found.percentile_ms(99) > (FREEZE_S - 0.1) * 1000
     assert sum(each > 1000 for each in true_ms) > 0.9 * 100, "a request for each that was due in the first half"
 
@@ -104,10 +104,10 @@ def typed(**fields: Any) -> Scenario:
     return Scenario.of({"name": "golden", "sessions": 40, "duration_s": 1, "seed": 7, "slice_s": 0.25, **fields})
 
 
-def outcomes(part: Part) -> dict[str, int]:
+def outcomes(stats: RunStats) -> dict[str, int]:
     return {
         name.removeprefix("outcome/"): count
-        for name, count in part.total.counters.items()
+        for name, count in stats.total.counters.items()
         if name.startswith("outcome/")
     }
 
@@ -117,9 +117,9 @@ def test_counts_are_those_of_the_server() -> None:
     with golden_server(least_ms=20.0, most_ms=300.0, shed_every=9) as golden:
         found = run_scenario(scenario, [parse_target(f"ours=grpc://{golden.host}")], workers=2)
         books = golden.books()
-    part = found.parts["ours"]
-    counters, ended = part.total.counters, outcomes(part)
-    assert (part.workers, part.num_workers, books.streams) == (frozenset({0, 1}), 2, 40)
+    stats = found.stats_by_target["ours"]
+    counters, ended = stats.total.counters, outcomes(stats)
+    assert (stats.workers, stats.num_workers, books.streams) == (frozenset({0, 1}), 2, 40)
     assert counters["intended"] == sum(ended.values()) == counters["sent"] == len(books.received) > 50
     assert ended["answered"] == books.ended["stop"] > 0
     assert ended["superseded"] == books.ended["superseded"] > 0
@@ -127,21 +127,21 @@ def test_counts_are_those_of_the_server() -> None:
     assert ended["shed"] == books.ended["shed"] == counters["shed_reason/unspecified"] > 0
     assert set(ended) <= {"answered", "superseded", "hung_up", "shed", "unanswered"}
     assert counters["sessions"] == 40
-    assert sum(piece.counters["intended"] for piece in part.slices) == counters["intended"]
-    assert part.duration_s == scenario.duration_s
+    assert sum(piece.counters["intended"] for piece in stats.slices) == counters["intended"]
+    assert stats.duration_s == scenario.duration_s
     assert found.schedule_digest
 
 
 def test_a_server_that_dies_is_an_error_of_the_requests_and_a_valid_report() -> None:
     with golden_server(least_ms=5.0, most_ms=50.0, die_after_s=0.3) as golden:
         found = run_scenario(typed(), [parse_target(f"ours=grpc://{golden.host}")], workers=1)
-    part = found.parts["ours"]
-    counters = part.total.counters
-    assert 0 < counters["errors"] < counters["intended"] == sum(outcomes(part).values())
+    stats = found.stats_by_target["ours"]
+    counters = stats.total.counters
+    assert 0 < counters["errors"] < counters["intended"] == sum(outcomes(stats).values())
     assert counters["errors"] == counters["outcome/error"]
     assert counters["error/not connected"] > 0
     assert counters["sessions_lost"] == counters["sessions"] == 40
-    assert Part.from_json(part.as_json()).total.counters == counters
+    assert RunStats.from_json(stats.as_json()).total.counters == counters
 
 
 def test_a_run_that_is_interrupted_keeps_what_was_seen() -> None:
@@ -156,10 +156,10 @@ def test_a_run_that_is_interrupted_keeps_what_was_seen() -> None:
         scenario = typed(duration_s=100)
         found = run_scenario(scenario, specs, workers=1, progress=on_progress, interruption=interruption)
     assert found.interrupted
-    assert list(found.parts) == ["first"], "the second's turn never came"
-    part = found.parts["first"]
-    assert 0 < part.duration_s < 100
-    assert part.total.counters["intended"] == sum(outcomes(part).values()) > 0
+    assert list(found.stats_by_target) == ["first"], "the second's turn never came"
+    stats = found.stats_by_target["first"]
+    assert 0 < stats.duration_s < 100
+    assert stats.total.counters["intended"] == sum(outcomes(stats).values()) > 0
 
 
 def test_targets_take_turns_in_blocks() -> None:
@@ -167,7 +167,7 @@ def test_targets_take_turns_in_blocks() -> None:
         specs = [parse_target(f"{name}=grpc://{golden.host}?connections=2") for name in ("first", "second")]
         found = run_scenario(typed(duration_s=0.5), specs, workers=1, blocks=2)
         books = golden.books()
-    first, second = found.parts["first"], found.parts["second"]
+    first, second = found.stats_by_target["first"], found.stats_by_target["second"]
     assert first.total.counters["intended"] == second.total.counters["intended"] > 0
     assert first.total.counters["intended"] + second.total.counters["intended"] >= len(books.received)
     assert (first.duration_s, len(first.slices), first.total.counters["sessions"]) == (0.5, 2, 40)

@@ -12,10 +12,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from loadtest.driving.driver import drive
-from loadtest.targets import Asking, parse_target
+from loadtest.targets import ClientSettings, parse_target
 from loadtest.targets.http import HttpTarget
-from loadtest.traffic.trace import Schedule
-from tests.unit.loadtest.typed import PREFIX, schedule
+from loadtest.traffic.trace import Trace
+from tests.unit.loadtest.typed import PREFIX, trace
 
 HELD_S = 60.0
 
@@ -79,11 +79,11 @@ async def target(uri: str) -> AsyncIterator[tuple[Server, HttpTarget]]:
     server = Server()
     async with TestServer(server.app()) as running:
         spec = parse_target(uri.replace("HOST", f"127.0.0.1:{running.port}"))
-        async with HttpTarget(spec, Asking(24)) as found:
+        async with HttpTarget(spec, ClientSettings(24)) as found:
             yield server, found
 
 
-def text_only(made: Schedule) -> Schedule:
+def text_only(made: Trace) -> Trace:
     """Return it without token ids."""
     return made.with_token_ids(iter([()] * (made.num_requests + len(made.sessions))))
 
@@ -107,7 +107,7 @@ PROMPTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("uri", PROMPTS)
 async def test_a_dialect_is_asked_answers_and_is_hung_up_on_at_the_next_key(uri: str) -> None:
-    made = text_only(schedule((0.0, 9.0), (0.2, 0.4), (0.5, 9.0), duration_s=0.6))
+    made = text_only(trace((0.0, 9.0), (0.2, 0.4), (0.5, 9.0), duration_s=0.6))
     async with target(uri) as (server, found):
         run = await drive(found, made, has_lead_in=False)
         async with asyncio.timeout(10):
@@ -129,14 +129,14 @@ async def test_an_answer_in_another_form_is_an_error(uri: str) -> None:
         app.router.add_post(path, complete)
     async with TestServer(app) as running:
         spec = parse_target(uri.replace("HOST", f"127.0.0.1:{running.port}"))
-        async with HttpTarget(spec, Asking()) as found:
-            run = await drive(found, schedule((0.0, 9.0)), has_lead_in=False)
+        async with HttpTarget(spec, ClientSettings()) as found:
+            run = await drive(found, trace((0.0, 9.0)), has_lead_in=False)
     assert [result.outcome.value for result in run.results] == ["error"]
     assert "can't be read" in run.results[0].error
 
 
 async def test_a_request_says_how_many_tokens_it_wants() -> None:
-    made = schedule((0.0, 9.0))
+    made = trace((0.0, 9.0))
     (session,) = made.sessions
     requests = (replace(session.requests[0], max_tokens=5),)
     async with target("llama+http://HOST") as (server, found):

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class BenchPrompt:
     """One request, in every form that a contestant may want it in."""
 
     prefix: str
@@ -35,7 +35,7 @@ class Prompt:
     document: str = ""
     """What the text is of: prompts of one document come from one editor, in order; "" is a document of its own."""
 
-    def ended_like(self, sample: Sample) -> "Prompt":
+    def ended_like(self, sample: Sample) -> "BenchPrompt":
         """Return it with the end that somebody else's text rules found for it."""
         return replace(self, hang_up_after=sample.num_tokens if sample.num_tokens < self.max_tokens else None)
 
@@ -49,13 +49,13 @@ class Contestant(Protocol):
 
     name: str
 
-    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+    async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
         ...
 
 
 async def closed_loop(
-    prompts: Sequence[Prompt], concurrency: int, ask: Callable[[int, Prompt], Awaitable[Sample]]
+    prompts: Sequence[BenchPrompt], concurrency: int, ask: Callable[[int, BenchPrompt], Awaitable[Sample]]
 ) -> Block:
     """Ask for each prompt once; `ask` also gets the number of its caller. Its first failure ends the block."""
     samples: dict[int, Sample] = {}

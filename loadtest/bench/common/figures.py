@@ -105,5 +105,5 @@ def report_console() -> Console:
     return console if console.is_terminal else Console(width=120)
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else float("nan")
+def _ratio(stats: float, whole: float) -> float:
+    return stats / whole if whole else float("nan")

@@ -17,10 +17,10 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.core.errors import ConfigError, InvalidRequestError
 from completion_server.core.request import Mode
-from loadtest.bench.common.contest import Prompt, closed_loop
+from loadtest.bench.common.contest import BenchPrompt, closed_loop
 from loadtest.bench.common.figures import Block, Sample
 from loadtest.bench.common.prompts import PromptMaker
-from loadtest.bench.common.texts import Text
+from loadtest.bench.common.texts import CursorText
 from loadtest.processes.child import Child
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ def effective_config(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
 def render_prompts(
     config: Path,
     overrides: Sequence[str],
-    texts: Sequence[Text],
+    texts: Sequence[CursorText],
     max_tokens: int,
     documents: Sequence[str] | None = None,
-) -> list[Prompt]:
+) -> list[BenchPrompt]:
     """Return the very token ids that the server gives its engine for each text.
 
     Texts of one of the `documents` are keys typed one after another into it; without them each text is alone.
@@ -112,13 +112,13 @@ def render_prompts(
     effective = effective_config(config, overrides)
     section = {**effective["prompt"], "max_prompt_tokens": effective["prompt_budget_tokens"]}
     names = documents or [str(number) for number in range(len(texts))]
-    rendered: list[Prompt] = []
+    rendered: list[BenchPrompt] = []
     try:
         maker = PromptMaker(effective["engine"]["model"], section)
         for name, text in zip(names, texts, strict=True):
             made, _build_ms = maker.make("", text.prefix, text.suffix, session=name, mode=Mode.MULTI_LINE)
             rendered.append(
-                Prompt(
+                BenchPrompt(
                     text.prefix,
                     text.suffix,
                     max_tokens,
@@ -189,7 +189,7 @@ class Server(ServerProcess):
         self._channels: list[grpc.aio.Channel] = []
         self._stubs: list[CompletionServiceAsyncStub] = []
 
-    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+    async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
         self._connect(concurrency)
         return await closed_loop(prompts, concurrency, self._ask)
@@ -216,7 +216,7 @@ class Server(ServerProcess):
             self._channels.append(channel)
             self._stubs.append(CompletionServiceStub(channel))
 
-    async def _ask(self, caller: int, prompt: Prompt) -> Sample:
+    async def _ask(self, caller: int, prompt: BenchPrompt) -> Sample:
         self._num_asked += 1
         # A user of its own: no document's request may end another's.
         name = f"{self._run_id}-{prompt.document or self._num_asked}"

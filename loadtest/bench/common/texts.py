@@ -18,14 +18,14 @@ class TooFewTextsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class CursorText:
     """A document around a cursor."""
 
     prefix: str
     suffix: str
 
 
-def distinct_texts(count: int, *, prefix_chars: int, suffix_chars: int, seed: int) -> list[Text]:
+def distinct_texts(count: int, *, prefix_chars: int, suffix_chars: int, seed: int) -> list[CursorText]:
     """Return texts of one length that share no beginning: nothing that any prefix cache could reuse.
 
     The cursor stands where the body of a function begins, so that a model has much to say.
@@ -35,7 +35,7 @@ def distinct_texts(count: int, *, prefix_chars: int, suffix_chars: int, seed: in
 
     """
     places = _bodies(prefix_chars, suffix_chars, random.Random(seed))
-    texts: list[Text] = []
+    texts: list[CursorText] = []
     beginnings: set[str] = set()
     for text in places:
         if text.prefix[:16] not in beginnings:
@@ -47,7 +47,7 @@ def distinct_texts(count: int, *, prefix_chars: int, suffix_chars: int, seed: in
     raise TooFewTextsError(msg)
 
 
-def typed_texts(documents: int, keys: int, *, prefix_chars: int, suffix_chars: int, seed: int) -> list[Text]:
+def typed_texts(documents: int, keys: int, *, prefix_chars: int, suffix_chars: int, seed: int) -> list[CursorText]:
     """Return what editors would send while `documents` users type `keys` pauses each into documents of their own.
 
     All first pauses come first, then all second ones: what one user typed before is then in the prefix cache.
@@ -55,13 +55,13 @@ def typed_texts(documents: int, keys: int, *, prefix_chars: int, suffix_chars: i
     room = keys * _CHARACTERS_PER_KEY
     ends = distinct_texts(documents, prefix_chars=prefix_chars + room, suffix_chars=suffix_chars, seed=seed)
     return [
-        Text(end.prefix[: len(end.prefix) - room + (key + 1) * _CHARACTERS_PER_KEY], end.suffix)
+        CursorText(end.prefix[: len(end.prefix) - room + (key + 1) * _CHARACTERS_PER_KEY], end.suffix)
         for key in range(keys)
         for end in ends
     ]
 
 
-def _bodies(prefix_chars: int, suffix_chars: int, chance: random.Random) -> Iterator[Text]:
+def _bodies(prefix_chars: int, suffix_chars: int, chance: random.Random) -> Iterator[CursorText]:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     chance.shuffle(files)
     for file in files:
@@ -74,7 +74,7 @@ def _bodies(prefix_chars: int, suffix_chars: int, chance: random.Random) -> Iter
                 continue
             next_start = match.end()
             prefix = source[start : match.end()] + match.group("indent") + "    "
-            yield Text(prefix[-prefix_chars:], "\n" + source[resume : resume + suffix_chars - 1])
+            yield CursorText(prefix[-prefix_chars:], "\n" + source[resume : resume + suffix_chars - 1])
 
 
 def _line_after(source: str, position: int) -> int:

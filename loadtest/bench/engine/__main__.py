@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from loadtest.bench.common.contest import PAUSE_S, Prompt
+from loadtest.bench.common.contest import PAUSE_S, BenchPrompt
 from loadtest.bench.common.figures import Block, Summary, report_console, rounded
 from loadtest.bench.common.server import SERVES_ALL, CommandError, NotAnsweredError, Server, config_options
 from loadtest.bench.common.texts import TooFewTextsError, typed_texts
@@ -45,24 +45,24 @@ class _Options(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class Configuration:
     """A configuration to measure."""
 
     name: str
     overrides: tuple[str, ...] = ()
 
 
-def variants(int8_model: Path | None) -> list[Variant]:
+def configurations(int8_model: Path | None) -> list[Configuration]:
     """Return the configurations: the file's own, and each with one thing changed or more."""
     found = [
-        Variant("as configured"),
-        Variant("no speculation", _NO_SPECULATION),
-        Variant("no prefix cache", _NO_PREFIX_CACHE),
-        Variant("neither", (*_NO_SPECULATION, *_NO_PREFIX_CACHE)),
+        Configuration("as configured"),
+        Configuration("no speculation", _NO_SPECULATION),
+        Configuration("no prefix cache", _NO_PREFIX_CACHE),
+        Configuration("neither", (*_NO_SPECULATION, *_NO_PREFIX_CACHE)),
     ]
     if int8_model is not None:
         int8 = (f"engine.model={int8_model.absolute()}",)
-        found += [Variant("INT8", int8), Variant("INT8, no speculation", (*int8, *_NO_SPECULATION))]
+        found += [Configuration("INT8", int8), Configuration("INT8, no speculation", (*int8, *_NO_SPECULATION))]
     return found
 
 
@@ -98,7 +98,9 @@ def main(
         python -m loadtest.bench.engine --int8-model build/int8
     """
     end_on_sigterm()
-    found = [Variant(each.name, (*SERVES_ALL, *overrides, *each.overrides)) for each in variants(int8_model)]
+    found = [
+        Configuration(each.name, (*SERVES_ALL, *overrides, *each.overrides)) for each in configurations(int8_model)
+    ]
     groups = [[each] for each in found] if one_at_a_time else [found]
     results: Results = {}
     try:
@@ -111,13 +113,15 @@ def main(
     click.echo(json.dumps({name: _figures(blocks) for name, blocks in results.items()}))
 
 
-async def _measure(config: Path, group: Sequence[Variant], options: _Options, console: Console) -> Results:
+async def _measure(config: Path, group: Sequence[Configuration], options: _Options, console: Console) -> Results:
     blocks = _workload(options)
     async with AsyncExitStack() as stack:
         servers: list[Server] = []
-        for variant in group:
-            with console.status(f"starting: {variant.name}"):
-                servers.append(await stack.enter_async_context(Server(config, variant.overrides, variant.name)))
+        for configuration in group:
+            with console.status(f"starting: {configuration.name}"):
+                servers.append(
+                    await stack.enter_async_context(Server(config, configuration.overrides, configuration.name))
+                )
         for server in servers:
             await server.run(blocks[0], max(_CONCURRENCY))
             await asyncio.sleep(PAUSE_S)
@@ -133,7 +137,7 @@ async def _measure(config: Path, group: Sequence[Variant], options: _Options, co
     return results
 
 
-def _workload(options: _Options) -> list[list[Prompt]]:
+def _workload(options: _Options) -> list[list[BenchPrompt]]:
     """Return one block to warm up with, and then blocks for each concurrency in turn. No document comes twice."""
     num_blocks = 1 + options["rounds"] * len(_CONCURRENCY)
     texts = typed_texts(
@@ -143,10 +147,10 @@ def _workload(options: _Options) -> list[list[Prompt]]:
         suffix_chars=options["suffix_chars"],
         seed=options["seed"],
     )
-    blocks: list[list[Prompt]] = [[] for _ in range(num_blocks)]
+    blocks: list[list[BenchPrompt]] = [[] for _ in range(num_blocks)]
     for number, text in enumerate(texts):
         blocks[number // options["documents"] % num_blocks].append(
-            Prompt(text.prefix, text.suffix, options["max_tokens"])
+            BenchPrompt(text.prefix, text.suffix, options["max_tokens"])
         )
     return blocks
 

@@ -37,7 +37,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from completion_server.core.errors import ConfigError
-from loadtest.bench.common.contest import PAUSE_S, Contestant, Prompt, batches
+from loadtest.bench.common.contest import PAUSE_S, BenchPrompt, Contestant, batches
 from loadtest.bench.common.figures import Block, report_console
 from loadtest.bench.common.server import (
     SERVES_ALL,
@@ -141,7 +141,9 @@ async def _measure(
         return await _contest(server, others, prompts, options, console)
 
 
-async def _prompts(config: Path, overrides: Sequence[str], options: _Options, serve: VllmServe | None) -> list[Prompt]:
+async def _prompts(
+    config: Path, overrides: Sequence[str], options: _Options, serve: VllmServe | None
+) -> list[BenchPrompt]:
     """Return two keys of as many documents as are needed: first all earlier keys, then all later ones."""
     count = _WARM_UP + sum(_num_blocks(options, concurrency) * size for concurrency, size in _BLOCK_SIZES.items())
     texts = typed_texts(
@@ -157,7 +159,7 @@ async def _prompts(config: Path, overrides: Sequence[str], options: _Options, se
 async def _contest(
     server: Contestant,
     others: Sequence[Contestant],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[BenchPrompt],
     options: _Options,
     console: Console,
 ) -> Results:
@@ -183,7 +185,7 @@ async def _contest(
 async def _round(
     server: Contestant,
     others: Sequence[Contestant],
-    keys: Sequence[tuple[Prompt, Prompt]],
+    keys: Sequence[tuple[BenchPrompt, BenchPrompt]],
     concurrency: int,
     options: _Options,
 ) -> dict[str, Block]:

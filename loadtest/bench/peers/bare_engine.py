@@ -16,7 +16,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import IO, Any, Self
 
-from loadtest.bench.common.contest import Prompt, closed_loop
+from loadtest.bench.common.contest import BenchPrompt, closed_loop
 from loadtest.bench.common.figures import Block, Sample
 from loadtest.processes.child import Child
 
@@ -51,7 +51,7 @@ class BareEngine:
             self._child.stop()
             raise
 
-    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+    async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
         jobs = [
             {
@@ -88,7 +88,7 @@ class _Worker:
 
     async def block(self, concurrency: int, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         prompts = [
-            Prompt(
+            BenchPrompt(
                 "",
                 "",
                 job["max_tokens"],
@@ -103,7 +103,7 @@ class _Worker:
         samples = [{name: getattr(sample, name) for name in fields} for sample in block.samples]
         return {"samples": samples, "wall_s": block.wall_s}
 
-    async def _ask(self, _caller: int, prompt: Prompt) -> Sample:
+    async def _ask(self, _caller: int, prompt: BenchPrompt) -> Sample:
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from loadtest.bench.common.contest import Prompt, closed_loop
+from loadtest.bench.common.contest import BenchPrompt, closed_loop
 from loadtest.bench.common.figures import Block, Sample
 from loadtest.bench.peers.bare_engine import engine_env
 from loadtest.processes.child import Child, free_port, is_http_ok
@@ -88,11 +88,11 @@ class VllmServe:
         """Return the same server as a contestant that gets its prompts as text, as an editor sends them."""
         return TextPrompts(self)
 
-    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+    async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
         return await closed_loop(prompts, concurrency, lambda _caller, prompt: self.ask(prompt, list(prompt.token_ids)))
 
-    async def ask(self, prompt: Prompt, wire_prompt: list[int] | str) -> Sample:
+    async def ask(self, prompt: BenchPrompt, wire_prompt: list[int] | str) -> Sample:
         """Complete one prompt. What token ids left in the prefix cache does not help the same prompt as text.
 
         Where it hangs up the connection is lost: HTTP/1.1 has no other way to stop an answer.
@@ -101,17 +101,7 @@ class VllmServe:
             ServeError: it was refused.
 
         """
-        body = {
-            "model": self.model,
-            "prompt": wire_prompt,
-            "max_tokens": prompt.max_tokens,
-            "temperature": 0,
-            "stop_token_ids": list(prompt.stop_token_ids),
-            "add_special_tokens": False,
-            "cache_salt": type(wire_prompt).__name__,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
+        body = self._body(prompt, wire_prompt)
         ttft_ms: float | None = None
         num_tokens = 0
         start = time.perf_counter()
@@ -138,6 +128,20 @@ class VllmServe:
             num_tokens=num_tokens,
             prompt_tokens=len(prompt.token_ids),
         )
+
+    def _body(self, prompt: BenchPrompt, wire_prompt: list[int] | str) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "prompt": wire_prompt,
+            "max_tokens": prompt.max_tokens,
+            "temperature": 0,
+            "stop_token_ids": list(prompt.stop_token_ids),
+            "add_special_tokens": False,
+            # The prefix-cache entries of token ids must not serve the same prompt sent as text.
+            "cache_salt": type(wire_prompt).__name__,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
 
     async def detokenise(self, token_ids: Sequence[int]) -> str:
         """Return a prompt as the text that has these tokens."""
@@ -182,6 +186,6 @@ class TextPrompts:
         """Share a running server."""
         self._serve = serve
 
-    async def run(self, prompts: Sequence[Prompt], concurrency: int) -> Block:
+    async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
         return await closed_loop(prompts, concurrency, lambda _caller, prompt: self._serve.ask(prompt, prompt.text))

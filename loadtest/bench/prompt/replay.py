@@ -45,8 +45,8 @@ class PlainLayout:
         before, after = state.prefix[-self._num_before :], state.suffix[: self._num_after]
         prefix, suffix, middle = self._markers
         while True:
-            parts = (suffix, after, prefix, before) if self._is_suffix_first else (prefix, before, suffix, after)
-            ids: list[int] = self._tokenizer.encode("".join((*parts, middle))).ids
+            pieces = (suffix, after, prefix, before) if self._is_suffix_first else (prefix, before, suffix, after)
+            ids: list[int] = self._tokenizer.encode("".join((*pieces, middle))).ids
             excess = len(ids) - self._budget
             if excess <= 0:
                 return ids

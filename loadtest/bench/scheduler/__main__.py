@@ -42,7 +42,7 @@ from loadtest.bench.common.contest import PAUSE_S
 from loadtest.bench.common.figures import report_console, rounded
 from loadtest.bench.common.server import SERVES_ALL, CommandError, Server, config_options, effective_config
 from loadtest.bench.peers.vllm_serve import VllmServe
-from loadtest.bench.scheduler.capacity import Capacity, measure_capacity
+from loadtest.bench.scheduler.capacity import EngineCapacity, measure_capacity
 from loadtest.bench.scheduler.cells import Cell, Renderer, make_cells
 from loadtest.bench.scheduler.report import (
     PLAIN,
@@ -60,12 +60,12 @@ from loadtest.driving.driver import drive
 from loadtest.processes.child import StartError, end_on_sigterm
 from loadtest.processes.counters import MetricsError
 from loadtest.report.drawing.curve import curve_svg
-from loadtest.targets import Asking, Target, TargetError, TargetSpec
+from loadtest.targets import ClientSettings, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
 from loadtest.traffic.documents import DocumentsError
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import make_schedule
+from loadtest.traffic.trace import make_trace
 
 PLAIN_OVERRIDES = (
     *SERVES_ALL,
@@ -101,7 +101,7 @@ class Contest:
     """Everything that was measured."""
 
     scenario: Scenario
-    capacity: Capacity | None
+    capacity: EngineCapacity | None
     completions_per_s: float
     """What loads are multiples of."""
     cells: list[Cell]
@@ -183,14 +183,14 @@ async def _measure(
         # The prompts of this one are also where the end tokens of all others are from.
         renderer = Renderer(config, overrides, options["max_tokens"])
         first = scenario.scaled(sessions=_WARM_UP_SESSIONS, duration_s=_WARM_UP_S, seed=f"{options['seed']}/warm-up")
-        trace = make_schedule(first)
+        trace = make_trace(first)
         warm_up = await asyncio.to_thread(renderer.render, [trace])
         targets = await _start(stack, config, overrides, options, warm_up.stop_token_ids, console)
         with console.status("warming up"):
             for target in targets:
                 await drive(target, warm_up.traces[0])
                 await asyncio.sleep(PAUSE_S)
-        measured: Capacity | None = None
+        measured: EngineCapacity | None = None
         if options["capacity"] is None:
             with console.status("measuring what the engine can serve"):
                 plain = next(target for target in targets if target.name == PLAIN)
@@ -225,13 +225,13 @@ async def _start(
         metrics_url = f"http://{server.ready['metrics_address']}/metrics"
         cancels = options["cancel_at_key"] and name == SCHEDULER
         spec = TargetSpec(name, "grpc", (server.ready["address"],), metrics_url=metrics_url)
-        target = GrpcTarget(spec, Asking(max_tokens, cancels_at_key=cancels))
+        target = GrpcTarget(spec, ClientSettings(max_tokens, cancels_at_key=cancels))
         targets.append(await stack.enter_async_context(target))
     with console.status(f"starting: {VLLM_SERVE}"):
         serve = await stack.enter_async_context(VllmServe(effective_config(config, overrides)))
     host = serve.url.removeprefix("http://")
     spec = TargetSpec(VLLM_SERVE, "openai+http", (host,), {"model": serve.model}, metrics_url=f"{serve.url}/metrics")
-    http = HttpTarget(spec, Asking(max_tokens), _vllm_body(stop_token_ids))
+    http = HttpTarget(spec, ClientSettings(max_tokens), _vllm_body(stop_token_ids))
     targets.append(await stack.enter_async_context(http))
     return targets
 

@@ -13,14 +13,14 @@ from loadtest.driving.driver import lead_in
 from loadtest.targets import Editor, Target, TargetError
 from loadtest.targets.record import WHOLE, Outcome, Record, RunClock
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Schedule, TypedSession, make_schedule
+from loadtest.traffic.trace import Trace, TypedSession, make_trace
 
 _TYPED_S_PER_S = 10.0
 """Typing prepared for each second: callers that never pause go through it faster than people do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class EngineCapacity:
     """What was measured."""
 
     by_concurrency: Mapping[int, float]
@@ -34,7 +34,7 @@ class Capacity:
 
 async def measure_capacity(
     target: Target, concurrencies: Sequence[int], seconds: float, scenario: Scenario
-) -> Capacity:
+) -> EngineCapacity:
     """Measure for `seconds` at each concurrency.
 
     Raises:
@@ -44,16 +44,16 @@ async def measure_capacity(
     found: dict[int, float] = {}
     for concurrency in concurrencies:
         seed = f"{scenario.seed}/capacity/{concurrency}"
-        trace = make_schedule(scenario.scaled(sessions=concurrency, duration_s=seconds * _TYPED_S_PER_S, seed=seed))
+        trace = make_trace(scenario.scaled(sessions=concurrency, duration_s=seconds * _TYPED_S_PER_S, seed=seed))
         found[concurrency] = await completions_per_s(target, trace, seconds)
         await asyncio.sleep(PAUSE_S)
     if not any(found.values()):
         msg = f"{target.name} answered nothing while its capacity was measured"
         raise TargetError(msg)
-    return Capacity(found)
+    return EngineCapacity(found)
 
 
-async def completions_per_s(target: Target, trace: Schedule, seconds: float) -> float:
+async def completions_per_s(target: Target, trace: Trace, seconds: float) -> float:
     """Return the whole completions a second with a caller for each session, until one of them has no more to ask.
 
     Raises:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtest.bench.common.server import render_prompts
-from loadtest.bench.common.texts import Text
+from loadtest.bench.common.texts import CursorText
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Schedule, make_schedule
+from loadtest.traffic.trace import Trace, make_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Cell:
     round: int
     load: float
     """As a multiple of what the engine can serve."""
-    trace: Schedule
+    trace: Trace
 
 
 def make_cells(
@@ -30,7 +30,7 @@ def make_cells(
 
     """
     return [
-        Cell(number, load, make_schedule(scenario.scaled(sessions=sessions, duration_s=seconds, seed=name)))
+        Cell(number, load, make_trace(scenario.scaled(sessions=sessions, duration_s=seconds, seed=name)))
         for number in range(num_rounds)
         for load in loads
         for sessions in (scenario.num_sessions(load * completions_per_s),)
@@ -42,7 +42,7 @@ def make_cells(
 class Rendered:
     """Traces with prompts."""
 
-    traces: list[Schedule]
+    traces: list[Trace]
     stop_token_ids: tuple[int, ...]
     """Tokens that end a completion besides the model's own end token."""
 
@@ -55,7 +55,7 @@ class Renderer:
     overrides: Sequence[str]
     max_tokens: int
 
-    def render(self, traces: Sequence[Schedule]) -> Rendered:
+    def render(self, traces: Sequence[Trace]) -> Rendered:
         """Return the traces with prompts, all from one process: each key of a document is made knowing the last.
 
         Raises:
@@ -63,7 +63,7 @@ class Renderer:
 
         """
         documents = [each for trace in traces for each in trace.documents()]
-        texts = [Text(request.prefix, request.suffix) for _name, request in documents]
+        texts = [CursorText(request.prefix, request.suffix) for _name, request in documents]
         names = [name for name, _request in documents]
         prompts = render_prompts(self.config, self.overrides, texts, self.max_tokens, names)
         token_ids = (prompt.token_ids for prompt in prompts)

@@ -32,7 +32,7 @@ from loadtest.driving.run import Progress, run_scenario
 from loadtest.driving.worker_pool import RunError
 from loadtest.processes.child import Child, StartError, end_on_sigterm
 from loadtest.report.figures import figures, reasons_invalid
-from loadtest.stats.run_stats import Part
+from loadtest.stats.run_stats import RunStats
 from loadtest.targets import TargetError, parse_target
 from loadtest.traffic.scenario import Scenario, ScenarioError
 
@@ -101,7 +101,7 @@ class Watch:
 class Measured:
     """One number of sessions."""
 
-    part: Part
+    stats: RunStats
     scenario: Scenario
     server: Watch
     idle_rss_bytes: int
@@ -109,19 +109,19 @@ class Measured:
 
     def figures(self) -> dict[str, float]:
         """Return what it came to."""
-        found = figures(self.part, self.scenario.criteria)
+        found = figures(self.stats, self.scenario.criteria)
         sessions = self.scenario.sessions
         return {
             "sessions": sessions,
             "requests_per_s": found["offered_per_s"],
-            "errors": self.part.total.counters["errors"],
+            "errors": self.stats.total.counters["errors"],
             "front_end_ttft_p50_ms": found["front_end_ms_p50"],
             "front_end_ttft_p99_ms": found["front_end_ms_p99"],
             "server_kib_per_session": (self.server.readings[-1].rss_bytes - self.idle_rss_bytes) / 1024 / sessions,
             "server_growth_mib_per_min": self.server.growth_mib_per_min,
             "server_cpu_s_per_1000_requests": self.server.cpu_ms_a_request,
             "bare_cpu_s_per_1000_requests": self.bare_cpu_ms_a_request,
-            "messages_per_request": self.part.total.counters["messages"] / self.part.total.counters["sent"],
+            "messages_per_request": self.stats.total.counters["messages"] / self.stats.total.counters["sent"],
             "rate_ratio_to_bare_grpc": self.bare_cpu_ms_a_request / self.server.cpu_ms_a_request,
             "generator_lag_p99_ms": found["lag_ms_p99"],
             "ttft_p50_ms": found["ttft_ms_p50"],
@@ -181,7 +181,7 @@ def main(config: Path, overrides: tuple[str, ...], as_json_only: bool, **options
         raise click.ClickException(str(error)) from error
     found = [{name: rounded(value) for name, value in run.figures().items()} for run in runs]
     for run in runs:
-        for reason in reasons_invalid(run.part):
+        for reason in reasons_invalid(run.stats):
             console.print(f"{run.scenario.sessions:,} sessions: not valid: {reason}", style="red")
     if not as_json_only:
         _print(found)
@@ -214,11 +214,13 @@ def _measure(
         watch = Watch(psutil.Process(server.pid))
         idle_rss_bytes = watch.process.memory_info().rss
         address, metrics = server.ready["address"], server.ready["metrics_address"]
-        part = _drive(scenario, f"server=grpc://{address}?metrics={metrics}{_shared(options)}", watch, options, console)
-        sent = max(1, part.total.counters["sent"])
-        deltas = max(0, part.total.counters["messages"] / sent - 1)
+        stats = _drive(
+            scenario, f"server=grpc://{address}?metrics={metrics}{_shared(options)}", watch, options, console
+        )
+        sent = max(1, stats.total.counters["sent"])
+        deltas = max(0, stats.total.counters["messages"] / sent - 1)
         bare = _bare(quick, deltas, options, console)
-    return Measured(part, scenario, watch, idle_rss_bytes, bare)
+    return Measured(stats, scenario, watch, idle_rss_bytes, bare)
 
 
 def _shared(options: _Options) -> str:
@@ -240,7 +242,7 @@ def _bare_server(deltas: float) -> Iterator[tuple[str, int]]:
         yield child.read_json(_START_S)["address"], child.pid
 
 
-def _drive(scenario: Scenario, target: str, watch: Watch, options: _Options, console: Console) -> Part:
+def _drive(scenario: Scenario, target: str, watch: Watch, options: _Options, console: Console) -> RunStats:
     spec = parse_target(target)
     with Live(console) as live:
 
@@ -251,7 +253,7 @@ def _drive(scenario: Scenario, target: str, watch: Watch, options: _Options, con
         result = run_scenario(scenario, [spec], workers=options["workers"], progress=show)
     if result.interrupted:
         raise click.Abort
-    return result.parts[spec.name]
+    return result.stats_by_target[spec.name]
 
 
 def _print(found: Sequence[dict[str, Any]]) -> None:

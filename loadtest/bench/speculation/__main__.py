@@ -34,7 +34,7 @@ from loadtest.tuning.document import as_json
 from loadtest.tuning.page import render_tuning
 from loadtest.tuning.replay import Replay, traffic_of
 from loadtest.tuning.statistics import MIN_ROUNDS
-from loadtest.tuning.tuner import Step, Tuned, Tuner, TuningError, TuningSettings
+from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
 from loadtest.tuning.verdict import as_variant, goodput_ratio
 
 CEILING = 8
@@ -146,7 +146,7 @@ async def _measure(
             stack.push_async_callback(replay.close)
         operator = await stack.enter_async_context(Operator(drafting["admin_address"]))
         bar = stack.enter_context(Bar(console))
-        tuner = Tuner(operator, replays, scenario, bar.tell, switch_s=PAUSE_S)
+        tuner = Tuner(operator, replays, scenario, bar.on_progress, switch_s=PAUSE_S)
         tuned = await tuner.tune(settings, [NO_DRAFT])
         await asyncio.sleep(PAUSE_S)
         traffic, count = await traffic_of(scenario, _CHANGES_AT, "changes"), options["changes"]
@@ -157,7 +157,7 @@ async def _measure(
                 traffic,
                 k=_CHANGES_K,
                 count=count,
-                tell=lambda done: bar.tell(Step("changes", "K live", _CHANGES_AT, done, count)),
+                on_progress=lambda done: bar.on_progress(TuningProgress("changes", "K live", _CHANGES_AT, done, count)),
             )
     return tuned, changes
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from loadtest.bench.common.contest import Prompt
+from loadtest.bench.common.contest import BenchPrompt
 from loadtest.bench.common.figures import report_console
 from loadtest.bench.peers.bare_engine import BareEngine
 from loadtest.processes.child import StartError, end_on_sigterm
@@ -216,10 +216,11 @@ def _model(folder: Path, config: Mapping[str, Any]) -> Path:
     return folder
 
 
-def _prompts(count: int, tokens: int, chance: random.Random) -> list[Prompt]:
+def _prompts(count: int, tokens: int, chance: random.Random) -> list[BenchPrompt]:
     """Return prompts that share no beginning."""
     return [
-        Prompt("", "", tokens, tuple(chance.choices(range(10, _VOCABULARY), k=_PROMPT_TOKENS))) for _ in range(count)
+        BenchPrompt("", "", tokens, tuple(chance.choices(range(10, _VOCABULARY), k=_PROMPT_TOKENS)))
+        for _ in range(count)
     ]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from loadtest.bench.common.figures import percentile
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
-from loadtest.traffic.trace import Schedule
+from loadtest.traffic.trace import Trace
 from loadtest.tuning.replay import Replay
 
 _POLL_S = 0.001
@@ -45,7 +45,7 @@ class Changes:
 
 
 async def measure_changes(
-    operator: Operator, replay: Replay, traffic: Schedule, *, k: int, count: int, tell: Callable[[int], None]
+    operator: Operator, replay: Replay, traffic: Trace, *, k: int, count: int, on_progress: Callable[[int], None]
 ) -> Changes:
     """Change from 0 to K so many times while a caller for each session keeps the engine at work.
 
@@ -63,7 +63,7 @@ async def measure_changes(
             call_ms.append(await operator.put(((1, 1, k),)))
             await _when_drafting(operator, drafted)
             shown_ms.append((time.perf_counter() - start) * _MS)
-            tell(number + 1)
+            on_progress(number + 1)
     finally:
         callers.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -18,10 +18,10 @@ from loadtest.report.drawing.canvas import (
 )
 from loadtest.report.series import Series
 from loadtest.report.sums import Array, Sums
-from loadtest.stats.run_stats import Part
+from loadtest.stats.run_stats import RunStats
 
 Events = Sequence[tuple[float, str]]
-Parts = Mapping[str, Part]
+StatsByTarget = Mapping[str, RunStats]
 
 OUTCOME_COLOURS: Mapping[str, str] = {
     "answered": "#1b9e77",
@@ -48,49 +48,49 @@ _MIN_MS = 0.1
 
 
 @in_style
-def latency_over_time(part: Part, budget_ms: float, events: Events = ()) -> Axes:
+def latency_over_time(stats: RunStats, budget_ms: float, events: Events = ()) -> Axes:
     """Draw the percentiles of pause requests' TTFT, with the budget."""
-    series, axes = Series.of(part), canvas(_TIME, "TTFT of pauses, ms")
+    series, axes = Series.of(stats), canvas(_TIME, "TTFT of pauses, ms")
     for place, percent in enumerate((50, 95, 99)):
         values = series.sums.percentile_ms("ttft/pause", percent)
         axes.plot(series.at_s, np.maximum(values, _MIN_MS), label=f"p{percent}", color=colour(place), ls=style(place))
     if budget_ms > 0:
         axes.axhline(budget_ms, color=ALARM, linewidth=1, label=f"budget {budget_ms:g} ms")
     log_ms(axes, "y")
-    return _over_time(axes, part.duration_s, events)
+    return _over_time(axes, stats.duration_s, events)
 
 
 @in_style
-def outcomes_over_time(part: Part, events: Events = ()) -> Axes:
+def outcomes_over_time(stats: RunStats, events: Events = ()) -> Axes:
     """Draw what became of the requests intended at each time, stacked."""
-    series, axes = Series.of(part), canvas(_TIME, "requests/s")
-    names = outcomes_of(part)
+    series, axes = Series.of(stats), canvas(_TIME, "requests/s")
+    names = outcomes_of(stats)
     if names:
         rates = [series.per_s(f"outcome/{name}") for name in names]
         colours = [OUTCOME_COLOURS.get(name, "#888888") for name in names]
         axes.stackplot(series.at_s, *rates, labels=[name.replace("_", " ") for name in names], colors=colours)
     axes.set_ylim(bottom=0)
-    return _over_time(axes, part.duration_s, events)
+    return _over_time(axes, stats.duration_s, events)
 
 
 @in_style
-def seen_and_offered(part: Part, events: Events = ()) -> Axes:
+def seen_and_offered(stats: RunStats, events: Events = ()) -> Axes:
     """Draw what was asked and what was seen of it."""
-    series, axes = Series.of(part), canvas(_TIME, "per second")
+    series, axes = Series.of(stats), canvas(_TIME, "per second")
     lines = (("intended", "asked"), ("pauses", "asked at a pause"), ("shown", "had text"), ("seen", "seen"))
     for place, (counter, label) in enumerate(lines):
         axes.plot(series.at_s, series.per_s(counter), label=label, color=colour(place), ls=style(place))
     axes.set_ylim(bottom=0)
-    return _over_time(axes, part.duration_s, events)
+    return _over_time(axes, stats.duration_s, events)
 
 
 @in_style
-def ttft_by_cause(part: Part) -> Axes | None:
+def ttft_by_cause(stats: RunStats) -> Axes | None:
     """Draw where the time to the first text goes, at p50 and at p95; None where the target does not say.
 
     Percentiles of stages do not add up to a percentile of the whole: a slow queue and a slow prefill rarely meet.
     """
-    sums = Sums.of_total(part)
+    sums = Sums.of_total(stats)
     found = {name: label for name, label in STAGES.items() if sums.num_recorded(name)[0]}
     if not found:
         return None
@@ -107,16 +107,16 @@ def ttft_by_cause(part: Part) -> Axes | None:
 
 
 @in_style
-def ttft_distribution(parts: Parts, budget_ms: float, *, is_pause: bool = True) -> Axes:
+def ttft_distribution(stats_by_target: StatsByTarget, budget_ms: float, *, is_pause: bool = True) -> Axes:
     """Draw which share of each target's first texts had come by when; those that had none keep it below 100%."""
     axes = canvas("TTFT of pauses, ms" if is_pause else "TTFT, ms", "share of requests")
     histogram, counter = ("ttft/pause", "pauses") if is_pause else ("ttft", "intended")
-    for place, (name, part) in enumerate(parts.items()):
-        recorded = part.total.histograms.get(histogram)
+    for place, (name, stats) in enumerate(stats_by_target.items()):
+        recorded = stats.total.histograms.get(histogram)
         if recorded is None:
             continue
         values, counts = recorded.arrays()
-        shares = np.cumsum(counts) / max(part.total.counters[counter], int(counts.sum()), 1)
+        shares = np.cumsum(counts) / max(stats.total.counters[counter], int(counts.sum()), 1)
         axes.step(
             np.maximum(values, _MIN_MS),
             shares,
@@ -134,12 +134,12 @@ def ttft_distribution(parts: Parts, budget_ms: float, *, is_pause: bool = True) 
 
 
 @in_style
-def regions(part: Part) -> Axes | None:
+def regions(stats: RunStats) -> Axes | None:
     """Draw each region's TTFT of all requests at p50, p95 and p99; None where there is but one."""
-    names = regions_of(part)
+    names = regions_of(stats)
     if len(names) < 2:  # noqa: PLR2004
         return None
-    sums, axes = Sums.of_total(part), canvas("", "TTFT, ms", size=(7.6, 2.4))
+    sums, axes = Sums.of_total(stats), canvas("", "TTFT, ms", size=(7.6, 2.4))
     places = np.arange(len(names))
     for place, percent in enumerate((50, 95, 99)):
         heights = [float(sums.percentile_ms(f"ttft/region/{name}", percent)[0]) for name in names]
@@ -151,21 +151,21 @@ def regions(part: Part) -> Axes | None:
 
 
 @in_style
-def seen_by_target(parts: Parts, events: Events = ()) -> Axes:
+def seen_by_target(stats_by_target: StatsByTarget, events: Events = ()) -> Axes:
     """Draw the completions that users of each target saw."""
-    axes = _by_target(parts, events, "seen/s", lambda series: series.per_s("seen"))
+    axes = _by_target(stats_by_target, events, "seen/s", lambda series: series.per_s("seen"))
     axes.set_ylim(bottom=0)
     return axes
 
 
 @in_style
-def latency_by_target(parts: Parts, budget_ms: float, events: Events = ()) -> Axes:
+def latency_by_target(stats_by_target: StatsByTarget, budget_ms: float, events: Events = ()) -> Axes:
     """Draw the p95 of pause requests' TTFT of each target."""
 
     def p95_ms(series: Series) -> Array:
         return np.maximum(series.sums.percentile_ms("ttft/pause", 95), _MIN_MS)
 
-    axes = _by_target(parts, events, "TTFT of pauses, p95, ms", p95_ms)
+    axes = _by_target(stats_by_target, events, "TTFT of pauses, p95, ms", p95_ms)
     if budget_ms > 0:
         axes.axhline(budget_ms, color=ALARM, linewidth=1, label=f"budget {budget_ms:g} ms")
     log_ms(axes, "y")
@@ -173,26 +173,26 @@ def latency_by_target(parts: Parts, budget_ms: float, events: Events = ()) -> Ax
     return axes
 
 
-def outcomes_of(part: Part) -> list[str]:
+def outcomes_of(stats: RunStats) -> list[str]:
     """Return the outcomes that a part counts, the best first."""
     prefix, order = "outcome/", list(OUTCOME_COLOURS)
-    counters = part.total.counters.items()
+    counters = stats.total.counters.items()
     found = [name.removeprefix(prefix) for name, count in counters if name.startswith(prefix) and count]
     return sorted(found, key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
-def regions_of(part: Part) -> list[str]:
+def regions_of(stats: RunStats) -> list[str]:
     """Return the regions that a part counts, in the order of their names."""
-    counted = (name.split("/") for name in part.total.counters if name.startswith("region/"))
+    counted = (name.split("/") for name in stats.total.counters if name.startswith("region/"))
     return sorted({"/".join(pieces[1:-1]) for pieces in counted})
 
 
-def _by_target(parts: Parts, events: Events, label: str, values: Callable[[Series], Array]) -> Axes:
+def _by_target(stats_by_target: StatsByTarget, events: Events, label: str, values: Callable[[Series], Array]) -> Axes:
     axes = canvas(_TIME, label)
-    for place, (name, part) in enumerate(parts.items()):
-        series = Series.of(part)
+    for place, (name, stats) in enumerate(stats_by_target.items()):
+        series = Series.of(stats)
         axes.plot(series.at_s, values(series), label=label_of(name), color=colour(place), ls=style(place))
-    return _over_time(axes, max((part.duration_s for part in parts.values()), default=1.0), events)
+    return _over_time(axes, max((stats.duration_s for stats in stats_by_target.values()), default=1.0), events)
 
 
 def _over_time(axes: Axes, duration_s: float, events: Events) -> Axes:

@@ -7,8 +7,8 @@ import pytest
 from client_fakes import GOOD_ANSWER, FakeServer, Run, Serve, end
 
 from completion.v1 import completion_pb2 as pb
+from completion_client import Completion
 from completion_server.client.commands import profile
-from completion_server.client.completion import Answer
 from completion_server.client.cursor import PlaceError
 from completion_server.client.sources import samples, standard_library
 from completion_server.client.waterfall import percentiles, stage_times_ms, waterfall
@@ -16,8 +16,8 @@ from completion_server.client.waterfall import percentiles, stage_times_ms, wate
 STAGES = ["network", "admission", "queue", "tokenise", "prefill", "first decode", "decode"]
 
 
-def answer(**timings: float) -> Answer:
-    return Answer("ab", pb.End(timings=pb.Timings(**timings)), None, (10.0, 12.0), 20.0)
+def answer(**timings: float) -> Completion:
+    return Completion("ab", pb.End(timings=pb.Timings(**timings)), None, (10.0, 12.0), 20.0)
 
 
 def test_a_request_s_stages_add_up_to_its_time() -> None:

@@ -3,7 +3,7 @@ import io
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.client.completion import Answer
+from completion_client import Completion
 from completion_server.client.cursor import Place, split_text
 from completion_server.client.terminal import CompletionView, footer
 
@@ -39,7 +39,7 @@ def test_a_completion_can_not_drive_the_terminal() -> None:
 
 
 def test_the_footer_leaves_out_what_is_not_known() -> None:
-    answer = Answer("", pb.End(finish_reason=pb.FINISH_REASON_STOP), None, (), 5.0)
+    answer = Completion("", pb.End(finish_reason=pb.FINISH_REASON_STOP), None, (), 5.0)
     text = footer(answer).plain
     assert text.startswith("no text · 5.0 ms in all · stop")
     assert "tokens/s" not in text

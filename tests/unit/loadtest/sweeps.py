@@ -5,23 +5,23 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from loadtest.tuning.blocks import Block, Blocks, Variant
-from loadtest.tuning.fit import Acceptance, StepTimes
+from loadtest.tuning.fit import AcceptanceFit, StepTimeFit
 from loadtest.tuning.plan import turns
 
 CONCURRENCIES = (1, 4, 16, 64)
 KS = tuple(range(5))
 ROUNDS = 6
 
-DRAFT = Acceptance((0.8, 0.6, 0.42, 0.3))
-PAYS_AT_SMALL_BATCHES = StepTimes((10e-3, 0.1e-3, 1e-3, 0.5e-3, 0.3e-3))
+DRAFT = AcceptanceFit((0.8, 0.6, 0.42, 0.3))
+PAYS_AT_SMALL_BATCHES = StepTimeFit((10e-3, 0.1e-3, 1e-3, 0.5e-3, 0.3e-3))
 """Verifying costs as much as it brings at some forty generations."""
-NEVER_PAYS = StepTimes((4e-3, 0.2e-3, 6e-3, 3e-3, 0.2e-3))
+NEVER_PAYS = StepTimeFit((4e-3, 0.2e-3, 6e-3, 3e-3, 0.2e-3))
 
 NUM_TOKENS = 21
 PREFILL_S = 0.02
 
 
-def modelled(times: StepTimes, acceptance: Acceptance = DRAFT) -> Callable[[int, int], float]:
+def modelled(times: StepTimeFit, acceptance: AcceptanceFit = DRAFT) -> Callable[[int, int], float]:
     """Return tokens a second for completions of NUM_TOKENS, by concurrency and K."""
 
     def goodput(concurrency: int, k: int) -> float:
@@ -55,7 +55,7 @@ def make_sweep(
     return Blocks(tuple(blocks))
 
 
-def make_counted_sweep(times: StepTimes, acceptance: Acceptance, *, noise: float = 0.0, seed: int = 0) -> Blocks:
+def make_counted_sweep(times: StepTimeFit, acceptance: AcceptanceFit, *, noise: float = 0.0, seed: int = 0) -> Blocks:
     """Return a sweep with what a fit is made from: drafts, steps and their times, as the model has them."""
     chance = np.random.default_rng(seed)
     goodput, num_answers, blocks = modelled(times, acceptance), 40_000, []

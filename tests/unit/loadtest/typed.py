@@ -3,7 +3,7 @@
 import math
 
 from loadtest.targets.record import Outcome, Result
-from loadtest.traffic.trace import OPENING_SEQUENCE, Schedule, Text, Trigger, TypedRequest, TypedSession
+from loadtest.traffic.trace import OPENING_SEQUENCE, Text, Trace, Trigger, TypedRequest, TypedSession
 
 PREFIX = "x = "
 GOES_ON = "hello\n"
@@ -22,7 +22,7 @@ def request(intended_at_s: float = 0.0, next_key_at_s: float = 10.0, **fields: o
     return TypedRequest(intended_at_s=intended_at_s, next_key_at_s=next_key_at_s, **(values | fields))  # type: ignore[arg-type]
 
 
-def schedule(*keys: tuple[float, float], num_sessions: int = 1, duration_s: float = 0.3) -> Schedule:
+def trace(*keys: tuple[float, float], num_sessions: int = 1, duration_s: float = 0.3) -> Trace:
     """Return a schedule whose sessions all ask at these times; the second of each is when the next key comes."""
     sessions = []
     for number in range(num_sessions):
@@ -32,7 +32,7 @@ def schedule(*keys: tuple[float, float], num_sessions: int = 1, duration_s: floa
         )
         opening = request(0.0, math.inf, session=number, sequence=OPENING_SEQUENCE, is_pause=False)
         sessions.append(TypedSession(number, 0, "", f"file:///{number}.py", "python", opening, requests))
-    return Schedule("hand-made", duration_s, tuple(sessions))
+    return Trace("hand-made", duration_s, tuple(sessions))
 
 
 def result(

@@ -17,41 +17,42 @@ from loadtest.report.figures import (
     without_nan,
 )
 from loadtest.report.sums import Sums
-from loadtest.stats.run_stats import Part
-from tests.unit.loadtest.parts import CRITERIA, make_part, record
+from loadtest.stats.run_stats import RunStats
+from tests.unit.loadtest.run_stats import CRITERIA, make_part, record
 
 
-def part(**counters: int) -> Part:
-    found = Part("ours", 10.0, 1.0, workers=frozenset({0}))
+def stats(**counters: int) -> RunStats:
+    found = RunStats("ours", 10.0, 1.0, workers=frozenset({0}))
     found.total.counters.update({name.replace("__", "/"): count for name, count in counters.items()})
     return found
 
 
-def test_rates_and_shares() -> None:
-    found = figures(
-        part(
-            intended=120,
-            prefetches=20,
-            sent=110,
-            seen=50,
-            pauses=40,
-            pauses_in_time=30,
-            good=60,
-            shown=80,
-            accepted_chars=200,
-            shown_chars=1000,
-            seen_tokens=300,
-            generated_tokens=400,
-            errors=6,
-            sessions=7,
-            outcome__shed=12,
-            outcome__superseded=24,
-            outcome__hung_up=18,
-            outcome__cached=3,
-            outcome__unanswered=9,
-        ),
-        CRITERIA,
+def a_run() -> RunStats:
+    return stats(
+        intended=120,
+        prefetches=20,
+        sent=110,
+        seen=50,
+        pauses=40,
+        pauses_in_time=30,
+        good=60,
+        shown=80,
+        accepted_chars=200,
+        shown_chars=1000,
+        seen_tokens=300,
+        generated_tokens=400,
+        errors=6,
+        sessions=7,
+        outcome__shed=12,
+        outcome__superseded=24,
+        outcome__hung_up=18,
+        outcome__cached=3,
+        outcome__unanswered=9,
     )
+
+
+def test_rates_and_shares() -> None:
+    found = figures(a_run(), CRITERIA)
     assert found == found | {
         "offered_per_s": 12.0,
         "sent_per_s": 11.0,
@@ -77,19 +78,22 @@ def test_rates_and_shares() -> None:
     }
     assert math.isnan(found["usd_per_completion"])
     assert math.isnan(found["ttft_ms_p95"])
-    unknown = figures(part(intended=1, seen_tokens=5), CRITERIA)
+
+
+def test_without_generated_tokens_nothing_is_known_of_waste() -> None:
+    unknown = figures(stats(intended=1, seen_tokens=5), CRITERIA)
     assert math.isnan(unknown["generated_tokens_per_s"])
     assert math.isnan(unknown["wasted_token_share"])
 
 
 def test_the_cost_of_a_completion_is_that_of_those_seen() -> None:
     priced = CRITERIA.model_copy(update={"gpu_hour_usd": 3.6, "num_gpus": 2})
-    assert figures(part(seen=100), priced)["usd_per_completion"] == pytest.approx(0.002 * 10 / 100)
-    assert math.isnan(figures(part(seen=0), priced)["usd_per_completion"])
+    assert figures(stats(seen=100), priced)["usd_per_completion"] == pytest.approx(0.002 * 10 / 100)
+    assert math.isnan(figures(stats(seen=0), priced)["usd_per_completion"])
 
 
 def test_percentiles_are_of_the_right_histogram() -> None:
-    found = part(intended=1)
+    found = stats(intended=1)
     names = {"ttft": "ttft", "pause_ttft": "ttft/pause", "total": "total", "pause_total": "total/pause", "gap": "gap"}
     names |= {"lag": "lag", "front_end": "stage/front_end", "reconnect": "reconnect"}
     for place, histogram in enumerate(names.values()):
@@ -124,14 +128,14 @@ def test_weights_count_slices_as_often_as_they_say() -> None:
 
 
 def test_slices_nobody_wrote_to_still_take_their_time() -> None:
-    found = Part("ours", 4.5, 1.0)
+    found = RunStats("ours", 4.5, 1.0)
     record(found, 0.5, 0.1)
     assert Sums.of_slices(found).duration_s[0] == pytest.approx(4.5)
     assert Sums.of_slices(found, np.eye(5)).duration_s.tolist() == [1, 1, 1, 1, 0.5]
 
 
 def test_slices_that_end_early_are_all_counted() -> None:
-    found = Part("ours", 2.0, 1.0)
+    found = RunStats("ours", 2.0, 1.0)
     for at_s in (0.5, 1.5, 2.5, 3.5):  # two blocks of 1.0 s and a bit
         record(found, at_s, 0.1)
     sums = Sums.of_slices(found)
@@ -140,7 +144,7 @@ def test_slices_that_end_early_are_all_counted() -> None:
 
 
 def test_every_figure_is_found_and_explained() -> None:
-    assert set(figures(part(), CRITERIA)) == set(FIGURES)
+    assert set(figures(stats(), CRITERIA)) == set(FIGURES)
     assert all(each.meaning and (each.counters or each.histogram) for each in FIGURES.values())
     assert {name for name, each in FIGURES.items() if each.better is Better.HIGHER} == {
         "seen_per_s", "seen_share", "pause_in_time_share", "good_per_s", "accepted_chars_per_s", "accepted_share",
@@ -160,7 +164,7 @@ def test_a_run_is_invalid_when_a_worker_is_missing_or_nothing_was_asked() -> Non
     found = make_part(1, num_slices=2)
     found.workers, found.num_workers = frozenset({0, 2}), 4
     assert reasons_invalid(found) == ("of 4 workers, number 1, 3 is missing",)
-    assert reasons_invalid(part()) == ("no request was intended",)
+    assert reasons_invalid(stats()) == ("no request was intended",)
 
 
 def test_nan_becomes_none_and_back() -> None:
@@ -190,7 +194,7 @@ def test_values_for_people(name: str, value: float | None, text: str) -> None:
 
 
 def test_the_documentation_has_every_figure() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "loadtest.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "loadtest.md").read_text(encoding="utf-8")
     for name, figure in FIGURES.items():
         base = re.sub(r"_p\d+$", "_p50", name) if figure.histogram else name
         assert f"| `{base}`" in text, name

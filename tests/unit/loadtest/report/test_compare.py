@@ -8,7 +8,7 @@ import pytest
 from loadtest.report.compare import Change, Comparison, Difference, block_length, block_weights, compare, widening
 from loadtest.report.compare import compare_documents as compare_all
 from loadtest.report.document import Document, named_alike
-from tests.unit.loadtest.parts import CRITERIA, make_document, make_part
+from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_part
 
 
 def by_name(found: Comparison) -> dict[str, Difference]:

@@ -1,11 +1,10 @@
-"""Schedules: the same each time and for any number of workers, real text, and which keys become requests."""
+"""Traces: the same each time and for any number of workers, real text, and which keys become requests."""
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +16,13 @@ from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import (
     OPENING_SEQUENCE,
     Event,
-    Schedule,
     Text,
+    Trace,
     Trigger,
     TypedRequest,
     TypedSession,
     join_digests,
-    make_schedule,
+    make_trace,
 )
 
 DEBOUNCE_S = 0.05
@@ -35,8 +34,8 @@ def of(**fields: Any) -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def made() -> Schedule:
-    return make_schedule(of())
+def made() -> Trace:
+    return make_trace(of())
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +66,8 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def all_requests(schedule: Schedule) -> Iterator[TypedRequest]:
-    return (request for session in schedule.sessions for request in session.requests)
+def all_requests(trace: Trace) -> Iterator[TypedRequest]:
+    return (request for session in trace.sessions for request in session.requests)
 
 
 @settings(max_examples=25)
@@ -77,19 +76,19 @@ def test_workers_share_the_sessions_and_each_is_what_it_would_be_alone(
     fields: dict[str, Any], num_workers: int, folder: str
 ) -> None:
     scenario = of(**fields, documents={"source": folder})
-    whole = make_schedule(scenario)
-    parts = [make_schedule(scenario, worker, num_workers) for worker in range(num_workers)]
-    shared = sorted((session for part in parts for session in part.sessions), key=lambda session: session.number)
+    whole = make_trace(scenario)
+    shares = [make_trace(scenario, worker, num_workers) for worker in range(num_workers)]
+    shared = sorted((session for share in shares for session in share.sessions), key=lambda session: session.number)
     assert tuple(shared) == whole.sessions
     assert [session.number for session in whole.sessions] == list(range(scenario.sessions + scenario.abusers.count))
-    assert join_digests(part.digest() for part in parts) == whole.digest() == make_schedule(scenario).digest()
+    assert join_digests(share.digest() for share in shares) == whole.digest() == make_trace(scenario).digest()
 
 
 @settings(max_examples=25)
 @given(fields=scenarios())
 def test_requests_of_a_session_are_in_order(fields: dict[str, Any], folder: str) -> None:
     scenario = of(**fields, documents={"source": folder})
-    for session in make_schedule(scenario).sessions:
+    for session in make_trace(scenario).sessions:
         _check_order(session, scenario.duration_s)
 
 
@@ -111,14 +110,14 @@ def _check_order(session: TypedSession, duration_s: float) -> None:
             assert request.next_key_at_s <= following.intended_at_s
 
 
-def test_another_seed_makes_another_schedule(made: Schedule) -> None:
-    assert make_schedule(of(seed="another")).digest() != made.digest()
-    assert make_schedule(of(duration_s=21)).digest() != made.digest()
+def test_another_seed_makes_another_trace(made: Trace) -> None:
+    assert make_trace(of(seed="another")).digest() != made.digest()
+    assert make_trace(of(duration_s=21)).digest() != made.digest()
 
 
 def test_everything_of_a_session_is_in_the_digest() -> None:
     digests = [
-        make_schedule(of(sessions=2, **fields)).digest()
+        make_trace(of(sessions=2, **fields)).digest()
         for fields in (
             {},
             {"seed": "other"},
@@ -133,7 +132,7 @@ def test_everything_of_a_session_is_in_the_digest() -> None:
     assert len(set(digests)) == len(digests)
 
 
-def test_the_text_is_in_the_digest(made: Schedule) -> None:
+def test_the_text_is_in_the_digest(made: Trace) -> None:
     first = made.sessions[0]
     other = Text(first.opening.text.before, first.opening.text.after + "x")
     last = replace(first.requests[-1], text=other)
@@ -144,12 +143,12 @@ def test_the_text_is_in_the_digest(made: Schedule) -> None:
     assert len({session.hashed("") for session in (first, *changed)}) == 3
 
 
-def test_more_sessions_leave_the_others_as_they_were(made: Schedule) -> None:
-    assert make_schedule(of(sessions=3)).sessions == made.sessions[:3]
+def test_more_sessions_leave_the_others_as_they_were(made: Trace) -> None:
+    assert make_trace(of(sessions=3)).sessions == made.sessions[:3]
 
 
-def test_what_editors_do_leaves_the_typing_as_it_was(made: Schedule) -> None:
-    other = make_schedule(of(editor={"prefetch_share": 0.5, "explicit_share": 0.5}, slow_readers={"share": 0.5}))
+def test_what_editors_do_leaves_the_typing_as_it_was(made: Trace) -> None:
+    other = make_trace(of(editor={"prefetch_share": 0.5, "explicit_share": 0.5}, slow_readers={"share": 0.5}))
     typed = [_key(request) for request in all_requests(other) if request.trigger is not Trigger.PREFETCH]
     assert typed == [_key(request) for request in all_requests(made)]
 
@@ -158,7 +157,7 @@ def _key(request: TypedRequest) -> tuple[int, float, float, str]:
     return request.session, request.intended_at_s, request.next_key_at_s, request.prefix
 
 
-def test_each_session_types_the_real_text_of_a_file(made: Schedule) -> None:
+def test_each_session_types_the_real_text_of_a_file(made: Trace) -> None:
     files = library_files(1_000_000, 0)
     assert len({session.document_uri for session in made.sessions}) > 6
     for session in made.sessions:
@@ -174,7 +173,7 @@ def test_each_session_types_the_real_text_of_a_file(made: Schedule) -> None:
         assert all(a < b for a, b in pairwise(typed))
 
 
-def test_what_is_typed_next_is_the_truth(made: Schedule) -> None:
+def test_what_is_typed_next_is_the_truth(made: Trace) -> None:
     for session in made.sessions:
         for request, following in pairwise(session.requests):
             assert request.truth.startswith(following.prefix[len(request.prefix) :])
@@ -182,21 +181,21 @@ def test_what_is_typed_next_is_the_truth(made: Schedule) -> None:
 
 def test_a_key_within_the_debounce_time_takes_the_place_of_the_one_before() -> None:
     even = EVEN | {"key_gap_median_s": 0.1}
-    asked = make_schedule(of(sessions=1, duration_s=5, typing=even | {"debounce_ms": 90}))
-    swallowed = make_schedule(of(sessions=1, duration_s=5, typing=even | {"debounce_ms": 110}))
+    asked = make_trace(of(sessions=1, duration_s=5, typing=even | {"debounce_ms": 90}))
+    swallowed = make_trace(of(sessions=1, duration_s=5, typing=even | {"debounce_ms": 110}))
     assert asked.num_requests in {49, 50}
     assert swallowed.num_requests == 0
 
 
-def test_a_debounced_key_is_in_the_text_of_the_request_that_follows(made: Schedule) -> None:
-    slow = make_schedule(of(typing={"debounce_ms": 200}))
+def test_a_debounced_key_is_in_the_text_of_the_request_that_follows(made: Trace) -> None:
+    slow = make_trace(of(typing={"debounce_ms": 200}))
     assert 0 < slow.num_requests < made.num_requests
     for session, all_keys in zip(slow.sessions, made.sessions, strict=True):
         texts = {request.prefix for request in all_keys.requests}
         assert all(request.prefix in texts for request in session.requests[:-1])
 
 
-def test_a_pause_is_counted_from_the_key(made: Schedule) -> None:
+def test_a_pause_is_counted_from_the_key(made: Trace) -> None:
     for request in all_requests(made):
         key_at_s = request.intended_at_s - DEBOUNCE_S
         assert request.is_pause == (request.next_key_at_s - key_at_s >= 0.5)
@@ -206,12 +205,12 @@ def test_a_pause_is_counted_from_the_key(made: Schedule) -> None:
 def test_a_gap_of_just_the_pause_is_one() -> None:
     even = EVEN | {"key_gap_sigma": 1e-12, "key_gap_median_s": 0.5}
     for pause_ms, is_pause in ((499.9999, True), (500.0001, False)):
-        found = make_schedule(of(sessions=1, duration_s=5, typing=even | {"pause_ms": pause_ms}))
+        found = make_trace(of(sessions=1, duration_s=5, typing=even | {"pause_ms": pause_ms}))
         assert {request.is_pause for request in all_requests(found)} == {is_pause}
 
 
 def test_prefetches_are_sent_at_the_key_ahead_of_what_is_typed() -> None:
-    found = make_schedule(of(editor={"prefetch_share": 1.0}))
+    found = make_trace(of(editor={"prefetch_share": 1.0}))
     by_place = {(request.session, request.end, request.trigger): request for request in all_requests(found)}
     typed = [request for request in all_requests(found) if request.trigger is Trigger.AUTOMATIC]
     assert typed
@@ -223,7 +222,7 @@ def test_prefetches_are_sent_at_the_key_ahead_of_what_is_typed() -> None:
 
 
 def test_shares_of_prefetches_and_of_explicit_requests() -> None:
-    found = make_schedule(of(sessions=60, editor={"prefetch_share": 0.3, "explicit_share": 0.4}))
+    found = make_trace(of(sessions=60, editor={"prefetch_share": 0.3, "explicit_share": 0.4}))
     count = Counter(request.trigger for request in all_requests(found))
     pauses = sum(request.is_pause for request in all_requests(found))
     typed = count[Trigger.AUTOMATIC] + count[Trigger.EXPLICIT]
@@ -233,7 +232,7 @@ def test_shares_of_prefetches_and_of_explicit_requests() -> None:
 
 
 def test_idle_sessions_are_open_and_ask_nothing() -> None:
-    found = make_schedule(of(sessions=100, typing={"idle_share": 0.4}))
+    found = make_trace(of(sessions=100, typing={"idle_share": 0.4}))
     silent = [session for session in found.sessions if not session.requests]
     assert len(silent) == pytest.approx(40, abs=2)
     assert all(session.opening.prefix for session in silent)
@@ -241,7 +240,7 @@ def test_idle_sessions_are_open_and_ask_nothing() -> None:
 
 def test_as_many_type_as_the_shape_says() -> None:
     spike = {"kind": "spike", "at_s": 20, "for_s": 20, "factor": 10}
-    found = make_schedule(of(sessions=200, duration_s=60, shape=spike))
+    found = make_trace(of(sessions=200, duration_s=60, shape=spike))
     at_work = [
         {each.session for each in all_requests(found) if begin <= each.intended_at_s - DEBOUNCE_S < begin + 20}
         for begin in (0, 20, 40)
@@ -254,15 +253,13 @@ def test_as_many_type_as_the_shape_says() -> None:
 
 def test_a_rate_is_that_of_the_model() -> None:
     scenario = of(sessions=150, duration_s=60, typing={"idle_share": 0.3, "away_share": 0.4})
-    rate = make_schedule(scenario).num_requests / 60
+    rate = make_trace(scenario).num_requests / 60
     assert rate == pytest.approx(150 * scenario.session_requests_per_s, rel=0.2)
 
 
 def test_regions_and_slow_readers_have_their_shares() -> None:
     regions = [{"name": "a", "share": 0.5}, {"name": "b", "share": 0.2}, {"name": "c", "share": 0.3}]
-    found = make_schedule(
-        of(sessions=200, duration_s=1, regions=regions, slow_readers={"share": 0.25, "pause_ms": 300})
-    )
+    found = make_trace(of(sessions=200, duration_s=1, regions=regions, slow_readers={"share": 0.25, "pause_ms": 300}))
     count = Counter(session.region for session in found.sessions)
     assert [count[region] for region in range(3)] == pytest.approx([100, 40, 60], abs=2)
     slow = [session for session in found.sessions if session.reads_every_s]
@@ -273,12 +270,12 @@ def test_regions_and_slow_readers_have_their_shares() -> None:
 
 def test_regions_that_nearly_come_to_one_leave_nobody_out() -> None:
     regions = [{"name": "a", "share": 0.333}, {"name": "b", "share": 0.333}, {"name": "c", "share": 0.333}]
-    found = make_schedule(of(sessions=2000, duration_s=1, typing={"idle_share": 0.99}, regions=regions))
+    found = make_trace(of(sessions=2000, duration_s=1, typing={"idle_share": 0.99}, regions=regions))
     assert Counter(session.region for session in found.sessions)[2] == pytest.approx(667, abs=5)
 
 
-def test_abusers_come_after_the_editors_at_a_constant_rate(made: Schedule) -> None:
-    found = make_schedule(of(abusers={"count": 2, "requests_per_s": 100}))
+def test_abusers_come_after_the_editors_at_a_constant_rate(made: Trace) -> None:
+    found = make_trace(of(abusers={"count": 2, "requests_per_s": 100}))
     assert found.sessions[:12] == made.sessions
     assert [session.user for session in found.sessions] == [""] * 12 + ["abuser-0", "abuser-1"]
     for session in found.sessions[12:]:
@@ -295,7 +292,7 @@ def test_events_name_regions_by_their_place() -> None:
         {"kind": "region_loss", "at_s": 5, "for_s": 4, "region": "b"},
         {"kind": "region_loss", "at_s": 12, "region": "a"},
     ]
-    found = make_schedule(of(sessions=1, regions=regions, events=events)).events
+    found = make_trace(of(sessions=1, regions=regions, events=events)).events
     assert found == (
         Event(3, "reconnect", None, 3),
         Event(5, "region_loss", 1, 9),
@@ -303,7 +300,7 @@ def test_events_name_regions_by_their_place() -> None:
     )
 
 
-def test_prompts_go_to_the_requests_in_the_order_of_their_keys(made: Schedule) -> None:
+def test_prompts_go_to_the_requests_in_the_order_of_their_keys(made: Trace) -> None:
     documents = list(made.documents())
     ids: list[Sequence[int]] = [(number,) for number in range(len(documents))]
     rendered = made.with_token_ids(iter(ids))
@@ -315,53 +312,12 @@ def test_prompts_go_to_the_requests_in_the_order_of_their_keys(made: Schedule) -
 
 def test_runs_that_are_too_long_for_any_file_are_refused(folder: str) -> None:
     with pytest.raises(DocumentsError, match=r"none of the 5 files of .* has room for \d+ keys"):
-        make_schedule(of(sessions=1, duration_s=36_000, slice_s=100, documents={"source": folder}))
+        make_trace(of(sessions=1, duration_s=36_000, slice_s=100, documents={"source": folder}))
     with pytest.raises(DocumentsError, match="none of the"):
-        make_schedule(of(documents={"prefix_chars": 10_000_000}))
+        make_trace(of(documents={"prefix_chars": 10_000_000}))
 
 
 @pytest.mark.parametrize("worker", [-1, 2])
 def test_a_worker_that_is_none_is_refused(worker: int) -> None:
     with pytest.raises(ValueError, match="must be below num_workers = 2"):
-        make_schedule(of(), worker, 2)
-
-
-@pytest.fixture
-def arrivals(tmp_path: Path) -> str:
-    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
-    rows += [f"2023-11-16 18:17:{second:02}.5000000,{100 * second},{100 * second}" for second in range(8)]
-    (tmp_path / "arrivals.csv").write_text("\n".join(rows))
-    return str(tmp_path / "arrivals.csv")
-
-
-def test_recorded_arrivals_go_round_the_sessions(arrivals: str) -> None:
-    scenario = of(sessions=3, recorded={"file": arrivals, "scale": 2, "max_tokens": 128})
-    found = make_schedule(scenario)
-    assert [[request.intended_at_s for request in session.requests] for session in found.sessions] == [
-        [0.0, 1.5, 3.0],
-        [0.5, 2.0, 3.5],
-        [1.0, 2.5],
-    ]
-    first, fourth, seventh = found.sessions[0].requests
-    assert [len(request.prefix) for request in (first, fourth, seventh)] == [1, 1200, 2400]
-    assert [request.max_tokens for request in (first, fourth, seventh)] == [1, 128, 128]
-    assert {request.next_key_at_s for request in all_requests(found)} == {math.inf}
-    assert all(request.is_pause and request.trigger is Trigger.AUTOMATIC for request in all_requests(found))
-    assert make_schedule(scenario, 1, 2).sessions == (found.sessions[1],)
-
-
-def test_recorded_lengths_are_bounded(arrivals: str, folder: str) -> None:
-    bounded = make_schedule(of(sessions=1, recorded={"file": arrivals, "max_prefix_chars": 1000}))
-    assert max(request.end for request in all_requests(bounded)) == 1000
-    long = Path(arrivals)
-    long.write_text(long.read_text().replace(",700,", ",9000000,"))
-    found = make_schedule(of(sessions=1, recorded={"file": arrivals}, documents={"source": folder}))
-    [*_others, last] = found.sessions[0].requests
-    longest = max(len(path.read_text()) for path in Path(folder).iterdir())
-    assert len(last.prefix) + len(last.suffix) == longest, "what is longer than any file is cut"
-
-
-def test_sessions_that_nothing_was_recorded_for_ask_nothing(arrivals: str) -> None:
-    found = make_schedule(of(sessions=10, recorded={"file": arrivals}))
-    assert [len(session.requests) for session in found.sessions] == [1] * 8 + [0] * 2
-    assert all(session.opening.prefix for session in found.sessions)
+        make_trace(of(), worker, 2)

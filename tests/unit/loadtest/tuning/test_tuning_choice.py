@@ -5,7 +5,7 @@ import pytest
 
 from loadtest.tuning.blocks import Variant
 from loadtest.tuning.choice import Choice, best_fixed, choose, crossover, table_of
-from loadtest.tuning.fit import Acceptance, StepTimes
+from loadtest.tuning.fit import AcceptanceFit, StepTimeFit
 from loadtest.tuning.statistics import Estimate, mean_of_rounds
 from tests.unit.loadtest.sweeps import (
     CONCURRENCIES,
@@ -64,12 +64,12 @@ def test_noise_alone_moves_nothing() -> None:
 
 
 def test_high_acceptance_is_no_reason_where_it_costs_more_than_it_brings() -> None:
-    nearly_all, dear = Acceptance((0.98, 0.96, 0.94, 0.92)), StepTimes((1e-3, 1e-4, 20e-3, 5e-3, 0.0))
+    nearly_all, dear = AcceptanceFit((0.98, 0.96, 0.94, 0.92)), StepTimeFit((1e-3, 1e-4, 20e-3, 5e-3, 0.0))
     assert {each.k for each in choose(make_sweep(modelled(dear, nearly_all), noise=0.01))} == {0}
 
 
 def test_it_pays_up_to_the_largest_batch() -> None:
-    free = StepTimes((10e-3, 1e-4, 0.0, 0.0, 0.0))
+    free = StepTimeFit((10e-3, 1e-4, 0.0, 0.0, 0.0))
     table = table_of(choose(make_sweep(modelled(free), noise=0.01)))
     assert table == ((1, 64, max(KS)),)
     assert crossover(table) is None

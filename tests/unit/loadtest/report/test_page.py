@@ -13,9 +13,9 @@ from loadtest.report.page import render_page
 from loadtest.report.series import Series
 from loadtest.report.sweep import Point, Sweep, render_sweep, slope
 from loadtest.report.sweep import table as sweep_table
-from loadtest.stats.run_stats import Part
+from loadtest.stats.run_stats import RunStats
 from loadtest.stats.usage import Usage
-from tests.unit.loadtest.parts import make_document, make_part, record
+from tests.unit.loadtest.run_stats import make_document, make_part, record
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 HOSTILE = '<script>alert(1)</script> & "quoted" $x^2$ {{ 7 * 7 }} --> _under'
@@ -124,9 +124,9 @@ def test_pictures_take_the_colours_of_the_page(text: str) -> None:
 
 
 def test_names_are_text_and_nothing_else() -> None:
-    part = make_part(1, num_slices=8, per_slice=5, target=HOSTILE, regions=(HOSTILE, "b"))
-    part.total.counters[f"error/{HOSTILE}"] = 3
-    document = make_document(part, make_part(2, num_slices=8, per_slice=5, target="_other"), name=HOSTILE)
+    stats = make_part(1, num_slices=8, per_slice=5, target=HOSTILE, regions=(HOSTILE, "b"))
+    stats.total.counters[f"error/{HOSTILE}"] = 3
+    document = make_document(stats, make_part(2, num_slices=8, per_slice=5, target="_other"), name=HOSTILE)
     text = render_page(document)
     page = Page(text)
     assert "script" not in page.tags
@@ -136,15 +136,15 @@ def test_names_are_text_and_nothing_else() -> None:
 
 
 def test_what_spoils_a_run_is_said_first() -> None:
-    part = make_part(1, num_slices=8, per_slice=5)
-    part.num_workers = 3
-    text = render_page(make_document(part))
+    stats = make_part(1, num_slices=8, per_slice=5)
+    stats.num_workers = 3
+    text = render_page(make_document(stats))
     assert "ours: INVALID, of 3 workers, number 1, 2 is missing" in Page(text).text
     assert text.index("INVALID") < text.index("What editors felt")
 
 
 def test_a_run_without_anything_has_a_page() -> None:
-    empty = Part("ours", 5.0, 1.0, workers=frozenset({0}))
+    empty = RunStats("ours", 5.0, 1.0, workers=frozenset({0}))
     page = Page(render_page(make_document(empty)))
     assert "no request was intended" in page.text
     assert "Times, ms" not in page.text
@@ -157,21 +157,21 @@ def test_the_same_document_gives_the_same_page(document: Document, text: str) ->
 
 
 def test_many_slices_become_few_points() -> None:
-    part = Part("ours", 250.0, 1.0)
+    stats = RunStats("ours", 250.0, 1.0)
     for second in range(250):
-        record(part, second + 0.5, 0.1)
-    series = Series.of(part)
+        record(stats, second + 0.5, 0.1)
+    series = Series.of(stats)
     assert len(series.at_s) == 50
     assert series.per_s("intended") == pytest.approx([1.0] * 50)
     assert series.at_s[0] == pytest.approx(2.5)
 
 
 def test_requests_without_text_keep_a_distribution_below_one() -> None:
-    part = Part("ours", 10.0, 1.0)
+    stats = RunStats("ours", 10.0, 1.0)
     for _ in range(3):
-        record(part, 0.5, 0.1)
-    part.total.counters["pauses"] = 4
-    (line,) = (each for each in ttft_distribution({"ours": part}, 0).lines if each.get_label() == "ours")
+        record(stats, 0.5, 0.1)
+    stats.total.counters["pauses"] = 4
+    (line,) = (each for each in ttft_distribution({"ours": stats}, 0).lines if each.get_label() == "ours")
     assert max(line.get_ydata()) == 0.75
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from tests.unit.loadtest.report.test_page import Page
 
 from loadtest.tuning.blocks import Block, Blocks, Variant
 from loadtest.tuning.choice import best_fixed, choose, table_of
@@ -22,7 +23,6 @@ from tests.unit.loadtest.sweeps import (
     make_sweep,
     modelled,
 )
-from tests.unit.loadtest.test_page import Page
 
 HOSTILE = "<script>alert(1)</script>"
 

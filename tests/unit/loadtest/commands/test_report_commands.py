@@ -15,10 +15,10 @@ from loadtest.commands.searches import describe
 from loadtest.driving.run import RunResult
 from loadtest.report.document import Document
 from loadtest.search.capacity import Capacity, Trial
-from loadtest.stats.run_stats import Part
+from loadtest.stats.run_stats import RunStats
 from loadtest.targets import TargetSpec
 from loadtest.traffic.scenario import Scenario
-from tests.unit.loadtest.parts import make_document, make_part
+from tests.unit.loadtest.run_stats import make_document, make_part
 
 TARGET = "ours=grpc://127.0.0.1:1"
 
@@ -48,9 +48,9 @@ def test_a_report_is_shown_again(write: Callable[..., Path], tmp_path: Path) -> 
 
 
 def test_a_report_of_a_run_that_says_nothing_ends_with_3(write: Callable[..., Path]) -> None:
-    part = make_part(1)
-    part.num_workers = 2
-    assert invoke("report", write("run.json", make_document(part))).exit_code == 3
+    stats = make_part(1)
+    stats.num_workers = 2
+    assert invoke("report", write("run.json", make_document(stats))).exit_code == 3
 
 
 @pytest.mark.parametrize("gate", ["speed<1", "error_rate"])
@@ -113,10 +113,10 @@ class Runs:
         if scenario.sessions == self.interrupted_at:
             return RunResult(interrupted=True)
         ttft_ms = 100.0 if scenario.sessions <= self.capacity else 400.0
-        part: Part = make_part(1, target=spec.name, num_slices=2, per_slice=10, ttft_ms=ttft_ms)
+        stats: RunStats = make_part(1, target=spec.name, num_slices=2, per_slice=10, ttft_ms=ttft_ms)
         if scenario.sessions > self.late_above:
-            part.num_workers = 2
-        return RunResult({spec.name: part})
+            stats.num_workers = 2
+        return RunResult({spec.name: stats})
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, runs: Runs, *arguments: object) -> Result:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.stats.run_stats import MAX_SECONDS, Histogram, Part, Tally, merge
-from tests.unit.loadtest.parts import make_part, record
+from loadtest.stats.run_stats import MAX_SECONDS, Histogram, RunStats, Tally, merge
+from tests.unit.loadtest.run_stats import make_part, record
 
 SECONDS = st.lists(st.floats(1e-6, 60.0), min_size=1, max_size=80)
 
@@ -72,17 +72,17 @@ def test_what_is_no_histogram_is_refused(text: str) -> None:
         Histogram.decode(text)
 
 
-def parts(num: int = 3) -> list[Part]:
+def stats_by_target(num: int = 3) -> list[RunStats]:
     found = []
     for worker in range(num):
-        part = make_part(worker, num_slices=3 + worker, per_slice=5)
-        part.workers, part.num_workers, part.target = frozenset({worker}), num, "ours"
-        found.append(part)
+        stats = make_part(worker, num_slices=3 + worker, per_slice=5)
+        stats.workers, stats.num_workers, stats.target = frozenset({worker}), num, "ours"
+        found.append(stats)
     return found
 
 
 def test_merging_is_associative_and_knows_no_order() -> None:
-    first, second, third = parts()
+    first, second, third = stats_by_target()
     found = [
         merge([first, second, third]),
         merge([merge([first, second]), third]),
@@ -92,11 +92,11 @@ def test_merging_is_associative_and_knows_no_order() -> None:
     assert len({json.dumps(each.as_json()) for each in found}) == 1
     assert found[0].workers == {0, 1, 2}
     assert found[0].duration_s == 5.0
-    assert found[0].total.counters["intended"] == sum(each.total.counters["intended"] for each in parts())
+    assert found[0].total.counters["intended"] == sum(each.total.counters["intended"] for each in stats_by_target())
 
 
 def test_slices_add_up_to_the_total() -> None:
-    whole = merge(parts())
+    whole = merge(stats_by_target())
     tally = Tally(2)
     for each in whole.slices:
         tally.add(each)
@@ -106,14 +106,14 @@ def test_slices_add_up_to_the_total() -> None:
 
 
 def test_merging_leaves_its_parts_as_they_were() -> None:
-    made = parts()
+    made = stats_by_target()
     before = [json.dumps(each.as_json()) for each in made]
     merge(made)
     assert [json.dumps(each.as_json()) for each in made] == before
 
 
 def test_parts_of_different_runs_do_not_merge() -> None:
-    first, second, _third = parts()
+    first, second, _third = stats_by_target()
     with pytest.raises(ValueError, match="there are no parts"):
         merge([])
     with pytest.raises(ValueError, match="worker 0 is in two parts of ours"):
@@ -124,15 +124,15 @@ def test_parts_of_different_runs_do_not_merge() -> None:
 
 
 def test_a_part_survives_being_written() -> None:
-    part = make_part(3, num_slices=4)
-    again = Part.from_json(json.loads(json.dumps(part.as_json())))
-    assert again.as_json() == part.as_json()
+    stats = make_part(3, num_slices=4)
+    again = RunStats.from_json(json.loads(json.dumps(stats.as_json())))
+    assert again.as_json() == stats.as_json()
     record(again, 1.5, 0.1)  # it can go on
-    assert again.total.counters["intended"] == part.total.counters["intended"] + 1
+    assert again.total.counters["intended"] == stats.total.counters["intended"] + 1
 
 
 def test_a_time_falls_into_its_slice() -> None:
-    part = Part("ours", 10.0, 2.0)
-    part.slice_at(5.9).counters["intended"] += 1
-    part.slice_at(-1).counters["intended"] += 1
-    assert [each.counters["intended"] for each in part.slices] == [1, 0, 1]
+    stats = RunStats("ours", 10.0, 2.0)
+    stats.slice_at(5.9).counters["intended"] += 1
+    stats.slice_at(-1).counters["intended"] += 1
+    assert [each.counters["intended"] for each in stats.slices] == [1, 0, 1]

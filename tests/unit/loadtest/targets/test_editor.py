@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.targets.editor import Backoff, CompletionCache, accepted_chars, common_chars, is_typed_along
+from completion_client.backoff import Backoff
+from loadtest.targets.editor import CompletionCache, accepted_chars, common_chars, is_typed_along
 from loadtest.traffic.trace import Text, TypedRequest
 from tests.unit.loadtest.typed import request
 

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from loadtest.driving.recorder import Recorder
-from loadtest.stats.run_stats import Part
+from loadtest.stats.run_stats import RunStats
 from loadtest.targets.record import Outcome, Record, RunClock, Stages
 from loadtest.traffic.scenario import CriteriaSettings
 from loadtest.traffic.trace import Trigger, TypedSession
-from tests.unit.loadtest.typed import GOES_ON, request, schedule
+from tests.unit.loadtest.typed import GOES_ON, request, trace
 
 NUM_ERRORS = 20
 
 
 def sessions() -> list[TypedSession]:
     """Return two editors in two regions and an abuser."""
-    first, second, third = schedule(num_sessions=3).sessions
+    first, second, third = trace(num_sessions=3).sessions
     return [first, replace(second, region=1), replace(third, user="abuser-0")]
 
 
@@ -26,8 +26,8 @@ class Desk:
     """A recorder and the records that it is given."""
 
     def __init__(self) -> None:
-        self.part = Part("made", 10.0, 1.0)
-        self.recorder = Recorder(self.part, sessions(), {0: "near", 1: "far"}, CriteriaSettings())
+        self.stats = RunStats("made", 10.0, 1.0)
+        self.recorder = Recorder(self.stats, sessions(), {0: "near", 1: "far"}, CriteriaSettings())
 
     async def record(
         self,
@@ -53,10 +53,10 @@ class Desk:
         return made
 
     def counters(self) -> dict[str, int]:
-        return {name: count for name, count in self.part.total.counters.items() if count}
+        return {name: count for name, count in self.stats.total.counters.items() if count}
 
     def ms(self, name: str) -> float:
-        return self.part.total.histograms[name].percentile_ms(50)
+        return self.stats.total.histograms[name].percentile_ms(50)
 
 
 async def test_an_answer_that_is_seen() -> None:
@@ -67,7 +67,7 @@ async def test_an_answer_that_is_seen() -> None:
     region = {f"region/near/{name}": 1 for name in ("intended", "seen", "pauses", "pauses_in_time")}
     rest = {"sessions": 2, "tokens": 7, "seen_tokens": 7, "shown_chars": len(GOES_ON)}
     assert desk.counters() == common | pauses | region | rest
-    assert dict(desk.part.slices[2].counters) == common | pauses
+    assert dict(desk.stats.slices[2].counters) == common | pauses
     assert desk.ms("ttft") == desk.ms("ttft/pause") == desk.ms("ttft/region/near") == pytest.approx(100, rel=0.01)
     assert desk.ms("ttft/outcome/answered") == pytest.approx(100, rel=0.01)
     assert desk.ms("total") == desk.ms("total/pause") == pytest.approx(200, rel=0.05)
@@ -98,14 +98,14 @@ async def test_nobody_waits_for_a_prefetch() -> None:
     assert desk.counters().keys() == {
         "intended", "sent", "prefetches", "outcome/answered", "region/near/intended", "sessions", "tokens",
     }  # fmt: skip
-    assert set(desk.part.total.histograms) == {"lag"}
+    assert set(desk.stats.total.histograms) == {"lag"}
 
 
 async def test_an_abuser_counts_apart() -> None:
     desk = Desk()
     await desk.record(Outcome.SHED, session=2)
     assert desk.counters() == {"sessions": 2, "abuser/intended": 1, "abuser/outcome/shed": 1}
-    assert not desk.part.total.histograms
+    assert not desk.stats.total.histograms
 
 
 async def test_what_is_in_the_cache_was_not_sent() -> None:
@@ -118,7 +118,7 @@ async def test_what_is_in_the_cache_was_not_sent() -> None:
     assert counters["outcome/cached"] == counters["seen"] == counters["good"] == 1
     assert desk.ms("ttft/outcome/cached") == 0
     # What an editor had itself says nothing of its target.
-    assert not {"lag", "ttft", "ttft/pause", "total"} & set(desk.part.total.histograms)
+    assert not {"lag", "ttft", "ttft/pause", "total"} & set(desk.stats.total.histograms)
 
 
 async def test_errors_are_counted_by_kind_and_region_up_to_a_number_of_kinds() -> None:
@@ -131,7 +131,7 @@ async def test_errors_are_counted_by_kind_and_region_up_to_a_number_of_kinds() -
     assert len(kinds) == NUM_ERRORS
     assert kinds["error/broken 0"] == 1
     assert kinds["error/other"] == 30 - (NUM_ERRORS - 1)
-    assert set(desk.part.total.histograms) == {"lag", "total/outcome/error"}
+    assert set(desk.stats.total.histograms) == {"lag", "total/outcome/error"}
 
 
 async def test_the_server_s_stages_leave_the_front_end_s() -> None:
@@ -154,7 +154,7 @@ async def test_texts_of_an_answer_have_gaps() -> None:
     for text in ("a", "b", "c"):
         made.text_came(text)
     made.end_whole()
-    assert len(desk.part.total.histograms["gap"]) == 2
+    assert len(desk.stats.total.histograms["gap"]) == 2
 
 
 def test_connections_and_generated_tokens() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from loadtest.driving.blocks import BlocksError, join, plan
 from loadtest.driving.interruption import Interruption
-from loadtest.stats.run_stats import Part
+from loadtest.stats.run_stats import RunStats
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 
@@ -19,19 +19,19 @@ def of(**fields: Any) -> Scenario:
 
 
 def test_in_turn_each_target_has_the_whole_run() -> None:
-    steps = list(plan(of(), SPECS, 1))
-    assert [(step.number, step.num_steps, step.spec.name) for step in steps] == [(0, 3, "a"), (1, 3, "b"), (2, 3, "c")]
-    assert all(step.scenario == of() for step in steps)
+    turns = list(plan(of(), SPECS, 1))
+    assert [(turn.number, turn.num_turns, turn.spec.name) for turn in turns] == [(0, 3, "a"), (1, 3, "b"), (2, 3, "c")]
+    assert all(turn.scenario == of() for turn in turns)
 
 
 def test_interleaved_targets_begin_in_turn_and_meet_the_same_traffic() -> None:
-    steps = list(plan(of(), SPECS, 3))
-    assert [step.spec.name for step in steps] == [*"abc", *"bca", *"cab"]
-    assert {step.scenario.duration_s for step in steps} == {4.0}
-    seeds = [step.scenario.seed for step in steps]
+    turns = list(plan(of(), SPECS, 3))
+    assert [turn.spec.name for turn in turns] == [*"abc", *"bca", *"cab"]
+    assert {turn.scenario.duration_s for turn in turns} == {4.0}
+    seeds = [turn.scenario.seed for turn in turns]
     assert len(set(seeds)) == 3
     assert seeds == [seed for seed in dict.fromkeys(seeds) for _ in SPECS]
-    assert seeds == [step.scenario.seed for step in plan(of(), SPECS, 3)], "the same each time"
+    assert seeds == [turn.scenario.seed for turn in plan(of(), SPECS, 3)], "the same each time"
 
 
 @pytest.mark.parametrize(
@@ -49,19 +49,19 @@ def test_what_only_a_whole_run_shows_is_not_cut(fields: dict[str, Any], why: str
         list(plan(of(**fields), SPECS, 3))
 
 
-def block(intended: int, workers: frozenset[int] = frozenset({0, 1})) -> Part:
-    part = Part("a", 4.0, 2.0, workers=workers, num_workers=2)
-    part.total.counters.update({"sessions": 5, "intended": 2 * intended, "sessions_lost": 1})
+def block(intended: int, workers: frozenset[int] = frozenset({0, 1})) -> RunStats:
+    stats = RunStats("a", 4.0, 2.0, workers=workers, num_workers=2)
+    stats.total.counters.update({"sessions": 5, "intended": 2 * intended, "sessions_lost": 1})
     for at_s in (0.5, 2.5):
-        part.slice_at(at_s).counters["intended"] += intended
-        part.total.record("ttft", 0.1)
-    return part
+        stats.slice_at(at_s).counters["intended"] += intended
+        stats.total.record("ttft", 0.1)
+    return stats
 
 
 def test_blocks_are_put_one_behind_the_other() -> None:
     whole = None
-    for part in (block(1), block(10), block(100, frozenset({0}))):
-        whole = join(whole, part)
+    for stats in (block(1), block(10), block(100, frozenset({0}))):
+        whole = join(whole, stats)
     assert whole is not None
     assert whole.duration_s == 12.0
     assert [piece.counters["intended"] for piece in whole.slices] == [1, 1, 10, 10, 100, 100]

@@ -11,8 +11,8 @@ from loadtest.bench.scheduler.report import (
     SCHEDULER,
     VLLM_SERVE,
     Criteria,
-    Figures,
     Results,
+    TargetFigures,
     as_json,
     figures,
     first_errors,
@@ -52,7 +52,7 @@ def test_what_was_seen_was_seen_however_it_ended(outcome: Outcome) -> None:
 
 
 def test_figures_of_hand_made_results() -> None:
-    found = Figures.of(
+    found = TargetFigures.of(
         [
             run(
                 result(0.1, tokens=12),
@@ -87,7 +87,7 @@ def test_figures_of_hand_made_results() -> None:
 
 
 def test_nothing_to_count_is_null() -> None:
-    found = Figures.of([run(tokens=0)], CRITERIA).as_json()
+    found = TargetFigures.of([run(tokens=0)], CRITERIA).as_json()
     assert found["seen_per_s"] == 0
     for name in ("pause_ttft_ms_p50", "pause_answered_share", "wasted_token_share", "generator_lag_ms_p99"):
         assert found[name] is None
@@ -97,10 +97,10 @@ def results(scheduler: int, plain: int, serve: int) -> Results:
     """Return results at two loads in which so many were seen at the first one; a quarter of that at the second."""
     return {
         load: {
-            name: [run(*[result(0.1)] * (seen // part), result(0.3, lag_s=0.002))]
+            name: [run(*[result(0.1)] * (seen // stats), result(0.3, lag_s=0.002))]
             for name, seen in ((SCHEDULER, scheduler), (PLAIN, plain), (VLLM_SERVE, serve))
         }
-        for load, part in ((2.0, 1), (4.0, 4))
+        for load, stats in ((2.0, 1), (4.0, 4))
     }
 
 

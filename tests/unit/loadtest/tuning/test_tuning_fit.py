@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loadtest.tuning.blocks import Blocks, Variant
-from loadtest.tuning.fit import Acceptance, StepTimes, fit, fit_acceptance
+from loadtest.tuning.fit import AcceptanceFit, StepTimeFit, fit, fit_acceptance
 from loadtest.tuning.verdict import misfit
 from tests.unit.loadtest.sweeps import CONCURRENCIES, DRAFT, KS, PAYS_AT_SMALL_BATCHES, make_counted_sweep, modelled
 
@@ -45,11 +45,11 @@ def test_acceptance_falls_with_the_position_whatever_noise_says() -> None:
 
 
 def test_length_and_rates_by_position() -> None:
-    acceptance = Acceptance((0.8, 0.6, 0.3))
+    acceptance = AcceptanceFit((0.8, 0.6, 0.3))
     assert acceptance.length(0) == 1
     assert acceptance.length(2) == pytest.approx(2.4)
     assert acceptance.by_position == pytest.approx((0.8, 0.75, 0.5))
-    assert Acceptance((0.0, 0.0)).by_position == (0.0, 0.0)
+    assert AcceptanceFit((0.0, 0.0)).by_position == (0.0, 0.0)
 
 
 def test_nothing_drafted_is_nothing_accepted() -> None:
@@ -61,6 +61,6 @@ def test_nothing_drafted_is_nothing_accepted() -> None:
 
 
 def test_step_times_are_linear() -> None:
-    times = StepTimes((1.0, 2.0, 3.0, 4.0, 5.0))
+    times = StepTimeFit((1.0, 2.0, 3.0, 4.0, 5.0))
     assert times.seconds(2, 0) == 5
     assert times.seconds(2, 3) == 1 + 4 + 3 + 12 + 30

@@ -7,7 +7,7 @@ from rich.console import Console
 from loadtest.report.compare import compare
 from loadtest.report.document import Document
 from loadtest.report.terminal import print_comparison, print_report
-from tests.unit.loadtest.parts import CRITERIA, make_document, make_part
+from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_part
 
 
 def console(*, has_colour: bool = False) -> Console:
@@ -42,16 +42,16 @@ def test_each_target_has_its_figures() -> None:
     assert line(text, "seen/s")[1] == "32.3"
     times = [each for each in text.splitlines() if "TTFT, pauses" in each]
     assert [each.split()[2:] for each in times] == [
-        [str(f"{value:.1f}" if value < 100 else f"{value:.0f}") for value in _percentiles(part)]
-        for part in (ours, theirs)
+        [str(f"{value:.1f}" if value < 100 else f"{value:.0f}") for value in _percentiles(stats)]
+        for stats in (ours, theirs)
     ]
     assert text.count("front end") == 1
     for word in ("grpc://127.0.0.1:1", "superseded", "it broke", "shed: queue full", "us", "eu", "wasted tokens"):
         assert word in text
 
 
-def _percentiles(part: object) -> list[float]:
-    histogram = part.total.histograms["ttft/pause"]  # type: ignore[attr-defined]
+def _percentiles(stats: object) -> list[float]:
+    histogram = stats.total.histograms["ttft/pause"]  # type: ignore[attr-defined]
     return [histogram.percentile_ms(percent) for percent in (50, 90, 95, 99, 99.9)]
 
 
@@ -64,9 +64,9 @@ def test_gates_come_last_with_what_was_found() -> None:
 
 
 def test_an_invalid_run_says_so_first_and_in_red() -> None:
-    part = make_part(1)
-    part.num_workers = 2
-    text = report(make_document(part), has_colour=True)
+    stats = make_part(1)
+    stats.num_workers = 2
+    text = report(make_document(stats), has_colour=True)
     first = text.splitlines()[0]
     assert "ours: INVALID, of 2 workers, number 1 is missing" in first
     assert "\x1b[1;31m" in first
@@ -74,8 +74,8 @@ def test_an_invalid_run_says_so_first_and_in_red() -> None:
 
 
 def test_markup_in_a_name_is_text() -> None:
-    part = make_part(1, target="[bold]x[/nothing]", regions=("[red]",))
-    text = report(make_document(part, name="[/b]"))
+    stats = make_part(1, target="[bold]x[/nothing]", regions=("[red]",))
+    text = report(make_document(stats, name="[/b]"))
     assert "[bold]x[/nothing]" in text
     assert "[/b]: 20 sessions" in text
 

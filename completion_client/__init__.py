@@ -1,0 +1,53 @@
+"""The client library for editors and other callers of a completion server.
+
+Knows the contract (package `completion`) and nothing of the server. Needs grpcio and protobuf alone, so that an editor
+can install and import it quickly. The messages of requests are those of `completion.v1.completion_pb2`.
+
+Modules: `client` (single requests), `session` and `session_stream` (one reconnecting stream for an editor's life),
+`channel_pool` and `endpoint` (connections), `completion` (results), `errors` (failures), `blocking` (calls without an
+event loop).
+"""
+
+from completion_client.channel_pool import ChannelKey, ChannelPool
+from completion_client.client import CompletionClient
+from completion_client.completion import Completion
+from completion_client.endpoint import Endpoint, EndpointError
+from completion_client.errors import (
+    ConnectionLostError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    FieldViolation,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    ServiceError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from completion_client.session import PendingCompletion, Session
+from completion_client.session_stream import SessionSettings, SessionStream
+
+__all__ = [
+    "ChannelKey",
+    "ChannelPool",
+    "Completion",
+    "CompletionClient",
+    "ConnectionLostError",
+    "DeadlineExceededError",
+    "Endpoint",
+    "EndpointError",
+    "FailedPreconditionError",
+    "FieldViolation",
+    "InvalidArgumentError",
+    "PendingCompletion",
+    "PermissionDeniedError",
+    "ResourceExhaustedError",
+    "ServiceError",
+    "Session",
+    "SessionSettings",
+    "SessionStream",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+]

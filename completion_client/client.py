@@ -1,0 +1,138 @@
+"""The entry point of the library: one server, its connections, single requests and sessions."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+from completion.v1 import completion_pb2 as pb
+from completion_client.calls import stream_events
+from completion_client.channel_pool import CONNECT_TIMEOUT_S, ChannelKey, ChannelPool, SharedChannel
+from completion_client.completion import Completion, CompletionBuilder
+from completion_client.endpoint import Endpoint
+from completion_client.session import Session
+from completion_client.session_stream import SessionSettings, SessionStream, StreamListener
+
+
+class CompletionClient:
+    """Asks one server for completions. Use it in one event loop, as an asynchronous context manager.
+
+    All requests and sessions share one connection. It is opened when it is first needed.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint | str, *, user: str | None = None, connect_timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> None:
+        """Ask the server at `endpoint`, an Endpoint or HOST:PORT without TLS, for `user`.
+
+        The server keeps one live request per user, and tells users apart by name if it does not use tokens.
+
+        Raises:
+            EndpointError: the user or the token has characters that can't be sent.
+
+        """
+        self._endpoint = Endpoint(endpoint) if isinstance(endpoint, str) else endpoint
+        self._metadata = self._endpoint.metadata(user)
+        self._pool = ChannelPool(connect_timeout_s)
+        self._channels = SharedChannel(self._pool, ChannelKey(self._endpoint))
+        self._name = _make_session_id()
+        self._last_sequence = 0
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server."""
+        return self._endpoint
+
+    async def __aenter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connection."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connection; open requests fail."""
+        self._pool.close()
+
+    async def connect(self) -> None:
+        """Connect now, so that the first request does not wait for it.
+
+        Raises:
+            ConnectionLostError: there is no connection within the timeout.
+            EndpointError: a PEM file of the endpoint can't be read.
+
+        """
+        await self._channels.ready()
+
+    async def complete(
+        self,
+        request: pb.CompleteRequest,
+        *,
+        timeout_s: float | None = None,
+        on_text: Callable[[str], object] | None = None,
+    ) -> Completion:
+        """Send one request and return its whole answer; `on_text` gets each piece of text as it arrives.
+
+        Fills in `session_id` and `sequence` if they are not set. A request that ends as superseded, shed or cancelled
+        has not failed: see `Completion.finish_reason`. Cancelling this coroutine cancels the request.
+
+        Raises:
+            ServiceError: the call or the request failed, or the timeout passed.
+            EndpointError: a PEM file of the endpoint can't be read.
+
+        """
+        channel, message = self._channels.channel(), self._numbered(request)
+        builder = CompletionBuilder(time.monotonic())
+        async with aclosing(stream_events(channel, message, timeout_s=timeout_s, metadata=self._metadata)) as events:
+            async for event in events:
+                text = builder.add(event, time.monotonic())
+                if text and on_text is not None:
+                    on_text(text)
+        completion = builder.build(time.monotonic())
+        completion.raise_for_error()
+        return completion
+
+    @asynccontextmanager
+    async def session(
+        self,
+        session_id: str | None = None,
+        *,
+        settings: SessionSettings | None = None,
+        listener: StreamListener | None = None,
+    ) -> AsyncIterator[Session]:
+        """Open a session for an editor's life; leaving the context ends it and fails its open requests.
+
+        `listener` gets the losses of the stream, for a display of the connection's state.
+
+        Raises:
+            ConnectionLostError: there is no connection within the timeout.
+            EndpointError: a PEM file of the endpoint can't be read.
+
+        """
+        await self._channels.ready()
+        stream = SessionStream(self._channels, metadata=self._metadata, settings=settings, listener=listener)
+        stream.start_nowait()
+        session = Session(stream, session_id or _make_session_id())
+        try:
+            yield session
+        finally:
+            await session.aclose()
+
+    def _numbered(self, request: pb.CompleteRequest) -> pb.CompleteRequest:
+        """Return a copy of a request that has a session and a sequence number."""
+        message = pb.CompleteRequest()
+        message.CopyFrom(request)
+        message.session_id = message.session_id or self._name
+        if not message.sequence:
+            self._last_sequence += 1
+            message.sequence = self._last_sequence
+        return message
+
+
+def _make_session_id() -> str:
+    return f"client-{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,117 @@
+"""The address of a server, the TLS files of the connection and the caller's token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+Metadata = tuple[tuple[str, str], ...]
+ChannelOptions = Sequence[tuple[str, str | int]]
+
+_LOCAL_ADDRESSES = ("127.", "localhost", "[::1]", "unix:")
+
+
+class EndpointError(ValueError):
+    """A setting of an endpoint or a caller's name can't be used."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        """Name the setting and the problem."""
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        """The setting, such as "key"."""
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server's address and the credentials for it.
+
+    The connection is encrypted if `ca` or `certificate` is given.
+
+    Raises:
+        EndpointError: a certificate comes without its key, or a key without its certificate.
+
+    """
+
+    address: str
+    """HOST:PORT or unix:PATH."""
+    ca: Path | None = None
+    """PEM file of the certificates that the server's certificate is verified against."""
+    certificate: Path | None = None
+    """PEM file of the client's certificate, for servers with mutual TLS."""
+    key: Path | None = None
+    """PEM file of the key of `certificate`."""
+    token: str | None = None
+    """Bearer token."""
+
+    def __post_init__(self) -> None:
+        """Check that certificate and key come together."""
+        if (self.certificate is None) != (self.key is None):
+            field = "key" if self.key is None else "certificate"
+            raise EndpointError(field, "certificate and key must be given together")
+
+    def open_channel(self, options: ChannelOptions = ()) -> grpc.Channel:
+        """Return a channel for blocking calls. It connects with the first call.
+
+        Raises:
+            EndpointError: a PEM file can't be read.
+
+        """
+        options, credentials = self._options(options), self._credentials()
+        if credentials is None:
+            return grpc.insecure_channel(self.address, options)
+        return grpc.secure_channel(self.address, credentials, options)
+
+    def open_aio_channel(self, options: ChannelOptions = ()) -> grpc.aio.Channel:
+        """Return a channel for asyncio. It connects with the first call.
+
+        Raises:
+            EndpointError: a PEM file can't be read.
+
+        """
+        options, credentials = self._options(options), self._credentials()
+        if credentials is None:
+            return grpc.aio.insecure_channel(self.address, options)
+        return grpc.aio.secure_channel(self.address, credentials, options)
+
+    def metadata(self, user: str | None = None) -> Metadata:
+        """Return the metadata of a call: the user and the token, if there are any.
+
+        Raises:
+            EndpointError: one of them has characters other than printable ASCII.
+
+        """
+        return caller_metadata(user, self.token)
+
+    def _options(self, options: ChannelOptions) -> ChannelOptions:
+        """Switch proxies off for local addresses: gRPC would use one, and no proxy can reach them."""
+        is_local = self.address.startswith(_LOCAL_ADDRESSES)
+        return [*(dict(options) | {"grpc.enable_http_proxy": 0}).items()] if is_local else list(options)
+
+    def _credentials(self) -> grpc.ChannelCredentials | None:
+        if self.ca is None and self.certificate is None:
+            return None
+        ca, key, certificate = _read("ca", self.ca), _read("key", self.key), _read("certificate", self.certificate)
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def caller_metadata(user: str | None = None, token: str | None = None) -> Metadata:
+    """Return the metadata that identifies a caller.
+
+    Raises:
+        EndpointError: user or token has characters other than printable ASCII.
+
+    """
+    for field, value in (("user", user), ("token", token)):
+        if value and not (value.isascii() and value.isprintable()):
+            raise EndpointError(field, "only printable ASCII can be sent")
+    pairs = (("x-user-id", user), ("authorization", f"Bearer {token}" if token else None))
+    return tuple((key, value) for key, value in pairs if value)
+
+
+def _read(field: str, path: Path | None) -> bytes | None:
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError as error:
+        raise EndpointError(field, f"{path} can't be read: {(error.strerror or str(error)).lower()}") from error

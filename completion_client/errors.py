@@ -1,0 +1,188 @@
+"""Failed calls and requests as exceptions, one class for each gRPC status that callers handle differently.
+
+A request that ends as superseded, shed or cancelled has not failed: its `Completion` names the reason.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar, NamedTuple, TypeVar
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from completion.v1 import completion_pb2 as pb
+
+_Detail = TypeVar("_Detail", error_details_pb2.RetryInfo, error_details_pb2.BadRequest, error_details_pb2.ErrorInfo)
+
+_DETAILS_KEY = "grpc-status-details-bin"
+_STATUS_BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
+
+SESSION_ENDED = "SESSION_ENDED"
+"""The reason with which a server ends an idle or old Session stream in good order."""
+
+
+class FieldViolation(NamedTuple):
+    """A field of a request that the server refuses."""
+
+    field: str
+    """The field's path, such as "snippets[2].text"."""
+    description: str
+    """The limit and the value given."""
+
+
+class ServiceError(Exception):
+    """A call or a request failed. Base of all errors that the server or the connection causes."""
+
+    default_status: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: grpc.StatusCode | None = None,
+        reason: str = "",
+        violations: tuple[FieldViolation, ...] = (),
+        retry_after_ms: int | None = None,
+    ) -> None:
+        """Hold the failure's status and its details."""
+        super().__init__(message)
+        self.message = message
+        """A sentence for a person, from the server or from gRPC."""
+        self.status = status or self.default_status
+        """The gRPC status code."""
+        self.reason = reason
+        """The server's machine-readable reason, such as "OVERLOAD"; "" if it gives none."""
+        self.violations = violations
+        """The fields that the server refuses."""
+        self.retry_after_ms = retry_after_ms
+        """When to try again, in milliseconds; None if the server does not say."""
+
+
+class InvalidArgumentError(ServiceError):
+    """A field is invalid or too large; `violations` names it. Repeating the request does not help."""
+
+    default_status = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class DeadlineExceededError(ServiceError):
+    """The deadline passed before the request ended."""
+
+    default_status = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class UnauthenticatedError(ServiceError):
+    """The server needs a valid token or user."""
+
+    default_status = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDeniedError(ServiceError):
+    """The caller's token or certificate does not allow the call."""
+
+    default_status = grpc.StatusCode.PERMISSION_DENIED
+
+
+class ResourceExhaustedError(ServiceError):
+    """The server is overloaded, or the caller is over its limits. Try again after `retry_after_ms`."""
+
+    default_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class FailedPreconditionError(ServiceError):
+    """The server can't do this as it is configured, or it refuses a prompt that its engine failed on."""
+
+    default_status = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class UnimplementedError(ServiceError):
+    """The address belongs to a server without this method."""
+
+    default_status = grpc.StatusCode.UNIMPLEMENTED
+
+
+class UnavailableError(ServiceError):
+    """The server is not reachable, is starting, or is shutting down. Try again after `retry_after_ms`."""
+
+    default_status = grpc.StatusCode.UNAVAILABLE
+
+
+class ConnectionLostError(UnavailableError):
+    """There is no connection, or it was lost. Raised by the client, not by the server."""
+
+
+_CLASSES: dict[grpc.StatusCode, type[ServiceError]] = {
+    kind.default_status: kind
+    for kind in (
+        InvalidArgumentError,
+        DeadlineExceededError,
+        UnauthenticatedError,
+        PermissionDeniedError,
+        ResourceExhaustedError,
+        FailedPreconditionError,
+        UnimplementedError,
+        UnavailableError,
+    )
+}
+
+
+def error_of_call(error: grpc.RpcError) -> ServiceError:
+    """Return the exception for a failed call, with the details of its status (google.rpc.Status)."""
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
+        return ServiceError(str(error))
+    trailers = {str(key): value for key, value in error.trailing_metadata() or ()}
+    details = _details(trailers.get(_DETAILS_KEY))
+    retry = _detail(details, error_details_pb2.RetryInfo)
+    bad_request = _detail(details, error_details_pb2.BadRequest)
+    info = _detail(details, error_details_pb2.ErrorInfo)
+    return _make(
+        error.code(),
+        details.message or error.details() or "no reason given",
+        reason=info.reason if info else "",
+        violations=_violations(bad_request.field_violations) if bad_request else (),
+        retry_after_ms=round(retry.retry_delay.ToTimedelta().total_seconds() * 1000) if retry else None,
+    )
+
+
+def error_of_end(end: pb.End | None) -> ServiceError | None:
+    """Return the exception for a request's end, None if it did not fail. No end at all is a failure, too."""
+    if end is None:
+        return _make(grpc.StatusCode.INTERNAL, "the stream ended without saying how the request ended")
+    if end.finish_reason == pb.FINISH_REASON_DEADLINE:
+        return DeadlineExceededError("the deadline passed first")
+    if end.finish_reason != pb.FINISH_REASON_ERROR:
+        return None
+    return _make(
+        _STATUS_BY_NUMBER.get(end.error.code, grpc.StatusCode.UNKNOWN),
+        end.error.message or "no reason given",
+        violations=_violations(end.error.field_violations),
+        retry_after_ms=end.retry_after_ms if end.HasField("retry_after_ms") else None,
+    )
+
+
+def _make(
+    status: grpc.StatusCode,
+    message: str,
+    *,
+    reason: str = "",
+    violations: tuple[FieldViolation, ...] = (),
+    retry_after_ms: int | None = None,
+) -> ServiceError:
+    kind = _CLASSES.get(status, ServiceError)
+    return kind(message, status=status, reason=reason, violations=violations, retry_after_ms=retry_after_ms)
+
+
+def _details(raw: str | bytes | None) -> status_pb2.Status:
+    return status_pb2.Status.FromString(raw) if isinstance(raw, bytes) else status_pb2.Status()
+
+
+def _detail(details: status_pb2.Status, kind: type[_Detail]) -> _Detail | None:
+    for packed in details.details:
+        detail = kind()
+        if packed.Unpack(detail):
+            return detail
+    return None
+
+
+def _violations(
+    messages: Iterable[error_details_pb2.BadRequest.FieldViolation | pb.FieldViolation],
+) -> tuple[FieldViolation, ...]:
+    return tuple(FieldViolation(each.field, each.description) for each in messages)

@@ -1,0 +1,192 @@
+"""An editor's session: requests on one stream that lives as long as the editor."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from completion.v1 import completion_pb2 as pb
+from completion_client.completion import Completion, CompletionBuilder
+from completion_client.errors import ConnectionLostError, DeadlineExceededError, ServiceError
+from completion_client.session_stream import SessionStream
+
+
+class Session:
+    """Sends an editor's requests on one stream, which reconnects by itself.
+
+    The server keeps one live request per user: a newer request ends the older one as superseded. The loss of the stream
+    fails the open requests; while the stream is away, new requests fail at once. A stream that the server ends in good
+    order, because it is idle or old, fails nothing: the session opens another with its next request.
+    """
+
+    def __init__(self, stream: SessionStream, session_id: str) -> None:
+        """Send requests on a stream that was started. `CompletionClient.session` makes both."""
+        self._stream = stream
+        self._session_id = session_id
+        self._last_sequence = 0
+        self._pending: dict[int, PendingCompletion] = {}
+
+    @property
+    def session_id(self) -> str:
+        """The session's name on the wire."""
+        return self._session_id
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a request can be sent now."""
+        return self._stream.is_connected
+
+    def submit_nowait(self, request: pb.CompleteRequest, *, timeout_s: float | None = None) -> "PendingCompletion":
+        """Send a request and return its answer to come.
+
+        The session fills in `session_id` and `sequence`. After `timeout_s` the request is cancelled and fails with
+        DeadlineExceededError.
+
+        Raises:
+            ConnectionLostError: the stream is lost and not open again.
+
+        """
+        self._last_sequence += 1
+        message = pb.CompleteRequest()
+        message.CopyFrom(request)
+        message.session_id, message.sequence = self._session_id, self._last_sequence
+        pending = PendingCompletion(self, message.sequence, timeout_s)
+        self._stream.send_nowait(message, pending)
+        self._pending[message.sequence] = pending
+        return pending
+
+    async def complete(self, request: pb.CompleteRequest, *, timeout_s: float | None = None) -> Completion:
+        """Send a request and return its whole answer. Cancelling this coroutine cancels the request.
+
+        Raises:
+            ServiceError: the request or the stream failed, or the timeout passed.
+
+        """
+        return await self.submit_nowait(request, timeout_s=timeout_s).result()
+
+    def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
+        """Report what became of a completion. The report is dropped if the stream is away."""
+        self._stream.report_nowait(feedback)
+
+    def reconnect_nowait(self) -> None:
+        """Drop the connection and open another, as after a change of network. Open requests fail."""
+        self._stream.drop_nowait()
+
+    def cancel_nowait(self, sequence: int) -> None:
+        """Cancel a request; it ends with the finish reason "cancelled". Ignored if it has ended."""
+        self._stream.cancel_nowait(sequence)
+
+    def discard_nowait(self, sequence: int) -> None:
+        """Cancel a request and ignore what the server still sends for it. Ignored if it has ended."""
+        self._stream.discard_nowait(sequence)
+        self.forget_nowait(sequence)
+
+    def forget_nowait(self, sequence: int) -> None:
+        """Drop the reference to an answer that is complete."""
+        self._pending.pop(sequence, None)
+
+    async def aclose(self) -> None:
+        """End the stream; open requests fail with ConnectionLostError."""
+        closing = self._stream.close_nowait()
+        for pending in tuple(self._pending.values()):
+            pending.on_error(ConnectionLostError("the session was closed"))
+        await asyncio.gather(*closing, return_exceptions=True)
+
+
+class PendingCompletion:
+    """The answer to one request while it arrives. Iterate over it for the text, or await `result` for the whole.
+
+    The iteration yields what has arrived since the last step as one string, so a slow reader falls behind by one string
+    only.
+    """
+
+    def __init__(self, session: Session, sequence: int, timeout_s: float | None) -> None:
+        """Wait for the events of a request of `session`."""
+        self._session = session
+        self._sequence = sequence
+        self._builder = CompletionBuilder(time.monotonic())
+        self._unread: list[str] = []
+        self._changed = asyncio.Event()
+        self._completion: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        if timeout_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
+
+    @property
+    def sequence(self) -> int:
+        """The request's sequence number."""
+        return self._sequence
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request has ended or failed."""
+        return self._completion.done()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Yield the text as it arrives; at the end raise the error, if there is one.
+
+        Leaving the iteration before its end does not cancel the request.
+
+        Raises:
+            ServiceError: the request or the stream failed, or the timeout passed.
+
+        """
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            text, self._unread = "".join(self._unread), []
+            if text:
+                yield text
+            elif self._completion.done():
+                break
+            if self._completion.done():
+                self._changed.set()
+        self._completion.result().raise_for_error()
+
+    async def result(self) -> Completion:
+        """Return the whole answer. Cancelling this coroutine cancels the request.
+
+        Raises:
+            ServiceError: the request or the stream failed, or the timeout passed.
+
+        """
+        try:
+            completion = await asyncio.shield(self._completion)
+        except asyncio.CancelledError:
+            self._session.discard_nowait(self._sequence)
+            raise
+        completion.raise_for_error()
+        return completion
+
+    def cancel_nowait(self) -> None:
+        """Cancel the request; it ends with the finish reason "cancelled". Ignored if it has ended."""
+        self._session.cancel_nowait(self._sequence)
+
+    def on_text(self, text: str) -> None:
+        """See RequestListener."""
+        self._add(self._builder.add_text(text, time.monotonic()))
+
+    def on_end(self, end: pb.End) -> None:
+        """See RequestListener."""
+        self._add(self._builder.add_end(end, time.monotonic()))
+        self._finish()
+
+    def on_error(self, error: ServiceError) -> None:
+        """See RequestListener."""
+        self._finish(error)
+
+    def _expire(self) -> None:
+        self._session.discard_nowait(self._sequence)
+        self._finish(DeadlineExceededError("the deadline passed first"))
+
+    def _add(self, text: str) -> None:
+        if text:
+            self._unread.append(text)
+            self._changed.set()
+
+    def _finish(self, error: ServiceError | None = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._session.forget_nowait(self._sequence)
+        if not self._completion.done():
+            self._completion.set_result(self._builder.build(time.monotonic(), error))
+        self._changed.set()

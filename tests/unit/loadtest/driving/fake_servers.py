@@ -1,0 +1,222 @@
+"""Servers that answer as a script says: a `Session` stream over gRPC, and vLLM's completions API over HTTP."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
+from completion_server.core.errors import SessionEndedError
+from completion_server.rpc.status import abort
+from loadtest.targets import ClientSettings, TargetSpec
+from loadtest.targets.grpc import GrpcTarget
+from loadtest.targets.http import HttpTarget
+from loadtest.targets.record import Result
+from loadtest.traffic.trace import Trace
+from tests.unit.loadtest.typed import GOES_ON
+
+METRICS = """
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0"} %d
+vllm:generation_tokens_total{engine="1"} 2
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0"} 7
+"""
+
+
+@dataclass
+class Counter:
+    """A /metrics page that counts up by ten with each look."""
+
+    looks: int = 0
+
+    async def show(self, _request: web.Request) -> web.Response:
+        self.looks += 1
+        return web.Response(text=METRICS % (self.looks * 10))
+
+
+@dataclass
+class Editors(CompletionServiceServicer):
+    """Answers by sequence as a script says; supersedes what it holds when the next request comes."""
+
+    script: dict[int, str] = field(default_factory=dict)
+    """"answer" where nothing is said."""
+    users: list[str] = field(default_factory=list)
+    requests: list[pb.CompleteRequest] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    refuses: str = ""
+    """Why a stream is ended at once."""
+    peers: set[str] = field(default_factory=set)
+    num_left: int = 0
+    """Streams that are over: no editor ends its own before it is cancelled."""
+
+    async def greet(self, context: Any) -> None:
+        self.users.append(dict(context.invocation_metadata())["x-user-id"])
+        self.peers.add(context.peer())
+        if self.refuses:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, self.refuses)
+
+    async def end_stream(self, does: str, sequence: int, context: Any) -> None:
+        """End the stream if the script says so; in good order only once."""
+        if does == "break":
+            await context.abort(grpc.StatusCode.INTERNAL, "it broke")
+        if does == "end":
+            del self.script[sequence]
+            await abort(context, SessionEndedError("the stream ends: it is old", retry_after_ms=0))
+
+    async def Session(
+        self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any
+    ) -> AsyncIterator[pb.SessionResponse]:
+        await self.greet(context)
+        held: int | None = None
+        try:
+            async for message in request_iterator:
+                if message.HasField("cancel"):
+                    self.cancelled.append(message.cancel.sequence)
+                    if held == message.cancel.sequence:
+                        yield _end(held, pb.FINISH_REASON_CANCELLED, tokens=2)
+                        held = None
+                    continue
+                request = message.complete
+                self.requests.append(request)
+                if held is not None:
+                    yield _end(held, pb.FINISH_REASON_SUPERSEDED, tokens=2)
+                    held = None
+                does = self.script.get(request.sequence, "answer")
+                await self.end_stream(does, request.sequence, context)
+                if does in {"hold", "along"}:
+                    held = request.sequence
+                    yield _delta(request.sequence, "held" if does == "hold" else GOES_ON[:3])
+                    continue
+                for response in _whole(request.sequence, does):
+                    yield response
+        finally:
+            self.num_left += 1
+
+
+def _whole(sequence: int, does: str) -> Iterator[pb.SessionResponse]:
+    match does:
+        case "answer":
+            yield _delta(sequence, "\n    ")
+            yield _delta(sequence, "pass")
+            yield _end(sequence, pb.FINISH_REASON_STOP, tokens=4)
+        case "empty":
+            yield _delta(sequence, "  ")
+            yield _end(sequence, pb.FINISH_REASON_LENGTH, tokens=1)
+        case "shed":
+            yield _end(sequence, pb.FINISH_REASON_SHED)
+        case "deadline":
+            yield _end(sequence, pb.FINISH_REASON_DEADLINE)
+        case "error":
+            yield _end(sequence, pb.FINISH_REASON_ERROR, error="a field is bad")
+
+
+def _delta(sequence: int, text: str) -> pb.SessionResponse:
+    return pb.SessionResponse(sequence=sequence, delta=pb.Delta(text=text))
+
+
+def _end(sequence: int, reason: pb.FinishReason, tokens: int = 0, error: str = "") -> pb.SessionResponse:
+    end = pb.End(finish_reason=reason, usage=pb.Usage(completion_tokens=tokens))
+    if error:
+        end.error.message = error
+    return pb.SessionResponse(sequence=sequence, end=end)
+
+
+@asynccontextmanager
+async def serving(editors: Editors) -> AsyncIterator[int]:
+    """Serve on a port."""
+    server = grpc.aio.server()
+    add_CompletionServiceServicer_to_server(editors, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def session_target(editors: Editors, *, cancels_at_key: bool = False) -> AsyncIterator[GrpcTarget]:
+    app = web.Application()
+    app.router.add_get("/metrics", Counter().show)
+    async with serving(editors) as port, TestServer(app) as metrics:
+        url = str(metrics.make_url("/metrics"))
+        spec = TargetSpec("fake", "grpc", (f"127.0.0.1:{port}",), metrics_url=url)
+        async with GrpcTarget(spec, ClientSettings(24, cancels_at_key=cancels_at_key)) as target:
+            yield target
+
+
+@dataclass
+class Completions:
+    """vLLM's completions API; the first token id of a prompt says what it does: 1 answers, 2 holds, 3 refuses, ..."""
+
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    num_hung_up: int = 0
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        does = body["prompt"][0]
+        if does == 3:
+            return web.Response(status=400, text="a bad prompt")
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        if does == 4:
+            await answer.write(b'data: {"error": {"message": "it broke"}}\n\n')
+        else:
+            await answer.write(_chunk("\n  ", 1))
+            await answer.write(_chunk("pass" if does != 5 else "", 2))
+        if does == 2:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.num_hung_up += 1
+                raise
+        await answer.write(b'data: {"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":3}}\n\n')
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+
+def _chunk(text: str, tokens: int) -> bytes:
+    chunk = {"choices": [{"text": text}], "usage": {"completion_tokens": tokens}}
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+@asynccontextmanager
+async def http_target(completions: Completions) -> AsyncIterator[HttpTarget]:
+    app = web.Application()
+    app.router.add_get("/metrics", Counter().show)
+    app.router.add_post("/v1/completions", completions.complete)
+    server = TestServer(app)
+    await server.start_server()
+    try:
+        url = str(server.make_url("/metrics"))
+        spec = TargetSpec("fake", "openai+http", (f"127.0.0.1:{server.port}",), {"model": "m"}, metrics_url=url)
+        async with HttpTarget(spec, ClientSettings(24), {"stop_token_ids": [7]}) as target:
+            yield target
+    finally:
+        await server.close()
+
+
+def outcomes(results: tuple[Result, ...]) -> list[str]:
+    return [result.outcome.value for result in results]
+
+
+@contextmanager
+def doing(made: Trace, *token_ids: int) -> Iterator[Trace]:
+    """Give a trace's requests prompts that say what becomes of them; openings are answered."""
+    ids = iter([(1,), *((each,) for each in token_ids)] * len(made.sessions))
+    yield made.with_token_ids(ids)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,114 @@
+"""The open-loop driver on targets in this process, its records, and the counters that it reads."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from loadtest.driving.driver import Callbacks, Driver, drive
+from loadtest.processes.counters import MetricsError, sum_counter
+from loadtest.targets.record import Outcome, Record, RunClock
+from loadtest.traffic.trace import Trace, Trigger
+from tests.unit.loadtest.driving.fake_servers import METRICS, outcomes
+from tests.unit.loadtest.typed import GOES_ON, trace
+
+
+class Silent:
+    """A target that never says anything, and counts nothing."""
+
+    name = "silent"
+    is_connected = True
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.num_connected = 0
+        self.reconnects_s: list[float] = []
+
+    @asynccontextmanager
+    async def editors(self, made: Trace) -> AsyncIterator[list["Silent"]]:
+        yield [self for _ in made.sessions]
+
+    def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
+        self.sent.append(record.request.sequence)
+
+    def drop_nowait(self, host_shift: int | None = None) -> None:
+        raise AssertionError(host_shift)
+
+    async def generated_tokens(self) -> float:
+        return 0.0
+
+
+class Prompt(Silent):
+    """A target that answers at once with what the user goes on to type."""
+
+    def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
+        super().send_nowait(record, max_tokens)
+        record.text_came(record.request.truth)
+        record.end_whole()
+
+
+async def test_who_types_along_a_completion_asks_nobody() -> None:
+    target = Prompt()
+    first, second, third = trace((0.0, 9.0), (0.01, 9.0), (0.02, 9.0)).sessions[0].requests
+    requests = (replace(first, trigger=Trigger.PREFETCH), second, replace(third, end=third.end + 2))
+    made = trace((0.0, 9.0))
+    made = replace(made, sessions=(replace(made.sessions[0], requests=requests),))
+    ended: list[Record] = []
+    callbacks = Callbacks(due=lambda _record: None, ended=ended.append)
+    await Driver(made, [target], RunClock(), callbacks, cache_entries=1).drive()
+    assert [record.outcome for record in ended] == [Outcome.ANSWERED, Outcome.CACHED, Outcome.CACHED]
+    assert [record.text for record in ended] == [GOES_ON, GOES_ON, GOES_ON[2:]]
+    assert target.sent == [first.sequence]
+    assert [record.is_sent for record in ended] == [True, False, False]
+
+
+async def test_a_run_that_is_stopped_ends_at_once() -> None:
+    target = Silent()
+    due: list[Record] = []
+    ended: list[Record] = []
+
+    def stop(record: Record) -> None:
+        due.append(record)
+        driver.stop_nowait()
+
+    driver = Driver(
+        trace((0.0, 9.0), (50.0, 99.0), duration_s=60.0), [target], RunClock(), Callbacks(stop, ended.append)
+    )
+    assert 0 <= await driver.drive() < 30
+    assert len(due) == 1
+    assert [record.outcome for record in ended] == [Outcome.UNANSWERED]
+
+
+async def test_requests_go_out_whatever_became_of_those_before() -> None:
+    target = Silent()
+    keys = [(0.01 * place, 9.0) for place in range(10)]
+    run = await drive(target, trace(*keys, duration_s=0.1), drain_s=0.0, has_lead_in=False)
+    assert target.sent == [result.request.sequence for result in run.results]
+    assert set(outcomes(run.results)) == {"unanswered"}
+    assert all(result.lag_s >= 0 for result in run.results), "none goes out before its time"
+
+
+async def test_lateness_counts() -> None:
+    clock = RunClock()
+    late = Record(trace((-0.5, 9.0)).sessions[0].requests[0], clock)
+    late.text_came("  \n")
+    assert not late.has_text
+    late.text_came(" x")
+    result = late.result()
+    assert result.lag_s >= 0.5
+    assert result.ttft_s is not None
+    assert result.ttft_s >= result.lag_s
+
+
+async def test_only_the_first_end_counts() -> None:
+    record = Record(trace((0.0, 9.0)).sessions[0].requests[0], RunClock())
+    record.end(Outcome.HUNG_UP)
+    record.end_whole()
+    assert record.result().outcome is Outcome.HUNG_UP
+
+
+def test_a_counter_is_summed_over_its_labels() -> None:
+    assert sum_counter(METRICS % 5, ["none_total", "vllm:generation_tokens_total"]) == 7
+    with pytest.raises(MetricsError, match="shows no other_total"):
+        sum_counter(METRICS % 5, ["other_total"])
