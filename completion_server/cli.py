@@ -46,9 +46,9 @@ def main() -> None:
 
 for _name, _target, _short_help in (
     ("check-config", "completion_server.server_commands:check_config", "Check a configuration without a model."),
-    ("complete", "completion_server.client.commands:complete", "Stream the completion at a place in a file."),
-    ("drain", "completion_server.client.commands:drain", "Make a server finish what it has accepted, and end."),
-    ("profile", "completion_server.client.commands:profile", "Show where the time of real requests goes."),
+    ("complete", "completion_server.client.commands:complete", "Stream the completion at a cursor position."),
+    ("drain", "completion_server.client.commands:drain", "Let a server finish its accepted requests, then stop it."),
+    ("profile", "completion_server.client.commands:profile", "Show how the time of requests divides into stages."),
     ("serve", "completion_server.server_commands:serve", "Run a server until SIGTERM or Ctrl-C."),
     ("simulate", "completion_server.simulation.command:simulate", "Compare scheduling policies in virtual time."),
     ("speculation", "completion_server.client.commands:speculation", "Show or change the number of draft tokens (K)."),
