@@ -1,4 +1,4 @@
-"""The commands that talk to a running server: complete, status, profile, speculation and drain."""
+"""The `complete` command, and the list of all commands that talk to a running server."""
 
 import json
 import sys
@@ -14,9 +14,9 @@ from completion_client.endpoint import Metadata
 from completion_server.client.cursor import (
     STDIN,
     Cursor,
-    PlaceError,
+    PositionError,
     language_of,
-    parse_place,
+    parse_position,
     read_text,
     split_text,
     uri_of,
@@ -45,32 +45,31 @@ class _Options(TypedDict):
 
 
 @click.command()
-@click.argument("place", metavar="FILE:LINE[:COL]")
+@click.argument("position", metavar="FILE:LINE[:COL]")
 @endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server")
 @click.option("--mode", type=click.Choice(list(_MODES)), default="single", show_default=True, help="A line or a block.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Upper limit of tokens; the server's default if not given.")
-@click.option("--temperature", type=click.FloatRange(0), help="0 always takes the likeliest token.")
+@click.option("--temperature", type=click.FloatRange(0), help="0 is greedy.")
 @click.option("--seed", type=click.IntRange(0), help="Makes sampling repeatable.")
-@click.option("--no-speculation", is_flag=True, help="Take no tokens from a draft model.")
+@click.option("--no-speculation", is_flag=True, help="Use no draft model for this request.")
 @click.option("--stop", multiple=True, help="A string that ends the completion. May be given more than once.")
 @click.option(
     "--timeout-ms", type=click.IntRange(1), default=10_000, show_default=True, help="The deadline of the request."
 )
-@click.option("--user", help="Whose request it is; a newer request of the same user takes its place.")
+@click.option("--user", help="The request's user; a newer request of the same user supersedes it.")
 @click.option("--session", help="The editor session's name; a fresh one if not given.")
 @click.option("--language", help='The language, such as "python"; guessed from the file\'s name if not given.')
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def complete(
-    endpoint: Endpoint, place: str, timeout_ms: int, user: str | None, as_json: bool, **options: Unpack[_Options]
+    endpoint: Endpoint, position: str, timeout_ms: int, user: str | None, as_json: bool, **options: Unpack[_Options]
 ) -> None:
-    """Stream the completion at a place in a file to the terminal.
+    """Stream the completion at a cursor position in a file to the terminal.
 
-    Lines and columns count from 1; without COL the cursor stands at the end of the line. "-" as FILE reads standard
-    input, with the cursor at its end where no LINE is given. Into a pipe goes the completion alone; what it took goes
-    to standard error.
+    Lines and columns count from 1; without COL the cursor is at the end of the line. "-" as FILE reads standard input;
+    without LINE the cursor is at its end. A pipe gets the completion alone; times and token counts go to stderr.
 
-    Ends with status 0 where the server answered, even with nothing; 1 where it could not be reached or failed; 2
-    where FILE:LINE:COL does not exist.
+    The exit status is 0 if the server answered, even without text; 1 if it could not be reached or failed; 2 if
+    FILE:LINE:COL does not exist.
 
     \b
     Examples:
@@ -78,25 +77,25 @@ def complete(
       completion-server complete app.py:12:17 --mode multi --max-tokens 64
       printf 'def add(a, b):\\n    return ' | completion-server complete - --language python
     """
-    file, cursor = _read_cursor(place)
+    file, cursor = _read_cursor(position)
     request = _request(file, cursor, options)
     view = CompletionView(Console(highlight=False), cursor, is_silent=as_json)
     completion, reached = _complete(endpoint, request, timeout_ms / 1000, endpoint.metadata(user), view)
     if as_json:
-        where = {"server": endpoint.address, "file": file, "line": cursor.line, "column": cursor.column}
-        click.echo(json.dumps(completion_dict(completion) | where))
+        origin = {"server": endpoint.address, "file": file, "line": cursor.line, "column": cursor.column}
+        click.echo(json.dumps(completion_dict(completion) | origin))
     if completion.error:
         fail(completion.error, endpoint.address, reached=reached)
     if not as_json:
         Console(stderr=True, highlight=False).print(footer(completion), soft_wrap=True)
 
 
-def _read_cursor(place: str) -> tuple[str, Cursor]:
+def _read_cursor(position: str) -> tuple[str, Cursor]:
     try:
-        where = parse_place(place)
-        standard_input = sys.stdin.buffer.read() if where.file == STDIN else None
-        return where.file, split_text(read_text(where.file, standard_input), where)
-    except PlaceError as error:
+        parsed = parse_position(position)
+        standard_input = sys.stdin.buffer.read() if parsed.file == STDIN else None
+        return parsed.file, split_text(read_text(parsed.file, standard_input), parsed)
+    except PositionError as error:
         raise click.UsageError(str(error)) from error
 
 
@@ -121,7 +120,7 @@ def _request(file: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest
 def _complete(
     endpoint: Endpoint, request: pb.CompleteRequest, timeout_s: float, metadata: Metadata, view: CompletionView
 ) -> tuple[Completion, bool]:
-    """Return the completion, and whether there was a connection."""
+    """Return the completion and whether there was a connection."""
     with blocking.open_channel(endpoint) as channel:
         reached = blocking.connect(channel, timeout_s)
         if reached:
