@@ -13,14 +13,14 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from target_model.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
-from target_model.errors import TargetError
-from target_model.evaluate import Material, TargetFigures, measure_all, read_texts, render, to_json
-from target_model.files import check_writable, write_atomically
-from target_model.quantise import Report, quantise_folder
-from target_model.sandbox import Limits, Trial, run_program
-from target_model.served import serving
-from target_model.tasks import read_tasks
+from target_model.core.errors import TargetError
+from target_model.core.files import check_writable, write_atomically
+from target_model.evaluation.measure import Material, TargetFigures, measure_all, read_texts, render, to_json
+from target_model.evaluation.served import serving
+from target_model.evaluation.tasks import read_tasks
+from target_model.quantisation.calibrate import ENVIRONMENT, Calibration, quantise_calibrated
+from target_model.quantisation.quantise import Report, quantise_folder
+from target_model.sandbox.runner import Limits, Trial, run_program
 
 T = TypeVar("T")
 MIB = 1 << 20

@@ -31,10 +31,10 @@ import click
 import numpy as np
 import psutil
 
-from draft_model.data.layouts import EMBEDDED
+from draft_model.core.presets import PRESETS, Shape
 from draft_model.data.shards import MANIFEST, TOKENIZER, DataManifest, DataSettings, shard_paths
-from draft_model.presets import PRESETS, Shape
-from target_model.scheme import quantization_config
+from draft_model.data.templates import EMBEDDED
+from target_model.quantisation.scheme import quantization_config
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")

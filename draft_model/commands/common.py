@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
-from draft_model.errors import PipelineError
+from draft_model.core.errors import PipelineError
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")

@@ -8,6 +8,8 @@ import click
 from rich.progress import Progress
 
 from draft_model.commands.common import CONSOLE, FILE, FOLDER, WORK, corpus_option, plain_errors
+from draft_model.core.files import folder_atomically
+from draft_model.core.presets import VOCAB_SIZE
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.documents import Document, Side
 from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
@@ -23,8 +25,6 @@ from draft_model.corpus.sources import HELD_OUT, fetch_wheels, read_embedded_sou
 from draft_model.corpus.split import HELD_OUT_PERCENT
 from draft_model.corpus.store import Corpus
 from draft_model.data.tokenizer import train_tokenizer
-from draft_model.files import folder_atomically
-from draft_model.presets import VOCAB_SIZE
 
 Paths = tuple[Path, ...]
 

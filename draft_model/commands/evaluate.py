@@ -24,20 +24,20 @@ from draft_model.commands.common import (
     show,
     stepping,
 )
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import check_replaceable
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
-from draft_model.engine import refuse_options
-from draft_model.errors import PipelineError
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
 from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.identity import Identity, compare, read_prompts
-from draft_model.evaluation.loading import check_goes_with, load_model, read_config
 from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
 from draft_model.evaluation.online import NUM_OTHER_RUNS, measure_engine, serve
 from draft_model.evaluation.probes import probe_table, run_probes
 from draft_model.evaluation.report import REPORT, as_record, offline_figures, render_report, write_report
-from draft_model.files import check_replaceable
+from draft_model.models.engine import refuse_options
+from draft_model.models.loading import check_goes_with, load_model, read_config
 
 TEMPERATURES = (0.2, 0.8)
 ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))

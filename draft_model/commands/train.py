@@ -16,9 +16,7 @@ from draft_model.commands.common import (
     refuse_without,
     show,
 )
-from draft_model.presets import PRESETS, Preset, find_preset
-from draft_model.run import MIX, Distillation
-from draft_model.run import train as run_training
+from draft_model.core.presets import PRESETS, Preset, find_preset
 from draft_model.training.budget import Budget
 from draft_model.training.flops import PEAK_FLOPS
 from draft_model.training.plan import (
@@ -29,6 +27,8 @@ from draft_model.training.plan import (
     make_plan,
     measured_utilisation,
 )
+from draft_model.training.run import MIX, Distillation
+from draft_model.training.run import train as run_training
 from draft_model.training.trainer import CHECKPOINT_EVERY_S
 from draft_model.training.world import joined_world
 

@@ -5,13 +5,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import folder_atomically
 from draft_model.corpus.documents import Document, Side
 from draft_model.corpus.duplicates import NearDuplicates
 from draft_model.corpus.filters import Refusal, Rules, judge
 from draft_model.corpus.split import HELD_OUT_PERCENT, side_of
 from draft_model.corpus.store import MANIFEST, CorpusWriter, Manifest, write_manifest
-from draft_model.errors import PipelineError
-from draft_model.files import folder_atomically
 
 NUM_PARTS = 4
 

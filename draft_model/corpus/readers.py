@@ -20,6 +20,7 @@ from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
+from draft_model.core.errors import PipelineError
 from draft_model.corpus.documents import Document
 from draft_model.corpus.licences import (
     OWN,
@@ -30,7 +31,6 @@ from draft_model.corpus.licences import (
     licence_of_text,
     read_licence,
 )
-from draft_model.errors import PipelineError
 
 STDLIB = "python-stdlib"
 STDLIB_LICENCE = "PSF-2.0"

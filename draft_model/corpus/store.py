@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from draft_model.core.errors import PipelineError
 from draft_model.corpus.documents import Document, Side, SourceSummary
 from draft_model.corpus.split import part_of
-from draft_model.errors import PipelineError
 
 MANIFEST = "corpus.json"
 ROWS_A_GROUP = 512

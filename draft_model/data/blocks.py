@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from draft_model.core.errors import PipelineError
 from draft_model.data.shards import DataManifest, load_manifest, shard_paths
-from draft_model.errors import PipelineError
 
 OPEN_SHARDS = 128
 """At a time: each holds two file descriptors as long as it is mapped, and a process may have 1,024."""

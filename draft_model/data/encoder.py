@@ -6,9 +6,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from draft_model.data.layouts import PREFIX_FIRST, PREFIX_ONLY, Layout
+from draft_model.core.errors import PipelineError
 from draft_model.data.snippets import NO_CONTEXT, Context, file_texts, lead_of
-from draft_model.errors import PipelineError
+from draft_model.data.templates import PREFIX_FIRST, PREFIX_ONLY, Layout
 
 
 class LayoutEncoder:

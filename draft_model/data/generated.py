@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import locked, replacing, write_atomically
 from draft_model.data.fim import Split
-from draft_model.errors import PipelineError
-from draft_model.files import locked, replacing, write_atomically
 
 MADE_OF = "made_of"
 

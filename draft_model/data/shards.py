@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import file_digest, write_atomically
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.generated import load_splits
-from draft_model.data.layouts import Layout, read_layout
 from draft_model.data.samples import FIM_SHARE, CorpusText, SampleMaker, window_chars
+from draft_model.data.templates import Layout, read_layout
 from draft_model.data.tokenizer import load_tokenizer, make_encoder
-from draft_model.errors import PipelineError
-from draft_model.files import file_digest, write_atomically
 
 MANIFEST = "data.json"
 TOKENIZER = "tokenizer"

@@ -6,7 +6,7 @@ Behind file markers where the layout has them, under headers in the prefix where
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from draft_model.data.layouts import INSIDE, NOWHERE, OUTSIDE, Layout
+from draft_model.data.templates import INSIDE, NOWHERE, OUTSIDE, Layout
 
 PATH_PARTS = 3
 HASH_ENDINGS = (

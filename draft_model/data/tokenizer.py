@@ -12,10 +12,10 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from draft_model.core.errors import PipelineError
+from draft_model.core.presets import CONTEXT_TOKENS, VOCAB_SIZE
 from draft_model.data.encoder import LayoutEncoder
-from draft_model.data.layouts import COMPLETION_ENDS, EMBEDDED, Layout, ask_server
-from draft_model.errors import PipelineError
-from draft_model.presets import CONTEXT_TOKENS, VOCAB_SIZE
+from draft_model.data.templates import COMPLETION_ENDS, EMBEDDED, Layout, ask_server
 
 END = "<|endoftext|>"
 SPECIAL_TOKENS = (END, *EMBEDDED.markers)

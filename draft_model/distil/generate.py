@@ -11,15 +11,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import file_digest, weights_digest
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split, split_at_random
 from draft_model.data.generated import keeping_chunks, load_splits
 from draft_model.data.samples import CorpusText
-from draft_model.engine import Engine, open_engine
-from draft_model.errors import PipelineError
-from draft_model.files import file_digest, weights_digest
+from draft_model.models.engine import Engine, open_engine
 
 CHUNK = 1_000
 """Cursors that are completed before what was written is kept."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from draft_model.errors import PipelineError
+from draft_model.core.errors import PipelineError
 
 MAX_ROUNDING_NATS = 0.25
 """Two logits near 16 are rounded to 0.125 in bfloat16, and each may be off by one such step."""

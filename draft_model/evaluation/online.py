@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from draft_model.engine import Engine, open_engine
 from draft_model.evaluation.acceptance import Acceptance
 from draft_model.evaluation.report import EngineFigures, StepTimes, engine_run
+from draft_model.models.engine import Engine, open_engine
 
 TIMED_TOKENS = 64
 TIMED_ROUNDS = 5

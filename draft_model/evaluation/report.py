@@ -9,11 +9,11 @@ from typing import Any
 
 import matplotlib as mpl
 
+from draft_model.core.files import folder_atomically, replacing
 from draft_model.evaluation.acceptance import Acceptance, expected_speedup
 from draft_model.evaluation.identity import Identity, describe
 from draft_model.evaluation.kinds import Kind
 from draft_model.evaluation.offline import MAX_DRAFT, Tally
-from draft_model.files import folder_atomically, replacing
 
 REPORT = "report.json"
 """What a report's folder is known by."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from draft_model.errors import PipelineError
-from draft_model.files import replacing
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import replacing
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draft_model.presets import TrainSettings
+from draft_model.core.presets import TrainSettings
 from draft_model.training.world import World
 
 MATRIX_DIMS = 2

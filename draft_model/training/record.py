@@ -14,8 +14,8 @@ from typing import Any, TextIO
 import matplotlib as mpl
 import numpy as np
 
-from draft_model.errors import PipelineError
-from draft_model.files import replacing, write_atomically
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import replacing, write_atomically
 from draft_model.training.trainer import Progress
 
 METRICS = "metrics.jsonl"

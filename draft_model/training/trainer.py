@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import remove_unfinished
+from draft_model.core.presets import Preset
 from draft_model.data.blocks import Block
-from draft_model.errors import PipelineError
-from draft_model.files import remove_unfinished
-from draft_model.presets import Preset
+from draft_model.models.network import make_model, make_pruned
 from draft_model.training.budget import Budget
 from draft_model.training.checkpoint import (
     Checkpoint,
@@ -30,7 +31,6 @@ from draft_model.training.checkpoint import (
 )
 from draft_model.training.flops import flops_per_token
 from draft_model.training.loss import Teacher, block_losses, next_token_logits
-from draft_model.training.model import make_model, make_pruned
 from draft_model.training.optim import Optimiser, learning_rate_scale
 from draft_model.training.world import World
 

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 from transformers import AutoConfig
 
+from draft_model.core.presets import PRESETS
 from draft_model.data.blocks import BlockSource
-from draft_model.presets import PRESETS
-from target_model.scheme import quantization_config
+from target_model.quantisation.scheme import quantization_config
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "gpu" / "measure_models.py"
 

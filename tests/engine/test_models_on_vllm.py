@@ -11,12 +11,12 @@ import torch
 from draft_model.data.tokenizer import load_encoder
 from draft_model.evaluation.acceptance import Acceptance, replay
 from draft_model.evaluation.held_out import held_out_splits
-from draft_model.evaluation.loading import load_model
 from draft_model.evaluation.offline import Pair, complete, foretold, measure
 from draft_model.evaluation.online import serve
+from draft_model.models.loading import load_model
 from draft_model.training.loss import token_losses
-from target_model.prompts import Prompts
-from target_model.served import serving
+from target_model.evaluation.prompts import Prompts
+from target_model.evaluation.served import serving
 from tests.support.models import DRAFT, TARGET
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ NUM_CURSORS = 100
 MAX_TOKENS = 12
 SPECULATE = 4
 TEMPERATURES = (0.0, 0.2, 0.8)
-SOURCES = ("tasks.py", "scheme.py")
+SOURCES = ("evaluation/tasks.py", "quantisation/scheme.py")
 BEGUN = ("def __in", "for i in ra", "if __name__ == ", "import o")
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_model.core.presets import Preset
 from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split
 from draft_model.evaluation.acceptance import Acceptance, expected_speedup, expected_tokens, replay, share_interval
@@ -32,8 +33,7 @@ from draft_model.evaluation.report import (
     render_report,
     write_report,
 )
-from draft_model.presets import Preset
-from draft_model.training.model import make_model
+from draft_model.models.network import make_model
 
 lists = st.lists(st.booleans(), max_size=40)
 lengths = st.integers(1, 8)

@@ -1,6 +1,6 @@
 import pytest
 
-from draft_model.presets import TrainSettings
+from draft_model.core.presets import TrainSettings
 from draft_model.training.budget import Budget
 from draft_model.training.optim import learning_rate_scale
 

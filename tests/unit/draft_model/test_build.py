@@ -15,13 +15,13 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draft_model.__main__ import main
-from draft_model.build import BuildSettings, Role, build_pair
-from draft_model.card import render_card
+from draft_model.core.presets import PRESETS, Preset
 from draft_model.corpus.store import Corpus
 from draft_model.data.shards import DataSettings
 from draft_model.evaluation.probes import PROBES
-from draft_model.figures import BuildFigures
-from draft_model.presets import PRESETS, Preset
+from draft_model.pair.build import BuildSettings, Role, build_pair
+from draft_model.pair.card import render_card
+from draft_model.pair.figures import BuildFigures
 from draft_model.training.budget import Budget
 from tests.support.models import DRAFT, TARGET
 from tests.unit.draft_model.tiny import PRESET
@@ -56,7 +56,7 @@ def built(work: Path) -> Iterator[BuildFigures]:
     target = Role(preset, Budget(steps=3), work / "out" / "target")
     draft = Role(replace(preset, name="tiny-draft"), Budget(steps=2), work / "out" / "draft")
     patch = pytest.MonkeyPatch()
-    patch.setattr("draft_model.build.PAIR_TOKENS", 6)
+    patch.setattr("draft_model.pair.build.PAIR_TOKENS", 6)
     patch.setattr("draft_model.evaluation.held_out.held_out_splits.__defaults__", (6, 11))
     yield build_pair(work, target, draft, settings, Console(file=StringIO()))
     patch.undo()

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_model.core.errors import PipelineError
 from draft_model.corpus.store import Corpus
 from draft_model.data.blocks import BlockSource
 from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split
 from draft_model.data.generated import keeping_chunks, load_splits
-from draft_model.data.layouts import EMBEDDED
 from draft_model.data.samples import CorpusText, SampleMaker, window_chars
 from draft_model.data.shards import MANIFEST, DataSettings, build_data, load_manifest, shard_paths
-from draft_model.errors import PipelineError
+from draft_model.data.templates import EMBEDDED
 
 positions = st.floats(0, 1, exclude_max=True)
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from draft_model.core.presets import find_preset
 from draft_model.data.tokenizer import load_encoder
-from draft_model.evaluation.loading import load_model
-from draft_model.presets import find_preset
-from draft_model.training.model import num_parameters
-from target_model.quantise import quantise_folder
+from draft_model.models.loading import load_model
+from draft_model.models.network import num_parameters
+from target_model.quantisation.quantise import quantise_folder
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = {"embedded-target": ROOT / "target_model/embedded-bf16", "embedded-draft": ROOT / "draft_model/embedded"}

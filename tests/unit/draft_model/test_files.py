@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from draft_model.errors import PipelineError
-from draft_model.files import folder_atomically, locked, write_atomically
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import folder_atomically, locked, write_atomically
 from tests.support.disk import files_up_to
 
 LIMIT = 50_000

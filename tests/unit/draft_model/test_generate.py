@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from draft_model.core.errors import PipelineError
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.documents import Document
 from draft_model.corpus.store import Corpus
@@ -17,8 +18,7 @@ from draft_model.data.fim import Split
 from draft_model.data.generated import load_splits
 from draft_model.distil import generate as module
 from draft_model.distil.generate import Generation, draw_cursors, generate
-from draft_model.engine import Completion, SpeculationCounts, open_engine
-from draft_model.errors import PipelineError
+from draft_model.models.engine import Completion, SpeculationCounts, open_engine
 from tests.unit.draft_model.tiny import different_source
 
 Answer = Callable[[int], Completion]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from draft_model.errors import PipelineError
+from draft_model.core.errors import PipelineError
+from draft_model.core.presets import Preset
 from draft_model.evaluation.identity import Difference, Identity, compare, describe, read_prompts
-from draft_model.presets import Preset
-from draft_model.training.model import make_model
+from draft_model.models.network import make_model
 
 END = 0
 

@@ -11,12 +11,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from draft_model.core.errors import PipelineError
 from draft_model.data.encoder import LayoutEncoder
 from draft_model.data.fim import Split, encode_split, split_at_random
-from draft_model.data.layouts import EMBEDDED, Layout, ask_server
 from draft_model.data.snippets import Context, Snippet
+from draft_model.data.templates import EMBEDDED, Layout, ask_server
 from draft_model.data.tokenizer import load_tokenizer, make_encoder
-from draft_model.errors import PipelineError
 
 SUFFIX_FIRST: dict[str, Any] = {"template": "fim", "template_fields": {"order": "suffix_first"}}
 NO_MIDDLE: dict[str, Any] = {"template": "fim", "template_fields": {"order": "suffix_first", "middle": ""}}

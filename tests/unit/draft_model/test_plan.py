@@ -9,8 +9,8 @@ import torch
 from click.testing import CliRunner
 
 from draft_model.commands.train import plan as plan_command
-from draft_model.errors import PipelineError
-from draft_model.presets import find_preset
+from draft_model.core.errors import PipelineError
+from draft_model.core.presets import find_preset
 from draft_model.training import flops
 from draft_model.training.flops import PEAK_FLOPS, flops_per_token, known_flops, peak_flops
 from draft_model.training.plan import (

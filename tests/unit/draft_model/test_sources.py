@@ -14,6 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
+from draft_model.core.errors import PipelineError
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.documents import Document, Side
 from draft_model.corpus.duplicates import NearDuplicates
@@ -35,7 +36,6 @@ from draft_model.corpus.readers import (
 from draft_model.corpus.sources import FETCHED, HELD_OUT, INSTALLED, OTHER_NAMES, fetch_wheels, read_embedded_sources
 from draft_model.corpus.split import part_of, side_of
 from draft_model.corpus.store import Corpus
-from draft_model.errors import PipelineError
 from tests.unit.draft_model.tiny import different_source
 
 METADATA = "Name: thing\nVersion: 1.0\nLicense-Expression: MIT\n"

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from draft_model.core.errors import PipelineError
 from draft_model.data.encoder import LayoutEncoder
-from draft_model.data.layouts import EMBEDDED
+from draft_model.data.templates import EMBEDDED
 from draft_model.data.tokenizer import (
     SPECIAL_TOKENS,
     check_same_vocabulary,
@@ -15,7 +16,6 @@ from draft_model.data.tokenizer import (
     make_encoder,
     train_tokenizer,
 )
-from draft_model.errors import PipelineError
 
 
 @given(st.text(max_size=200))

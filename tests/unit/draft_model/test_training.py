@@ -21,19 +21,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 from transformers import LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import locked
+from draft_model.core.presets import PRESETS, Preset, find_preset
 from draft_model.data.blocks import Block, BlockSource
 from draft_model.data.tokenizer import load_tokenizer
-from draft_model.errors import PipelineError
-from draft_model.evaluation.loading import load_model
-from draft_model.export import export_model
-from draft_model.files import locked
-from draft_model.presets import PRESETS, Preset, find_preset
-from draft_model.run import LOCK, Distillation, load_outcome, train
+from draft_model.models.export import export_model
+from draft_model.models.loading import load_model
+from draft_model.models.network import make_config, make_model, make_pruned, num_parameters, spread_layers
 from draft_model.training.budget import Budget
 from draft_model.training.loss import Teacher, cross_entropies, divergences, log_probabilities, next_token_logits
-from draft_model.training.model import make_config, make_model, make_pruned, num_parameters, spread_layers
 from draft_model.training.optim import is_hidden_matrix
 from draft_model.training.record import BOARD, METRICS, PICTURE, read_metrics, recording
+from draft_model.training.run import LOCK, Distillation, load_outcome, train
 from draft_model.training.trainer import Progress, SavePoint, Trainer, Watcher, run_fingerprint
 from draft_model.training.world import World
 from tests.support.disk import files_up_to
@@ -186,7 +186,7 @@ def test_a_run_is_one_processes_at_a_time(
             pytest.fail("until the model is written")
         export_model(*arguments)
 
-    monkeypatch.setattr("draft_model.run.export_model", export_held)
+    monkeypatch.setattr("draft_model.training.run.export_model", export_held)
     train(preset, data, out, Budget(steps=1), World(), CONSOLE)
     before = (out / "metrics.jsonl").read_bytes()
     with locked(out / LOCK, "it"), pytest.raises(PipelineError, match=f"another process is writing the run in {out}"):

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from target_model.__main__ import main, named_model, spread
-from target_model.errors import EvaluationError
-from target_model.evaluate import (
+from target_model.core.errors import EvaluationError
+from target_model.evaluation.measure import (
     LINE_TOKENS,
     Material,
     TargetFigures,
@@ -23,11 +23,11 @@ from target_model.evaluate import (
     render,
     to_json,
 )  # fmt: skip
-from target_model.prompts import Prompts, build_prompts
-from target_model.sandbox import Limits, Trial, WeakSandboxError
-from target_model.scoring import Share, mean_per_unit, score, share_of_groups, wilson
-from target_model.served import Speed, serving
-from target_model.tasks import Task, is_exact, only_function, only_line, read_tasks
+from target_model.evaluation.prompts import Prompts, build_prompts
+from target_model.evaluation.scoring import Share, mean_per_unit, score, share_of_groups, wilson
+from target_model.evaluation.served import Speed, serving
+from target_model.evaluation.tasks import Task, is_exact, only_function, only_line, read_tasks
+from target_model.sandbox.runner import Limits, Trial, WeakSandboxError
 from tests.support.models import TARGET
 from tests.support.sandbox import LIMITS
 

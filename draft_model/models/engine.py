@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draft_model.errors import PipelineError
+from draft_model.core.errors import PipelineError
 
 _PREFIX = "vllm:spec_decode_"
 QUIETLY = {

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError
 
-from draft_model.errors import PipelineError
+from draft_model.core.errors import PipelineError
 
 REFUSALS = {
     errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOENT,

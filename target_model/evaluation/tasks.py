@@ -9,8 +9,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from target_model.errors import EvaluationError
-from target_model.sandbox import Trial
+from target_model.core.errors import EvaluationError
+from target_model.sandbox.runner import Trial
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from target_model.sandbox import Limits, Verdict, run_programs
-from target_model.tasks import Task, is_exact
+from target_model.evaluation.tasks import Task, is_exact
+from target_model.sandbox.runner import Limits, Verdict, run_programs
 
 Z_95 = 1.959964
 

@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from target_model.errors import QuantiseError
-from target_model.files import new_folder
-from target_model.scheme import (
+from target_model.core.errors import QuantiseError
+from target_model.core.files import new_folder
+from target_model.quantisation.scheme import (
     LINEAR_SUFFIXES,
     dequantise_weight,
     is_quantised,

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from draft_model.errors import PipelineError
+from draft_model.core.errors import PipelineError
 
 
 def read_config(folder: Path) -> dict[str, Any]:

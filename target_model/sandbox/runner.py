@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import IO
 
-from target_model import confined
-from target_model.errors import EvaluationError
+from target_model.core.errors import EvaluationError
+from target_model.sandbox import confined
 
 GRACE_S = 30.0
 """For the interpreter's start and end, beyond the program's own time."""

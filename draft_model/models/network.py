@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from draft_model.errors import PipelineError
-from draft_model.presets import Shape
+from draft_model.core.errors import PipelineError
+from draft_model.core.presets import Shape
 
 INIT_STD = 0.02
 ROPE_THETA = 10_000.0

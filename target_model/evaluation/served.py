@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from target_model.errors import EvaluationError
-from target_model.prompts import Prompts
+from target_model.core.errors import EvaluationError
+from target_model.evaluation.prompts import Prompts
 
 MAX_SEQS = 32
 TIMED_RUNS = 9

@@ -5,7 +5,7 @@ Later and larger presets belong in `PRESETS`.
 
 from dataclasses import dataclass, field
 
-from draft_model.errors import PipelineError
+from draft_model.core.errors import PipelineError
 
 VOCAB_SIZE = 4096
 CONTEXT_TOKENS = 1024

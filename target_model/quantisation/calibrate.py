@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from target_model import llmcompressor_job
-from target_model.errors import QuantiseError
-from target_model.files import new_folder
-from target_model.quantise import (
+from target_model.core.errors import QuantiseError
+from target_model.core.files import new_folder
+from target_model.quantisation import llmcompressor_job
+from target_model.quantisation.quantise import (
     Report,
     is_weight,
     read_config,
@@ -30,12 +30,12 @@ from target_model.quantise import (
     weight_files,
     write_side_files,
 )
-from target_model.scheme import LINEAR_SUFFIXES, is_quantised
+from target_model.quantisation.scheme import LINEAR_SUFFIXES, is_quantised
 
 ROW_TOKENS = 1024
 MAX_CHARACTERS = 8 * ROW_TOKENS
 """Of a text; more characters than a row of tokens stands for, in any code."""
-ENVIRONMENT = Path(__file__).parent.parent / ".venv-calibration" / "bin" / "python"
+ENVIRONMENT = Path(__file__).parents[2] / ".venv-calibration" / "bin" / "python"
 LAST_WORDS = 500
 
 

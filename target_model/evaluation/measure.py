@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from target_model.errors import EvaluationError
-from target_model.prompts import build_prompts, file_marker
-from target_model.quantise import weight_files
-from target_model.sandbox import Limits
-from target_model.scoring import Mean, Score, Share, mean_per_unit, score
-from target_model.served import ServedModel, Speed, serving
-from target_model.tasks import Task, only_function, only_line
+from target_model.core.errors import EvaluationError
+from target_model.evaluation.prompts import build_prompts, file_marker
+from target_model.evaluation.scoring import Mean, Score, Share, mean_per_unit, score
+from target_model.evaluation.served import ServedModel, Speed, serving
+from target_model.evaluation.tasks import Task, only_function, only_line
+from target_model.quantisation.quantise import weight_files
+from target_model.sandbox.runner import Limits
 
 ROW_TOKENS = 512
 LINE_TOKENS = 48

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from draft_model.files import folder_atomically
-from draft_model.presets import Shape
-from draft_model.training.model import make_config
+from draft_model.core.files import folder_atomically
+from draft_model.core.presets import Shape
+from draft_model.models.network import make_config
 
 CONFIG = "config.json"
 """What a model folder is known by."""

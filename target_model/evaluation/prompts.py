@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from target_model.errors import EvaluationError
-from target_model.tasks import Task
+from target_model.core.errors import EvaluationError
+from target_model.evaluation.tasks import Task
 
 MAX_PROMPT_TOKENS = 896
 """Of a task's prompt: what the embedded models can hold, less a completion."""

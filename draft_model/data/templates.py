@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draft_model.errors import PipelineError
+from draft_model.core.errors import PipelineError
 
 COMPLETION_ENDS = {"codellama": "▁<EOT>"}
 """Where a family ends a completion otherwise than a file ("Code Llama", section 2.3)."""

@@ -16,14 +16,14 @@ import torch
 from rich.console import Console
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import file_digest, locked, weights_digest, write_atomically
+from draft_model.core.presets import Preset
 from draft_model.data.blocks import BlockSource
 from draft_model.data.shards import TOKENIZER
 from draft_model.data.tokenizer import check_same_vocabulary, load_tokenizer
-from draft_model.errors import PipelineError
-from draft_model.evaluation.loading import load_model, read_config
-from draft_model.export import export_model
-from draft_model.files import file_digest, locked, weights_digest, write_atomically
-from draft_model.presets import Preset
+from draft_model.models.export import export_model
+from draft_model.models.loading import load_model, read_config
 from draft_model.training.budget import Budget
 from draft_model.training.flops import peak_flops
 from draft_model.training.loss import Teacher

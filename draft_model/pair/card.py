@@ -6,7 +6,7 @@ from textwrap import fill
 from draft_model.corpus.readers import STDLIB
 from draft_model.data.samples import FIM_SHARE, GENERATED_SHARE
 from draft_model.evaluation.probes import ProbeResult, probe_table
-from draft_model.figures import BuildFigures, ModelFigures
+from draft_model.pair.figures import BuildFigures, ModelFigures
 
 WIDTH = 120
 _PURPOSE = {

@@ -4,12 +4,12 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from draft_model.core.files import write_atomically
+from draft_model.core.presets import Preset
 from draft_model.corpus.documents import SourceSummary
 from draft_model.evaluation.held_out import Evaluation
 from draft_model.evaluation.probes import ProbeResult
 from draft_model.evaluation.report import OfflineFigures
-from draft_model.files import write_atomically
-from draft_model.presets import Preset
 
 
 @dataclass(frozen=True)

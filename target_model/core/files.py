@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from target_model.errors import EvaluationError, QuantiseError
+from target_model.core.errors import EvaluationError, QuantiseError
 
 NEW_S = 60.0
 
