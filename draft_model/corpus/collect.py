@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from draft_model.core.errors import PipelineError
-from draft_model.core.files import folder_atomically
+from draft_model.core.files import replacing_folder
 from draft_model.corpus.documents import Document, Side
 from draft_model.corpus.duplicates import NearDuplicates
 from draft_model.corpus.filters import Refusal, Rules, judge
@@ -35,7 +35,7 @@ def collect_corpus(documents: Iterable[Document], out: Path, settings: CorpusSet
     """
     refused: Counter[str] = Counter()
     duplicates = NearDuplicates()
-    with folder_atomically(out, MANIFEST) as folder:
+    with replacing_folder(out, MANIFEST) as folder:
         writer = CorpusWriter(folder, settings.num_parts)
         for document in documents:
             judged = judge(document, settings.rules)

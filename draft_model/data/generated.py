@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from draft_model.core.errors import PipelineError
-from draft_model.core.files import locked, replacing, write_atomically
+from draft_model.core.files import locked, replacing_file, write_atomically
 from draft_model.data.fim import Split
 
 MADE_OF = "made_of"
@@ -43,7 +43,7 @@ class Chunks:
 
     def join(self, num_chunks: int) -> None:
         """Make the file of all the chunks, in place of one that is there."""
-        with replacing(self._path) as file:
+        with replacing_file(self._path) as file:
             file.write(self._head)
             file.writelines(self._file(number).read_bytes() for number in range(num_chunks))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from draft_model.core.files import folder_atomically, replacing
+from draft_model.core.files import replacing_file, replacing_folder
 from draft_model.evaluation.acceptance import Acceptance, expected_speedup
 from draft_model.evaluation.identity import Identity, describe
 from draft_model.evaluation.kinds import Kind
@@ -215,7 +215,7 @@ def write_report(
     out: Path, offline: OfflineFigures, engine: EngineFigures | None, identity: Identity | None = None
 ) -> None:
     """Write `report.md`, `report.json` and `acceptance.png` to the folder `out`, all or none."""
-    with folder_atomically(out, REPORT) as folder:
+    with replacing_folder(out, REPORT) as folder:
         (folder / "report.md").write_text(render_report(offline, engine, identity), encoding="utf-8")
         told = json.dumps(as_record(offline, engine, identity), indent=1) + "\n"
         (folder / REPORT).write_text(told, encoding="utf-8")
@@ -242,6 +242,6 @@ def draw_acceptance(offline: OfflineFigures, engine: EngineFigures | None, path:
     right.barh(names, [100 * offline.greedy.by_kind[name][0] for name in names])
     right.set(xlabel="foretold, greedy, %", xlim=(0, 100))
     right.invert_yaxis()
-    with replacing(path) as file:
+    with replacing_file(path) as file:
         figure.savefig(file, format="png", dpi=120)
     pyplot.close(figure)

@@ -1,27 +1,16 @@
-"""The real engine, vLLM, in this process: completions of token ids, and what speculation it counted.
+"""Completions of token ids by vLLM in this process, and its counters of speculation."""
 
-Imported only where it is used: vLLM takes seconds to import and changes the process's signal handling and environment.
-"""
-
-import os
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from completion_server.engine.vllm import offline
 from draft_model.core.errors import PipelineError
 
 _PREFIX = "vllm:spec_decode_"
-QUIETLY = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "PYTHONWARNINGS": "ignore::FutureWarning",
-}
-"""Environment of the engine's processes, unless it says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +84,12 @@ def _completion(written: Any) -> Completion:  # noqa: ANN401 - vLLM's own type, 
     return Completion(ids[:-1], ids[-1]) if written.finish_reason == "stop" else Completion(ids)
 
 
-def refuse_options(options: Mapping[str, Any], *given: str) -> None:
-    """PipelineError when one of vLLM's own settings is among those that are `given` already."""
-    taken = [name for name in options if name in given]
-    if taken:
-        raise PipelineError(f"{', '.join(taken)}: no setting to choose here, the figures rest on it")
+def refuse_options(options: Mapping[str, Any], *fixed: str) -> None:
+    """Raise PipelineError when the chosen `options` of vLLM have one of the `fixed` settings."""
+    try:
+        offline.refuse_options(options, *fixed)
+    except offline.OfflineEngineError as error:
+        raise PipelineError(str(error)) from error
 
 
 @contextmanager
@@ -110,33 +100,17 @@ def open_engine(
     """Start vLLM on a target, with a draft when one is given; stop it at the end.
 
     `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises PipelineError when it does not start, dies
-    later, or `options` has a setting that is given here already.
+    later, or `options` has a setting that is fixed here.
     """
-    given: dict[str, Any] = {
-        "model": str(target), "speculative_config": None, "disable_log_stats": False, "use_tqdm_on_load": False,
-    }  # fmt: skip
+    fixed: dict[str, Any] = {"speculative_config": None, "disable_log_stats": False}
     if max_num_seqs is not None:
-        given["max_num_seqs"] = max_num_seqs
+        fixed["max_num_seqs"] = max_num_seqs
     if draft is not None and num_speculative_tokens:
-        given["speculative_config"] = {
+        fixed["speculative_config"] = {
             "method": "draft_model", "model": str(draft), "num_speculative_tokens": num_speculative_tokens,
         }  # fmt: skip
-    refuse_options(options or {}, *given)
-    for name, value in QUIETLY.items():
-        os.environ.setdefault(name, value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Importing it uses deprecated parts of torch.
-        from vllm import LLM
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.exceptions import EngineDeadError
-
     try:
-        llm = LLM(**given | {"enforce_eager": current_platform.is_cpu()} | dict(options or {}))
-    except (TypeError, ValueError, RuntimeError, OSError) as error:
-        raise PipelineError(f"vLLM does not start on {target}: {error}") from error
-    try:
-        yield Engine(llm)
-    except EngineDeadError as error:
-        raise PipelineError(f"vLLM died while it served {target}; its own words are above") from error
-    finally:
-        llm.llm_engine.engine_core.shutdown()
+        with offline.offline_engine(target, fixed, options) as llm:
+            yield Engine(llm)
+    except offline.OfflineEngineError as error:
+        raise PipelineError(str(error)) from error

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from draft_model.core.files import folder_atomically
+from draft_model.core.files import replacing_folder
 from draft_model.core.presets import Shape
 from draft_model.models.network import make_config
 
@@ -25,7 +25,7 @@ def export_model(
     model.load_state_dict(dict(weights))
     model.to(torch.bfloat16)  # type: ignore[arg-type]
     model.generation_config.bos_token_id = model.generation_config.eos_token_id = end
-    with folder_atomically(out, CONFIG) as folder:
+    with replacing_folder(out, CONFIG) as folder:
         model.save_pretrained(str(folder))
         tokenizer.save_pretrained(str(folder))
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -35,6 +35,6 @@ def export_model(
 
 def rewrite_card(model: Path, card: str, out: Path) -> None:
     """Copy a model folder to `out` with another card, whole or not at all; PipelineError when the disk refuses."""
-    with folder_atomically(out, CONFIG) as folder:
+    with replacing_folder(out, CONFIG) as folder:
         shutil.copytree(model, folder, dirs_exist_ok=True)
         (folder / "README.md").write_text(card, encoding="utf-8")

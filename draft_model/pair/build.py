@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from draft_model.core.files import folder_atomically, weights_digest
+from draft_model.core.files import replacing_folder, weights_digest
 from draft_model.core.presets import Preset
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
@@ -94,7 +94,7 @@ def ensure_tokenizer(corpus: Corpus, out: Path, vocab_size: int) -> None:
     """Learn the tokenizer from the training side, unless it is there."""
     if (out / "tokenizer.json").is_file():
         return
-    with folder_atomically(out, mark="") as folder:
+    with replacing_folder(out, mark="") as folder:
         tokenizer = train_tokenizer((document.text for document in corpus.documents(Side.TRAIN)), vocab_size)
         tokenizer.save_pretrained(str(folder))
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from draft_model.core.errors import PipelineError
-from draft_model.core.files import replacing
+from draft_model.core.files import replacing_file
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Checkpoint:
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     """Replace the checkpoint at `path`; PipelineError when the disk refuses, the old one is then still there."""
-    with replacing(path) as file:
+    with replacing_file(path) as file:
         torch.save(dict(vars(checkpoint)), file)
 
 

@@ -15,7 +15,7 @@ import matplotlib as mpl
 import numpy as np
 
 from draft_model.core.errors import PipelineError
-from draft_model.core.files import replacing, write_atomically
+from draft_model.core.files import replacing_file, write_atomically
 from draft_model.training.trainer import Progress
 
 METRICS = "metrics.jsonl"
@@ -106,7 +106,7 @@ def draw_losses(folder: Path) -> None:
         axes.plot(tokens, smoothed(values), label=label, color="C0" if name == "loss" else "C1")
     axes.set(xlabel="training tokens, millions", ylabel="loss, nats per token", title=folder.name)
     axes.legend()
-    with replacing(folder / PICTURE) as file:
+    with replacing_file(folder / PICTURE) as file:
         figure.savefig(file, format="png", dpi=120)
     pyplot.close(figure)
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from completion_server.core.files import remove_unfinished
 from draft_model.core.errors import PipelineError
-from draft_model.core.files import remove_unfinished
 from draft_model.core.presets import Preset
 from draft_model.data.blocks import Block
 from draft_model.models.network import make_model, make_pruned

@@ -1,11 +1,6 @@
-"""A model in the real engine, vLLM: completions, the loss of given text, and how fast and how large it is.
+"""A target in vLLM: completions, the loss of given text, speed and memory."""
 
-Imported only where it is used: vLLM takes seconds to import.
-"""
-
-import os
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,19 +10,13 @@ from typing import Any
 
 import psutil
 
+from completion_server.engine.vllm.offline import OfflineEngineError, offline_engine
 from target_model.core.errors import EvaluationError
 from target_model.evaluation.prompts import Prompts
 
 MAX_SEQS = 32
 TIMED_RUNS = 9
 TIMED_TOKENS = 64
-QUIETLY = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "PYTHONWARNINGS": "ignore::FutureWarning",
-}
-"""Environment of the engine's processes, unless it says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -108,29 +97,11 @@ def serving(model: Path, options: Mapping[str, Any] | None = None) -> Iterator[S
     """Start vLLM on a model folder; stop it at the end. No prefix cache: no run profits from another.
 
     `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises EvaluationError when it does not start,
-    dies later, or `options` has a setting that is given here already.
+    dies later, or `options` has a setting that is fixed here.
     """
-    given: dict[str, Any] = {
-        "model": str(model), "max_num_seqs": MAX_SEQS, "enable_prefix_caching": False, "use_tqdm_on_load": False,
-    }  # fmt: skip
-    taken = given.keys() & (options or {}).keys()
-    if taken:
-        raise EvaluationError(f"{', '.join(sorted(taken))}: no setting to choose here, the figures rest on it")
-    for name, value in QUIETLY.items():
-        os.environ.setdefault(name, value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Importing it uses deprecated parts of torch.
-        from vllm import LLM
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.exceptions import EngineDeadError
-
+    fixed = {"max_num_seqs": MAX_SEQS, "enable_prefix_caching": False}
     try:
-        llm = LLM(**given | {"enforce_eager": current_platform.is_cpu()} | dict(options or {}))
-    except (TypeError, ValueError, RuntimeError, OSError) as error:
-        raise EvaluationError(f"vLLM does not start on {model}: {error}") from error
-    try:
-        yield ServedModel(llm)
-    except EngineDeadError as error:
-        raise EvaluationError(f"vLLM died while it served {model}; its own words are above") from error
-    finally:
-        llm.llm_engine.engine_core.shutdown()
+        with offline_engine(model, fixed, options) as llm:
+            yield ServedModel(llm)
+    except OfflineEngineError as error:
+        raise EvaluationError(str(error)) from error
