@@ -65,6 +65,17 @@ PREFIX_ONLY = Template("prefix-only", Order.PREFIX_ONLY)
 _ANGLE = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 _PIPED = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
+EMBEDDED = Template(
+    "embedded",
+    Order.PREFIX_FIRST,
+    *_PIPED,
+    file="<|file_sep|>",
+    needs=("<|endoftext|>",),
+    lacks=("<|repo_name|>",),
+    is_typed_line_only=True,
+)
+"""The template of the models that are trained in this repository."""
+
 FAMILIES: tuple[Template, ...] = (
     # CodeLlama-7b-hf and "Code Llama: Open Foundation Models for Code", section 2.3: " <PRE> {before} <SUF>{after}
     # <MID>".
@@ -108,16 +119,7 @@ FAMILIES: tuple[Template, ...] = (
         needs=("<|end_of_text|>",),
         ends=("<|fim_pad|>", "<|filename|>", "<|reponame|>"),
     ),
-    # The models trained in this repository; see draft_model/data/layouts.py.
-    Template(
-        "embedded",
-        Order.PREFIX_FIRST,
-        *_PIPED,
-        file="<|file_sep|>",
-        needs=("<|endoftext|>",),
-        lacks=("<|repo_name|>",),
-        is_typed_line_only=True,
-    ),
+    EMBEDDED,
     # "StarCoder 2 and The Stack v2", section 5.1: file_sep, path, code, ..., file_sep, fim_prefix, path, before, ...
     Template(
         "starcoder2",

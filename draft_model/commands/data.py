@@ -81,13 +81,13 @@ def data(
         )  # fmt: skip
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    layout, code = load_encoder(tokenizer).layout, Corpus(corpus_folder)
+    template, code = load_encoder(tokenizer).template, Corpus(corpus_folder)
     with Progress(console=CONSOLE, transient=True) as progress:
         build_data(
-            code, tokenizer, layout, out, settings, generated=generated, num_workers=workers,
+            code, tokenizer, template, out, settings, generated=generated, num_workers=workers,
             on_shard=counting(progress, "shards"),
         )  # fmt: skip
     made = settings.num_shards * settings.blocks_a_shard * settings.block_tokens
     passes = made * BYTES_A_TOKEN / max(1, code.manifest.num_bytes(Side.TRAIN))
     size = f"{settings.num_shards} shards, {made / 1e6:,.1f}M tokens"
-    click.echo(f"{out}: {size}, about {passes:.2g} times the corpus, layout {layout.name}")
+    click.echo(f"{out}: {size}, about {passes:.2g} times the corpus, template {template.name}")

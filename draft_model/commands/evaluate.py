@@ -104,7 +104,7 @@ def evaluate(
     context = _context_tokens(target, draft, engine_options)
     _check_fit(asked, context - prompt_tokens, f"{prompts}, prompt")
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
-    splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.layout.is_typed_line_only)
+    splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.template.is_typed_line_only)
     num_offline = min(offline_cursors or len(splits), len(splits))
     some = [splits[number * len(splits) // num_offline] for number in range(num_offline)]
     cursors_ids = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.snippets import NO_CONTEXT, Context
 
 EMPTY_AFTER_SHARE = 0.15
@@ -38,7 +38,7 @@ class Split:
     """Whether the completion ends there; else it was cut off, and nothing teaches a model to end in that place."""
 
 
-def encode_split(encoder: LayoutEncoder, split: Split, context: Context = NO_CONTEXT) -> tuple[list[int], int]:
+def encode_split(encoder: TemplateEncoder, split: Split, context: Context = NO_CONTEXT) -> tuple[list[int], int]:
     """Token ids of a training sample and the index of the completion's first token in them."""
     prompt = encoder.encode_prompt(split.before, split.typed, split.after, context)
     end = [encoder.end] if split.is_whole else []

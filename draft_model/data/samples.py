@@ -18,7 +18,7 @@ from random import Random
 import numpy as np
 
 from draft_model.core.errors import PipelineError
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, encode_split, narrow, ragged_pieces, split_at_random
 from draft_model.data.snippets import NO_CONTEXT, Context, Snippet
 
@@ -121,7 +121,7 @@ class SampleMaker:
     """
 
     texts: CorpusText
-    encoder: LayoutEncoder
+    encoder: TemplateEncoder
     fim_share: float = FIM_SHARE
     generated: Sequence[Split] = ()
     generated_share: float = 0.0
@@ -141,7 +141,7 @@ class SampleMaker:
         text = self.texts.window(position, int(num_chars))
         if text.strip() and rng.random() < self.fim_share:
             context, text = self._show_others(position, text, num_chars, rng)
-            only_line = self.encoder.layout.is_typed_line_only
+            only_line = self.encoder.template.is_typed_line_only
             return self._split(split_at_random(text, rng, is_typed_line_only=only_line), context)
         pieces = ragged_pieces(text, rng, RAGGED_MEAN_CHARS) if rng.random() < RAGGED_SHARE else [text]
         ids = self.encoder.encode_file(pieces)

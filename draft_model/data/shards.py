@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from completion_server.prompt.templates import Template
 from draft_model.core.errors import PipelineError
 from draft_model.core.files import file_digest, write_atomically
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.generated import load_splits
 from draft_model.data.samples import FIM_SHARE, CorpusText, SampleMaker, window_chars
-from draft_model.data.templates import Layout, read_layout
+from draft_model.data.templates import read_template, template_fingerprint, template_record
 from draft_model.data.tokenizer import load_tokenizer, make_encoder
 
 MANIFEST = "data.json"
@@ -70,7 +71,7 @@ class DataManifest:
     """What the shards are made of; equal manifests mean equal shards."""
 
     settings: DataSettings
-    layout: Layout
+    template: Template
     corpus: str
     tokenizer: str
     generated: str
@@ -82,7 +83,19 @@ class DataManifest:
         share, drawing = self.settings.snippet_share, self.settings.drawing
         named = [f" with snippets {share}"] if share else []
         named += [f" drawing {drawing}"] if self.settings.generated_share and drawing > 1 else []
-        return repr(self) + "".join(named)
+        described = (
+            f"DataManifest(settings={self.settings!r}, layout={template_fingerprint(self.template)}, "
+            f"corpus={self.corpus!r}, tokenizer={self.tokenizer!r}, generated={self.generated!r}, "
+            f"vocab_size={self.vocab_size!r})"
+        )
+        return described + "".join(named)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The manifest for JSON; the template is called a layout there."""
+        fields = asdict(self)
+        del fields["template"]
+        return {"settings": fields.pop("settings"), "layout": template_record(self.template), **fields}
 
 
 def shard_paths(folder: Path, number: int) -> tuple[Path, Path]:
@@ -99,13 +112,18 @@ def load_manifest(folder: Path) -> DataManifest:
     settings = told.pop("settings")
     settings["row_tokens"] = tuple(settings["row_tokens"])
     settings.setdefault("drawing", 1 if settings["generated_share"] else DRAWING)
-    return DataManifest(DataSettings(**settings), read_layout(told.pop("layout")), **told)
+    return DataManifest(DataSettings(**settings), read_template(told.pop("layout")), **told)
+
+
+def save_manifest(manifest: DataManifest, folder: Path) -> None:
+    """Write the manifest of a data folder; PipelineError when the disk refuses."""
+    write_atomically(folder / MANIFEST, (json.dumps(manifest.record, indent=1) + "\n").encode())
 
 
 def build_data(
     corpus: Corpus,
     tokenizer: Path,
-    layout: Layout,
+    template: Template,
     out: Path,
     settings: DataSettings,
     *,
@@ -117,13 +135,13 @@ def build_data(
 
     Raises PipelineError when `out` holds data made otherwise, the corpus has no training text, or the disk refuses.
     """
-    encoder = make_encoder(load_tokenizer(tokenizer), layout)
+    encoder = make_encoder(load_tokenizer(tokenizer), template)
     if not corpus.parts(Side.TRAIN):
         raise PipelineError(f"the corpus in {corpus.folder} has no training text")
     if generated:
         load_splits(generated)  # So that a file which is none is refused before anything is written.
     manifest = DataManifest(
-        settings, layout, corpus.manifest.digest, file_digest(tokenizer / "tokenizer.json"),
+        settings, template, corpus.manifest.digest, file_digest(tokenizer / "tokenizer.json"),
         file_digest(generated) if generated else "", encoder.vocab_size,
     )  # fmt: skip
     _open_folder(out, tokenizer, manifest)
@@ -163,12 +181,12 @@ def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
         shutil.copytree(tokenizer, out / TOKENIZER, dirs_exist_ok=True)
     except OSError as error:
         raise PipelineError(f"cannot write {out}: {error.strerror}") from error
-    write_atomically(out / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
+    save_manifest(manifest, out)
 
 
 def _differences(old: DataManifest, new: DataManifest) -> list[str]:
     """What differs, old and new."""
-    told = [asdict(manifest) for manifest in (old, new)]
+    told = [manifest.record for manifest in (old, new)]
     before, now = ({**each.pop("settings"), **each} for each in told)
     return [f"{name} {before[name]!r}, not {now[name]!r}" for name in now if before[name] != now[name]]
 
@@ -186,7 +204,7 @@ def make_shard(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
     """Token ids (blocks, block_tokens), and the packed bits of the same shape that mark completions."""
     settings = manifest.settings
-    encoder = make_encoder(load_tokenizer(tokenizer), manifest.layout)
+    encoder = make_encoder(load_tokenizer(tokenizer), manifest.template)
     parts = corpus.parts(Side.TRAIN)
     documents = [
         (f"{document.repository}/{document.path}", document.text)

@@ -1,12 +1,12 @@
 """Text of other files in front of a prompt, as the server puts what an editor sends along.
 
-Behind file markers where the layout has them, under headers in the prefix where it has those, else as comments there.
+Behind file markers where the template has them, under headers in the prefix where it has those, else as comments there.
 """
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from draft_model.data.templates import INSIDE, NOWHERE, OUTSIDE, Layout
+from completion_server.prompt.templates import PathAt, Template
 
 PATH_PARTS = 3
 HASH_ENDINGS = (
@@ -35,26 +35,26 @@ class Context:
 NO_CONTEXT = Context()
 
 
-def file_texts(layout: Layout, context: Context) -> list[str]:
+def file_texts(template: Template, context: Context) -> list[str]:
     """The texts that stand behind file markers, before the first marker of the prompt itself."""
-    if not (layout.file and context.snippets):
+    if not (template.file and context.snippets):
         return []
-    if layout.path_at == NOWHERE:
+    if template.path_at is PathAt.NOWHERE:
         return [_whole(snippet) for snippet in context.snippets]
     texts = [f"{short_path(snippet.path)}\n{_whole(snippet)}" for snippet in context.snippets]
-    return [*texts, f"{short_path(context.path)}\n" if layout.path_at == OUTSIDE else ""]
+    return [*texts, f"{short_path(context.path)}\n" if template.path_at is PathAt.OUTSIDE else ""]
 
 
-def lead_of(layout: Layout, context: Context) -> str:
+def lead_of(template: Template, context: Context) -> str:
     """The text at the start of the prefix."""
     if not context.snippets:
         return ""
     own = short_path(context.path)
-    if layout.file:
-        return f"{own}\n" if layout.path_at == INSIDE else ""
-    if layout.text_header:
-        texts = [_headed(layout, short_path(snippet.path)) + _whole(snippet) for snippet in context.snippets]
-        return "".join([*texts, _headed(layout, own)])
+    if template.file:
+        return f"{own}\n" if template.path_at is PathAt.INSIDE else ""
+    if template.text_header:
+        texts = [_headed(template, short_path(snippet.path)) + _whole(snippet) for snippet in context.snippets]
+        return "".join([*texts, _headed(template, own)])
     leader = comment_leader(context.path)
     lines = [line for each in context.snippets for line in (f"{short_path(each.path)}:", *_whole(each).splitlines())]
     return "".join(f"{leader} {line}".rstrip() + "\n" for line in lines)
@@ -76,5 +76,5 @@ def _whole(snippet: Snippet) -> str:
     return snippet.text.rstrip("\r\n") + "\n"
 
 
-def _headed(layout: Layout, path: str) -> str:
-    return layout.text_header.replace("{path}", path)
+def _headed(template: Template, path: str) -> str:
+    return template.text_header.replace("{path}", path)

@@ -1,74 +1,56 @@
-"""The prompt layouts: what a model is trained on is what the server asks.
+"""Prompt templates, which are the server's: a model is trained on the prompts that the server will build for it.
 
-The server's own process says which layout it builds for a tokenizer (`ask_server`); nothing is imported from it. The
-layout of the embedded models is written down here, because their tokenizer is made after it; a test compares the two.
+Also the form in which data folders and fingerprints name a template.
 """
 
-import json
-import subprocess
-import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from completion_server.core.errors import ConfigError
+from completion_server.prompt.loading import load_prompt_builder
+from completion_server.prompt.settings import PromptSettings
+from completion_server.prompt.templates import Order, PathAt, Template
 from draft_model.core.errors import PipelineError
 
 COMPLETION_ENDS = {"codellama": "▁<EOT>"}
-"""Where a family ends a completion otherwise than a file ("Code Llama", section 2.3)."""
-PREFIX_FIRST, SUFFIX_FIRST, PREFIX_ONLY = "prefix_first", "suffix_first", "prefix_only"
-NOWHERE, OUTSIDE, INSIDE = "nowhere", "outside", "inside"
-"""Where the paths of files stand: see the server's `PathAt`."""
+"""The token that ends a completion, in families that end a file with another one ("Code Llama", section 2.3)."""
+
+_NAMED_IN_FINGERPRINTS = ("name", "order", "prefix", "suffix", "middle", "file", "is_typed_line_only")
+_RECORDED = (*_NAMED_IN_FINGERPRINTS, "ends", "path_at", "text_header")
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One family's prompt format, its parts named as by the server; markers are single tokens, "" is none."""
-
-    name: str
-    order: str
-    prefix: str
-    suffix: str
-    middle: str
-    file: str
-    is_typed_line_only: bool
-    """Whether exactly the cursor's line stands behind the middle marker; else finished lines may stand there too."""
-    # Not shown: the fingerprints of runs have the layout as it is shown, and the name says as much.
-    ends: tuple[str, ...] = field(default=(), repr=False)
-    """Further tokens that end a completion, where the vocabulary has them."""
-    path_at: str = field(default=NOWHERE, repr=False)
-    text_header: str = field(default="", repr=False)
-    """Opens each file as plain text in the prefix, "{path}" replaced."""
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The markers that it is built with."""
-        return tuple(marker for marker in (self.prefix, self.suffix, self.middle, self.file) if marker)
+def server_template(folder: Path, settings: PromptSettings | None = None) -> Template:
+    """The template that the server uses for a model or tokenizer folder; PipelineError when it can't serve it."""
+    settings = settings or PromptSettings()
+    try:
+        builder = load_prompt_builder(str(folder), max_prompt_tokens=settings.max_prompt_tokens, settings=settings)
+    except ConfigError as error:
+        raise PipelineError(f"the server builds no prompts for {folder}: {error}") from error
+    return builder.template
 
 
-EMBEDDED = Layout(
-    "embedded",
-    PREFIX_FIRST,
-    "<|fim_prefix|>",
-    "<|fim_suffix|>",
-    "<|fim_middle|>",
-    "<|file_sep|>",
-    is_typed_line_only=True,
-)
+def template_record(template: Template) -> dict[str, Any]:
+    """The fields of a template that shape a prompt, for JSON."""
+    fields = asdict(template)
+    record = {name: fields[name] for name in _RECORDED}
+    return record | {"order": template.order.value, "path_at": template.path_at.value}
 
 
-def ask_server(model: Path, settings: dict[str, Any] | None = None) -> Layout:
-    """The layout that the server uses for a model or tokenizer folder, from its own prompt command.
+def read_template(record: dict[str, Any]) -> Template:
+    """The template of a record, which may be of an earlier version and lack the last fields."""
+    fields = {name: value for name, value in record.items() if name in _RECORDED}
+    return Template(
+        **fields
+        | {
+            "order": Order(record["order"]),
+            "path_at": PathAt(record.get("path_at", PathAt.NOWHERE.value)),
+            "ends": tuple(record.get("ends", ())),
+        }
+    )
 
-    Raises PipelineError with the server's words when it can't serve that tokenizer.
-    """
-    command = [sys.executable, "-m", "completion_server.prompt", str(model), "--settings", json.dumps(settings or {})]
-    done = subprocess.run(command, input="", capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PipelineError(f"the server builds no prompts for {model}: {done.stderr.strip()[-300:]}")
-    told = json.loads(done.stdout.splitlines()[0])["template"]
-    return read_layout({name: told[name] for name in Layout.__slots__})
 
-
-def read_layout(told: dict[str, Any]) -> Layout:
-    """A layout from JSON."""
-    return Layout(**told | {"ends": tuple(told.get("ends", ()))})
+def template_fingerprint(template: Template) -> str:
+    """The text that names a template in fingerprints. Its form is fixed: checkpoints are compared by its hash."""
+    record = template_record(template)
+    return f"Layout({', '.join(f'{name}={record[name]!r}' for name in _NAMED_IN_FINGERPRINTS)})"

@@ -1,4 +1,4 @@
-"""What a target writes at cursors of the corpus: the text that its draft will have to foretell.
+"""What a target writes at cursors of the corpus: the text that its draft will have to predict.
 
 A draft that learns the corpus learns what people wrote; one that learns this learns what its target writes. vLLM makes
 it, the prompts are those of the server.
@@ -15,11 +15,12 @@ from draft_model.core.errors import PipelineError
 from draft_model.core.files import file_digest, weights_digest
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, split_at_random
 from draft_model.data.generated import keeping_chunks, load_splits
 from draft_model.data.samples import CorpusText
-from draft_model.models.engine import Engine, open_engine
+from draft_model.data.templates import template_fingerprint
+from draft_model.models.engine import OfflineEngine, open_engine
 
 CHUNK = 1_000
 """Cursors that are completed before what was written is kept."""
@@ -29,7 +30,7 @@ WINDOW_CHARS = (300, 2400)
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationSettings:
     """How the target writes."""
 
     max_tokens: int
@@ -37,7 +38,7 @@ class Generation:
     seed: int
 
 
-def draw_cursors(corpus: Corpus, encoder: LayoutEncoder, num_cursors: int, seed: int) -> list[Split]:
+def draw_cursors(corpus: Corpus, encoder: TemplateEncoder, num_cursors: int, seed: int) -> list[Split]:
     """Places in the training texts, spread evenly, each with what stands around it; one part is in memory at a time.
 
     Raises PipelineError when there is no training text.
@@ -54,15 +55,15 @@ def draw_cursors(corpus: Corpus, encoder: LayoutEncoder, num_cursors: int, seed:
     return drawn
 
 
-def _cursors_in(texts: Sequence[str], encoder: LayoutEncoder, num_cursors: int, rng: Random) -> list[Split]:
+def _cursors_in(texts: Sequence[str], encoder: TemplateEncoder, num_cursors: int, rng: Random) -> list[Split]:
     corpus = CorpusText(texts)
     windows = (corpus.window(rng.random(), rng.randint(*WINDOW_CHARS)) for _ in range(num_cursors))
-    only_line = encoder.layout.is_typed_line_only
+    only_line = encoder.template.is_typed_line_only
     return [split_at_random(text, rng, is_typed_line_only=only_line) for text in windows if text.strip()]
 
 
 def generate(
-    target: Path, encoder: LayoutEncoder, cursors: Sequence[Split], generation: Generation, out: Path, *,
+    target: Path, encoder: TemplateEncoder, cursors: Sequence[Split], generation: GenerationSettings, out: Path, *,
     options: Mapping[str, Any] | None = None, on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:  # fmt: skip
     """Keep the cursors with the target's completions in place of people's in the file `out`; return how many they are.
@@ -94,7 +95,9 @@ def generate(
         ) from error
 
 
-def _complete(engine: Engine, encoder: LayoutEncoder, cursors: Sequence[Split], generation: Generation) -> list[Split]:
+def _complete(
+    engine: OfflineEngine, encoder: TemplateEncoder, cursors: Sequence[Split], generation: GenerationSettings
+) -> list[Split]:
     prompts = [encoder.encode_prompt(cursor.before, cursor.typed, cursor.after) for cursor in cursors]
     most = engine.context_tokens - generation.max_tokens
     fitting = [(cursor, prompt) for cursor, prompt in zip(cursors, prompts, strict=True) if len(prompt) <= most]
@@ -112,10 +115,17 @@ def _complete(engine: Engine, encoder: LayoutEncoder, cursors: Sequence[Split], 
 
 
 def _made_of(
-    target: Path, encoder: LayoutEncoder, cursors: Sequence[Split], generation: Generation, settings: Mapping[str, Any]
+    target: Path,
+    encoder: TemplateEncoder,
+    cursors: Sequence[Split],
+    generation: GenerationSettings,
+    settings: Mapping[str, Any],
 ) -> str:
-    digest = hashlib.sha256()
-    tokenizer = file_digest(target / "tokenizer.json")
-    for part in (weights_digest(target), tokenizer, encoder.layout, generation, sorted(settings.items()), *cursors):
-        digest.update(repr(part).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:16]
+    """A digest of all that the completions depend on. Its input is fixed: files made earlier carry it."""
+    how = f"max_tokens={generation.max_tokens!r}, temperature={generation.temperature!r}, seed={generation.seed!r}"
+    sources = (weights_digest(target), file_digest(target / "tokenizer.json"))
+    parts = [
+        *map(repr, sources), template_fingerprint(encoder.template), f"Generation({how})",
+        repr(sorted(settings.items())), *map(repr, cursors),
+    ]  # fmt: skip
+    return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]

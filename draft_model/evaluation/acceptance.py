@@ -15,16 +15,16 @@ from math import sqrt
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceCounts:
     """Drafts of at most K tokens: how many, and how many had their first, second, ... token accepted."""
 
     num_drafts: int
     accepted_at: tuple[int, ...]
 
-    def __add__(self, other: "Acceptance") -> "Acceptance":
+    def __add__(self, other: "AcceptanceCounts") -> "AcceptanceCounts":
         """Both together; K must be the same."""
         pairs = zip(self.accepted_at, other.accepted_at, strict=True)
-        return Acceptance(self.num_drafts + other.num_drafts, tuple(left + right for left, right in pairs))
+        return AcceptanceCounts(self.num_drafts + other.num_drafts, tuple(left + right for left, right in pairs))
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -48,10 +48,10 @@ class Acceptance:
         return 1.0 + (sum(self.accepted_at) / self.num_drafts if self.num_drafts else 0.0)
 
 
-def replay(matches: Sequence[bool], num_speculative_tokens: int, num_tokens: int | None = None) -> Acceptance:
+def replay(matches: Sequence[bool], num_speculative_tokens: int, num_tokens: int | None = None) -> AcceptanceCounts:
     """Speculate over one completion of `num_tokens` tokens, all of `matches` when not given.
 
-    `matches[i]` says whether the draft foretells token i from those before it; those past the completion's end are of
+    `matches[i]` says whether the draft predicts token i from those before it; those past the completion's end are of
     what the target would write there. The first token comes with the prompt's own step, without a draft.
     """
     accepted = [0] * num_speculative_tokens
@@ -63,7 +63,7 @@ def replay(matches: Sequence[bool], num_speculative_tokens: int, num_tokens: int
             accepted[length] += 1
             length += 1
         at += length + 1
-    return Acceptance(drafts, tuple(accepted))
+    return AcceptanceCounts(drafts, tuple(accepted))
 
 
 def share_interval(hits: Sequence[int], totals: Sequence[int]) -> tuple[float, float]:

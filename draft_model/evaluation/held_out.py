@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.samples import CorpusText
 from draft_model.training.loss import token_losses
@@ -37,7 +37,7 @@ class Evaluation:
     num_splits: int
 
 
-def text_rows(texts: Sequence[str], encoder: LayoutEncoder, row_tokens: int) -> tuple[list[Tensor], int]:
+def text_rows(texts: Sequence[str], encoder: TemplateEncoder, row_tokens: int) -> tuple[list[Tensor], int]:
     """Each text's tokens behind what opens a file, in rows of at most `row_tokens`; and the bytes they stand for."""
     rows: list[Tensor] = []
     opening = encoder.encode_file([]) or [encoder.end]
@@ -59,7 +59,7 @@ def held_out_splits(
 
 @torch.inference_mode()
 def evaluate(
-    model: PreTrainedModel, encoder: LayoutEncoder, texts: Sequence[str], num_splits: int = NUM_SPLITS,
+    model: PreTrainedModel, encoder: TemplateEncoder, texts: Sequence[str], num_splits: int = NUM_SPLITS,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:  # fmt: skip
     """Measure a model on held-out texts, in float32. `on_done(done, total)` is called after each row and split."""
@@ -70,7 +70,7 @@ def evaluate(
         on_done(number, len(rows) + num_splits)
     num_tokens = sum(row.shape[1] - 1 for row in rows)
     middle_total, num_middle, num_first = 0.0, 0, 0
-    splits = held_out_splits(texts, num_splits, is_typed_line_only=encoder.layout.is_typed_line_only)
+    splits = held_out_splits(texts, num_splits, is_typed_line_only=encoder.template.is_typed_line_only)
     for number, split in enumerate(splits, len(rows) + 1):
         ids, middle_from = encode_split(encoder, split)
         row = torch.tensor([ids[-model.config.max_position_embeddings :]])

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split
-from draft_model.evaluation.acceptance import Acceptance, replay, share_interval
+from draft_model.evaluation.acceptance import AcceptanceCounts, replay, share_interval
 from draft_model.evaluation.kinds import Kind, kinds_of_pieces
 
 MAX_DRAFT = 8
@@ -24,20 +24,20 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Counted:
-    """One completion: its tokens, how many of them the draft foretells, and what is accepted, by K."""
+    """One completion: its tokens, how many of them the draft predicts, and what is accepted, by K."""
 
     num_tokens: int
-    num_foretold: int
-    by_length: dict[int, Acceptance]
+    num_predicted: int
+    by_length: dict[int, AcceptanceCounts]
 
 
 @dataclass
-class Tally:
+class AcceptanceTally:
     """What was found so far."""
 
     completions: list[Counted] = field(default_factory=list)
     seen: Counter[Kind] = field(default_factory=Counter)
-    foretold: Counter[Kind] = field(default_factory=Counter)
+    predicted: Counter[Kind] = field(default_factory=Counter)
 
     @property
     def num_tokens(self) -> int:
@@ -46,18 +46,18 @@ class Tally:
 
     @property
     def agreement(self) -> float:
-        """The share of the target's tokens that the draft foretells."""
-        return sum(one.num_foretold for one in self.completions) / max(1, self.num_tokens)
+        """The share of the target's tokens that the draft predicts."""
+        return sum(one.num_predicted for one in self.completions) / max(1, self.num_tokens)
 
     @property
     def agreement_interval(self) -> tuple[float, float]:
         """The 95% interval of the same, had other cursors been drawn."""
-        pairs = [(one.num_foretold, one.num_tokens) for one in self.completions]
+        pairs = [(one.num_predicted, one.num_tokens) for one in self.completions]
         return share_interval([hits for hits, _ in pairs], [total for _, total in pairs])
 
-    def acceptance(self, length: int) -> Acceptance:
+    def acceptance(self, length: int) -> AcceptanceCounts:
         """What is accepted of drafts of `length` tokens."""
-        return sum((one.by_length[length] for one in self.completions), Acceptance(0, (0,) * length))
+        return sum((one.by_length[length] for one in self.completions), AcceptanceCounts(0, (0,) * length))
 
     def acceptance_interval(self, length: int) -> tuple[float, float]:
         """The 95% interval of accepted over drafted tokens, had other cursors been drawn."""
@@ -65,16 +65,16 @@ class Tally:
         return share_interval([sum(one.accepted_at) for one in found], [one.num_drafts * length for one in found])
 
     def by_kind(self) -> dict[str, tuple[float, int]]:
-        """For each kind the share that was foretold, and how many tokens that is of."""
-        return {kind.value: (self.foretold[kind] / max(1, self.seen[kind]), self.seen[kind]) for kind in Kind}
+        """For each kind the share that was predicted, and how many tokens that is of."""
+        return {kind.value: (self.predicted[kind] / max(1, self.seen[kind]), self.seen[kind]) for kind in Kind}
 
     def add(self, matches: Sequence[bool], kinds: Sequence[Kind]) -> None:
         """Count one completion of `len(kinds)` tokens; `matches` may go on past its end."""
-        foretold = [kind for kind, is_match in zip(kinds, matches, strict=False) if is_match]
+        predicted = [kind for kind, is_match in zip(kinds, matches, strict=False) if is_match]
         by_length = {length: replay(matches, length, len(kinds)) for length in range(1, MAX_DRAFT + 1)}
-        self.completions.append(Counted(len(kinds), len(foretold), by_length))
+        self.completions.append(Counted(len(kinds), len(predicted), by_length))
         self.seen.update(kinds)
-        self.foretold.update(foretold)
+        self.predicted.update(predicted)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Pair:
 
     target: PreTrainedModel
     draft: PreTrainedModel
-    encoder: LayoutEncoder
+    encoder: TemplateEncoder
 
 
 @torch.inference_mode()
@@ -106,7 +106,7 @@ def complete(
 
 
 @torch.inference_mode()
-def foretold(pair: Pair, prompt: Sequence[int], written: Sequence[int]) -> list[bool]:
+def draft_matches(pair: Pair, prompt: Sequence[int], written: Sequence[int]) -> list[bool]:
     """For each written token, whether the draft thinks it the likeliest behind what stands before it."""
     row = torch.tensor([[*prompt, *written]])
     logits = pair.draft(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1]
@@ -120,20 +120,20 @@ def measure(
     max_tokens: int,
     temperature: float = 0.0,
     on_split: Callable[[int, int], None] = lambda done, total: None,
-) -> Tally:
+) -> AcceptanceTally:
     """Acceptance over what the target writes at the cursors of `splits`, greedily unless a temperature is given."""
     torch.manual_seed(SEED)
-    tally = Tally()
+    tally = AcceptanceTally()
     for number, split in enumerate(splits):
         prompt = pair.encoder.encode_prompt(split.before, split.typed, split.after)
         written = complete(pair, prompt, max_tokens, temperature, stops=pair.encoder.stops)
         beyond = complete(pair, [*prompt, *written], MAX_DRAFT, temperature)
-        tally.add(foretold(pair, prompt, [*written, *beyond]), token_kinds(pair.encoder, split, written))
+        tally.add(draft_matches(pair, prompt, [*written, *beyond]), token_kinds(pair.encoder, split, written))
         on_split(number + 1, len(splits))
     return tally
 
 
-def token_kinds(encoder: LayoutEncoder, split: Split, written: Sequence[int]) -> list[Kind]:
+def token_kinds(encoder: TemplateEncoder, split: Split, written: Sequence[int]) -> list[Kind]:
     """The kind of every written token, from the whole text with the completion in its place; the end is syntax."""
     pieces, shown = [], ""
     for at in range(len(written)):

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from draft_model.evaluation.acceptance import Acceptance
-from draft_model.evaluation.report import EngineFigures, StepTimes, engine_run
-from draft_model.models.engine import Engine, open_engine
+from draft_model.evaluation.acceptance import AcceptanceCounts
+from draft_model.evaluation.report import DecodeTimes, EngineFigures, engine_run
+from draft_model.models.engine import OfflineEngine, open_engine
 
 TIMED_TOKENS = 64
 TIMED_ROUNDS = 5
@@ -24,7 +24,7 @@ class Served:
     """One pass over the prompts; a text has the token that ended it, unless it was cut off."""
 
     texts: list[list[int]]
-    acceptance: Acceptance | None
+    acceptance: AcceptanceCounts | None
     tokens_per_s: float
 
 
@@ -47,7 +47,7 @@ def serve(
             completions = engine.complete(prompts, max_tokens=max_tokens, temperature=degree, stops=stops)
             counted = engine.speculation(num_speculative_tokens).since(before)
             texts = [[*one.ids, *([] if one.stop is None else [one.stop])] for one in completions]
-            acceptance = Acceptance(counted.num_drafts, counted.accepted_at) if draft else None
+            acceptance = AcceptanceCounts(counted.num_drafts, counted.accepted_at) if draft else None
             served.append(Served(texts, acceptance, sum(map(len, texts)) / engine.took_s))
         return served
 
@@ -59,7 +59,7 @@ def step_time_s(model: Path, prompt: Sequence[int], options: Mapping[str, Any] |
         return median(_time_a_step(engine, prompt) for _ in range(TIMED_ROUNDS))
 
 
-def _time_a_step(engine: Engine, prompt: Sequence[int]) -> float:
+def _time_a_step(engine: OfflineEngine, prompt: Sequence[int]) -> float:
     took = []
     for tokens in (TIMED_TOKENS // 2, TIMED_TOKENS):
         begun = time.perf_counter()
@@ -87,11 +87,11 @@ def measure_engine(
     on_run()
     # A draft's own context may be shorter than the target's.
     own = {name: value for name, value in (options or {}).items() if name != "max_model_len"}
-    steps: list[StepTimes] = []
+    steps: list[DecodeTimes] = []
     for _ in range(TIMED_TURNS):
         target_s = step_time_s(target, prompts[0], options)
         on_run()
-        steps.append(StepTimes(target_s * 1e3, step_time_s(draft, prompts[0], own) * 1e3))
+        steps.append(DecodeTimes(target_s * 1e3, step_time_s(draft, prompts[0], own) * 1e3))
         on_run()
     found = []
     for length in lengths:

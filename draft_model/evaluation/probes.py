@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 
 MAX_NEW_TOKENS = 24
 
@@ -63,7 +63,7 @@ PROBES: tuple[Probe, ...] = (
 )
 
 
-def complete(model: PreTrainedModel, encoder: LayoutEncoder, before: str, typed: str, after: str) -> str:
+def complete(model: PreTrainedModel, encoder: TemplateEncoder, before: str, typed: str, after: str) -> str:
     """The greedy completion at a cursor, at most `MAX_NEW_TOKENS` tokens."""
     prompt = torch.tensor([encoder.encode_prompt(before, typed, after)])
     generator: Any = model
@@ -79,7 +79,9 @@ def complete(model: PreTrainedModel, encoder: LayoutEncoder, before: str, typed:
     return encoder.decode(output[0, prompt.shape[1] :].tolist())
 
 
-def run_probes(model: PreTrainedModel, encoder: LayoutEncoder, probes: tuple[Probe, ...] = PROBES) -> list[ProbeResult]:
+def run_probes(
+    model: PreTrainedModel, encoder: TemplateEncoder, probes: tuple[Probe, ...] = PROBES
+) -> list[ProbeResult]:
     """What the model writes at every probe."""
     results = []
     for probe in probes:

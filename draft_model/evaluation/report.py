@@ -10,10 +10,10 @@ from typing import Any
 import matplotlib as mpl
 
 from draft_model.core.files import replacing_file, replacing_folder
-from draft_model.evaluation.acceptance import Acceptance, expected_speedup
+from draft_model.evaluation.acceptance import AcceptanceCounts, expected_speedup
 from draft_model.evaluation.identity import Identity, describe
 from draft_model.evaluation.kinds import Kind
-from draft_model.evaluation.offline import MAX_DRAFT, Tally
+from draft_model.evaluation.offline import MAX_DRAFT, AcceptanceTally
 
 REPORT = "report.json"
 """What a report's folder is known by."""
@@ -34,7 +34,7 @@ class TallyFigures:
     mean_accepted_length: dict[int, float]
     per_position: tuple[float, ...]
     by_kind: dict[str, tuple[float, int]]
-    """For each kind of code the share that the draft foretells, and of how many tokens it is one."""
+    """For each kind of code the share that the draft predicts, and of how many tokens it is one."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class EngineRun:
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class DecodeTimes:
     """Decode steps of one sequence, the two models timed one after the other."""
 
     target_ms: float
@@ -86,10 +86,10 @@ class EngineFigures:
 
     runs: tuple[EngineRun, ...]
     tokens_per_s_without_draft: tuple[float, float]
-    steps: tuple[StepTimes, ...]
+    steps: tuple[DecodeTimes, ...]
 
 
-def tally_figures(tally: Tally) -> TallyFigures:
+def tally_figures(tally: AcceptanceTally) -> TallyFigures:
     """The figures of what was counted at one temperature."""
     lengths = range(1, MAX_DRAFT + 1)
     return TallyFigures(
@@ -104,14 +104,14 @@ def tally_figures(tally: Tally) -> TallyFigures:
     )
 
 
-def offline_figures(num_completions: int, tallies: Mapping[float, Tally]) -> OfflineFigures:
+def offline_figures(num_completions: int, tallies: Mapping[float, AcceptanceTally]) -> OfflineFigures:
     """The figures of the counts at each temperature."""
     return OfflineFigures(num_completions, {degree: tally_figures(tally) for degree, tally in tallies.items()})
 
 
 def engine_run(
-    counted: Mapping[float, Acceptance], identical_share: float, tokens_per_s: float, without_draft: float,
-    steps: Sequence[StepTimes],
+    counted: Mapping[float, AcceptanceCounts], identical_share: float, tokens_per_s: float, without_draft: float,
+    steps: Sequence[DecodeTimes],
 ) -> EngineRun:  # fmt: skip
     """The run with one K; `without_draft` is in tokens a second as well."""
     greedy = counted[0.0]
@@ -128,7 +128,7 @@ def engine_run(
     )
 
 
-def conditional_acceptance(found: Acceptance) -> float:
+def conditional_acceptance(found: AcceptanceCounts) -> float:
     """The probability that a drafted token is accepted when those before it were, which the formula asks for."""
     tried = found.num_drafts + sum(found.accepted_at[:-1])
     return sum(found.accepted_at) / tried if tried else 0.0
@@ -140,14 +140,14 @@ def render_report(offline: OfflineFigures, engine: EngineFigures | None, identit
     degrees = list(offline.at_temperature.items())
     heads = " | ".join("greedy" if not degree else f"at {degree:g}" for degree, _ in degrees)
     lines = [
-        f"{offline.num_completions} completions, {greedy.num_tokens:,} tokens greedily, of which the draft foretells "
+        f"{offline.num_completions} completions, {greedy.num_tokens:,} tokens greedily, of which the draft predicts "
         f"{_with_interval(greedy.agreement, greedy.agreement_interval)}. Offline, in brackets 95% intervals:",
         "",
         f"| K | accepted of drafted: {heads} | tokens a step: {heads} | accepted up to here, K = {MAX_DRAFT} |",
         "| --- |" + " --- |" * (2 * len(degrees) + 1),
         *(_length_line(length, [found for _, found in degrees]) for length in greedy.acceptance_by_length),
         "",
-        f"| kind of code, foretold | {heads} | tokens |",
+        f"| kind of code, predicted | {heads} | tokens |",
         "| --- |" + " --- |" * (len(degrees) + 1),
         *(_kind_line(kind.value, [found for _, found in degrees]) for kind in Kind),
     ]
@@ -240,7 +240,7 @@ def draw_acceptance(offline: OfflineFigures, engine: EngineFigures | None, path:
     left.legend()
     names = [kind.value for kind in Kind]
     right.barh(names, [100 * offline.greedy.by_kind[name][0] for name in names])
-    right.set(xlabel="foretold, greedy, %", xlim=(0, 100))
+    right.set(xlabel="predicted, greedy, %", xlim=(0, 100))
     right.invert_yaxis()
     with replacing_file(path) as file:
         figure.savefig(file, format="png", dpi=120)

@@ -34,7 +34,7 @@ class Completion:
     stop: int | None = None
 
 
-class Engine:
+class OfflineEngine:
     """A running engine."""
 
     def __init__(self, llm: Any) -> None:  # noqa: ANN401 - vLLM's own type, imported late
@@ -96,7 +96,7 @@ def refuse_options(options: Mapping[str, Any], *fixed: str) -> None:
 def open_engine(
     target: Path, draft: Path | None = None, *, num_speculative_tokens: int = 0, max_num_seqs: int | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Iterator[Engine]:  # fmt: skip
+) -> Iterator[OfflineEngine]:  # fmt: skip
     """Start vLLM on a target, with a draft when one is given; stop it at the end.
 
     `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises PipelineError when it does not start, dies
@@ -111,6 +111,6 @@ def open_engine(
         }  # fmt: skip
     try:
         with offline.offline_engine(target, fixed, options) as llm:
-            yield Engine(llm)
+            yield OfflineEngine(llm)
     except offline.OfflineEngineError as error:
         raise PipelineError(str(error)) from error

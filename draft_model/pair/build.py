@@ -11,15 +11,15 @@ from pathlib import Path
 
 from rich.console import Console
 
+from completion_server.prompt.templates import EMBEDDED
 from draft_model.core.files import replacing_folder, weights_digest
 from draft_model.core.presets import Preset
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.samples import GENERATED_SHARE
 from draft_model.data.shards import DataSettings, build_data
-from draft_model.data.templates import EMBEDDED
 from draft_model.data.tokenizer import load_encoder, train_tokenizer
-from draft_model.distil.generate import Generation, draw_cursors, generate
+from draft_model.distil.generate import GenerationSettings, draw_cursors, generate
 from draft_model.evaluation.held_out import evaluate, held_out_splits
 from draft_model.evaluation.offline import Pair, measure
 from draft_model.evaluation.probes import run_probes
@@ -34,7 +34,7 @@ from draft_model.training.run import MIX, MODEL, Distillation, train
 from draft_model.training.trainer import TrainResult
 from draft_model.training.world import joined_world
 
-GENERATION = Generation(max_tokens=48, temperature=0.0, seed=30)
+GENERATION = GenerationSettings(max_tokens=48, temperature=0.0, seed=30)
 PAIR_CURSORS = 200
 PAIR_TOKENS = 32
 
@@ -131,5 +131,5 @@ def _measure_model(role: Role, run: Path, result: TrainResult, texts: Sequence[s
 def measure_pair(target: Path, draft: Path, texts: Sequence[str], num_cursors: int) -> OfflineFigures:
     """How much of the draft the target accepts, offline and greedily."""
     pair = Pair(load_model(target), load_model(draft), load_encoder(target))
-    splits = held_out_splits(texts, num_cursors, is_typed_line_only=pair.encoder.layout.is_typed_line_only)
+    splits = held_out_splits(texts, num_cursors, is_typed_line_only=pair.encoder.template.is_typed_line_only)
     return offline_figures(len(splits), {0.0: measure(pair, splits, PAIR_TOKENS)})

@@ -75,7 +75,7 @@ def _measured(figures: BuildFigures, model: ModelFigures) -> tuple[str, ...]:
         ("loss inside held-out completions, nats per token", f"{held_out.middle_loss:.3f}"),
         ("first token of a held-out completion right", f"{held_out.first_token_accuracy:.1%} of {held_out.num_splits}"),
         ("probes as expected", f"{model.num_right} of {len(model.probes)}"),
-        ("tokens of the target's completions that the draft foretells", f"{pair.agreement:.1%}"),
+        ("tokens of the target's completions that the draft predicts", f"{pair.agreement:.1%}"),
         ("drafted tokens that are accepted, greedy, K = 4", f"{pair.acceptance_by_length[4]:.1%}"),
     ]
     return (

@@ -48,7 +48,7 @@ ASSUMED = Utilisation(DEFAULT_UTILISATION, "assumed")
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The outcome; operations are all, the teacher's among them.
 
     Memory is that of weights, optimiser and teacher on each GPU, activations come on top.
@@ -93,7 +93,7 @@ def make_plan(
     utilisation: Utilisation = ASSUMED,
     dollars_per_hour: float | None = None,
     num_teacher_parameters: int = 0,
-) -> Plan:
+) -> TrainingPlan:
     """The plan for training `preset` on `num_tokens`, distilled from a teacher if it has parameters.
 
     PipelineError for a GPU that is not in the table, no tokens, or a teacher that would count twice.
@@ -118,13 +118,13 @@ def make_plan(
     others = shape.num_parameters - shape.num_matrix_parameters
     state = shape.num_matrix_parameters * BYTES_PER_MATRIX_PARAMETER + others * BYTES_PER_OTHER_PARAMETER
     state += num_teacher_parameters * BYTES_PER_TEACHER_PARAMETER
-    return Plan(
+    return TrainingPlan(
         shape.num_parameters, num_teacher_parameters, flops, teacher_flops, utilisation.share, utilisation.source,
         num_tokens / seconds, seconds / SECONDS_PER_DAY, hours, hours * price, state / num_gpus / 2**30, GPU_GIB[gpu],
     )  # fmt: skip
 
 
-def describe_plan(plan: Plan) -> str:
+def describe_plan(plan: TrainingPlan) -> str:
     """The plan in a few lines."""
     teacher = f"a teacher of {plan.num_teacher_parameters / 1e9:.2f}B parameters"
     of_teacher = f", {plan.teacher_flops:.2e} of them in {teacher}" if plan.num_teacher_parameters else ""

@@ -16,7 +16,7 @@ import numpy as np
 
 from draft_model.core.errors import PipelineError
 from draft_model.core.files import replacing_file, write_atomically
-from draft_model.training.trainer import Progress
+from draft_model.training.trainer import TrainingProgress
 
 METRICS = "metrics.jsonl"
 PICTURE = "loss.png"
@@ -49,7 +49,7 @@ class Recorder:
             self._lines = (self._folder / METRICS).open("a", encoding="utf-8", buffering=1)
             self._board = self._open_board(purge_step=step + 1)
 
-    def step(self, progress: Progress) -> None:
+    def step(self, progress: TrainingProgress) -> None:
         """Write one line and one point of every curve; PipelineError when the disk refuses."""
         told = asdict(progress)
         assert self._lines is not None

@@ -48,7 +48,7 @@ class Blocks(Protocol):
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """What a watcher is told after every step; losses are nats per token of that step, `divergence` as well.
 
     `utilisation` is the share of the devices' peak that went into the model, 0 to 1; 0 where the peak is not known.
@@ -74,7 +74,7 @@ class Watcher(Protocol):
         """Called once before the first step, with the number of steps that are done already."""
         ...
 
-    def step(self, progress: Progress) -> None:
+    def step(self, progress: TrainingProgress) -> None:
         """Called after every optimiser step."""
         ...
 
@@ -190,10 +190,12 @@ class Trainer:
                 f"of step {self._saved_step} is intact: train with lower rates or look at the data"
             )
 
-    def _progress(self, losses: list[float], norm: float, scale: float, took_s: float, flops: float) -> Progress:
+    def _progress(
+        self, losses: list[float], norm: float, scale: float, took_s: float, flops: float
+    ) -> TrainingProgress:
         budget = self._budget
         utilisation = flops / took_s / self._peak_flops if self._peak_flops else 0.0
-        return Progress(
+        return TrainingProgress(
             budget.num_steps, budget.progress, losses[0], losses[1], losses[2], norm, scale, self._num_tokens,
             self._preset.train.batch_tokens / took_s, utilisation, budget.left_s,
         )  # fmt: skip

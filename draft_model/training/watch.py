@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from draft_model.training.trainer import Progress, Watcher
+from draft_model.training.trainer import TrainingProgress, Watcher
 
 LINE_EVERY_S = 20.0
 SMOOTHING = 0.95
 
 
-def describe(progress: Progress, loss: float, middle_loss: float) -> str:
+def describe(progress: TrainingProgress, loss: float, middle_loss: float) -> str:
     """One line: step, losses, tokens, pace, utilisation and what is left."""
     minutes, seconds = divmod(int(progress.left_s), 60)
     return (
@@ -30,7 +30,7 @@ class _Smooth:
     def __init__(self) -> None:
         self._values: tuple[float, float] | None = None
 
-    def add(self, progress: Progress) -> tuple[float, float]:
+    def add(self, progress: TrainingProgress) -> tuple[float, float]:
         new = (progress.loss, progress.middle_loss)
         old = self._values or new
         self._values = (
@@ -52,7 +52,7 @@ class BarWatcher:
         """Say where a resumed run stands."""
         self._bar.update(self._task, text=f"from step {step}")
 
-    def step(self, progress: Progress) -> None:
+    def step(self, progress: TrainingProgress) -> None:
         """Show the state after a step."""
         self._bar.update(self._task, completed=progress.share, text=describe(progress, *self._smooth.add(progress)))
 
@@ -71,7 +71,7 @@ class LineWatcher:
         """Say where a resumed run stands."""
         self._print(f"{self._name} from step {step}")
 
-    def step(self, progress: Progress) -> None:
+    def step(self, progress: TrainingProgress) -> None:
         """Print the state after a step, if it is time."""
         losses = self._smooth.add(progress)
         if self._clock() - self._printed_at_s >= LINE_EVERY_S or progress.share >= 1.0:
@@ -93,7 +93,7 @@ class Watchers:
         for watcher in self._watchers:
             watcher.begin(step)
 
-    def step(self, progress: Progress) -> None:
+    def step(self, progress: TrainingProgress) -> None:
         """Tell all."""
         for watcher in self._watchers:
             watcher.step(progress)

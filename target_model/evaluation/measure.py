@@ -114,7 +114,7 @@ def _losses(served: ServedModel, texts: Sequence[str], marker: str) -> TextLosse
         rows += [[*opening, *ids[at : at + ROW_TOKENS]] for at in range(0, len(ids), ROW_TOKENS)]
         of_text += [number] * (len(rows) - len(of_text))
     if not rows:
-        raise EvaluationError("the held-out texts are empty: there is nothing to foretell")
+        raise EvaluationError("the held-out texts are empty: there is nothing to predict")
     nats, num_tokens = [0.0] * len(texts), [0] * len(texts)
     for number, row, loss in zip(of_text, rows, served.losses(rows), strict=True):
         nats[number] += loss

@@ -1,13 +1,14 @@
-"""Prompts as the server builds them, from its own prompt command: nothing is imported from it."""
+"""The prompts of tasks, built by the server's own prompt builder."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from completion_server.core.errors import ConfigError, InvalidRequestError
+from completion_server.core.request import Caller, Mode, Request
+from completion_server.prompt.builder import PromptBuilder
+from completion_server.prompt.loading import load_prompt_builder
+from completion_server.prompt.settings import PromptSettings
 from target_model.core.errors import EvaluationError
 from target_model.evaluation.tasks import Task
 
@@ -24,40 +25,41 @@ class Prompts:
 
 
 def build_prompts(model: Path, tasks: Sequence[Task], max_prompt_tokens: int = MAX_PROMPT_TOKENS) -> Prompts:
-    """Every task's prompt; there is at least one. Where a line is missing the cursor stands on an empty line.
+    """Build every task's prompt; there is at least one. A missing line leaves the cursor on an empty line.
 
-    Raises EvaluationError with the server's words when it builds none.
+    Raises EvaluationError when the server builds no prompts for the model, or one does not fit.
     """
-    requests = "".join(json.dumps(_request(number, task)) + "\n" for number, task in enumerate(tasks))
-    answers = _ask(model, requests, max_prompt_tokens)[1:]
-    refused = next((answer["error"] for answer in answers if "error" in answer), None)
-    if refused:
-        raise EvaluationError(f"a task's prompt does not fit: {refused}")
-    return Prompts([answer["token_ids"] for answer in answers], answers[0]["stop_token_ids"])
+    builder = _load_builder(model, max_prompt_tokens)
+    try:
+        prompts = [builder.build(_request(number, task)) for number, task in enumerate(tasks)]
+    except InvalidRequestError as error:
+        raise EvaluationError(f"a task's prompt does not fit: {error.message}") from error
+    return Prompts([prompt.token_ids for prompt in prompts], list(prompts[0].stop_token_ids))
 
 
 def file_marker(model: Path) -> str:
-    """The token that opens a file in the model's family, "" where it has none; EvaluationError as `build_prompts`."""
-    marker: str = _ask(model, "", MAX_PROMPT_TOKENS)[0]["template"]["file"]
-    return marker
+    """The token that opens a file in the model's family, "" if it has none; EvaluationError as `build_prompts`."""
+    return _load_builder(model, MAX_PROMPT_TOKENS).template.file
 
 
-def _ask(model: Path, requests: str, max_prompt_tokens: int) -> list[dict[str, Any]]:
-    """The answers of the server's prompt command, the one that tells the template first."""
-    command = [sys.executable, "-m", "completion_server.prompt", str(model)]
-    command += ["--settings", json.dumps({"max_prompt_tokens": max_prompt_tokens})]
-    done = subprocess.run(command, input=requests, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise EvaluationError(f"the server builds no prompts for {model}: {done.stderr.strip()[-300:]}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def _load_builder(model: Path, max_prompt_tokens: int) -> PromptBuilder:
+    settings = PromptSettings(max_prompt_tokens=max_prompt_tokens)
+    try:
+        return load_prompt_builder(str(model), max_prompt_tokens=max_prompt_tokens, settings=settings)
+    except ConfigError as error:
+        raise EvaluationError(f"the server builds no prompts for {model}: {error}") from error
 
 
-def _request(number: int, task: Task) -> dict[str, str]:
-    suffix = f"\n{task.suffix}" if task.suffix else ""
-    return {
-        "prefix": task.prefix,
-        "suffix": suffix,
-        "session": str(number),
-        "document_uri": "file:///task.py",
-        "mode": "multi_line",  # A newline ends no completion: `tasks.only_line` cuts out what is asked for.
-    }
+def _request(number: int, task: Task) -> Request:
+    return Request(
+        id=f"task-{number}",
+        caller=Caller(user="tasks", session=str(number)),
+        sequence=number,
+        document_uri="file:///task.py",
+        language_id="",
+        prefix=task.prefix,
+        suffix=f"\n{task.suffix}" if task.suffix else "",
+        max_tokens=1,
+        received_at=0.0,
+        mode=Mode.MULTI_LINE,  # A newline ends no completion: `tasks.only_line` cuts out what is asked for.
+    )

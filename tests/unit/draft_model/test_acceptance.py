@@ -10,23 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_model.core.presets import Preset
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split
-from draft_model.evaluation.acceptance import Acceptance, expected_speedup, expected_tokens, replay, share_interval
+from draft_model.evaluation.acceptance import (
+    AcceptanceCounts,
+    expected_speedup,
+    expected_tokens,
+    replay,
+    share_interval,
+)
 from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.kinds import Kind, kinds_of, kinds_of_pieces
 from draft_model.evaluation.offline import (
     MAX_DRAFT,
+    AcceptanceTally,
     Pair,
-    Tally,
     complete,
-    foretold,
+    draft_matches,
     measure,
     token_kinds,
 )
 from draft_model.evaluation.report import (
+    DecodeTimes,
     EngineFigures,
-    StepTimes,
     conditional_acceptance,
     engine_run,
     offline_figures,
@@ -59,7 +65,7 @@ def test_a_replay_is_what_a_step_by_step_speculation_does(matches: list[bool], l
 def test_what_is_counted_by_hand() -> None:
     #                 t      draft 1        draft 2      draft 3
     found = replay([True, True, True, False, False, True, True], 2)
-    assert found == Acceptance(3, (2, 2))
+    assert found == AcceptanceCounts(3, (2, 2))
     assert found.per_token == pytest.approx(2 / 3)
     assert found.per_position == pytest.approx((2 / 3, 2 / 3))
     assert found.mean_length == pytest.approx(7 / 3)
@@ -146,14 +152,14 @@ def test_a_piece_has_the_kind_of_what_one_sees_first() -> None:
 
 
 @pytest.fixture
-def pair(preset: Preset, encoder: LayoutEncoder) -> Pair:
+def pair(preset: Preset, encoder: TemplateEncoder) -> Pair:
     return Pair(make_model(preset.shape, 1).eval(), make_model(preset.shape, 2).eval(), encoder)
 
 
-def test_what_the_draft_foretells_is_what_it_would_draft_token_by_token(pair: Pair) -> None:
+def test_what_the_draft_predicts_is_what_it_would_draft_token_by_token(pair: Pair) -> None:
     prompt = pair.encoder.encode_prompt("", "def f(", "")
     written = complete(pair, prompt, 8)
-    matches = foretold(pair, prompt, written)
+    matches = draft_matches(pair, prompt, written)
     for at, token in enumerate(written):
         with torch.inference_mode():
             logits = pair.draft(input_ids=torch.tensor([[*prompt, *written[:at]]])).logits[0, -1]
@@ -175,7 +181,7 @@ def test_a_models_own_defaults_for_writing_do_not_matter(pair: Pair) -> None:
     assert complete(pair, prompt, 8) == written
 
 
-def test_a_model_foretells_itself(pair: Pair, source: str) -> None:
+def test_a_model_predicts_itself(pair: Pair, source: str) -> None:
     twin = Pair(pair.target, pair.target, pair.encoder)
     splits = held_out_splits([source], 4)
     tally = measure(twin, splits, 6)
@@ -188,11 +194,11 @@ def test_a_model_foretells_itself(pair: Pair, source: str) -> None:
 
 def test_a_draft_over_the_end_counts_with_what_the_target_would_write_there() -> None:
     whole = replay([True, True, False, True, True, True, True], 3, num_tokens=4)
-    assert whole == Acceptance(2, (2, 1, 1))
-    assert replay([True, True, False, True], 3) == Acceptance(2, (2, 0, 0))
+    assert whole == AcceptanceCounts(2, (2, 1, 1))
+    assert replay([True, True, False, True], 3) == AcceptanceCounts(2, (2, 0, 0))
 
 
-def test_at_a_temperature_the_share_foretold_is_the_targets_probability_of_the_drafts_token(pair: Pair) -> None:
+def test_at_a_temperature_the_share_predicted_is_the_targets_probability_of_the_drafts_token(pair: Pair) -> None:
     prompt = pair.encoder.encode_prompt("", "x", "")
     with torch.inference_mode():
         ids = torch.tensor([prompt])
@@ -208,7 +214,7 @@ def test_a_measurement_is_the_same_again(pair: Pair, source: str) -> None:
     assert measure(pair, splits, 4, 0.8) == measure(pair, splits, 4, 0.8)
 
 
-def test_tokens_of_a_completion_have_the_kinds_of_their_place(encoder: LayoutEncoder) -> None:
+def test_tokens_of_a_completion_have_the_kinds_of_their_place(encoder: TemplateEncoder) -> None:
     split = Split("", "x = f(", "", "# end\n")
     written = [*encoder.encode("y)"), encoder.end]
     kinds = token_kinds(encoder, split, written)
@@ -217,26 +223,26 @@ def test_tokens_of_a_completion_have_the_kinds_of_their_place(encoder: LayoutEnc
 
 
 def test_an_interval_is_as_wide_as_completions_differ() -> None:
-    """Twenty completions of ten tokens, half with 4 and half with 6 foretold: tokens of one completion count as one."""
+    """Twenty completions of ten tokens, half with 4 and half with 6 predicted: a completion counts as one draw."""
     low, high = share_interval([4, 6] * 10, [10] * 20)
     assert (low, high) == pytest.approx((0.5 - 1.96 * 0.1 / sqrt(19), 0.5 + 1.96 * 0.1 / sqrt(19)))
     assert share_interval([5, 5, 5], [10, 10, 10]) == (0.5, 0.5)
     assert share_interval([5], [10]) == share_interval([], []) == (0.0, 1.0)
-    tally = Tally()
+    tally = AcceptanceTally()
     for matches in ([True, True, False], [True, False, False], [True, True, True]):
         tally.add(matches, [Kind.LOGIC] * 3)
     assert tally.agreement == 6 / 9
     assert tally.agreement_interval == share_interval([2, 1, 3], [3, 3, 3])
-    assert tally.acceptance(1) == Acceptance(4, (2,))
+    assert tally.acceptance(1) == AcceptanceCounts(4, (2,))
     assert tally.acceptance_interval(1) == share_interval([1, 0, 1], [1, 2, 1])
 
 
 def test_the_report_shows_what_was_measured(tmp_path: Path) -> None:
-    tally = Tally()
+    tally = AcceptanceTally()
     tally.add([True, True, False, True], [Kind.SYNTAX, Kind.LOGIC, Kind.LOGIC, Kind.IDIOMS])
     offline = offline_figures(1, {0.0: tally, 0.2: tally})
-    counts = {0.0: Acceptance(10, (8, 4)), 0.2: Acceptance(10, (5, 1))}
-    steps = (StepTimes(4.0, 1.0), StepTimes(5.0, 2.5))
+    counts = {0.0: AcceptanceCounts(10, (8, 4)), 0.2: AcceptanceCounts(10, (5, 1))}
+    steps = (DecodeTimes(4.0, 1.0), DecodeTimes(5.0, 2.5))
     run = engine_run(counts, 0.9, 200.0, 100.0, steps)
     assert run.speedup == 2.0
     assert run.expected_speedup == pytest.approx(expected_speedup(12 / 18, 2, 0.375))

@@ -106,7 +106,7 @@ def test_the_commands_measure_what_was_built(built: BuildFigures, work: Path, tm
     report = run(main, [*ONE_THREAD, "evaluate", *pair, *sizes])
     assert report.exit_code == 0, report.output
     assert report.stdout.startswith("2 completions")
-    assert "| kind of code, foretold |" in report.stdout
+    assert "| kind of code, predicted |" in report.stdout
     assert (tmp_path / "report" / "report.json").is_file()
 
 

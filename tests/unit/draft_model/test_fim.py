@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import MAX_COMPLETION_CHARS, block_end, encode_split, narrow, ragged_pieces, split_at_random
 
 texts = st.text(alphabet="ab_ (:)\n\té€\U0001f40d", min_size=1, max_size=200).filter(lambda text: bool(text.strip()))
@@ -75,14 +75,16 @@ def test_finished_lines_may_stand_behind_the_marker_where_the_family_knows_that(
 
 
 @given(seeds)
-def test_a_sample_begins_with_the_prompt_that_the_server_builds(encoder: LayoutEncoder, source: str, seed: int) -> None:
+def test_a_sample_begins_with_the_prompt_that_the_server_builds(
+    encoder: TemplateEncoder, source: str, seed: int
+) -> None:
     split = split_at_random(source, Random(seed))
     ids, middle_from = encode_split(encoder, split)
     assert ids[:middle_from] == encoder.encode_prompt(split.before, split.typed, split.after)
     assert ids[middle_from:] == [*encoder.encode(split.completion), *([encoder.end] if split.is_whole else [])]
 
 
-def test_a_completion_that_was_cut_off_has_no_end(encoder: LayoutEncoder) -> None:
+def test_a_completion_that_was_cut_off_has_no_end(encoder: TemplateEncoder) -> None:
     """Else a model would learn to end there."""
     text = "names = [" + '"a", ' * 300 + "]\n"
     splits = [split_at_random(text, Random(seed)) for seed in range(60)]
@@ -93,7 +95,7 @@ def test_a_completion_that_was_cut_off_has_no_end(encoder: LayoutEncoder) -> Non
     assert [encoder.end in encode_split(encoder, split)[0] for split in splits] == [one.is_whole for one in splits]
 
 
-def test_the_typed_part_is_tokenised_without_the_completion(encoder: LayoutEncoder) -> None:
+def test_the_typed_part_is_tokenised_without_the_completion(encoder: TemplateEncoder) -> None:
     joined, typed, completion = encoder.encode("return"), encoder.encode("ret"), encoder.encode("urn")
     assert joined != typed + completion
     prompt = encoder.encode_prompt("", "ret", "")

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from completion_server.prompt.templates import EMBEDDED
 from draft_model.core.errors import PipelineError
-from draft_model.data.encoder import LayoutEncoder
-from draft_model.data.templates import EMBEDDED
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.tokenizer import (
     SPECIAL_TOKENS,
     check_same_vocabulary,
@@ -19,7 +19,7 @@ from draft_model.data.tokenizer import (
 
 
 @given(st.text(max_size=200))
-def test_any_text_comes_back(encoder: LayoutEncoder, text: str) -> None:
+def test_any_text_comes_back(encoder: TemplateEncoder, text: str) -> None:
     assert encoder.decode(encoder.encode(text)) == text
 
 
@@ -29,7 +29,7 @@ def test_no_text_is_no_vocabulary() -> None:
 
 
 def test_the_special_tokens_come_first_and_nothing_is_added(
-    tokenizer: PreTrainedTokenizerFast, encoder: LayoutEncoder
+    tokenizer: PreTrainedTokenizerFast, encoder: TemplateEncoder
 ) -> None:
     assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [0, 1, 2, 3, 4]
     assert encoder.end == 0
@@ -53,7 +53,7 @@ def test_words_digits_punctuation_and_line_ends(
 
 
 def test_transformers_loads_what_is_saved(
-    tokenizer: PreTrainedTokenizerFast, encoder: LayoutEncoder, tmp_path: Path
+    tokenizer: PreTrainedTokenizerFast, encoder: TemplateEncoder, tmp_path: Path
 ) -> None:
     tokenizer.save_pretrained(str(tmp_path))
     loaded = AutoTokenizer.from_pretrained(str(tmp_path))
@@ -77,4 +77,4 @@ def test_another_vocabulary_is_an_error_that_says_which_tokens_differ(
 
 
 def test_our_own_tokenizer_has_our_own_layout(tokenizer_folder: Path) -> None:
-    assert load_encoder(tokenizer_folder).layout == EMBEDDED
+    assert load_encoder(tokenizer_folder).template == EMBEDDED

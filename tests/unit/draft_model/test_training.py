@@ -34,7 +34,7 @@ from draft_model.training.loss import Teacher, cross_entropies, divergences, log
 from draft_model.training.optim import is_hidden_matrix
 from draft_model.training.record import BOARD, METRICS, PICTURE, read_metrics, recording
 from draft_model.training.run import LOCK, Distillation, load_outcome, train
-from draft_model.training.trainer import Progress, SavePoint, Trainer, Watcher, run_fingerprint
+from draft_model.training.trainer import SavePoint, Trainer, TrainingProgress, Watcher, run_fingerprint
 from draft_model.training.world import World
 from tests.support.disk import files_up_to
 from tests.support.models import TARGET
@@ -47,14 +47,14 @@ class Recorder:
     """Remembers what it is told; may interrupt the run after a number of steps, as a signal would."""
 
     def __init__(self, stop_after: int | None = None) -> None:
-        self.seen: list[Progress] = []
+        self.seen: list[TrainingProgress] = []
         self.began_at: int | None = None
         self._stop_after = stop_after
 
     def begin(self, step: int) -> None:
         self.began_at = step
 
-    def step(self, progress: Progress) -> None:
+    def step(self, progress: TrainingProgress) -> None:
         self.seen.append(progress)
         if self._stop_after == len(self.seen):
             raise KeyboardInterrupt

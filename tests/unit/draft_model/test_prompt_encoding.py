@@ -1,8 +1,6 @@
-"""The layouts are those of the server: its own process says so, and builds the same tokens."""
+"""Prompts for training are token for token those of the server."""
 
-import json
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,12 +9,18 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from completion_server.core import request as core
+from completion_server.core.request import Caller
+from completion_server.prompt.loading import load_prompt_builder
+from completion_server.prompt.settings import PromptSettings
+from completion_server.prompt.templates import EMBEDDED, Order, Template
 from draft_model.core.errors import PipelineError
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.snippets import Context, Snippet
-from draft_model.data.templates import EMBEDDED, Layout, ask_server
+from draft_model.data.templates import server_template
 from draft_model.data.tokenizer import load_tokenizer, make_encoder
+from tests.unit.prompt.prompts import CURSOR, request_at
 
 SUFFIX_FIRST: dict[str, Any] = {"template": "fim", "template_fields": {"order": "suffix_first"}}
 NO_MIDDLE: dict[str, Any] = {"template": "fim", "template_fields": {"order": "suffix_first", "middle": ""}}
@@ -38,15 +42,25 @@ OTHERS = (
 )
 
 
-def ask_for_prompts(model: Path, settings: dict[str, Any], requests: list[dict[str, Any]]) -> list[list[int]]:
-    command = [sys.executable, "-m", "completion_server.prompt", str(model), "--settings", json.dumps(settings)]
-    lines = "".join(json.dumps(request) + "\n" for request in requests)
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
-    return [json.loads(line)["token_ids"] for line in done.stdout.splitlines()[1:]]
+def template_of(model: Path, settings: dict[str, Any]) -> Template:
+    return server_template(model, PromptSettings(**settings))
 
 
-def test_the_embedded_layout_is_the_one_that_the_server_finds(tokenizer_folder: Path) -> None:
-    assert ask_server(tokenizer_folder) == EMBEDDED
+def server_prompts(model: Path, settings: dict[str, Any], requests: list[dict[str, Any]]) -> list[list[int]]:
+    """The server's prompts of requests, which name what differs from an empty one; so large that nothing is cut."""
+    size = 100_000
+    settings = settings | {"max_prompt_tokens": size}
+    builder = load_prompt_builder(str(model), max_prompt_tokens=size, settings=PromptSettings(**settings))
+    empty = request_at(CURSOR, uri="", language_id="")
+    callers = (Caller("ada", str(number)) for number in range(len(requests)))
+    return [
+        builder.build(replace(empty, caller=caller, **request)).token_ids
+        for caller, request in zip(callers, requests, strict=True)
+    ]
+
+
+def test_the_embedded_template_is_the_one_that_the_server_finds(tokenizer_folder: Path) -> None:
+    assert server_template(tokenizer_folder) == EMBEDDED
 
 
 @pytest.mark.parametrize("settings", EVERY_ORDER)
@@ -54,14 +68,10 @@ def test_prompts_are_token_for_token_those_of_the_server(
     settings: dict[str, Any], tokenizer_folder: Path, source: str
 ) -> None:
     tokenizer = load_tokenizer(tokenizer_folder)
-    encoder = make_encoder(tokenizer, ask_server(tokenizer_folder, settings))
+    encoder = make_encoder(tokenizer, template_of(tokenizer_folder, settings))
     splits = [split_at_random(source, Random(seed)) for seed in range(40)]
-    requests = [
-        {"prefix": split.before + split.typed, "suffix": split.after, "session": str(number)}
-        for number, split in enumerate(splits)
-    ]
-    # So large that neither side is cut.
-    built = ask_for_prompts(tokenizer_folder, settings | {"max_prompt_tokens": 100_000}, requests)
+    requests = [{"prefix": split.before + split.typed, "suffix": split.after} for split in splits]
+    built = server_prompts(tokenizer_folder, settings, requests)
     assert built == [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
 
 
@@ -69,17 +79,17 @@ def test_prompts_are_token_for_token_those_of_the_server(
 def test_other_files_stand_where_the_server_puts_them(
     settings: dict[str, Any], tokenizer_folder: Path, source: str
 ) -> None:
-    encoder = make_encoder(load_tokenizer(tokenizer_folder), ask_server(tokenizer_folder, settings))
+    encoder = make_encoder(load_tokenizer(tokenizer_folder), template_of(tokenizer_folder, settings))
     split = split_at_random(source, Random(3))
-    snippets = [{"uri": f"file:///{each.path}", "text": each.text, "score": at} for at, each in enumerate(OTHERS)]
+    snippets = tuple(core.Snippet(f"file:///{each.path}", each.text, at) for at, each in enumerate(OTHERS))
     requests = [
         {
-            "prefix": split.before + split.typed, "suffix": split.after, "snippets": snippets, "session": path,
+            "prefix": split.before + split.typed, "suffix": split.after, "snippets": snippets,
             "document_uri": f"file:///{path}", "language_id": language,
         }
         for path, language in LANGUAGES.items()
     ]  # fmt: skip
-    built = ask_for_prompts(tokenizer_folder, settings | {"max_prompt_tokens": 100_000}, requests)
+    built = server_prompts(tokenizer_folder, settings, requests)
     contexts = [Context(path, OTHERS) for path in LANGUAGES]
     assert built == [encoder.encode_prompt(split.before, split.typed, split.after, context) for context in contexts]
     assert encoder.encode_prompt(split.before, split.typed, split.after) not in built
@@ -103,14 +113,11 @@ def code_llama(tmp_path: Path, source: str) -> Path:
 def test_a_tokenizer_that_puts_blanks_before_texts_does_so_once_as_in_the_server(
     settings: dict[str, Any], code_llama: Path, source: str
 ) -> None:
-    encoder = make_encoder(load_tokenizer(code_llama), ask_server(code_llama, settings))
+    encoder = make_encoder(load_tokenizer(code_llama), template_of(code_llama, settings))
     splits = [split_at_random(source, Random(seed)) for seed in range(20)]
-    requests = [
-        {"prefix": split.before + split.typed, "suffix": split.after, "session": str(number)}
-        for number, split in enumerate(splits)
-    ]
-    asked = ask_server(code_llama, settings)
-    built = ask_for_prompts(code_llama, settings | {"max_prompt_tokens": 100_000}, requests)
+    requests = [{"prefix": split.before + split.typed, "suffix": split.after} for split in splits]
+    asked = template_of(code_llama, settings)
+    built = server_prompts(code_llama, settings, requests)
     expected = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
     if asked.middle:  # Where finished lines may stand behind the middle marker, the server chooses how many.
         middle = load_tokenizer(code_llama).get_vocab()[asked.middle]
@@ -120,8 +127,8 @@ def test_a_tokenizer_that_puts_blanks_before_texts_does_so_once_as_in_the_server
 
 
 def test_a_completion_ends_where_its_family_ends_it(code_llama: Path) -> None:
-    tokenizer, layout = load_tokenizer(code_llama), ask_server(code_llama)
-    encoder, vocabulary = make_encoder(tokenizer, layout), tokenizer.get_vocab()
+    tokenizer, template = load_tokenizer(code_llama), server_template(code_llama)
+    encoder, vocabulary = make_encoder(tokenizer, template), tokenizer.get_vocab()
     assert encoder.end == vocabulary["▁<EOT>"]
     assert set(encoder.stops) == {vocabulary[token] for token in ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")}
     ids, middle_from = encode_split(encoder, Split("", "", "x", "y"))
@@ -130,12 +137,12 @@ def test_a_completion_ends_where_its_family_ends_it(code_llama: Path) -> None:
 
 def test_a_tokenizer_that_the_server_refuses_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="the server builds no prompts"):
-        ask_server(tmp_path)
+        server_template(tmp_path)
 
 
-def test_missing_markers_are_named(encoder: LayoutEncoder, tokenizer_folder: Path) -> None:
-    other = Layout("other", "prefix_first", "<a>", "<|fim_suffix|>", "<b>", "", is_typed_line_only=False)
-    with pytest.raises(PipelineError, match="lacks <a>, <b> of the layout other"):
+def test_missing_markers_are_named(encoder: TemplateEncoder, tokenizer_folder: Path) -> None:
+    other = Template("other", Order.PREFIX_FIRST, "<a>", "<|fim_suffix|>", "<b>")
+    with pytest.raises(PipelineError, match="lacks <a>, <b> of the template other"):
         make_encoder(load_tokenizer(tokenizer_folder), other)
     assert encoder.holds_marker("x = '<|fim_middle|>'")
     assert not encoder.holds_marker("x = '<|'")

@@ -1,11 +1,10 @@
-"""The script of GPU figures: what it writes is what the parts that it starts read. `--tiny` runs all of it by hand."""
+"""The GPU figures: what the program writes is what the parts that it starts read. `--tiny` runs all of it by hand."""
 
-import importlib.util
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,55 +13,48 @@ from transformers import AutoConfig
 
 from draft_model.core.presets import PRESETS
 from draft_model.data.blocks import BlockSource
+from draft_model.gpu.__main__ import main
+from draft_model.gpu.decoding import max_sequences, time_steps, write_model
+from draft_model.gpu.sizes import FULL, PROMPT_SHARE, TINY
+from draft_model.gpu.training import write_data
 from target_model.quantisation.scheme import quantization_config
 
-SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "gpu" / "measure_models.py"
 
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure_models", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_trainer_reads_its_random_data(script: ModuleType, tmp_path: Path) -> None:
-    plan = replace(script.FULL, block_tokens=4096)
-    script.write_data(plan, tmp_path / "data")
+def test_the_trainer_reads_its_random_data(tmp_path: Path) -> None:
+    plan = replace(FULL, block_tokens=4096)
+    write_data(plan, tmp_path / "data")
     source = BlockSource(tmp_path / "data", 0)
     assert source.manifest.vocab_size == PRESETS["draft-1b"].shape.vocab_size
     block = source.block(0)
     assert block.ids.shape == block.is_middle.shape == (1, 4096)
     assert 0 <= int(block.ids.min()) <= int(block.ids.max()) < 32_016
-    assert plan.batch_tokens % script.FULL.block_tokens == 0
-    assert script.FULL.block_tokens % PRESETS["draft-1b"].shape.context_tokens == 0
+    assert plan.batch_tokens % FULL.block_tokens == 0
+    assert FULL.block_tokens % PRESETS["draft-1b"].shape.context_tokens == 0
 
 
-def test_the_target_is_a_13b_llama_in_int8(script: ModuleType, tmp_path: Path) -> None:
-    script.write_model(script.FULL.target, tmp_path / "target", is_int8=True)
-    assert 12.5e9 < script.FULL.target.num_parameters < 13.5e9
+def test_the_target_is_a_13b_llama_in_int8(tmp_path: Path) -> None:
+    write_model(FULL.target, tmp_path / "target", is_int8=True)
+    assert 12.5e9 < FULL.target.num_parameters < 13.5e9
     config = AutoConfig.from_pretrained(tmp_path / "target")
     assert (config.num_hidden_layers, config.hidden_size, config.vocab_size) == (40, 5120, 32_016)
     assert json.loads((tmp_path / "target" / "config.json").read_text())["quantization_config"] == quantization_config()
 
 
-def test_the_figures_are_the_last_line(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_figures_are_the_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def run(command: list[str]) -> str:
         if "--step" in command:
             target, draft = {"1": 4.0, "2": 8.0, "4": None}, {"1": 1.0, "2": 4.0, "4": 5.0}
-            return f"chatter\n{json.dumps(target if 'target' in command[3] else draft)}\n"
+            return f"chatter\n{json.dumps(target if 'target' in command[4] else draft)}\n"
         out = Path(command[command.index("--out") + 1])
         out.mkdir()
         steps = [{"tokens_per_s": 100.0 * number, "utilisation": 0.1} for number in range(1, 6)]
         (out / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
         return ""
 
-    monkeypatch.setattr(script, "run", run)
-    monkeypatch.setattr(script, "device_name", lambda: "cpu")
-    result = CliRunner().invoke(script.main, ["--tiny"])
+    for module in ("decoding", "training"):
+        monkeypatch.setattr(f"draft_model.gpu.{module}.run", run)
+    monkeypatch.setattr("draft_model.gpu.__main__.device_name", lambda: "cpu")
+    result = CliRunner().invoke(main, ["--tiny"])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout.splitlines()[-1])
     assert (told["train"]["tokens_per_s"], told["train"]["steps"]) == (450, 2)
@@ -76,7 +68,9 @@ class FakeLLM:
 
     def __init__(self, **_: Any) -> None:
         cache = SimpleNamespace(num_gpu_blocks=24, block_size=16)
-        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=cache))
+        self.llm_engine = SimpleNamespace(
+            vllm_config=SimpleNamespace(cache_config=cache), engine_core=SimpleNamespace(shutdown=lambda: None)
+        )
 
     def generate(self, prompts: list[dict[str, list[int]]], *_: Any, **__: Any) -> None:
         assert [len(prompt["prompt_token_ids"]) for prompt in prompts] == [32] * len(prompts)
@@ -84,25 +78,27 @@ class FakeLLM:
 
 
 def test_a_batch_that_the_kv_cache_cannot_hold_is_left_out(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     platforms = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: True))
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=FakeLLM, SamplingParams=dict))
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
-    script.write_model(script.TINY.target, tmp_path / "model", is_int8=False)
+    errors = SimpleNamespace(EngineDeadError=RuntimeError)
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", errors)
+    write_model(TINY.target, tmp_path / "model", is_int8=False)
     # 32 tokens of prompt, 8 timed and 1 before them: 3 blocks each.
-    found = script.time_steps(tmp_path / "model", replace(script.TINY, batch_sizes=(1, 7, 8)))
+    found = time_steps(tmp_path / "model", replace(TINY, batch_sizes=(1, 7, 8)))
     assert list(found) == ["1", "7", "8"]
     assert [value is None for value in found.values()] == [False, False, True]
     told = capsys.readouterr().err
     assert told == "left out: 8 sequences of 41 tokens at once; the KV cache holds 7, in 24 blocks of 16 tokens\n"
 
 
-def test_all_batches_fit_beside_the_target_on_80_gb(script: ModuleType) -> None:
-    shape, block_tokens = script.FULL.target, 16
+def test_all_batches_fit_beside_the_target_on_80_gb() -> None:
+    shape, block_tokens = FULL.target, 16
     weights = shape.num_parameters + shape.vocab_size * shape.hidden_size  # int8, the embedding bfloat16
     free = 0.9 * 80e9 - weights - 8e9  # vLLM's default share; activations and CUDA graphs, generously
     token_bytes = 2 * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
-    sequence_tokens = shape.context_tokens // script.PROMPT_SHARE + 1 + script.FULL.timed_tokens
-    seats = script.num_seats(int(free / (token_bytes * block_tokens)), block_tokens, sequence_tokens)
-    assert seats >= max(script.FULL.batch_sizes)
+    sequence_tokens = shape.context_tokens // PROMPT_SHARE + 1 + FULL.timed_tokens
+    most = max_sequences(int(free / (token_bytes * block_tokens)), block_tokens, sequence_tokens)
+    assert most >= max(FULL.batch_sizes)

@@ -11,8 +11,8 @@ stays. The columns stay, so `draft-model corpus --parquet ... --deduplicated` re
 this project's packages: `uv run` installs those above, and so does `pip install` of the same list.
 
 Example:
-    uv run deploy/corpus/deduplicate.py --data stack/python --text-key content --out stack-unique
-    uv run deploy/corpus/deduplicate.py --data s3://code/python --out s3://code/unique --slurm cpu --tasks 500
+    uv run draft_model/corpus/deduplicate.py --data stack/python --text-key content --out stack-unique
+    uv run draft_model/corpus/deduplicate.py --data s3://code/python --out s3://code/unique --slurm cpu --tasks 500
 """
 
 from typing import Any
@@ -26,8 +26,8 @@ from datatrove.pipeline.readers import ParquetReader
 from datatrove.pipeline.writers import ParquetWriter
 from datatrove.utils.text import TextNormConfig
 from datatrove.utils.word_tokenizers import WordTokenizer
-from pyarrow import Schema
-from pyarrow.parquet import read_schema
+from pyarrow import Schema  # type: ignore[import-untyped]
+from pyarrow.parquet import read_schema  # type: ignore[import-untyped]
 
 RUN_WORDS = 5
 NUM_BUCKETS, HASHES_A_BUCKET = 14, 8
@@ -36,7 +36,7 @@ AS_IT_IS = TextNormConfig(
 )
 
 
-class CodeWords(WordTokenizer):
+class CodeWords(WordTokenizer):  # type: ignore[misc]
     """Names, keywords and numbers, as `draft-model corpus` compares them; datatrove's own words are those of prose.
 
     Slurm's tasks unpickle it where this module is not: it must not use anything outside of itself.
