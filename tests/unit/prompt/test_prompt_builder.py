@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, models
 from completion_server.core.errors import ConfigError, InvalidRequestError
 from completion_server.core.request import Snippet
 from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.plaintext import make_plain
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.templates import PREFIX_ONLY
+from completion_server.prompt.tokens.plaintext import make_plain
 from loadtest.bench.prompt_typing import typed
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at, text_of
 from tests.unit.prompt.vocabularies import FAMILIES
@@ -110,7 +110,7 @@ def test_the_window_moves_seldom_and_far() -> None:
     for number in range(100, 260):
         request = request_at("".join(LINES[:number]) + CURSOR)
         builder.build(request)
-        starts.append(layout_of(builder, request).place.start)
+        starts.append(layout_of(builder, request).span.start)
     moves = [(one, other) for one, other in pairwise(starts) if one != other]
     assert len(moves) <= 25
     assert all(other - one >= 100 for one, other in moves)
@@ -138,11 +138,11 @@ def test_a_client_that_sends_a_fixed_number_of_characters_keeps_its_window() -> 
 def test_going_up_lays_out_anew_when_little_is_left_above() -> None:
     builder = builder_of("embedded", max_prompt_tokens=300)
     builder.build(request_at("".join(LINES[:200]) + CURSOR + "".join(LINES[200:])))
-    start = layout_of(builder, request_at(CURSOR)).place.start
+    start = layout_of(builder, request_at(CURSOR)).span.start
     lines_shown = "".join(LINES[:200])[start:].count("\n")
     up = 200 - lines_shown + 1
     prompt = builder.build(request_at("".join(LINES[:up]) + CURSOR + "".join(LINES[up:])))
-    assert layout_of(builder, request_at(CURSOR)).place.start < start
+    assert layout_of(builder, request_at(CURSOR)).span.start < start
     assert len(prompt.token_ids) > 200
 
 
@@ -290,13 +290,14 @@ def test_several_threads_build_at_once() -> None:
     builder = builder_of("embedded", max_prompt_tokens=300)
     states = typed(CODE, 40, seed=8)
     requests = [request_at(state.prefix + CURSOR + state.suffix) for state in states]
+    middle = FAMILIES["embedded"]().token_to_id("<|fim_middle|>")
     whole = make_plain(FAMILIES["embedded"]()).tokenizer
     failures: list[object] = []
 
     def build(turn: int) -> None:
         for request in requests[turn::2] + requests[::-1]:
             prompt = builder.build(request)
-            typed_ids = prompt.token_ids[prompt.token_ids.index(builder._ids["<|fim_middle|>"]) + 1 :]
+            typed_ids = prompt.token_ids[prompt.token_ids.index(middle) + 1 :]
             line = request.prefix[request.prefix.rfind("\n") + 1 :]
             if typed_ids != whole.encode(line).ids:
                 failures.append(request)

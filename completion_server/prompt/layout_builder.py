@@ -1,17 +1,17 @@
-"""Laying out a request: the document's last layout moved along where that fits, else one made anew.
+"""Builds the layout of a request: keeps the document's last layout if it still fits, or makes a new one.
 
-The next key keeps the window, the end of the suffix and the snippets, so that its tokens are the same up to the text
-being typed. When that does not fit any more, all of it is laid out anew at once, with room to grow.
+A layout that is kept has the same window, suffix end and snippets, so its tokens are the same up to the text being
+typed. Once it does not fit any more, all parts are chosen anew at the same time, with room to grow.
 """
 
 from dataclasses import dataclass, field
 
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Request
-from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Kit, Layout, Place
-from completion_server.prompt.reuse import EMPTY, Encoded
+from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Layout, LayoutContext, LayoutSpan
 from completion_server.prompt.snippets import NOTHING, Rendered, source
 from completion_server.prompt.templates import Order
+from completion_server.prompt.tokens.reuse import EMPTY, Encoded
 from completion_server.prompt.window import (
     HEAD_CHARACTERS,
     choose_start,
@@ -24,18 +24,18 @@ from completion_server.prompt.window import (
 
 _MOST_CHARACTERS_A_TOKEN = 16
 _STARVED_SHARE = 0.5
-"""A window that lost so much of what it held when it was laid out is laid out anew: the cursor went up."""
+"""A window with less than this share of the tokens that it had at first is laid out anew: the cursor went up."""
 _KEPT_SUFFIX_SHARE = 0.7
 """A suffix shorter than this share of its budget is cut anew: the cursor went down."""
 _SNIPPET_GRID_TOKENS = 32
-"""The snippets' budget is rounded down to a multiple, lest another line length means other snippets."""
+"""The snippets' budget is rounded down to a multiple of this, so that it rarely changes with the line's length."""
 
 
 @dataclass(slots=True)
-class Draft:
-    """The layout of one request in the making."""
+class LayoutBuilder:
+    """Builds the layout of one request; used once."""
 
-    kit: Kit
+    context: LayoutContext
     request: Request
     old: Layout | None
     num_tokenised: int = 0
@@ -47,8 +47,8 @@ class Draft:
         self._line_start = self.request.prefix.rfind("\n") + 1
         self._typed = self.old.typed if self.old else EMPTY
 
-    def finish(self) -> Layout:
-        """Return the layout: the old one moved along where that fits.
+    def build(self) -> Layout:
+        """Return the old layout with the new text if it still fits, or a new one.
 
         Raises:
             InvalidRequestError: the cursor's line alone does not fit.
@@ -58,7 +58,7 @@ class Draft:
         return kept or self._lay_out_anew()
 
     def _encode(self, text: str, previous: Encoded = EMPTY) -> Encoded:
-        encoded, num_computed = self.kit.encoder.encode(text, previous)
+        encoded, num_computed = self.context.encoder.encode(text, previous)
         self.num_tokenised += num_computed
         return encoded
 
@@ -66,53 +66,53 @@ class Draft:
         self._typed = self._encode(self.request.prefix[start:], self._typed)
         return self._typed
 
-    # Keeping what stands
+    # Keeping the old layout
 
     def _keep(self, old: Layout) -> Layout | None:
-        prefix, budget = self.request.prefix, self.kit.budget
+        prefix, budget = self.request.prefix, self.context.budget
         if self._is_stale(old):
             return None
-        start = find_window(prefix, old.place.start, old.head, budget * _MOST_CHARACTERS_A_TOKEN)
+        start = find_window(prefix, old.span.start, old.head, budget * _MOST_CHARACTERS_A_TOKEN)
         if start is None or start > self._line_start:
             return None
         if len(prefix) - start > 2 * budget * old.characters_a_token:
             return None
-        place = Place(start, self._split(old, start), old.place.suffix_budget, old.place.snippet_budget)
-        layout = self._compose(place, old.prefix, self._keep_suffix(old), old.snippets, old)
+        span = LayoutSpan(start, self._split(old, start), old.span.suffix_budget, old.span.snippet_budget)
+        layout = self._compose(span, old.prefix, self._keep_suffix(old), old.snippets, old)
         num_left = len(layout.prefix.ids) + len(layout.typed.ids)
         is_starved = start > 0 and num_left < old.num_laid_out * _STARVED_SHARE
         return None if is_starved or layout.num_tokens > budget else layout
 
     def _is_stale(self, old: Layout) -> bool:
-        """Return whether the old layout must go whatever still fits."""
-        request, kit = self.request, self.kit
-        if old.place.start == 0 and is_clipped(request.prefix, old.top):
+        """Return whether the old layout must be replaced even if it still fits."""
+        request, context = self.request, self.context
+        if old.span.start == 0 and is_clipped(request.prefix, old.top):
             return True
-        if old.place.suffix_budget < int(kit.budget * kit.settings.suffix_share) and self._is_line_short():
+        if old.span.suffix_budget < int(context.budget * context.settings.suffix_share) and self._is_line_short():
             return True
         if hash(request.snippets) == old.offered:
             return False
         age_s = request.received_at - old.laid_out_at
-        return age_s >= kit.settings.snippet_max_age_s or not self._still_offers(old.snippets)
+        return age_s >= context.settings.snippet_max_age_s or not self._still_offers(old.snippets)
 
     def _still_offers(self, snippets: Rendered) -> bool:
-        """Return whether the request has a snippet from everywhere that these are from.
+        """Return whether the request has a snippet of each source in `snippets`.
 
-        Text that the editor offers no longer, say of a file that was closed, must not stay in its prompts.
+        Text that the editor no longer offers, such as that of a closed file, must not stay in the prompt.
         """
         return snippets.sources <= {source(snippet) for snippet in self.request.snippets}
 
     def _is_line_short(self) -> bool:
-        """Return whether the cursor's line takes no room from the suffix, however many tokens a character takes."""
-        num_bytes = 4 * (len(self.request.prefix) - self._line_start + len(self.kit.opening))
-        return num_bytes <= self.kit.budget * self.kit.settings.snippet_share
+        """Return whether the cursor's line leaves the suffix its room, even at one token for each byte of UTF-8."""
+        num_bytes = 4 * (len(self.request.prefix) - self._line_start + len(self.context.opening))
+        return num_bytes <= self.context.budget * self.context.settings.snippet_share
 
     def _split(self, old: Layout, start: int) -> int:
-        """Return where the text behind the middle marker starts: at its old place, up to so many lines later."""
-        if not self.kit.template.middle:
+        """Return where the text behind the middle marker starts: at its old place, or at the cursor's line."""
+        if not self.context.template.middle:
             return len(self.request.prefix)
-        most = 0 if self.kit.template.is_typed_line_only else self.kit.settings.max_recent_tokens
-        split = old.place.split + start - old.place.start
+        most = 0 if self.context.template.is_typed_line_only else self.context.settings.max_recent_tokens
+        split = old.span.split + start - old.span.start
         recent = self._line_start - split
         if not 0 < recent <= most * _MOST_CHARACTERS_A_TOKEN or split < start:
             return self._line_start
@@ -121,27 +121,27 @@ class Draft:
         return split if self._encode_typed(split).num_tokens_before(recent) <= most else self._line_start
 
     def _keep_suffix(self, old: Layout) -> Encoded:
-        """Return the suffix with its end where it was in the document, unless that leaves too much or too little."""
-        if self.kit.template.order is Order.PREFIX_ONLY:
+        """Return the suffix with its old end in the document; with a new end if it would be too long or too short."""
+        if self.context.template.order is Order.PREFIX_ONLY:
             return EMPTY
         suffix = self.request.suffix
         if old.suffix_left and old.suffix.text and suffix.startswith(old.suffix.text):
             return old.suffix
         end = len(suffix) - old.suffix_left
         is_cut_well = end == len(suffix) or suffix[end - 1 : end] == "\n"
-        if 0 <= end <= 2 * old.place.suffix_budget * CHARACTERS_A_TOKEN and is_cut_well:
+        if 0 <= end <= 2 * old.span.suffix_budget * CHARACTERS_A_TOKEN and is_cut_well:
             encoded = self._encode(suffix[:end], old.suffix)
-            least = 0 if end == len(suffix) else old.place.suffix_budget * _KEPT_SUFFIX_SHARE
-            if least <= len(encoded.ids) <= old.place.suffix_budget:
+            least = 0 if end == len(suffix) else old.span.suffix_budget * _KEPT_SUFFIX_SHARE
+            if least <= len(encoded.ids) <= old.span.suffix_budget:
                 return encoded
-        return self._cut_suffix(old.place.suffix_budget)
+        return self._cut_suffix(old.span.suffix_budget)
 
-    # Laying out anew
+    # Making a new layout
 
     def _lay_out_anew(self) -> Layout:
-        room = self.kit.budget - self._count_line()
+        room = self.context.budget - self._count_line()
         shown_from, above = self._read_above(room)
-        settings, budget = self.kit.settings, self.kit.budget
+        settings, budget = self.context.settings, self.context.budget
         for_above = min(len(above.ids), int(budget * (1 - settings.suffix_share - settings.snippet_share)))
         suffix_budget = max(0, min(int(budget * settings.suffix_share), room - for_above))
         suffix = self._cut_suffix(suffix_budget)
@@ -152,8 +152,8 @@ class Draft:
         is_sliding = self.old is not None and is_clipped(self.request.prefix, self.old.top)
         while True:
             start = shown_from + choose_start(above, left, settings.window_step, is_sliding=is_sliding)
-            place = Place(start, self._new_split(), suffix_budget, snippet_budget)
-            layout = self._compose(place, above, suffix, snippets, None)
+            span = LayoutSpan(start, self._new_split(), suffix_budget, snippet_budget)
+            layout = self._compose(span, above, suffix, snippets, None)
             excess = layout.num_tokens - budget
             if excess <= 0:
                 return layout
@@ -167,27 +167,27 @@ class Draft:
                 raise self._refusal(f"{budget + excess} tokens")
 
     def _count_line(self) -> int:
-        """Return the tokens of the cursor's line with what must stand before it. Refuses a line with too many."""
-        line, budget = self.request.prefix[self._line_start :], self.kit.budget
-        if len(line) > budget * self.kit.longest_token:
+        """Return the tokens of the cursor's line and the opening; refuse a line that does not fit."""
+        line, budget = self.request.prefix[self._line_start :], self.context.budget
+        if len(line) > budget * self.context.longest_token:
             raise self._refusal(f"{len(line)} characters")
         end = line[-budget * _MOST_CHARACTERS_A_TOKEN :]
         if len(end) < len(line) and len(self._encode(end).ids) > budget:  # before all of a huge line is tokenised
             raise self._refusal(f"{len(line)} characters")
-        if self.kit.template.middle:
-            num_tokens = len(self._encode_typed(self._line_start).ids) + len(self._encode(self.kit.opening).ids)
+        if self.context.template.middle:
+            num_tokens = len(self._encode_typed(self._line_start).ids) + len(self._encode(self.context.opening).ids)
         else:
-            num_tokens = len(self._encode(self.kit.opening + line).ids)
+            num_tokens = len(self._encode(self.context.opening + line).ids)
         if num_tokens > budget:
             raise self._refusal(f"{num_tokens} tokens")
         return num_tokens
 
     def _refusal(self, given: str) -> InvalidRequestError:
-        limit = self.kit.budget
+        limit = self.context.budget
         return InvalidRequestError("prefix", f"the cursor's line up to it may have {limit} tokens, and has {given}")
 
     def _read_above(self, room: int) -> tuple[int, Encoded]:
-        """Return the text above the cursor's line as far up as `room` tokens reach, and its offset."""
+        """Return the offset and tokens of the text above the cursor's line, as far up as `room` tokens reach."""
         reach = room * CHARACTERS_A_TOKEN
         above = self.old.prefix if self.old else EMPTY
         while True:
@@ -198,8 +198,8 @@ class Draft:
             reach += reach // 2
 
     def _cut_suffix(self, budget: int) -> Encoded:
-        """Return the start of the suffix, whole lines where it has any, in at most `budget` tokens."""
-        if budget <= 0 or self.kit.template.order is Order.PREFIX_ONLY:
+        """Return the start of the suffix in at most `budget` tokens; whole lines, unless the first is too long."""
+        if budget <= 0 or self.context.template.order is Order.PREFIX_ONLY:
             return EMPTY
         reach = budget * CHARACTERS_A_TOKEN
         shown = self.old.suffix if self.old else EMPTY
@@ -219,34 +219,34 @@ class Draft:
         request, old = self.request, self.old
         if budget <= 0 or not request.snippets:
             return NOTHING
-        if old and old.place.snippet_budget == budget and old.offered == hash(request.snippets):
+        if old and old.span.snippet_budget == budget and old.offered == hash(request.snippets):
             return old.snippets
-        return self.kit.renderer.render(
+        return self.context.renderer.render(
             request.snippets, request.document_uri, request.language_id, budget, self._encode
         )
 
     def _new_split(self) -> int:
-        return self._line_start if self.kit.template.middle else len(self.request.prefix)
+        return self._line_start if self.context.template.middle else len(self.request.prefix)
 
-    # Putting together
+    # Composing
 
     def _lead(self, snippets: Rendered) -> str:
-        return self.kit.opening + snippets.lead
+        return self.context.opening + snippets.lead
 
     def _compose(
-        self, place: Place, above: Encoded, suffix: Encoded, snippets: Rendered, kept: Layout | None
+        self, span: LayoutSpan, above: Encoded, suffix: Encoded, snippets: Rendered, kept: Layout | None
     ) -> Layout:
-        """Tokenise what is not tokenised yet, with the help of `above`, and put the layout together."""
+        """Tokenise the remaining parts, reusing tokens of `above`, and compose the layout."""
         request = self.request
-        prefix = self._encode(self._lead(snippets) + request.prefix[place.start : place.split], above)
-        typed = self._encode_typed(place.split)
+        prefix = self._encode(self._lead(snippets) + request.prefix[span.start : span.split], above)
+        typed = self._encode_typed(span.split)
         return Layout(
             prefix=prefix,
             suffix=suffix,
             typed=typed,
             snippets=snippets,
-            place=place,
-            head=request.prefix[place.start : place.start + HEAD_CHARACTERS],
+            span=span,
+            head=request.prefix[span.start : span.start + HEAD_CHARACTERS],
             top=request.prefix[:HEAD_CHARACTERS],
             suffix_left=len(request.suffix) - len(suffix.text),
             offered=kept.offered if kept else hash(request.snippets),

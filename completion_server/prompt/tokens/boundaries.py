@@ -1,18 +1,17 @@
-r"""Where a tokenised text may be cut without changing the tokens on either side, and when nothing is known about that.
+r"""Rules of where a tokenised text may be cut without changing the tokens on either side.
 
-Two kinds of tokenizer are understood; for any other there is no rule, and whole texts are tokenised again.
+There are rules for two kinds of tokenizer. Texts of any other tokenizer are tokenised whole.
 
-Scanners. A pre-tokeniser made of regular expressions without look-behind walks from left to right: the word that
-starts at an offset depends on the text from there on, never on what came before. So the words from any boundary on
-can be taken over as long as the text behind it is the same. In the other direction a word depends on a little text
-behind it: each of the alternatives listed below looks at most to the end of the blanks that follow and one character
-more, or two characters beyond its own end ("'r" may become "'re"). So words are certain up to the start of one that
-has a character other than a blank and is followed by two more characters. Words are tokenised one by one, whatever
-stands around them.
+Scanners. A pre-tokeniser made of regular expressions without look-behind reads from left to right: the word that
+starts at an offset depends only on the text from that offset on. So the words from any boundary on can be reused as
+long as the text behind it is the same. In the other direction a word depends on a little text behind it: each of the
+alternatives listed below looks at most to the end of the blanks that follow and one character more, or two characters
+beyond its own end ("'r" may become "'re"). So words are certain up to the start of one that has a character other than
+a blank and is followed by two more characters. Words are tokenised independently of one another.
 
-Lines. A byte-pair encoding without a pre-tokeniser merges anywhere, but never across two characters that stand side
-by side in no token of the vocabulary. In those of SentencePiece nothing but a newline ever follows a newline, so no
-merge crosses from one line to the next.
+Lines. A byte-pair encoding without a pre-tokeniser merges anywhere, but never across two characters that are adjacent
+in no token of the vocabulary. In vocabularies of SentencePiece only a newline follows a newline, so no merge crosses
+from one line to the next.
 """
 
 import re
@@ -38,10 +37,10 @@ _ALTERNATIVES = frozenset(
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     }
 )
-"""Alternatives of the regular expressions in use, each checked against the claim in the module's docstring."""
+"""Known alternatives of regular expressions, each checked against the claim in the module's docstring."""
 
 _ONE_CLASS = re.compile(r"(\\s\?| \?)?(\\p\{\w+\}|\[[^\[\]]+\])(\+|\{1,3\})?")
-"""A run of one class of characters, which looks one character beyond its end."""
+"""An alternative that matches a run of one class of characters; it looks one character beyond its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +49,20 @@ class Pieces:
 
     ids: "array[int]"
     starts: "array[int]"
-    """Character offsets of the places to cut, ascending; the first is 0, none for an empty text."""
+    """Character offsets at which the text may be cut, ascending from 0; empty for an empty text."""
     firsts: "array[int]"
-    """For each of them, the index of the first token from there on."""
+    """For each offset, the index of the first token from there on."""
 
 
 class Rule(Protocol):
-    """Knows where tokenised text may be cut."""
+    """Decides where tokenised text may be cut."""
 
     def pieces(self, text: str, encoding: Any) -> Pieces:  # noqa: ANN401 - tokenizers has no type for it
-        """Return the tokens of `text` with the places to cut."""
+        """Return the tokens of `text` with the offsets at which it may be cut."""
         ...
 
     def num_certain(self, text: str, starts: "array[int]", limit: int) -> int:
-        """Return the index in `starts` up to which all stays as it is, whatever replaces the text from `limit` on."""
+        """Return the index in `starts` up to which all cuts stay valid for any text from `limit` on."""
         ...
 
 
@@ -71,7 +70,7 @@ class ScannerRule:
     """Cuts between words."""
 
     def pieces(self, text: str, encoding: Any) -> Pieces:  # noqa: ANN401
-        """Return the tokens of `text`, to be cut at the words' starts."""
+        """Return the tokens of `text`, which may be cut at the starts of words."""
         starts, firsts = array("I"), array("I")
         offsets = encoding.offsets
         last = None
@@ -101,11 +100,11 @@ class LineRule:
     """Cuts between a newline and any character that follows no newline in the vocabulary."""
 
     def __init__(self, followers: Collection[str]) -> None:
-        """`followers` are the characters that do."""
+        """`followers` are the characters that follow a newline in a token of the vocabulary."""
         self._followers = frozenset(followers)
 
     def pieces(self, text: str, encoding: Any) -> Pieces:  # noqa: ANN401
-        """Return the tokens of `text`, to be cut at the starts of lines."""
+        """Return the tokens of `text`, which may be cut at the starts of lines."""
         token_starts = [start for start, _ in encoding.offsets]
         starts, firsts = array("I"), array("I")
         if text:
@@ -120,7 +119,7 @@ class LineRule:
         return Pieces(array("I", encoding.ids), starts, firsts)
 
     def num_certain(self, text: str, starts: "array[int]", limit: int) -> int:
-        """Return the last line of which the first character is before the limit."""
+        """Return the index of the last line whose first character is before the limit."""
         return max(0, bisect_left(starts, limit) - 1)
 
 
@@ -169,7 +168,7 @@ def _is_local(stage: Mapping[str, Any]) -> bool:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Split at the bars that stand outside of groups and classes."""
+    """Split a pattern at the bars outside of groups and classes."""
     parts, depth, start = [], 0, 0
     is_class = is_escaped = False
     for at, char in enumerate(pattern):
@@ -205,7 +204,7 @@ def _keeps_lines_whole(stage: Mapping[str, Any]) -> bool:
 
 
 def _newline_followers(spec: Mapping[str, Any]) -> set[str] | None:
-    """Return the characters that follow a newline in any token; None where the newline itself can't be tokenised."""
+    """Return the characters that follow a newline in any token; None if the newline itself can't be tokenised."""
     vocabulary = spec["model"]["vocab"]
     has_bytes = spec["model"].get("byte_fallback") and all(
         f"<0x{byte:02X}>" in vocabulary for byte in range(_NUM_BYTES)
@@ -219,7 +218,7 @@ def _newline_followers(spec: Mapping[str, Any]) -> set[str] | None:
 
 
 def flat(node: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """Return the parts of a normaliser or pre-tokeniser, which may be a sequence of sequences under `key`."""
+    """Return the parts of a normaliser or pre-tokeniser, whose sequences under `key` may be nested."""
     if node is None:
         return []
     if node["type"] != "Sequence":

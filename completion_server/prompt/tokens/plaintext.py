@@ -1,8 +1,7 @@
-"""A tokenizer for text from users: no text in it ever becomes a control token.
+"""A tokenizer for text from users that never produces a control token.
 
-Source code may contain "<|fim_middle|>" or "</s>". Markers are put into a prompt by id; text is tokenised with a copy
-of the model's tokenizer from which they have been taken out, from the vocabulary too, so that no merge can build one
-either.
+Source code may contain "<|fim_middle|>" or "</s>". The prompt builder inserts markers by id, and tokenises text with a
+copy of the model's tokenizer that lacks them. They are removed from the vocabulary too, so that no merge builds one.
 """
 
 import json
@@ -14,30 +13,30 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from completion_server.core.errors import ConfigError
-from completion_server.prompt.boundaries import Rule, find_rule, flat
+from completion_server.prompt.tokens.boundaries import Rule, find_rule, flat
 
 _CONTROL_LOOK = re.compile(r"\s*▁?[<\[].*[>\]]\s*", re.DOTALL)
-"""Some vocabularies hold markers, such as Qwen's <|fim_prefix|>, as ordinary added tokens: what looks like one is."""
+"""Some vocabularies hold markers, such as Qwen's <|fim_prefix|>, as ordinary added tokens; they are found by form."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """Tokenises text as text."""
+    """A tokenizer without control tokens, and the properties that reuse depends on."""
 
     tokenizer: Tokenizer
     rule: Rule | None
-    """Where its results may be cut; None if that is not known."""
+    """The rule of where its results may be cut; None if none is known."""
     adds_blank: bool
     """Whether the model's tokenizer puts a blank before the first character of a text; this copy does not."""
     has_normalizer: bool
-    """Whether it may change a text before it is split; the rule holds for texts that it leaves alone."""
+    """Whether it may change a text before splitting it; the rule holds only for texts that it does not change."""
 
     def encode(self, text: str) -> Any:  # noqa: ANN401 - tokenizers has no type for it
-        """Tokenise. Other threads go on meanwhile: a batch leaves the interpreter to them, a single text would not."""
+        """Tokenise one text. A batch of one releases the interpreter lock; the call for a single text does not."""
         return self.tokenizer.encode_batch([text], add_special_tokens=False)[0]
 
     def is_unchanged(self, text: str) -> bool:
-        """Return whether the text is tokenised as it stands."""
+        """Return whether the normalizer leaves the text as it is."""
         if not self.has_normalizer or text.isascii():
             return True
         changed: str = self.tokenizer.normalizer.normalize_str(text)
@@ -45,10 +44,10 @@ class PlainText:
 
 
 def make_plain(tokenizer: Tokenizer, markers: Collection[str] = ()) -> PlainText:
-    """Return the text-only copy of a tokenizer. `markers` are control tokens whatever they look like.
+    """Return the copy of a tokenizer without control tokens; `markers` are control tokens in any form.
 
     Raises:
-        ConfigError: it is not a byte-pair encoding, of which alone it is known how to take a token out.
+        ConfigError: it is not a byte-pair encoding, the only kind from which tokens can be removed.
 
     """
     spec = json.loads(tokenizer.to_str())
@@ -70,7 +69,7 @@ def _is_control(content: str) -> bool:
 
 
 def _forget(model: dict[str, Any], control: Collection[str]) -> None:
-    """Take control tokens out of the vocabulary, and the merges that would make one."""
+    """Remove control tokens from the vocabulary, and the merges that would build one."""
     names = set(control) - {model.get("unk_token")}
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
     model["merges"] = [
@@ -82,7 +81,7 @@ def _forget(model: dict[str, Any], control: Collection[str]) -> None:
 
 
 def _drop_blank(spec: dict[str, Any]) -> bool:
-    """Take out the parts that put a blank before a text; return whether there were any."""
+    """Remove the parts that put a blank before a text; return whether there were any."""
     parts = flat(spec["normalizer"], "normalizers")
     kept = [part for part in parts if part["type"] != "Prepend"]
     spec["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None

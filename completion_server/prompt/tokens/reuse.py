@@ -1,19 +1,18 @@
-"""Tokenising a text that differs little from one that was tokenised before.
+"""Tokenises a text that differs little from a text that was tokenised before.
 
-The tokens of everything before the first difference and behind the last one are taken over, up to the nearest place
-where the tokenizer's rule allows a cut; only what lies between is tokenised. The result is what tokenising the whole
-text would give.
+The tokens before the first difference and behind the last one are reused, up to the nearest place at which the
+tokenizer's rule allows a cut; only the text between is tokenised. The result equals that of tokenising the whole text.
 """
 
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from completion_server.prompt.boundaries import Pieces
-from completion_server.prompt.plaintext import PlainText
+from completion_server.prompt.tokens.boundaries import Pieces
+from completion_server.prompt.tokens.plaintext import PlainText
 
 _LOOKAHEAD = 48
-"""Characters behind a change that are tokenised at first, to meet an old boundary; doubled until one is met."""
+"""Characters behind a change that are tokenised to find an old boundary; doubled until one is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Encoded:
     """For each of them, the index of the first token from there on."""
 
     def num_tokens_before(self, offset: int) -> int:
-        """Return about how many tokens stand before a character offset: exact where a cut is allowed there."""
+        """Return how many tokens stand before a character offset; an estimate unless a cut is allowed there."""
         if offset >= len(self.text):
             return len(self.ids)
         if not self.starts:
@@ -49,7 +48,7 @@ class Encoder:
 
     @property
     def can_reuse(self) -> bool:
-        """Whether anything is known about this tokenizer's boundaries."""
+        """Whether a rule for this tokenizer's boundaries is known."""
         return self._rule is not None
 
     def encode(self, text: str, previous: Encoded = EMPTY) -> tuple[Encoded, int]:
@@ -88,7 +87,7 @@ class Encoder:
             reach *= 2
 
     def _meet(self, part: str, new: Pieces, old: Encoded, changed_end: int, shift: int) -> tuple[int, int] | None:
-        """Return the first boundary of `new` that is certain, behind the change, and one of the old text too.
+        """Return the first certain boundary of `new` behind the change that is also a boundary of the old text.
 
         `changed_end` is an offset in `part`; an old offset plus `shift` is one in `part`.
         """
