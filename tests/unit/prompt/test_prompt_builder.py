@@ -1,5 +1,3 @@
-"""The budget, and what stays from key to key."""
-
 import threading
 from itertools import pairwise
 
@@ -235,55 +233,6 @@ def test_a_document_of_long_lines() -> None:
     prompt = builder.build(request_at(f"{minified}\na = 1\nb{CURSOR} = 2{minified}"))
     assert 35 < len(prompt.token_ids) <= 128, "of the cursor's own line as much as fits"
     assert prompt.num_tokenised < 4000
-
-
-def snippet_named(name: str, text: str = "") -> Snippet:
-    return Snippet(f"file:///{name}.py", text or f"def {name}():\n    return '{name}'\n", 1.0)
-
-
-def test_changed_snippets_stay_until_they_are_old_or_the_window_moves() -> None:
-    builder = builder_of("embedded", max_prompt_tokens=400)
-    one, more, changed = (
-        (snippet_named("one"),),
-        (snippet_named("one"), snippet_named("other")),
-        (snippet_named("one", "def changed():\n    return 1\n"),),
-    )
-    document = "".join(LINES[:30]) + CURSOR
-
-    def shown(snippets: tuple[Snippet, ...], at_s: float) -> str:
-        prompt = builder.build(request_at(document, snippets=snippets, received_at=at_s))
-        return text_of(FAMILIES["embedded"](), prompt.token_ids)
-
-    assert "def one" in shown(one, 0.0)
-    assert "def other" not in shown(more, 28.0), "others beside it can wait"
-    assert "def one" in shown(changed, 29.0), "so can its new text"
-    assert "def one" in shown(one, 100.0), "not stale while they are offered"
-    assert "def other" in shown(more, 101.0)
-
-
-@pytest.mark.parametrize("newer", [(), (snippet_named("other"),)])
-def test_a_snippet_that_is_no_longer_offered_leaves_the_prompt_at_once(newer: tuple[Snippet, ...]) -> None:
-    builder = builder_of("embedded", max_prompt_tokens=400)
-    secret = snippet_named("keys", "def keys():\n    return 'sk-CANARY'\n")
-    document = "".join(LINES[:30])
-    for number, snippets in enumerate([(secret,), newer]):
-        request = request_at(document + f"x{number}" + CURSOR, snippets=snippets, received_at=number / 10)
-        prompt = text_of(FAMILIES["embedded"](), builder.build(request).token_ids)
-        assert ("CANARY" in prompt) == (number == 0)
-
-
-def test_the_best_snippets_are_shown_next_to_the_text() -> None:
-    builder = builder_of("embedded", max_prompt_tokens=300)
-    snippets = tuple(
-        Snippet(f"file:///{number}.py", f"def f_{number}():\n" + f"    return {number}\n" * 4, number / 10)
-        for number in range(9)
-    )
-    prompt = builder.build(request_at("".join(LINES[:200]) + CURSOR, snippets=snippets))
-    head = text_of(FAMILIES["embedded"](), prompt.token_ids).partition("<|fim_prefix|>")[0]
-    order = [number for number in range(9) if f"f_{number}" in head]
-    assert order[-1] == 8
-    assert 1 <= len(order) <= 3
-    assert head.rindex("f_8") > head.index(f"f_{order[0]}") or len(order) == 1
 
 
 def test_several_threads_build_at_once() -> None:

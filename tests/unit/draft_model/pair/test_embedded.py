@@ -10,7 +10,7 @@ from draft_model.models.loading import load_model
 from draft_model.models.network import num_parameters
 from target_model.quantisation.quantise import quantise_folder
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FOLDERS = {"embedded-target": ROOT / "target_model/embedded-bf16", "embedded-draft": ROOT / "draft_model/embedded"}
 INT8 = ROOT / "target_model/embedded"
 MAX_TOTAL_BYTES = 40_000_000
