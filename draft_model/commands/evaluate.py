@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from draft_model.core.errors import PipelineError
 from draft_model.core.files import check_replaceable
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
+from draft_model.data.fim import Split
 from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
 from draft_model.evaluation.held_out import held_out_splits
@@ -35,7 +37,14 @@ from draft_model.evaluation.identity import Identity, compare, read_prompts
 from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
 from draft_model.evaluation.online import NUM_OTHER_RUNS, measure_engine, serve
 from draft_model.evaluation.probes import probe_table, run_probes
-from draft_model.evaluation.report import REPORT, as_record, offline_figures, render_report, write_report
+from draft_model.evaluation.report import (
+    REPORT,
+    OfflineFigures,
+    as_record,
+    offline_figures,
+    render_report,
+    write_report,
+)
 from draft_model.models.engine import refuse_options
 from draft_model.models.loading import check_goes_with, load_model, read_config
 
@@ -105,20 +114,14 @@ def evaluate(
     _check_fit(asked, context - prompt_tokens, f"{prompts}, prompt")
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
     splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.template.is_typed_line_only)
-    num_offline = min(offline_cursors or len(splits), len(splits))
-    some = [splits[number * len(splits) // num_offline] for number in range(num_offline)]
     cursors_ids = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
     _check_fit(cursors_ids, context - max_tokens, f"{corpus_folder}, cursor")
     pair = Pair(load_model(target), load_model(draft), encoder)
     temperatures = () if greedy_only else TEMPERATURES
     with Progress(console=CONSOLE, transient=True) as progress:
-        tallies = {
-            degree: measure(pair, some, max_tokens, degree, counting(progress, f"offline, temperature {degree:g}"))
-            for degree in (0.0, *temperatures)
-        }
-        offline, online = offline_figures(len(some), tallies), None
+        offline, online = _measure_offline(pair, splits, offline_cursors, max_tokens, temperatures, progress), None
         if out is not None:
-            write_report(out, offline, None)  # Whatever becomes of the engine.
+            write_report(out, offline, None)  # Before the engine, which may fail.
         if with_engine:
             step = stepping(progress, "vLLM", len(set(lengths)) + NUM_OTHER_RUNS)
             online = measure_engine(
@@ -128,10 +131,22 @@ def evaluate(
         identity = _identity(pair, target, draft, asked, prompt_tokens, engine_options) if asked else None
     if out is not None:
         write_report(out, offline, online, identity)
-    if as_json:
-        click.echo(json.dumps(as_record(offline, online, identity)))
-    else:
-        click.echo(render_report(offline, online, identity))
+    record = json.dumps(as_record(offline, online, identity))
+    click.echo(record if as_json else render_report(offline, online, identity))
+
+
+def _measure_offline(
+    pair: Pair, splits: Sequence[Split], num_cursors: int | None, max_tokens: int, temperatures: Sequence[float],
+    progress: Progress,
+) -> OfflineFigures:  # fmt: skip
+    """Measure at `num_cursors` of the splits, spread evenly, or at all; greedily and at each temperature."""
+    number = min(num_cursors or len(splits), len(splits))
+    some = [splits[index * len(splits) // number] for index in range(number)]
+    tallies = {
+        degree: measure(pair, some, max_tokens, degree, counting(progress, f"offline, temperature {degree:g}"))
+        for degree in (0.0, *temperatures)
+    }
+    return offline_figures(len(some), tallies)
 
 
 def _context_tokens(target: Path, draft: Path, options: dict[str, Any]) -> int:
