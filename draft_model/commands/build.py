@@ -48,10 +48,10 @@ def build_embedded(
     draft_minutes: float | None, mix: float, generated: int, target_out: Path, draft_out: Path, seed: int | None,
     is_compiled: bool,
 ) -> None:  # fmt: skip
-    """Corpus, tokenizer, data, target, draft, figures, cards and both model folders.
+    """Build both embedded models: corpus, tokenizer, data, target, draft, figures, cards.
 
-    What is in --work already is used and not made again; training goes on from its checkpoint. Minutes are active ones:
-    a paused process spends none.
+    Parts that --work has are used, and training continues from its checkpoint. Minutes are active ones: a paused
+    process spends none.
 
     \b
     Example:

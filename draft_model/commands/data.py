@@ -23,11 +23,11 @@ from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder
 
 BYTES_A_TOKEN = 3.5
-"""Of code, roughly; to say how often the corpus is drawn from."""
+"""Estimate for code; gives the number of passes over the corpus."""
 
 
 def row_lengths(text: str) -> tuple[int, ...]:
-    """Lengths as in "1024,256"; UsageError for anything else."""
+    """Parse lengths such as "1024,256"; UsageError for anything else."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -38,7 +38,7 @@ def row_lengths(text: str) -> tuple[int, ...]:
 @corpus_option
 @click.option(
     "--tokenizer", type=FOLDER, default=WORK / "tokenizer", show_default=True,
-    help="Folder of a tokenizer; for a draft its target's, whose prompt layout is used.",
+    help="Folder of a tokenizer; for a draft its target's, whose template is used.",
 )  # fmt: skip
 @click.option("--out", type=FOLDER, default=WORK / "data", show_default=True)
 @click.option("--tokens", type=Number(), required=True, help="So many, such as 50e9, rounded up to whole shards.")
@@ -65,7 +65,9 @@ def data(
     blocks_per_shard: int, fim_share: float, snippet_share: float, generated: Path | None,
     generated_share: float, workers: int, seed: int,
 ) -> None:  # fmt: skip
-    """Cut a corpus into rows of tokens in the layout that the server builds. Interrupted, the same command goes on.
+    """Cut a corpus into rows of tokens in the template that the server uses.
+
+    After an interruption the same command continues.
 
     \b
     Examples:

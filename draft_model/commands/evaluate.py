@@ -52,7 +52,7 @@ TEMPERATURES = (0.2, 0.8)
 ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))
 IDENTITY_LENGTH = 4
 NOT_TO_CHOOSE = ("model", "speculative_config", "max_num_seqs")
-"""Of vLLM's own settings, refused before hours of measuring."""
+"""vLLM's own settings that are fixed here; they are refused before hours of measuring."""
 
 
 @click.command()
@@ -93,7 +93,7 @@ def evaluate(
     max_tokens: int, lengths: tuple[int, ...], greedy_only: bool, with_engine: bool, prompts: Path | None,
     prompt_tokens: int, engine_options: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
-    """How much of a draft its target accepts: by length, by position, by kind of code; offline and in vLLM.
+    """Measure how much of a draft its target accepts: by length, position and kind of code; offline and in vLLM.
 
     \b
     Examples:
@@ -150,14 +150,14 @@ def _measure_offline(
 
 
 def _context_tokens(target: Path, draft: Path, options: dict[str, Any]) -> int:
-    """The most tokens that both models and the engine's settings allow."""
+    """The context that both models and the engine's settings allow."""
     told = [read_config(model).get("max_position_embeddings") for model in (target, draft)]
     told.append(options.get("max_model_len"))
     return min(most if isinstance(most, int) and most > 0 else sys.maxsize for most in told)
 
 
 def _check_fit(prompts: list[list[int]], most: int, name: str) -> None:
-    """PipelineError when a prompt leaves no room for a completion, before hours of measuring."""
+    """Raise PipelineError, before hours of measuring, when a prompt leaves no room for a completion."""
     for number, prompt in enumerate(prompts):
         if len(prompt) > most:
             raise PipelineError(
@@ -180,7 +180,7 @@ def _identity(
 @json_option
 @plain_errors
 def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
-    """Loss and bits per byte of a model on the held-out side of a corpus.
+    """Measure loss and bits per byte of a model on the held-out side of a corpus.
 
     \b
     Example:
@@ -198,7 +198,7 @@ def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
 @json_option
 @plain_errors
 def probes(model: Path, as_json: bool) -> None:
-    """Complete twenty plainly predictable places, greedily, in the server's prompt layout.
+    """Complete twenty predictable places greedily, with the server's prompts.
 
     \b
     Example:

@@ -37,7 +37,7 @@ def generate(
 ) -> None:  # fmt: skip
     """Let the target complete cursors of the corpus through vLLM, for a draft to learn from.
 
-    Interrupted, the same command goes on.
+    After an interruption the same command continues.
 
     \b
     Example:

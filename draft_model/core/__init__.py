@@ -1,1 +1,1 @@
-"""What all rooms of the package share: errors, files that appear whole, and the presets."""
+"""Parts that all rooms of the package share: errors, atomic files, and the presets."""

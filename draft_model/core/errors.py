@@ -1,5 +1,5 @@
-"""What can go wrong for a reason the person at the keyboard can remove."""
+"""The error of failures that a user can fix."""
 
 
 class PipelineError(Exception):
-    """An expected failure, worded for who started the command; the command line prints it without a traceback."""
+    """An expected failure with a message for the user; the command line prints it without a traceback."""

@@ -1,7 +1,4 @@
-"""The shapes that are trained and the settings that they are trained with.
-
-Later and larger presets belong in `PRESETS`.
-"""
+"""The shapes of the models and their training settings. New presets belong in `PRESETS`."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +7,7 @@ from draft_model.core.errors import PipelineError
 VOCAB_SIZE = 4096
 CONTEXT_TOKENS = 1024
 HEAD_DIM = 64
-"""Of every head in both embedded models: vLLM keeps them in one paged KV cache, which takes heads of one size."""
+"""Size of the heads of both embedded models: vLLM keeps both in one paged KV cache, which takes heads of one size."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How long and how fast to learn. `batch_tokens` make a step, over all processes; `minutes` is the usual budget."""
+    """Budget and learning rates. A step has `batch_tokens` over all processes; `minutes` is the default budget."""
 
     minutes: float
     batch_tokens: int = 8_192
@@ -56,7 +53,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Preset:
-    """A name, a shape and the settings to train it with."""
+    """A named shape with its training settings."""
 
     name: str
     shape: Shape

@@ -1,4 +1,4 @@
-"""A corpus from a stream of documents: judged, freed of near copies, split, written; and its card."""
+"""Collects a corpus from a stream of documents: filters, removes near copies, splits, writes; and renders its card."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -18,7 +18,7 @@ NUM_PARTS = 4
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """How a corpus is made. Where the sources `are_distinct` no index of near copies is kept."""
+    """The settings of a corpus. Sources that `are_distinct` need no index of near copies."""
 
     rules: Rules = field(default_factory=Rules)
     held_out_percent: float = HELD_OUT_PERCENT
@@ -68,7 +68,7 @@ def _check(manifest: Manifest, held_out: Collection[str]) -> None:
 
 
 def render_card(manifest: Manifest) -> str:
-    """The sources with their licences, what was left out and why, as Markdown."""
+    """The card as Markdown: the sources with their licences, and the number of refused files by reason."""
     lines = [
         "# Corpus",
         "",

@@ -3,10 +3,10 @@
 # dependencies = ["datatrove[s3]==0.10.1", "click==8.5.1", "orjson==3.13.0", "pyarrow==26.0.1", "regex==2026.11.15",
 #                 "tokenizers==0.23.3", "xxhash==3.8.2"]
 # ///
-"""Free Parquet files of code from copies and near copies, on one machine or on Slurm: for more than fits one process.
+"""Removes copies and near copies from Parquet files of code that do not fit one process, here or on Slurm.
 
-datatrove's MinHash in four stages; a stage that was interrupted goes on with the tasks that are not done. Files are
-near copies from a similarity of about 0.72 on (14 buckets of 8 hashes over runs of five words); of each group one
+datatrove's MinHash in four stages; after an interruption a stage continues with its unfinished tasks. Files are near
+copies from a similarity of about 0.72 on (14 buckets of 8 hashes over runs of five words); of each group one
 stays. The columns stay, so `draft-model corpus --parquet ... --deduplicated` reads what is left. It needs none of
 this project's packages: `uv run` installs those above, and so does `pip install` of the same list.
 
@@ -45,7 +45,7 @@ class CodeWords(WordTokenizer):  # type: ignore[misc]
     run_words = RUN_WORDS
 
     def word_tokenize(self, text: str) -> list[str]:
-        """The words of a text; of a short one so many empty ones more that it has one run."""
+        """The words of a text; a short text is padded with empty words to one run."""
         import re
 
         words = re.findall(r"\w+", text)
@@ -63,7 +63,7 @@ class CodeWords(WordTokenizer):  # type: ignore[misc]
 
 
 def schema_of(reader: ParquetReader, text_key: str) -> Schema:
-    """The columns of the first file, which all must have; the one with the code is called `text` from now on."""
+    """The columns of the first file, which all files must have; the column with the code is renamed to `text`."""
     files = reader.data_folder.list_files(glob_pattern="*.parquet", recursive=True)
     if not files:
         raise click.ClickException(f"no Parquet files in {reader.data_folder.path}")
@@ -92,11 +92,11 @@ def schema_of(reader: ParquetReader, text_key: str) -> Schema:
 def main(
     *, data: str, out: str, text_key: str, tasks: int, workers: int, slurm: str | None, memory_gb: int, limit: str
 ) -> None:  # fmt: skip
-    """Free Parquet files of code from copies and near copies: datatrove's MinHash, here or on Slurm."""
+    """Remove copies and near copies from Parquet files of code: datatrove's MinHash, here or on Slurm."""
     config = MinhashConfig(RUN_WORDS, NUM_BUCKETS, HASHES_A_BUCKET, norm_config=AS_IT_IS)
     reader = ParquetReader(data, text_key=text_key, glob_pattern="*.parquet")
-    # By the schema nothing is added, such as a file_path, which would be taken for the path of the code; and a column
-    # whose first values are missing keeps its type.
+    # With the schema datatrove adds no columns, such as a file_path, which would be read as the path of the code; and a
+    # column whose first values are missing keeps its type.
     writer = ParquetWriter(f"{out}/data", expand_metadata=True, schema=schema_of(reader, text_key))
     stages: list[tuple[str, int, list[PipelineStep]]] = [
         ("signatures", tasks, [reader, MinhashDedupSignature(f"{out}/stages/signatures", config, CodeWords())]),

@@ -18,7 +18,7 @@ class TemplateEncoder:
     """
 
     def __init__(self, backend: Tokenizer, template: Template, end: str) -> None:
-        """Find the markers' ids; PipelineError names those that the tokenizer lacks."""
+        """Look up the markers' ids; PipelineError names the markers that the tokenizer lacks."""
         vocabulary = backend.get_vocab(with_added_tokens=True)
         missing = [marker for marker in (*template.markers, end) if marker not in vocabulary]
         if missing:
@@ -32,7 +32,7 @@ class TemplateEncoder:
         self.stops = sorted(
             {vocabulary[token] for token in (*template.markers, *template.ends, end) if token in vocabulary}
         )
-        """The tokens at which the server ends a completion."""
+        """Tokens that end a completion in the server."""
         self._ids = {marker: vocabulary[marker] for marker in template.markers}
         self._reserved = (*template.markers, end)
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
@@ -52,7 +52,7 @@ class TemplateEncoder:
         return any(marker in text for marker in self._reserved)
 
     def encode_prompt(self, before: str, typed: str, after: str, context: Context = NO_CONTEXT) -> list[int]:
-        """Token ids of the prompt that asks for what stands between `typed` and `after`, other files in front."""
+        """Token ids of the prompt for the text between `typed` and `after`, with other files in front."""
         template = self.template
         before = self._opening + lead_of(template, context) + before
         files = [token for text in file_texts(template, context) for token in self._encode_opened(text)]
@@ -66,7 +66,7 @@ class TemplateEncoder:
         return [*self.begin, *files, *both, self._ids[template.middle], *self.encode(typed)]
 
     def encode_file(self, pieces: Sequence[str]) -> list[int]:
-        """Token ids of plain text from left to right, each piece tokenised on its own, as another file is shown."""
+        """Token ids of a file as plain text, each piece tokenised on its own."""
         opening = [self._ids[self.template.file]] if self.template.file else list(self.begin)
         pieces = [self._opening + piece if number == 0 else piece for number, piece in enumerate(pieces)]
         return opening + [token for piece in pieces for token in self.encode(piece)]
@@ -76,9 +76,9 @@ class TemplateEncoder:
 
 
 def _without_blank(backend: Tokenizer) -> Tokenizer | None:
-    """A copy that puts no blank before a text and takes none away; None where the tokenizer puts none.
+    """A copy that neither adds a blank before a text nor removes one; None if the tokenizer adds none.
 
-    The server puts one blank before the whole prompt's text instead, and none before its other parts.
+    The server adds one blank before the text of the whole prompt, and none before the other parts.
     """
     spec = json.loads(backend.to_str())
     parts = [*_parts(spec["normalizer"], "normalizers"), *_parts(spec["pre_tokenizer"], "pretokenizers")]
@@ -108,7 +108,7 @@ def _adds_blank(part: dict[str, Any]) -> bool:
 
 
 def _begin_ids(backend: Tokenizer) -> list[int]:
-    """What the tokenizer puts before a text: its bos token, where it has one."""
+    """The tokens that the tokenizer puts before a text: its bos token, if it adds one."""
     with_begin: list[int] = backend.encode("a", add_special_tokens=True).ids
     text: list[int] = backend.encode("a", add_special_tokens=False).ids
     return with_begin[: next(at for at in range(len(with_begin)) if with_begin[at : at + len(text)] == text)]

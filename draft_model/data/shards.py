@@ -2,10 +2,9 @@
 
     data.json  tokenizer/  ids-00000.npy  middle-00000.npy  ids-00001.npy ...
 
-A block is what one process computes at a time; all of its rows have the same length, and the lengths take turns from
-block to block, because attention over short rows costs less. A shard reads one part of the corpus, so the memory it
-takes does not grow with the corpus. A run that is interrupted goes on with the shards that are missing, and several may
-be made at once: the outcome is the same.
+One process computes a block at a time. All rows of a block have the same length; the lengths alternate from block to
+block, because attention over short rows costs less. A shard reads one part of the corpus, so its memory does not grow
+with the corpus. After an interruption only missing shards are made, and several can be made at the same time.
 """
 
 import io
@@ -50,13 +49,13 @@ class DataSettings:
     fim_share: float = FIM_SHARE
     generated_share: float = 0.0
     seed: int = 20
-    # Named in a fingerprint only where there is one, so that runs on data made before it was thought of go on.
+    # Part of a fingerprint only when set: runs on data of earlier versions, which lack the field, continue.
     snippet_share: float = field(default=0.0, repr=False)
     drawing: int = field(default=DRAWING, repr=False)
-    """How what a target wrote is drawn: 1 had less of it than its share, where windows did not fit the row."""
+    """Version of drawing generated samples: version 1 drew fewer than their share when windows did not fit the row."""
 
     def __post_init__(self) -> None:
-        """Refuse what does not divide."""
+        """Refuse rows that do not divide a block."""
         if any(tokens < 1 or self.block_tokens % tokens for tokens in self.row_tokens):
             raise ValueError("every length of row must divide the block")
 
@@ -68,7 +67,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class DataManifest:
-    """What the shards are made of; equal manifests mean equal shards."""
+    """The sources of the shards; equal manifests mean equal shards."""
 
     settings: DataSettings
     template: Template
@@ -79,7 +78,7 @@ class DataManifest:
 
     @property
     def fingerprint(self) -> str:
-        """All that runs on the data depend on."""
+        """A text that names the data. Its form is fixed: checkpoints are compared by its hash."""
         share, drawing = self.settings.snippet_share, self.settings.drawing
         named = [f" with snippets {share}"] if share else []
         named += [f" drawing {drawing}"] if self.settings.generated_share and drawing > 1 else []
@@ -99,12 +98,12 @@ class DataManifest:
 
 
 def shard_paths(folder: Path, number: int) -> tuple[Path, Path]:
-    """The files of a shard: token ids, and one bit a token that says whether it belongs to a completion."""
+    """The files of a shard: token ids, and a bit for each token that marks completions."""
     return folder / f"ids-{number:05d}.npy", folder / f"middle-{number:05d}.npy"
 
 
 def load_manifest(folder: Path) -> DataManifest:
-    """What `build_data` wrote; PipelineError names the command to run when there is nothing."""
+    """The manifest that `build_data` wrote; PipelineError names the command to run when it is missing."""
     path = folder / MANIFEST
     if not path.is_file():
         raise PipelineError(f"no training data in {folder}; make it with `draft-model data --out {folder}`")
@@ -131,15 +130,15 @@ def build_data(
     num_workers: int = 1,
     on_shard: Callable[[int, int], None] = lambda done, total: None,
 ) -> DataManifest:
-    """Make the shards that `out` lacks. `on_shard(done, total)` is called after each.
+    """Make the missing shards of `out`. `on_shard(done, total)` is called after each.
 
-    Raises PipelineError when `out` holds data made otherwise, the corpus has no training text, or the disk refuses.
+    Raises PipelineError when `out` holds data of other sources, the corpus has no training text, or the disk refuses.
     """
     encoder = make_encoder(load_tokenizer(tokenizer), template)
     if not corpus.parts(Side.TRAIN):
         raise PipelineError(f"the corpus in {corpus.folder} has no training text")
     if generated:
-        load_splits(generated)  # So that a file which is none is refused before anything is written.
+        load_splits(generated)  # Refuses an invalid file before anything is written.
     manifest = DataManifest(
         settings, template, corpus.manifest.digest, file_digest(tokenizer / "tokenizer.json"),
         file_digest(generated) if generated else "", encoder.vocab_size,
@@ -185,7 +184,7 @@ def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
 
 
 def _differences(old: DataManifest, new: DataManifest) -> list[str]:
-    """What differs, old and new."""
+    """Describe the fields that differ."""
     told = [manifest.record for manifest in (old, new)]
     before, now = ({**each.pop("settings"), **each} for each in told)
     return [f"{name} {before[name]!r}, not {now[name]!r}" for name in now if before[name] != now[name]]

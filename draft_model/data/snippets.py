@@ -1,6 +1,6 @@
-"""Text of other files in front of a prompt, as the server puts what an editor sends along.
+"""Renders pieces of other files in front of a prompt, as the server renders an editor's snippets.
 
-Behind file markers where the template has them, under headers in the prefix where it has those, else as comments there.
+They stand behind file markers, under text headers in the prefix, or as comments there, as the template says.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Context:
-    """What a prompt shows beside the file being edited, whose path is `path`; the best snippet is the last."""
+    """The path of the edited file, and the snippets that its prompt shows; the best snippet is the last."""
 
     path: str = ""
     snippets: tuple[Snippet, ...] = ()
@@ -36,7 +36,7 @@ NO_CONTEXT = Context()
 
 
 def file_texts(template: Template, context: Context) -> list[str]:
-    """The texts that stand behind file markers, before the first marker of the prompt itself."""
+    """The texts behind file markers, which stand before the first marker of the prompt itself."""
     if not (template.file and context.snippets):
         return []
     if template.path_at is PathAt.NOWHERE:
@@ -46,7 +46,7 @@ def file_texts(template: Template, context: Context) -> list[str]:
 
 
 def lead_of(template: Template, context: Context) -> str:
-    """The text at the start of the prefix."""
+    """The text at the start of the prefix: headers, comments or the path, as the template says."""
     if not context.snippets:
         return ""
     own = short_path(context.path)
@@ -66,7 +66,7 @@ def short_path(path: str) -> str:
 
 
 def comment_leader(path: str) -> str:
-    """What opens a line comment in a file of this name."""
+    """The characters that open a line comment in a file of this name."""
     if path.lower().endswith(HASH_ENDINGS):
         return "#"
     return "--" if path.lower().endswith(DASH_ENDINGS) else "//"

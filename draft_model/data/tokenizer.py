@@ -1,7 +1,7 @@
 """The tokenizer that target and draft share: byte-level BPE over code, with the fill-in-the-middle markers.
 
-Words carry an optional leading non-letter, digits stand alone, punctuation runs take the newlines behind them, so `):`
-and a line end cost one token. No token is added by itself: the prompt layout owns every marker.
+Words have an optional leading non-letter, digits are single tokens, and punctuation includes the newlines behind it, so
+`):` and a line end cost one token. The tokenizer adds no token by itself: the prompt template places every marker.
 """
 
 from collections.abc import Iterable
@@ -75,7 +75,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def make_encoder(tokenizer: PreTrainedTokenizerFast, template: Template = EMBEDDED) -> TemplateEncoder:
-    """The tokenizer in a template; its own end token ends a completion, unless the family has another for that."""
+    """The encoder of a tokenizer in a template. Its end token ends a completion, unless the family has another one."""
     end: Any = COMPLETION_ENDS.get(template.name, tokenizer.eos_token)
     return TemplateEncoder(tokenizer.backend_tokenizer, template, str(end))
 
@@ -96,7 +96,7 @@ def differing_tokens(ours: PreTrainedTokenizerFast, theirs: PreTrainedTokenizerF
 
 
 def check_same_vocabulary(draft: Path, target: Path) -> None:
-    """PipelineError when a draft can't go with a target, because their tokens differ; it says which."""
+    """Raise PipelineError, which names the tokens, when the vocabularies of a draft and its target differ."""
     differing = differing_tokens(load_tokenizer(draft), load_tokenizer(target))
     if differing:
         shown = ", ".join(repr(token) for token in differing[:8])

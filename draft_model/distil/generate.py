@@ -1,7 +1,7 @@
-"""What a target writes at cursors of the corpus: the text that its draft will have to predict.
+"""Lets a target complete cursors of the corpus in vLLM: the text that its draft must predict.
 
-A draft that learns the corpus learns what people wrote; one that learns this learns what its target writes. vLLM makes
-it, the prompts are those of the server.
+The corpus teaches a draft what people write; these completions teach it what its target writes. The prompts are the
+server's.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ from draft_model.data.templates import template_fingerprint
 from draft_model.models.engine import OfflineEngine, open_engine
 
 CHUNK = 1_000
-"""Cursors that are completed before what was written is kept."""
+"""Cursors in a chunk: a chunk is stored once all of it is completed."""
 MAX_SEQS = 32
-"""Completed together, unless vLLM's own settings say otherwise."""
+"""Sequences that are completed together, unless the options say otherwise."""
 WINDOW_CHARS = (300, 2400)
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How the target writes."""
+    """Length, temperature and seed of the completions."""
 
     max_tokens: int
     temperature: float
@@ -39,7 +39,7 @@ class GenerationSettings:
 
 
 def draw_cursors(corpus: Corpus, encoder: TemplateEncoder, num_cursors: int, seed: int) -> list[Split]:
-    """Places in the training texts, spread evenly, each with what stands around it; one part is in memory at a time.
+    """Cursors spread evenly over the training texts, each with the text around it; one part is in memory at a time.
 
     Raises PipelineError when there is no training text.
     """
@@ -66,12 +66,12 @@ def generate(
     target: Path, encoder: TemplateEncoder, cursors: Sequence[Split], generation: GenerationSettings, out: Path, *,
     options: Mapping[str, Any] | None = None, on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:  # fmt: skip
-    """Keep the cursors with the target's completions in place of people's in the file `out`; return how many they are.
+    """Write the cursors with the target's completions to the file `out`; return their number.
 
-    Cursors whose prompt leaves no room for a completion are left out, and those where it came out empty. `options` are
-    vLLM's own settings. Interrupted, the same call goes on behind the last chunk that was finished; where `out` is
-    there, made of the same, nothing is done. Raises PipelineError when nothing was written at any cursor, when another
-    process writes `out`, or as `open_engine`.
+    Cursors are left out if the prompt leaves no room for a completion, or the completion is empty. `options` are vLLM's
+    own settings. After an interruption the same call continues behind the last finished chunk; a file `out` of the same
+    sources is kept. Raises PipelineError when all completions are empty, when another process writes `out`, or as
+    `open_engine`.
     """
     settings = {"max_num_seqs": MAX_SEQS, **(options or {})}
     chunks = [cursors[start : start + CHUNK] for start in range(0, len(cursors), CHUNK)]

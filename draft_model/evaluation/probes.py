@@ -1,4 +1,4 @@
-"""Twenty places in plainly predictable code, and what a model writes there, greedily, in the server's prompt layout.
+"""Twenty probes: predictable places in code that a model completes greedily, with the server's prompts.
 
 A probe passes when the completion begins with one of the texts that any Python programmer would expect.
 """
@@ -16,7 +16,7 @@ MAX_NEW_TOKENS = 24
 
 @dataclass(frozen=True)
 class Probe:
-    """Text around a cursor and the beginnings that count as right; `typed` is the cursor's line left of it."""
+    """The text around a cursor and the accepted beginnings; `typed` is the cursor's line left of the cursor."""
 
     before: str
     typed: str
@@ -26,7 +26,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """A probe, what came out, and whether it begins as expected."""
+    """A probe, its completion, and whether that begins as expected."""
 
     probe: Probe
     completion: str
@@ -82,7 +82,7 @@ def complete(model: PreTrainedModel, encoder: TemplateEncoder, before: str, type
 def run_probes(
     model: PreTrainedModel, encoder: TemplateEncoder, probes: tuple[Probe, ...] = PROBES
 ) -> list[ProbeResult]:
-    """What the model writes at every probe."""
+    """Complete every probe."""
     results = []
     for probe in probes:
         completion = complete(model, encoder, probe.before, probe.typed, probe.after)
@@ -91,7 +91,7 @@ def run_probes(
 
 
 def probe_table(results: list[ProbeResult]) -> str:
-    """The probes as a Markdown table: the line with the cursor as `│`, what came out, and whether it was right."""
+    """The probes as a Markdown table: the line with the cursor as `│`, the completion, and whether it is right."""
     rows = ["| the line, │ is the cursor | came out | as expected |", "| --- | --- | --- |"]
     for result in results:
         line = f"{result.probe.typed.strip()}│{result.probe.after.partition(chr(10))[0]}"

@@ -1,4 +1,4 @@
-"""The figures of a pair as a table, as JSON, and as a picture."""
+"""Reports the figures of a pair as tables, as JSON, and as a picture."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from draft_model.evaluation.kinds import Kind
 from draft_model.evaluation.offline import MAX_DRAFT, AcceptanceTally
 
 REPORT = "report.json"
-"""What a report's folder is known by."""
+"""The file that marks a report's folder."""
 
 
 @dataclass(frozen=True)
 class TallyFigures:
-    """Offline, at one temperature. Shares are 0 to 1, by K where they depend on it; `per_position` is for K = 8.
+    """The offline figures at one temperature. Shares are 0 to 1, some by K; `per_position` is for K = 8.
 
-    Intervals are 95%, as if other cursors had been drawn.
+    Intervals are 95%, over draws of cursors.
     """
 
     num_tokens: int
@@ -34,12 +34,12 @@ class TallyFigures:
     mean_accepted_length: dict[int, float]
     per_position: tuple[float, ...]
     by_kind: dict[str, tuple[float, int]]
-    """For each kind of code the share that the draft predicts, and of how many tokens it is one."""
+    """For each kind of code the share of tokens that the draft predicts, and the number of tokens."""
 
 
 @dataclass(frozen=True)
 class OfflineFigures:
-    """Measured in transformers, by temperature; 0 is greedy."""
+    """The figures measured in transformers, by temperature; 0 is greedy."""
 
     num_completions: int
     at_temperature: dict[float, TallyFigures]
@@ -52,7 +52,7 @@ class OfflineFigures:
 
 @dataclass(frozen=True)
 class EngineRun:
-    """Measured in vLLM with one K, one sequence at a time; by temperature, speeds greedily.
+    """The figures of one K in vLLM, one sequence at a time; by temperature, speeds of greedy decoding.
 
     `identical_share` is the share of greedy completions that are the same tokens without the draft.
     """
@@ -69,7 +69,7 @@ class EngineRun:
 
 @dataclass(frozen=True)
 class DecodeTimes:
-    """Decode steps of one sequence, the two models timed one after the other."""
+    """Times of a decode step of one sequence, of target and draft."""
 
     target_ms: float
     draft_ms: float
@@ -82,7 +82,7 @@ class DecodeTimes:
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """All of what was measured in vLLM. Without the draft before and after the runs with it; steps turn by turn."""
+    """All figures measured in vLLM: the runs, the speed without the draft before and after them, and the steps."""
 
     runs: tuple[EngineRun, ...]
     tokens_per_s_without_draft: tuple[float, float]
@@ -90,7 +90,7 @@ class EngineFigures:
 
 
 def tally_figures(tally: AcceptanceTally) -> TallyFigures:
-    """The figures of what was counted at one temperature."""
+    """The figures of the counts at one temperature."""
     lengths = range(1, MAX_DRAFT + 1)
     return TallyFigures(
         tally.num_tokens,
@@ -113,7 +113,7 @@ def engine_run(
     counted: Mapping[float, AcceptanceCounts], identical_share: float, tokens_per_s: float, without_draft: float,
     steps: Sequence[DecodeTimes],
 ) -> EngineRun:  # fmt: skip
-    """The run with one K; `without_draft` is in tokens a second as well."""
+    """The figures of a run with one K; `without_draft` is in tokens per second too."""
     greedy = counted[0.0]
     length = greedy.num_speculative_tokens
     return EngineRun(
@@ -129,7 +129,7 @@ def engine_run(
 
 
 def conditional_acceptance(found: AcceptanceCounts) -> float:
-    """The probability that a drafted token is accepted when those before it were, which the formula asks for."""
+    """The probability that a drafted token is accepted given that those before it are, as the formula needs."""
     tried = found.num_drafts + sum(found.accepted_at[:-1])
     return sum(found.accepted_at) / tried if tried else 0.0
 
@@ -203,7 +203,7 @@ def _run_line(run: EngineRun, degrees: Sequence[float]) -> str:
 def as_record(
     offline: OfflineFigures, engine: EngineFigures | None, identity: Identity | None = None
 ) -> dict[str, Any]:
-    """All figures for JSON; None where nothing was measured."""
+    """All figures for JSON; None for parts that were not measured."""
     return {
         "offline": asdict(offline),
         "engine": asdict(engine) if engine else None,

@@ -15,40 +15,40 @@ _PREFIX = "vllm:spec_decode_"
 
 @dataclass(frozen=True)
 class SpeculationCounts:
-    """Since the engine started: drafts made, and how many of them had their first, second, ... token accepted."""
+    """Counts since the engine started: drafts, and those with their first, second, ... token accepted."""
 
     num_drafts: int
     accepted_at: tuple[int, ...]
 
     def since(self, earlier: "SpeculationCounts") -> "SpeculationCounts":
-        """What came on top of an earlier count."""
+        """The counts since an earlier moment."""
         pairs = zip(self.accepted_at, earlier.accepted_at, strict=True)
         return SpeculationCounts(self.num_drafts - earlier.num_drafts, tuple(new - old for new, old in pairs))
 
 
 @dataclass(frozen=True)
 class Completion:
-    """Token ids, and the token that ended it, which is not among them; None where it was cut off."""
+    """Token ids without the token that ended the completion; `stop` is that token, None after a cut-off."""
 
     ids: list[int]
     stop: int | None = None
 
 
 class OfflineEngine:
-    """A running engine."""
+    """A running vLLM."""
 
     def __init__(self, llm: Any) -> None:  # noqa: ANN401 - vLLM's own type, imported late
         self._llm = llm
         self.took_s = 0.0
-        """How long the last call of `complete` took."""
+        """Duration of the last call of `complete`."""
         self.context_tokens: int = llm.llm_engine.model_config.max_model_len
-        """Of a prompt and its completion together."""
+        """Limit of a prompt and its completion together."""
 
     def complete(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0,
         ignore_end: bool = False, stops: Sequence[int] = (),
     ) -> list[Completion]:  # fmt: skip
-        """The completion of every prompt; past its end with `ignore_end`. The tokens `stops` end one too."""
+        """Complete every prompt, up to the end token (not with `ignore_end`) or one of the tokens `stops`."""
         from vllm import SamplingParams
 
         params = [
@@ -69,7 +69,7 @@ class OfflineEngine:
         return [_completion(output.outputs[0]) for output in outputs]
 
     def speculation(self, num_speculative_tokens: int) -> SpeculationCounts:
-        """What speculation came to so far."""
+        """The counters of speculation, for drafts of this length."""
         drafts, accepted = 0, [0] * num_speculative_tokens
         for metric in self._llm.get_metrics():
             if metric.name == f"{_PREFIX}num_drafts":

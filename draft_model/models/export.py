@@ -1,4 +1,4 @@
-"""Trained weights as a Hugging Face folder: bfloat16, tokenizer, generation defaults and the card."""
+"""Exports trained weights as a Hugging Face folder: bfloat16, tokenizer, generation defaults and the card."""
 
 import shutil
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from draft_model.core.presets import Shape
 from draft_model.models.network import make_config
 
 CONFIG = "config.json"
-"""What a model folder is known by."""
+"""The file that marks a model folder."""
 
 
 def export_model(
     weights: Mapping[str, Tensor], shape: Shape, tokenizer: PreTrainedTokenizerFast, card: str, out: Path
 ) -> None:
-    """Write `out` whole or not at all, in place of what was there; PipelineError when the disk refuses."""
+    """Write the model folder `out` whole or not at all, replacing an old one; PipelineError when the disk refuses."""
     end = tokenizer.convert_tokens_to_ids(str(tokenizer.eos_token))
     model = LlamaForCausalLM(make_config(shape, int(end)))  # type: ignore[no-untyped-call, arg-type]
     model.load_state_dict(dict(weights))

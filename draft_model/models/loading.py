@@ -1,4 +1,4 @@
-"""Model folders as models to measure and to learn from."""
+"""Loads model folders, to measure them and to learn from them."""
 
 import json
 import warnings
@@ -15,7 +15,7 @@ from draft_model.core.errors import PipelineError
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a model folder; PipelineError when there is none that can be read."""
+    """The `config.json` of a model folder; PipelineError when it can't be read."""
     path = folder / "config.json"
     if not path.is_file():
         raise PipelineError(f"{folder} is not a model folder: it has no config.json")
@@ -27,7 +27,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_goes_with(draft: Path, target: Path) -> None:
-    """PipelineError when vLLM would not serve a draft with a target of the same tokens: their embeddings differ."""
+    """Raise PipelineError when vLLM refuses to serve a draft with a target because their embeddings differ in size."""
     ours, theirs = (read_config(folder).get("vocab_size") for folder in (draft, target))
     if ours != theirs:
         raise PipelineError(
@@ -37,12 +37,12 @@ def check_goes_with(draft: Path, target: Path) -> None:
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model folder of any family in evaluation mode, INT8 multiplied out; PipelineError when it is not one."""
+    """A model folder of any family in evaluation mode, INT8 dequantised; PipelineError when it can't be loaded."""
     quantised = (read_config(folder).get("quantization_config") or {}).get("quant_method")
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    with warnings.catch_warnings(), redirect_stderr(StringIO()):  # INT8 weights draw bars that nothing turns off.
+    with warnings.catch_warnings(), redirect_stderr(StringIO()):  # INT8 weights draw progress bars that have no switch.
         warnings.simplefilter("ignore")  # INT8 imports deprecated parts of torch.
-        # Multiplied out now, not at the first pass: until then the layers would be int8, which nothing can start from.
+        # Dequantised now, not at the first pass: until then the layers are int8, and no draft can start from them.
         how = CompressedTensorsConfig(dequantize=True) if quantised == "compressed-tensors" else None
         try:
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

@@ -1,4 +1,4 @@
-"""The network: transformers' own Llama, so that what is trained is what is exported and served."""
+"""The network is transformers' own Llama, so the trained network is the one that is exported and served."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from draft_model.core.presets import Shape
 INIT_STD = 0.02
 ROPE_THETA = 10_000.0
 IN_EVERY_LAYER = ("attention_bias", "hidden_act", "mlp_bias", "rms_norm_eps", "rope_parameters", "tie_word_embeddings")
-"""What two Llama configurations must have in common beside sizes, for a layer of one to work in the other."""
+"""Fields that must be equal in two Llama configurations, besides sizes, for a layer of one to work in the other."""
 
 
 def make_config(shape: Shape, end_token_id: int = 0) -> LlamaConfig:
@@ -47,10 +47,10 @@ def make_model(shape: Shape, seed: int) -> LlamaForCausalLM:
 
 
 def make_pruned(shape: Shape, source: LlamaForCausalLM) -> LlamaForCausalLM:
-    """A model of `shape` made of a deeper one: its embedding, its last norm, and layers evenly over its depth.
+    """A model of `shape` from a deeper one: its embedding, its last norm, and layers spread evenly over its depth.
 
-    A draft that starts so has its target's features from the first step. Raises PipelineError when the two differ in
-    more than their depth.
+    Such a draft has its target's features from the first step. Raises PipelineError when the two models differ in more
+    than their depth.
     """
     sizes = _shape_of(source)
     widths = replace(sizes, num_layers=shape.num_layers, context_tokens=shape.context_tokens)
@@ -74,7 +74,7 @@ def make_pruned(shape: Shape, source: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def spread_layers(depth: int, num_layers: int) -> list[int]:
-    """Which layers of `depth` are taken: the first, the last, and the rest at even distances; one alone is the last."""
+    """The layers to take of `depth`: the first, the last, and others at even distances; a single one is the last."""
     if num_layers == 1:
         return [depth - 1]
     return [round(number * (depth - 1) / (num_layers - 1)) for number in range(num_layers)]

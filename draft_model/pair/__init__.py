@@ -1,1 +1,1 @@
-"""The embedded pair: the build from corpus to model folders, its figures, and the model cards."""
+"""Builds the embedded pair from corpus to model folders, with its figures and model cards."""

@@ -1,8 +1,8 @@
-"""The embedded pair from nothing: corpus, tokenizer, data, target, draft, figures, cards, two model folders.
+"""Builds the embedded pair: corpus, tokenizer, data, target, draft, figures, cards, two model folders.
 
     corpus/  tokenizer/  data/  target/  draft-TARGET-CURSORS/  figures.json
 
-Each part that is there is used; interrupted anywhere, the same call goes on.
+Parts that exist are used, so the same call continues after an interruption.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ PAIR_TOKENS = 32
 
 @dataclass(frozen=True)
 class Role:
-    """One of the two models of a build: how to train it, for how long, and where it goes."""
+    """One of the two models of a build: its preset, its training budget, and its folder."""
 
     preset: Preset
     budget: Budget
@@ -50,9 +50,9 @@ class Role:
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """What both models share. `mix` is the target's share in the draft's loss; 0 trains it on text alone.
+    """The settings of both models. `mix` is the target's share in the draft's loss; 0 trains it on text alone.
 
-    Half of the draft's samples have what the target wrote at `num_generated` cursors, none at 0.
+    Half of the draft's samples have completions that the target wrote at `num_generated` cursors; none if that is 0.
     """
 
     data: DataSettings
@@ -63,9 +63,9 @@ class BuildSettings:
 
 
 def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, console: Console) -> BuildFigures:
-    """Make both model folders from the corpus in `root`; return what was measured.
+    """Make both model folders from the corpus in `root`; return their figures.
 
-    Raises PipelineError for what the person can remove.
+    Raises PipelineError for failures that the user can fix.
     """
     corpus = Corpus(root / "corpus")
     ensure_tokenizer(corpus, root / "tokenizer", target.preset.shape.vocab_size)
@@ -73,11 +73,13 @@ def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, c
     with joined_world(is_compiled=settings.is_compiled) as world:
         first = train(target.preset, root / "data", root / "target", target.budget, world, console)
         written = root / "target" / MODEL
-        # With another teacher, or other lessons, a draft begins anew, in a folder of its own.
+        # A draft with another teacher, or with other generated text, starts anew in a folder of its own.
         of_draft = root / f"draft-{weights_digest(written)}-{settings.num_generated}"
-        lessons = _write_lessons(corpus, root, written, of_draft, settings) if settings.num_generated else root / "data"
+        draft_data = (
+            _make_draft_data(corpus, root, written, of_draft, settings) if settings.num_generated else root / "data"
+        )
         second = train(
-            draft.preset, lessons, of_draft / "run", draft.budget, world, console,
+            draft.preset, draft_data, of_draft / "run", draft.budget, world, console,
             start_from=written, distillation=Distillation(written, settings.mix) if settings.mix else None,
         )  # fmt: skip
     console.print("measuring on held-out files")
@@ -91,7 +93,7 @@ def build_pair(root: Path, target: Role, draft: Role, settings: BuildSettings, c
 
 
 def ensure_tokenizer(corpus: Corpus, out: Path, vocab_size: int) -> None:
-    """Learn the tokenizer from the training side, unless it is there."""
+    """Train the tokenizer on the training side, unless it exists."""
     if (out / "tokenizer.json").is_file():
         return
     with replacing_folder(out, mark="") as folder:
@@ -99,8 +101,8 @@ def ensure_tokenizer(corpus: Corpus, out: Path, vocab_size: int) -> None:
         tokenizer.save_pretrained(str(folder))
 
 
-def _write_lessons(corpus: Corpus, root: Path, target: Path, out: Path, settings: BuildSettings) -> Path:
-    """Let the target write at cursors of the corpus, unless it has, and make the draft's data with that."""
+def _make_draft_data(corpus: Corpus, root: Path, target: Path, out: Path, settings: BuildSettings) -> Path:
+    """Let the target complete cursors of the corpus, unless it has, and make the draft's data with these."""
     encoder, generated = load_encoder(target), out / "generated.jsonl"
     cursors = draw_cursors(corpus, encoder, settings.num_generated, GENERATION.seed)
     generate(target, encoder, cursors, GENERATION, generated)
@@ -129,7 +131,7 @@ def _measure_model(role: Role, run: Path, result: TrainResult, texts: Sequence[s
 
 
 def measure_pair(target: Path, draft: Path, texts: Sequence[str], num_cursors: int) -> OfflineFigures:
-    """How much of the draft the target accepts, offline and greedily."""
+    """Measure how much of the draft the target accepts, offline and greedily."""
     pair = Pair(load_model(target), load_model(draft), load_encoder(target))
     splits = held_out_splits(texts, num_cursors, is_typed_line_only=pair.encoder.template.is_typed_line_only)
     return offline_figures(len(splits), {0.0: measure(pair, splits, PAIR_TOKENS)})

@@ -1,4 +1,4 @@
-"""The model cards, rendered from the figures of a build: data, licences, parameters, losses, probes."""
+"""Renders the model cards from the figures of a build: data, licences, parameters, losses, probes."""
 
 from collections.abc import Sequence
 from textwrap import fill
@@ -25,11 +25,11 @@ def render_card(figures: BuildFigures, role: str) -> str:
     model = figures.target if role == "target" else figures.draft
     sections = (
         *_introduction(model, _PURPOSE[role]),
-        *_measured(figures, model),
-        *_probed(model.probes),
-        *_trained(model, figures.num_generated if role == "draft" else 0),
-        *(_taught(figures) if role == "draft" else ()),
-        *_read(figures),
+        *_figures(figures, model),
+        *_probes(model.probes),
+        *_training(model, figures.num_generated if role == "draft" else 0),
+        *(_distilled(figures) if role == "draft" else ()),
+        *_data(figures),
     )
     return "\n\n".join(sections) + "\n"
 
@@ -65,7 +65,7 @@ def _introduction(model: ModelFigures, purpose: str) -> tuple[str, ...]:
     )
 
 
-def _measured(figures: BuildFigures, model: ModelFigures) -> tuple[str, ...]:
+def _figures(figures: BuildFigures, model: ModelFigures) -> tuple[str, ...]:
     held_out, pair = model.evaluation, figures.pair.greedy
     rows = [
         ("parameters", f"{model.num_parameters:,}"),
@@ -89,7 +89,7 @@ def _measured(figures: BuildFigures, model: ModelFigures) -> tuple[str, ...]:
     )
 
 
-def _probed(results: list[ProbeResult]) -> tuple[str, ...]:
+def _probes(results: list[ProbeResult]) -> tuple[str, ...]:
     return (
         "## Twenty probes",
         _paragraph(
@@ -100,7 +100,7 @@ def _probed(results: list[ProbeResult]) -> tuple[str, ...]:
     )
 
 
-def _trained(model: ModelFigures, num_generated: int) -> tuple[str, ...]:
+def _training(model: ModelFigures, num_generated: int) -> tuple[str, ...]:
     written = "samples of what people wrote" if num_generated else "samples"
     shape, settings = model.preset.shape, model.preset.train
     return (
@@ -131,8 +131,8 @@ def _budget(model: ModelFigures) -> str:
     )
 
 
-def _taught(figures: BuildFigures) -> tuple[str, ...]:
-    """What the draft has from its target."""
+def _distilled(figures: BuildFigures) -> tuple[str, ...]:
+    """The paragraph on the draft's training from its target."""
     layers = f"{figures.draft.preset.shape.num_layers} of its {figures.target.preset.shape.num_layers} layers."
     mix = f"{figures.mix:.0%} of its loss is the divergence from the target's distribution (forward KL)."
     cursors = f"{figures.num_generated:,} cursors."
@@ -141,7 +141,7 @@ def _taught(figures: BuildFigures) -> tuple[str, ...]:
     return (_paragraph(*said, *([mix] if figures.mix else []), *([generated] if figures.num_generated else [])),)
 
 
-def _read(figures: BuildFigures) -> tuple[str, ...]:
+def _data(figures: BuildFigures) -> tuple[str, ...]:
     total_mb = sum(entry.num_bytes for entry in figures.sources) / 1e6
     rows = [
         (

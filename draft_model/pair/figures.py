@@ -1,4 +1,4 @@
-"""The figures of one build, kept as `figures.json` beside the checkpoints and rendered into both model cards."""
+"""The figures of one build, stored as `figures.json` beside the checkpoints and rendered into both model cards."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -14,9 +14,9 @@ from draft_model.evaluation.report import OfflineFigures
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """One trained model: what it is, what it took, what it reaches.
+    """The figures of one trained model: its size, its training, its quality.
 
-    `active_s` were spent on `device`; `minutes` is the training budget, None where it was a number of steps.
+    `active_s` is the training time on `device`; `minutes` is the training budget, None if it was a number of steps.
     """
 
     preset: Preset
@@ -31,15 +31,15 @@ class ModelFigures:
 
     @property
     def num_right(self) -> int:
-        """Probes that came out as expected."""
+        """Probes with the expected completion."""
         return sum(result.is_right for result in self.probes)
 
 
 @dataclass(frozen=True)
 class BuildFigures:
-    """Both models and the corpus that they share.
+    """The figures of both models and their corpus.
 
-    `mix` is the target's share in the draft's loss; at `num_generated` cursors the target wrote what the draft read.
+    `mix` is the target's share in the draft's loss; the target wrote `num_generated` of the draft's completions.
     """
 
     target: ModelFigures

@@ -1,4 +1,4 @@
-"""What a training run would take: days, GPU hours, cost and memory, from a utilisation that was measured."""
+"""Estimates days, GPU hours, cost and memory of a training run from a utilisation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,22 +21,22 @@ DOLLARS_PER_HOUR = {
 }  # fmt: skip
 """Rough on-demand prices of one GPU; give your own."""
 BYTES_PER_MATRIX_PARAMETER = 4 + 4 + 4 + 2
-"""Weight, gradient and Muon's momentum in float32, and the bfloat16 copy that is computed with."""
+"""Weight, gradient and Muon's momentum in float32, and the bfloat16 copy for computing."""
 BYTES_PER_OTHER_PARAMETER = 4 + 4 + 8 + 2
 """The same with AdamW's two moments."""
 BYTES_PER_TEACHER_PARAMETER = 2
-"""Held in bfloat16, spread over the GPUs as the draft is."""
+"""Bfloat16, sharded over the GPUs like the draft."""
 TEACHER_FLOPS_PER_PARAMETER = 2
-"""Operations a parameter and token of a forward pass, a third of training's six; its attention is left out."""
+"""Operations per parameter and token of a forward pass, a third of training's six; attention is not counted."""
 SECONDS_PER_DAY = 86_400.0
 
 
 @dataclass(frozen=True)
 class Utilisation:
-    """The share of the GPUs' peak that goes into the models, 0 to 1, and where that figure is from.
+    """The share of the GPUs' peak that goes into the models, 0 to 1, and the source of that figure.
 
-    `has_teacher` says of a measured one that its run distilled. `train` counts the draft's operations alone, so the
-    time of the teacher's is in that share.
+    `has_teacher` means that the measured run distilled. `train` counts the draft's operations only, so the teacher's
+    time lowers that share.
     """
 
     share: float
@@ -49,9 +49,9 @@ ASSUMED = Utilisation(DEFAULT_UTILISATION, "assumed")
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The outcome; operations are all, the teacher's among them.
+    """The estimate. Operations include the teacher's; memory is that of weights, optimiser and teacher on each GPU.
 
-    Memory is that of weights, optimiser and teacher on each GPU, activations come on top.
+    Activations take memory on top.
     """
 
     num_parameters: int
@@ -69,7 +69,7 @@ class TrainingPlan:
 
 
 def measured_utilisation(run: Path) -> Utilisation:
-    """The median over a run's steps, those of 0 left out; PipelineError when there is none or it is above 1."""
+    """The median over a run's steps with a utilisation; PipelineError when there are none or the median is above 1."""
     if not run.is_dir():
         raise PipelineError(f"there is no run in {run}: it is no folder")
     steps = read_metrics(run)
@@ -94,7 +94,7 @@ def make_plan(
     dollars_per_hour: float | None = None,
     num_teacher_parameters: int = 0,
 ) -> TrainingPlan:
-    """The plan for training `preset` on `num_tokens`, distilled from a teacher if it has parameters.
+    """The plan for training `preset` on `num_tokens`; with a teacher if `num_teacher_parameters` is above 0.
 
     PipelineError for a GPU that is not in the table, no tokens, or a teacher that would count twice.
     """

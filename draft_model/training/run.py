@@ -2,7 +2,7 @@
 
     checkpoint.pt  run.json  metrics.jsonl  tensorboard/  loss.png  model/
 
-The same call goes on after an interruption. Under torchrun every process makes it.
+After an interruption the same call continues. Under torchrun every process makes the call.
 """
 
 import json
@@ -49,7 +49,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run took; kept as `run.json`."""
+    """The outcome of a run; stored as `run.json`."""
 
     preset: str
     num_steps: int
@@ -58,7 +58,7 @@ class RunOutcome:
 
 
 def fit_preset(preset: Preset, data: Path, target: Path | None = None) -> Preset:
-    """The preset with as many embeddings as its target has, which may be padded, else with the vocabulary of the data.
+    """The preset with as many embeddings as its target, which may be padded; else as the data's vocabulary.
 
     vLLM serves a draft only with a target of the same `vocab_size`.
     """
@@ -81,9 +81,9 @@ def train(
 ) -> TrainResult:
     """Train to the end of the budget, from the checkpoint in `out` if there is one, and write `out/model`.
 
-    A new run starts with layers of the model `start_from`, if given, else at random. Raises PipelineError for a loss
-    that is not finite, a disk that refuses, data that is missing, a teacher or start whose vocabulary is another, a
-    start of other widths or of another family, a checkpoint of another run, or a run that another process trains.
+    A new run starts with layers of the model `start_from`, or at random. Raises PipelineError for a loss that is not
+    finite, a disk that refuses, missing data, a teacher or start with another vocabulary, a start of other widths or of
+    another family, a checkpoint of another run, or a run that another process trains.
     """
     preset = fit_preset(preset, data, distillation.teacher if distillation else start_from)
     source = BlockSource(data, preset.train.seed)
@@ -109,7 +109,7 @@ def train(
 
 @contextmanager
 def _alone(out: Path, world: World) -> Iterator[None]:
-    """Keep others from training in the same folder, by the main process: the rest may be on other machines."""
+    """Lock the folder against other runs. The main process holds the lock: the others may be on other machines."""
     with ExitStack() as held:
         refusal = None
         if world.is_main:
@@ -117,20 +117,20 @@ def _alone(out: Path, world: World) -> Iterator[None]:
                 held.enter_context(locked(out / LOCK, f"the run in {out}"))
             except PipelineError as error:
                 refusal = error
-        refusal = world.told(refusal)  # All must learn of it, or the others wait.
+        refusal = world.broadcast(refusal)  # All processes must know the refusal, or the others wait forever.
         if refusal:
             raise refusal
         yield
 
 
 def load_outcome(out: Path) -> RunOutcome | None:
-    """What a finished run took; None when it is not finished."""
+    """The outcome of a finished run; None for an unfinished one."""
     path = out / RUN
     return RunOutcome(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 def _load_teacher(distillation: Distillation, data: Path, world: World) -> Teacher:
-    # On GPUs in half the bytes, and a share of it on each: a 13B teacher in float32 fits beside no draft.
+    # Bfloat16 and sharded on GPUs: a 13B teacher in float32 does not fit beside a draft.
     dtype = torch.float32 if world.device == "cpu" else torch.bfloat16
     return Teacher(world.shard(_load_same_vocabulary(distillation.teacher, data, dtype)), distillation.mix)
 

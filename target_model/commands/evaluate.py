@@ -22,7 +22,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 def _object(_context: click.Context, _parameter: click.Parameter, value: str) -> dict[str, Any]:
-    """The JSON object that an option says."""
+    """Parse an option that is a JSON object."""
     try:
         told = json.loads(value)
     except ValueError as error:
@@ -58,10 +58,10 @@ def evaluate(
     max_tasks: int | None, max_texts: int, out: Path | None, engine_options: dict[str, Any],
     allow_weak_sandbox: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Quality, speed and memory of models in vLLM: what INT8 costs and what it gives.
+    """Measure quality, speed and memory of models in vLLM, to compare INT8 with bfloat16.
 
-    What the models write is run in processes of its own, with limits, without network and apart from its check; where
-    the kernel can't do that, nothing is run. Run all of it in a container.
+    Programs that the models write run in processes of their own, with limits, without network and apart from the check.
+    If the kernel can't confine them, nothing runs. Run the command in a container.
 
     \b
     Example:
@@ -80,7 +80,7 @@ def evaluate(
         )
         limits = Limits(allow_weak=allow_weak_sandbox)
         if material.functions or material.lines:
-            run_program(Trial(""), limits)  # Says what the kernel lacks before the hours of measuring.
+            run_program(Trial(""), limits)  # Reports what the kernel lacks before hours of measuring.
         named = [named_model(text) for text in models]
         serve = partial(serving, options=engine_options)
         for figures in measure_all(named, material, _say_begin, serve, limits):
@@ -90,7 +90,7 @@ def evaluate(
     except TargetError as error:
         raise click.ClickException(str(error)) from error
     finally:
-        # Whatever stops a later model, vLLM's own errors and signals too.
+        # Also after an error or a signal during a later model.
         if found:
             click.echo(to_json(found) if as_json else render(found))
 
@@ -100,13 +100,13 @@ def _say_begin(name: str) -> None:
 
 
 def named_model(text: str) -> tuple[str, Path]:
-    """A name and a folder; the folder's own name where none is given."""
+    """Parse NAME=DIR or DIR; the default name is the folder's."""
     name, found, folder = text.partition("=")
     return (name, Path(folder)) if found else (Path(text).name, Path(text))
 
 
 def spread(all_of_them: list[T], most: int | None) -> list[T]:
-    """At most so many, evenly over all."""
+    """At most `most` of the items, spread evenly."""
     if most is None or most >= len(all_of_them):
         return all_of_them
     return [all_of_them[number * len(all_of_them) // most] for number in range(most)]

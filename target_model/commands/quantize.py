@@ -73,9 +73,9 @@ def quantize(
 ) -> None:
     """Write an INT8 copy that vLLM loads on CPU and GPU.
 
-    Needs no data; with --calibration, SmoothQuant and GPTQ choose the rounding that changes the model's answers on it
-    least. Embeddings and the output head stay as they are, tokenizer and card are copied, and the folder appears whole
-    or not at all.
+    Needs no data. With --calibration, SmoothQuant and GPTQ choose the rounding that changes the model's outputs on the
+    data least. Embeddings and the output head are kept, tokenizer and card are copied, and the folder appears whole or
+    not at all.
 
     \b
     Example:
@@ -110,7 +110,7 @@ def _update(progress: Progress, task: TaskID, done: int, total: int) -> None:
 
 
 def describe(report: Report, out: Path) -> str:
-    """The report in a few lines."""
+    """Describe the report in a few lines."""
     worst = report.worst_relative_error
     return (
         f"{out}: {report.num_quantised} matrices in int8, {report.num_kept} tensors kept\n"

@@ -1,1 +1,1 @@
-"""What all rooms of the package share: errors, and files that appear whole."""
+"""Parts that all rooms of the package share: errors and atomic files."""

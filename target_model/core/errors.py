@@ -1,8 +1,8 @@
-"""What can go wrong for a reason the person at the keyboard can remove."""
+"""The errors of failures that a user can fix."""
 
 
 class TargetError(Exception):
-    """An expected failure, worded for who started the command; the command line prints it without a traceback."""
+    """An expected failure with a message for the user; the command line prints it without a traceback."""
 
 
 class QuantiseError(TargetError):

@@ -10,7 +10,7 @@ from target_model.evaluation.served import Speed
 
 @dataclass(frozen=True)
 class TargetFigures:
-    """What one model reaches; None where nothing was given to measure it on."""
+    """The figures of one model; None for those without material to measure on."""
 
     name: str
     weight_bytes: int
@@ -19,7 +19,7 @@ class TargetFigures:
     loss: Mean | None
     """Nats a token of held-out code."""
     loss_more: Mean | None
-    """By how much that is more than the first model's, text by text; None of the first, and of another tokenizer."""
+    """The loss less the first model's, text by text; None for the first, and for another tokenizer."""
     bits_per_byte: float | None
     functions: Score | None
     lines: Score | None
@@ -52,7 +52,7 @@ def render(found: Sequence[TargetFigures]) -> str:
 
 
 def to_json(found: Sequence[TargetFigures]) -> str:
-    """The same as JSON."""
+    """All models as JSON."""
     return json.dumps([asdict(one) for one in found], indent=1) + "\n"
 
 

@@ -22,19 +22,19 @@ FUNCTION_TOKENS = 256
 
 @dataclass(frozen=True)
 class Material:
-    """What is measured on; each part may be missing."""
+    """The tasks and texts to measure on; each part may be missing."""
 
     functions: Sequence[Task] = ()
-    """HumanEval: a function is missing."""
+    """HumanEval: tasks with a missing function."""
     lines: Sequence[Task] = ()
-    """Single-line infilling: a line is missing."""
+    """Single-line infilling: tasks with a missing line."""
     texts: Sequence[str] = ()
     """Held-out code, for the loss."""
 
 
 @dataclass(frozen=True)
 class TextLosses:
-    """Nats of each text, over all its tokens."""
+    """The summed loss of each text in nats, and its tokens."""
 
     nats: tuple[float, ...]
     num_tokens: tuple[int, ...]
@@ -51,7 +51,7 @@ class TextLosses:
         return sum(self.nats) / math.log(2) / self.num_bytes
 
     def more_than(self, other: "TextLosses | None") -> Mean | None:
-        """Nats a token more than `other`'s; None where there is none, or its tokens are others."""
+        """Nats a token more than `other`'s; None without another, or if its tokens differ."""
         if other is None or other.num_tokens != self.num_tokens:
             return None
         return mean_per_unit([a - b for a, b in zip(self.nats, other.nats, strict=True)], self.num_tokens)
@@ -61,10 +61,10 @@ def measure_all(
     models: Sequence[tuple[str, Path]], material: Material, on_begin: Callable[[str], None],
     serve: Callable[[Path], AbstractContextManager[ServedModel]] = serving, limits: Limits | None = None,
 ) -> Iterator[TargetFigures]:  # fmt: skip
-    """Measure models, named and one after another; each one's figures come when it is done.
+    """Measure named models one after another; yields the figures of each when it is done.
 
-    `limits` are of the programs that they write. Raises EvaluationError when the server builds no prompts for one, vLLM
-    does not start on it, all texts are empty or programs can't be confined, QuantiseError when it is no model.
+    `limits` are for the programs that they write. Raises EvaluationError when the server builds no prompts for a model,
+    vLLM does not start on it, all texts are empty or programs can't be confined, QuantiseError when it is no model.
     """
     first: TextLosses | None = None
     for name, model in models:
@@ -105,7 +105,7 @@ def _measure(
 
 
 def _losses(served: ServedModel, texts: Sequence[str], marker: str) -> TextLosses:
-    """Losses of texts that are cut into rows, each behind what opens a file; EvaluationError when all are empty."""
+    """Losses of texts, cut into rows that each open as a file; EvaluationError when all texts are empty."""
     opening = served.opening(marker)
     rows: list[Sequence[int]] = []
     of_text: list[int] = []

@@ -13,7 +13,7 @@ from target_model.core.errors import EvaluationError
 from target_model.evaluation.tasks import Task
 
 MAX_PROMPT_TOKENS = 896
-"""Of a task's prompt: what the embedded models can hold, less a completion."""
+"""Longest prompt of a task: the context of the embedded models, less a completion."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Shares with their uncertainty, and what they are shares of."""
+"""Scores completions: shares and means with their confidence intervals."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Z_95 = 1.959964
 
 
 def wilson(hits: float, total: float) -> tuple[float, float]:
-    """Wilson's 95% interval of the share behind `hits` of `total`; good near 0 and 1 too."""
+    """Wilson's 95% interval of the share behind `hits` of `total`; accurate near 0 and 1 too."""
     if not total:
         return 0.0, 1.0
     value, spread = hits / total, Z_95**2 / total
@@ -22,19 +22,19 @@ def wilson(hits: float, total: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Share:
-    """`hits` of `total`, and the 95% interval of the share that is behind it (Wilson's).
+    """`hits` of `total`, and Wilson's 95% interval of the share behind them.
 
-    `num_independent` is how many independent trials would tell as much: all of them, if not given.
+    `num_independent` is the effective number of independent trials: `total` by default.
     """
 
     hits: int
     total: int
     num_independent: float | None = None
     interval: tuple[float, float] = field(init=False)
-    """A field, so that it is in what is written as JSON."""
+    """A field, not a property, so that it is in the JSON."""
 
     def __post_init__(self) -> None:
-        """Work out the interval."""
+        """Compute the interval."""
         independent = self.total if self.num_independent is None else self.num_independent
         object.__setattr__(self, "interval", wilson(self.value * independent, independent))
 
@@ -50,11 +50,11 @@ class Share:
 
 
 def share_of_groups(outcomes: Sequence[bool], groups: Sequence[object]) -> Share:
-    """The share of outcomes that are true, where those of one group resemble each other.
+    """The share of true outcomes, whose correlation within groups reduces the effective number of trials.
 
-    Their number counts divided by the design effect: the variance of the share as if whole groups had been drawn (ratio
-    estimator, linearised), over that of independent outcomes (Kish, "Survey Sampling", 1965, section 8.2). Where all
-    outcomes are alike nothing shows how alike those of a group are, and each counts.
+    The number of outcomes is divided by the design effect: the variance of the share over draws of whole groups (ratio
+    estimator, linearised), over that of independent outcomes (Kish, "Survey Sampling", 1965, section 8.2). If all
+    outcomes are equal, the correlation can't be estimated, and each counts.
     """
     of_group: dict[object, list[bool]] = {}
     for outcome, group in zip(outcomes, groups, strict=True):
@@ -73,9 +73,9 @@ def share_of_groups(outcomes: Sequence[bool], groups: Sequence[object]) -> Share
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean per unit over texts of several units each, and its 95% interval: as if other texts had been drawn.
+    """A mean per unit over texts of several units each, and its 95% interval over draws of texts.
 
-    `interval` is None of a single text.
+    `interval` is None for a single text.
     """
 
     value: float
@@ -88,10 +88,9 @@ class Mean:
 
 
 def mean_per_unit(sums: Sequence[float], units: Sequence[int]) -> Mean:
-    """The mean of what sums to `sums[i]` over the `units[i]` units of text i.
+    """The mean per unit, where text i has `units[i]` units that sum to `sums[i]`.
 
-    The interval takes whole texts for what is drawn, since the tokens of one resemble each other (ratio estimator,
-    linearised).
+    The interval is over draws of whole texts: the tokens of one text are correlated (ratio estimator, linearised).
     """
     value, num = sum(sums) / sum(units), len(sums)
     if num == 1:
@@ -103,7 +102,7 @@ def mean_per_unit(sums: Sequence[float], units: Sequence[int]) -> Mean:
 
 @dataclass(frozen=True)
 class Score:
-    """Of one set of tasks: programs that pass their check, and completions that are the author's own text."""
+    """The score of a set of tasks: programs that pass their check, and completions equal to the author's."""
 
     passed: Share
     exact: Share

@@ -29,7 +29,7 @@ class Speed:
 
 
 class ServedModel:
-    """A running engine with one model."""
+    """A model in a running vLLM."""
 
     def __init__(self, llm: Any) -> None:  # noqa: ANN401 - vLLM's own type, imported late
         self._llm = llm
@@ -50,13 +50,13 @@ class ServedModel:
         return ids
 
     def opening(self, marker: str) -> list[int]:
-        """What stands before a file's text: the family's marker, else the token that begins or ends every text."""
+        """The token before a file's text: the family's marker, else the token that begins or ends every text."""
         tokenizer = self._llm.get_tokenizer()
         begins = (marker and tokenizer.convert_tokens_to_ids(marker), tokenizer.bos_token_id, tokenizer.eos_token_id)
         return [next(int(token) for token in begins if isinstance(token, int))]
 
     def time(self, prompts: Sequence[Sequence[int]]) -> Speed:
-        """Measure its speed on some prompts, completions of a set length."""
+        """Measure the speed on some prompts, with completions of a fixed length."""
         some = [prompts[number % len(prompts)] for number in range(MAX_SEQS)]
         self._timed(some, 2)
         first = [self._timed([prompt], 1) for prompt in some[:TIMED_RUNS]]
@@ -69,7 +69,7 @@ class ServedModel:
         )
 
     def memory_bytes(self) -> int:
-        """What the engine's own processes hold, the KV cache's set share included."""
+        """Memory of the engine's own processes, including the KV cache's fixed share."""
         children = psutil.Process().children(recursive=True)
         return sum(child.memory_info().rss for child in children if child.is_running())
 

@@ -1,4 +1,4 @@
-"""HumanEval and its single-line infilling set, as tasks: read from the files that their authors publish.
+"""Reads HumanEval and its single-line infilling set from the files that their authors publish.
 
 HumanEval: Chen et al., "Evaluating Large Language Models Trained on Code" (2021). Single-line infilling: Bavarian et
 al., "Efficient Training of Language Models to Fill in the Middle" (2022): one line of a solution is missing.
@@ -15,7 +15,7 @@ from target_model.sandbox.runner import Trial
 
 @dataclass(frozen=True)
 class Task:
-    """A program with a gap: `prefix`, the missing `solution`, `suffix`; `check` fails when it does not do its work."""
+    """A program with a gap: `prefix`, the missing `solution`, `suffix`; `check` fails for a wrong program."""
 
     id: str
     prefix: str
@@ -36,7 +36,7 @@ class Task:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """The tasks of a file of JSON lines, packed with gzip or not; EvaluationError when it is none."""
+    """Read the tasks of a file of JSON lines, gzipped or not; EvaluationError when it is no such file."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         tasks = [_task(json.loads(line)) for line in data.decode().splitlines() if line.strip()]
@@ -58,12 +58,12 @@ def _task(record: dict[str, str]) -> Task:
 
 
 def only_line(completion: str) -> str:
-    """The first line of a completion, with its newline: all that is asked for where one line is missing."""
+    """The first line of a completion, with its newline: the answer to a task with a missing line."""
     return completion.partition("\n")[0].rstrip() + "\n"
 
 
 def only_function(completion: str) -> str:
-    """A completion up to the first line at the left margin: the body of the function that was asked for."""
+    """A completion up to the first line at the left margin: the body of the function."""
     lines = completion.splitlines(keepends=True)
     kept = 0
     while kept < len(lines) and (kept == 0 or not lines[kept].strip() or lines[kept][0] in " \t"):
@@ -72,5 +72,5 @@ def only_function(completion: str) -> str:
 
 
 def is_exact(task: Task, completion: str) -> bool:
-    """Whether a completion is the author's own text, blanks at line ends apart."""
+    """Whether a completion equals the author's solution, apart from trailing blanks."""
     return completion.rstrip() == task.solution.rstrip()

@@ -7,7 +7,7 @@ from target_model.core.errors import EvaluationError
 
 
 def read_texts(path: Path) -> list[str]:
-    """The texts of a file, JSON lines or Parquet with a column `text`; EvaluationError when none."""
+    """Read the texts of a file, JSON lines or Parquet with a column `text`; EvaluationError when it has none."""
     try:
         texts = _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
     except (OSError, ValueError, KeyError) as error:

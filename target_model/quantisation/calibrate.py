@@ -1,8 +1,7 @@
-"""The calibrated INT8 copy: SmoothQuant and GPTQ, in an environment of their own.
+"""Makes a calibrated INT8 copy with SmoothQuant and GPTQ, in an environment of their own.
 
-llmcompressor pins other versions of transformers and compressed-tensors than vLLM, so it runs as a subprocess there.
-
-What it writes has the format of the copy made without data (`quantise.py`): the same matrices in int8, the same
+llmcompressor pins other versions of transformers and compressed-tensors than vLLM, so it runs as a subprocess in that
+environment. The copy has the format of the one made without data (`quantise.py`): the same matrices in int8, the same
 configuration. SmoothQuant also changes the norms in front of them.
 """
 
@@ -34,17 +33,17 @@ from target_model.quantisation.scheme import LINEAR_SUFFIXES, is_quantised
 
 ROW_TOKENS = 1024
 MAX_CHARACTERS = 8 * ROW_TOKENS
-"""Of a text; more characters than a row of tokens stands for, in any code."""
+"""Characters that are used of a text: more than a row of tokens has in any code."""
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-calibration" / "bin" / "python"
 LAST_WORDS = 500
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What to calibrate on and how.
+    """The texts and settings of a calibration.
 
-    `smoothing` is SmoothQuant's strength: how much of the activations' range moves into the weights, 0 to 1; 0 leaves
-    it out and GPTQ alone is done. `python` is the interpreter of an environment with llmcompressor.
+    `smoothing` is SmoothQuant's strength: the part of the activations' range that moves into the weights, 0 to 1; 0
+    means GPTQ alone. `python` is the interpreter of an environment with llmcompressor.
     """
 
     texts: Sequence[str]
@@ -56,7 +55,7 @@ class Calibration:
 def quantise_calibrated(
     model: Path, out: Path, calibration: Calibration, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[Report, list[str]]:
-    """Write `model` with its linear layers in INT8 to the new folder `out`, rounded so that the texts lose least.
+    """Write `model` with its linear layers in INT8 to the new folder `out`, rounded for the least error on the texts.
 
     `on_progress(done, total)` is called after every part of the model. Returns the report and llmcompressor's warnings.
     Raises QuantiseError for a missing environment, a folder that is not a model or of an unknown architecture, texts
@@ -89,14 +88,14 @@ def quantise_calibrated(
 
 
 def sample(texts: Sequence[str], num_samples: int) -> list[str]:
-    """Pieces of texts spread evenly over all, one of each, the same at every call; QuantiseError when all are blank."""
+    """One piece of each of `num_samples` texts, the same at every call; QuantiseError when all texts are blank."""
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise QuantiseError("the calibration data has no text that is not blank")
     number = min(num_samples, len(texts))
     chosen = (texts[index * len(texts) // number] for index in range(number))
     at = random.Random(0)
-    # Not the beginnings: they are all licences and imports.
+    # Random places: the beginnings of files are licences and imports.
     starts = ((text, at.randrange(max(1, len(text) - MAX_CHARACTERS))) for text in chosen)
     return [text[start : start + MAX_CHARACTERS] for text, start in starts]
 
@@ -108,7 +107,7 @@ def _run(python: Path, job: llmcompressor_job.Job, scratch: Path, on_progress: C
     warnings: list[str] = []
     refusal = None
     with log.open("wb") as errors:
-        # Isolated (-I): neither this folder's modules nor this environment's variables are for the other one.
+        # Isolated (-I): the other environment must not import this folder's modules or read this one's variables.
         command = [str(python), "-I", llmcompressor_job.__file__, str(path)]
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
@@ -142,14 +141,14 @@ def _event(line: bytes) -> dict[str, Any]:
 
 
 def _why(status: int) -> str:
-    """How the process ended, where its own words may not say."""
+    """The signal that ended the process, which its output may not mention."""
     if status == -signal.SIGKILL:
         return " (killed; it may have needed more memory than there is)"
     return f" (signal {-status})" if status < 0 else ""
 
 
 def _check(folder: Path, expected: set[str]) -> int:
-    """How many tensors were kept. QuantiseError when another set of matrices is in int8, or a value is not finite."""
+    """Count the kept tensors. QuantiseError when another set of matrices is in int8, or a value is not finite."""
     found, num_kept = set(), 0
     for file in weight_files(folder):
         for name, tensor in tensors_of(file):

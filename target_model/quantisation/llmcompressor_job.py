@@ -1,8 +1,8 @@
-"""SmoothQuant and GPTQ by llmcompressor. Runs as a script in the environment of `make calibration`, nowhere else.
+"""Runs SmoothQuant and GPTQ by llmcompressor, as a script in the environment of `make calibration`.
 
-Imports nothing of this project, which is not installed there. The argument names a file with one JSON object, `Job`;
-what happens is told on standard output, a JSON object a line: `{"done": 3, "total": 12}`, `{"warning": ...}`,
-`{"error": ...}`. All else that libraries print goes to standard error.
+Imports nothing of this project, which is not installed there. The argument names a file with one JSON object, `Job`.
+Events go to standard output, a JSON object a line: `{"done": 3, "total": 12}`, `{"warning": ...}`, `{"error": ...}`.
+Other output of libraries goes to standard error.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 
 class Job(TypedDict):
-    """What to do."""
+    """The parameters of the script."""
 
     model: str
     """Folder of the model."""
@@ -22,18 +22,18 @@ class Job(TypedDict):
     """Folder for weights and configuration; exists."""
     texts: list[str]
     row_tokens: int
-    """Tokens of a text that are used, at most."""
+    """Most tokens that are used of a text."""
     smoothing: float
-    """SmoothQuant's strength, 0 to 1; 0 leaves it out."""
+    """SmoothQuant's strength, 0 to 1; 0 means GPTQ alone."""
     targets: list[str]
-    """Which layers: names at the end of a module's path."""
+    """The layers to quantise: names at the end of a module's path."""
 
 
 Tell = Callable[..., None]
 
 
 class Refused(Exception):
-    """A model or texts that can't be calibrated with."""
+    """A model or texts that are not fit for calibration."""
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def main() -> int:
 
 def run(job: Job, tell: Tell) -> None:
     """Load, calibrate, save. Raises Refused."""
-    # Its progress bars, one for each layer, would bury what went wrong.
+    # Its progress bars, one for each layer, would hide error messages.
     os.environ |= {"TQDM_DISABLE": "1", "LLM_COMPRESSOR_LOG_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
     import torch
     from llmcompressor import oneshot
@@ -79,7 +79,7 @@ def run(job: Job, tell: Tell) -> None:
 
 
 def is_telling(record: Any) -> bool:  # noqa: ANN401 - loguru's own type
-    """Whether a log record is a warning about the outcome, such as a matrix that GPTQ could not treat."""
+    """Whether a log record is a warning about the outcome, such as a matrix that GPTQ could not quantise."""
     return bool(record["level"].name == "WARNING" and record["name"].startswith("llmcompressor.modifiers"))
 
 
@@ -100,7 +100,7 @@ def load(folder: str) -> tuple[Any, Any]:
 
 
 def encode(tokenizer: Any, texts: list[str], row_tokens: int) -> list[dict[str, Any]]:  # noqa: ANN401
-    """Rows of one text each, (1, at most row_tokens) token ids; Refused when nothing is left."""
+    """Rows of one text each, (1, at most row_tokens) token ids; Refused when all texts are too short."""
     import torch
 
     rows = []
@@ -115,12 +115,12 @@ def encode(tokenizer: Any, texts: list[str], row_tokens: int) -> list[dict[str, 
 
 
 def recipe(job: Job, model: Any, tell: Tell) -> list[Any]:  # noqa: ANN401
-    """The modifiers in their order, each telling when it is done with another part of the model."""
+    """The modifiers in their order; each reports its progress through the model."""
     from llmcompressor.modifiers.gptq import GPTQModifier
     from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
     passes = 2 if job["smoothing"] else 1
-    # A pass treats each layer and then the output head.
+    # A pass processes each layer and then the output head.
     total, done = passes * (model.config.num_hidden_layers + 1), 0
 
     def count() -> None:

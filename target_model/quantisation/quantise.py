@@ -1,4 +1,4 @@
-"""A model folder in, an INT8 model folder out."""
+"""Makes an INT8 copy of a model folder, without data."""
 
 import json
 import shutil
@@ -32,9 +32,9 @@ CARD_NOTE = "This folder is the INT8 copy; what is said above was measured befor
 
 @dataclass(frozen=True)
 class Report:
-    """What a quantisation did: counts, sizes on disk, and the largest relative error of a matrix (Frobenius norms).
+    """The result of a quantisation: counts, sizes on disk, the largest relative error of a matrix (Frobenius norms).
 
-    The error is None where matrices were changed before they were rounded.
+    The error is None if matrices were changed before they were rounded.
     """
 
     num_quantised: int
@@ -59,9 +59,9 @@ def read_config(model: Path) -> dict[str, Any]:
 
 
 def weight_files(model: Path) -> list[Path]:
-    """The safetensors files of a model folder, sorted, by its index if it has one; QuantiseError when there are none.
+    """The safetensors files of a model folder, sorted; QuantiseError when there are none.
 
-    Some folders hold the same weights once more under other names, which the index leaves out.
+    They are those of the index if there is one: some folders hold copies of the weights that the index leaves out.
     """
     index = model / INDEX
     try:
@@ -79,9 +79,9 @@ def weight_files(model: Path) -> list[Path]:
 def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None] = lambda done, total: None) -> Report:
     """Write `model` with its linear layers in INT8 to the new folder `out`, tokenizer and card copied.
 
-    `on_tensor(done, total)` is called after every tensor. Weights files are treated one at a time, so memory holds one
-    of them. Raises QuantiseError for a folder that is not a model, a linear layer of a name that the scheme does not
-    know, an `out` that exists, or a disk that refuses.
+    `on_tensor(done, total)` is called after every tensor. Memory holds one weights file at a time. Raises QuantiseError
+    for a folder that is not a model, a linear layer of a name that the scheme does not know, an `out` that exists, or a
+    disk that refuses.
     """
     config = read_config(model)
     files = weight_files(model)
@@ -113,7 +113,7 @@ def quantise_folder(model: Path, out: Path, on_tensor: Callable[[int, int], None
 
 
 def refuse_unknown_matrices(files: Sequence[Path]) -> None:
-    """QuantiseError for a linear layer that this scheme does not know: the copy's configuration would call it INT8."""
+    """Raise QuantiseError for a linear layer that the scheme does not know: the configuration would call it INT8."""
     for file in files:
         names = _names(file)
         with safe_open(file, framework="pt") as tensors:
@@ -154,13 +154,13 @@ def tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "pt"})
-        path.chmod(0o644)  # safetensors lets nobody but the owner read it.
+        path.chmod(0o644)  # safetensors writes files that only the owner can read.
     except SafetensorError as error:
         raise QuantiseError(f"cannot write {path.name}: {error}; nothing was left there") from error
 
 
 def is_weight(path: Path) -> bool:
-    """Whether a file of a model folder holds weights, or says in which file they are."""
+    """Whether a file of a model folder holds weights or is their index."""
     return path.suffix == ".safetensors" or path.name == INDEX
 
 
@@ -177,7 +177,7 @@ def write_side_files(model: Path, folder: Path, config: dict[str, Any]) -> None:
 
 
 def _write_index(folder: Path, placed: dict[str, str]) -> None:
-    """Say in which file each tensor of a model in several files is."""
+    """Write the index of a model in several files: the file of each tensor."""
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     index = {"metadata": {"total_size": size}, "weight_map": placed}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""W8A8: weights int8 with one scale per output channel, activations int8 with one scale per token found while running.
+"""The W8A8 scheme: weights int8 with a scale per output channel, activations int8 with a scale per token.
 
-No calibration data is needed: a weight's scale comes from the weight, an activation's from the activation.
+No calibration data is needed: a weight's scale comes from the weight, an activation's is computed at run time.
 """
 
 from typing import Any
@@ -19,12 +19,12 @@ IGNORED = ["lm_head"]
 
 
 def is_quantised(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor is a linear layer's matrix; embeddings, norms and the output head stay as they are."""
+    """Whether a tensor is a linear layer's matrix; embeddings, norms and the output head are kept."""
     return tensor.ndim == MATRIX_DIMS and name.endswith(LINEAR_SUFFIXES)
 
 
 def is_unknown_matrix(name: str, num_dims: int) -> bool:
-    """Whether a tensor is a matrix that is neither known as a linear layer's nor as one that stays as it is."""
+    """Whether a tensor is a matrix that is known neither as a linear layer's nor as one to keep."""
     is_matrix = num_dims == MATRIX_DIMS and name.endswith(".weight")
     return is_matrix and not name.endswith((*LINEAR_SUFFIXES, *KEPT_SUFFIXES))
 
@@ -44,12 +44,12 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantise_weight(quantised: Tensor, scale: Tensor) -> Tensor:
-    """The float32 weight that an int8 matrix and its scales stand for."""
+    """The float32 weight of an int8 matrix and its scales."""
     return quantised.to(torch.float32) * scale
 
 
 def quantization_config() -> dict[str, Any]:
-    """What `config.json` must say for compressed-tensors to recognise the scheme (its format `int-quantized`)."""
+    """The part of `config.json` by which compressed-tensors recognises the scheme (its format `int-quantized`)."""
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
     activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}

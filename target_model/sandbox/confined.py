@@ -1,23 +1,23 @@
-"""The inner side of the sandbox, run as a script: confines a program, calls it and checks what it returns.
+"""The inner side of the sandbox, run as a script: confines a program, calls it and checks its results.
 
     sandbox.py -> this script -> its child, the watcher -> the program, confined
                                                         -> the checker, confined
 
 The program and the code that checks it run in processes of their own. The checker holds a trusted version of the
-program (the task's own solution) and the check. Where the check calls the function in question, the arguments go to the
+program (the task's own solution) and the check. When the check calls the tested function, the arguments go to the
 program through a pipe, and its result comes back as a Python literal. The verdict is the checker's exit status, which
 the program can't set: it shares no memory with the checker, may not trace it, and does not see the check. So a program
-that exits half-way, writes to the descriptors that it inherits, or returns objects that claim to equal everything has
-not passed. What it may still do: read whatever this user may read, a file with the answers too; and kill the checker,
-which fails it.
+does not pass if it exits half-way, writes to the descriptors that it inherits, or returns objects that claim to equal
+everything. It can still read everything that this user may read, including a file with the answers; and it can kill the
+checker, which fails it.
 
-The watcher is the first process of a PID namespace: with it the kernel ends all that the program started, however fast
-that forks. Where the kernel gives no namespaces, and the caller allows that, the script itself watches and kills what
-it finds.
+The watcher is the first process of a PID namespace: when it ends, the kernel ends all processes that the program
+started, however fast they fork. If the kernel gives no namespaces, and the caller allows that, the script itself
+watches the processes and kills those that it finds.
 
-Exit status: `PASSED`, `FAILED`, `TIMED_OUT` or `TOO_WEAK`; the last says on standard error what the kernel lacks. The
-arguments are `sandbox.Limits` as JSON, the name of the function, and the descriptor from which the checker reads its
-code as JSON; the program is on standard input. Knows nothing of this project, and imports nothing after it is confined.
+Exit status: `PASSED`, `FAILED`, `TIMED_OUT` or `TOO_WEAK`; the last names on standard error what the kernel lacks. The
+arguments are `runner.Limits` as JSON, the name of the function, and the descriptor from which the checker reads its
+code as JSON; the program is on standard input. Imports nothing of this project, and nothing after it is confined.
 """
 
 import ast
@@ -33,9 +33,9 @@ import types
 from typing import Any, NoReturn
 
 PASSED, FAILED, TIMED_OUT, TOO_WEAK = 10, 11, 12, 13
-"""None of them is 0, with which any program ends that meets no error."""
+"""None of them is 0, the exit status of any program without an error."""
 _CHECK_HELD = 20
-"""The checker's exit status when the check came to its end."""
+"""The checker's exit status when the check ran to its end."""
 _READY = b"ready\n"
 _MAX_RESULT_BYTES = 1 << 24
 
@@ -43,14 +43,14 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRI
 NAMESPACES = 0x10000000 | 0x20000000 | 0x40000000
 """CLONE_NEWUSER, CLONE_NEWPID and CLONE_NEWNET."""
 _WATCHERS = 3
-"""Processes of the namespace's user that are not the program's."""
+"""Processes of the sandbox itself, which the limit counts too."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> int:
-    """Run the trial; the status says how it ended."""
+    """Run the trial; return its exit status."""
     limits, program = json.loads(sys.argv[1]), sys.stdin.buffer.read()
-    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # what runs as the same user may not trace this or read its descriptors
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # processes of the same user may not trace this or read its descriptors
     is_apart = _libc.unshare(NAMESPACES) == 0
     missing = [] if is_apart else [f"user, PID and network namespaces ({os.strerror(ctypes.get_errno())})"]
     missing += [] if landlock_version() >= 1 else ["Landlock"]
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def watch(source: bytes, limits: dict[str, Any], is_apart: bool) -> int:
-    """Run the program and its check in two children; the status says how they ended."""
+    """Run the program and its check in two children; return the exit status of the trial."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
@@ -99,11 +99,11 @@ def close(*descriptors: int) -> None:
 
 
 def stop(child: int, cpu_s: int) -> int | None:
-    """Kill a child, if it has not ended, and return its exit code; None where it had used up its processor time."""
+    """Kill a child, if it has not ended, and return its exit code; None if it used up its processor time."""
     os.kill(child, signal.SIGKILL)
     _, status, used = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    # Who ignores the signal is killed a second later.
+    # A process that ignores the signal is killed a second later.
     return None if code == -signal.SIGXCPU or used.ru_utime + used.ru_stime >= cpu_s else code
 
 
@@ -147,7 +147,7 @@ def run_as_main(source: str | bytes) -> dict[str, Any]:
 
 
 def kill_descendants() -> None:
-    """End all that is left: orphans come to this process, their reaper, however far they went."""
+    """Kill all remaining processes: orphans of any depth become children of this process, their reaper."""
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
             for child in children.read().split():
@@ -159,11 +159,11 @@ def kill_descendants() -> None:
 
 
 def confine(limits: dict[str, Any], is_apart: bool) -> None:
-    """Limits on this process and all that it starts, for good."""
+    """Limit this process and all its descendants, irrevocably."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     if is_apart:
-        # In a namespace of its own, else the user's other processes would count too. Root's are never counted.
+        # Only inside a namespace, where the user's other processes do not count. Root's processes are never counted.
         most = limits["num_processes"] + _WATCHERS
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     else:
@@ -176,12 +176,12 @@ def confine(limits: dict[str, Any], is_apart: bool) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (most, most))
-    # At the first limit a signal that may be caught; at the second the kernel kills.
+    # The first limit sends a signal that may be caught; at the second the kernel kills.
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_s"], limits["cpu_s"] + 1))
 
 
 class _Refused(socket.socket):
-    """What is left to do against the network without the right to make namespaces."""
+    """Refuses Python's own sockets, for a kernel without namespaces."""
 
     def __init__(self, *_: object, **__: object) -> None:
         raise OSError("no network")
@@ -214,7 +214,7 @@ def landlock_version() -> int:
 def forbid_writing_elsewhere() -> None:
     """No file is made, changed or removed outside the working directory; no TCP; no signals to other processes.
 
-    As much of this as the kernel knows; nothing on one without Landlock.
+    Applies the parts that the kernel supports; none on a kernel without Landlock.
     """
     version = landlock_version()
     if version < 1:

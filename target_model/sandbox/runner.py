@@ -1,9 +1,9 @@
-"""Runs a program that nobody has read: in a process of its own, with limits on time, memory and files, and no network.
+"""Runs an untrusted program in a process of its own, with limits on time, memory and files, and without network.
 
-The process gets a new, empty working directory, which is all it can write to, an empty environment and a network
-namespace without any device. The check of what it returns runs in another process, so that a program can't pass itself
-(`confined.py`). A kernel that lacks namespaces or Landlock is refused, unless the caller allows a weak sandbox. It may
-still read what this user may read: run it in a container too.
+The process gets a new, empty working directory, the only place that it can write to, an empty environment and a network
+namespace without any device. The check of its results runs in another process, so a program can't pass itself
+(`confined.py`). A kernel that lacks namespaces or Landlock is refused, unless the caller allows a weak sandbox. The
+program can still read everything that this user may read: run it in a container too.
 """
 
 import json
@@ -23,11 +23,11 @@ from target_model.core.errors import EvaluationError
 from target_model.sandbox import confined
 
 GRACE_S = 30.0
-"""For the interpreter's start and end, beyond the program's own time."""
+"""Time for the interpreter's start and end, besides the program's own."""
 
 
 class Verdict(Enum):
-    """How a program ended."""
+    """The result of a trial."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -44,9 +44,9 @@ _VERDICTS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may take; memory and processor time are each process's, of `num_processes` at most.
+    """The limits of a program; memory and processor time are for each of at most `num_processes` processes.
 
-    Processor time is what ends a loop, the same on a busy machine; `wall_s` ends one that waits.
+    Processor time ends a busy loop, independent of the machine's load; `wall_s` ends a program that waits.
     """
 
     wall_s: float = 30.0
@@ -56,17 +56,17 @@ class Limits:
     num_files: int = 32
     num_processes: int = 16
     allow_weak: bool = False
-    """Whether to go on where the kernel lacks what confines a program: without namespaces only Python's own sockets
-    are refused and fast forks may escape; without Landlock files elsewhere can be changed."""
+    """Whether to run on a kernel that can't fully confine a program: without namespaces only Python's own sockets are
+    refused and fast forks may escape; without Landlock files elsewhere can be changed."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A program, and the code that decides whether it passes."""
+    """A program, and the code that checks it."""
 
     program: str
     check: str = ""
-    """Passes when it comes to its end. Without a check the program passes if it comes to its own, by its own word."""
+    """Code that passes by running to its end. Without a check the program passes if it runs to its own end."""
     reference: str = ""
     """A trusted version of the program, whose other names the check may use."""
     entry_point: str = ""
@@ -74,10 +74,10 @@ class Trial:
 
 
 class WeakSandboxError(EvaluationError):
-    """The kernel lacks what confines a program."""
+    """The kernel can't confine a program."""
 
     def __init__(self, missing: str) -> None:
-        """Say what is missing, and how to get it."""
+        """Name the missing features, and the settings that allow them."""
         super().__init__(
             f"programs can't be confined here: the kernel gives this process no {missing}. In Docker allow them with "
             "--security-opt seccomp=unconfined --security-opt apparmor=unconfined; elsewhere with sysctl "
@@ -89,13 +89,12 @@ class WeakSandboxError(EvaluationError):
 def run_program(trial: Trial, limits: Limits | None = None) -> Verdict:
     """Run a program and its check to the end or to the limits.
 
-    Raises WeakSandboxError where the kernel can't confine it, RuntimeError when the sandbox itself fails: no verdict is
-    given then.
+    Raises WeakSandboxError when the kernel can't confine it, RuntimeError when the sandbox itself fails.
     """
     limits = limits or Limits()
     code = json.dumps({"check": trial.check, "reference": trial.reference})
     with (
-        # Not as arguments: those have a limit, and no zero bytes.
+        # In files: arguments have a limit, and no zero bytes.
         _file_of(trial.program.encode("utf-8", "replace")) as program,
         _file_of(code.encode()) as check,
         tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
@@ -123,7 +122,7 @@ def run_program(trial: Trial, limits: Limits | None = None) -> Verdict:
 
 @contextmanager
 def _file_of(data: bytes) -> Iterator[IO[bytes]]:
-    """Return a file without a name that holds `data`, at its start."""
+    """Yield an unnamed file that holds `data`, positioned at its start."""
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.seek(0)
@@ -133,6 +132,6 @@ def _file_of(data: bytes) -> Iterator[IO[bytes]]:
 def run_programs(
     trials: Iterable[Trial], limits: Limits | None = None, num_workers: int | None = None
 ) -> list[Verdict]:
-    """Run many, some at a time, in order."""
+    """Run trials in parallel; return the verdicts in order."""
     with ThreadPoolExecutor(num_workers or os.cpu_count() or 1) as pool:
         return list(pool.map(lambda trial: run_program(trial, limits), trials))
