@@ -17,7 +17,7 @@ from draft_model.commands.common import (
 )
 from draft_model.corpus.store import Corpus
 from draft_model.data.tokenizer import load_encoder
-from draft_model.distil.generate import Generation, draw_cursors
+from draft_model.distil.generate import GenerationSettings, draw_cursors
 from draft_model.distil.generate import generate as write_generated
 
 
@@ -37,7 +37,7 @@ def generate(
 ) -> None:  # fmt: skip
     """Let the target complete cursors of the corpus through vLLM, for a draft to learn from.
 
-    Interrupted, the same command goes on.
+    After an interruption the same command continues.
 
     \b
     Example:
@@ -46,7 +46,7 @@ def generate(
     """
     encoder = load_encoder(target)
     cursors = draw_cursors(Corpus(corpus_folder), encoder, prompts, seed)
-    generation = Generation(max_tokens, temperature, seed)
+    generation = GenerationSettings(max_tokens, temperature, seed)
     CONSOLE.print(f"{len(cursors):,} cursors")
     with Progress(console=CONSOLE, transient=True) as progress:
         on_done = counting(progress, "vLLM, thousands of cursors")

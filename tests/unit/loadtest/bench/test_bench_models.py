@@ -11,9 +11,9 @@ from draft_model.evaluation.kinds import Kind
 from draft_model.evaluation.offline import Tally
 from draft_model.evaluation.report import EngineFigures, StepTimes, as_record, engine_run, offline_figures
 from loadtest.bench.models.figures import figures
-from target_model.evaluate import TargetFigures, to_json
-from target_model.scoring import Mean, Score, Share
-from target_model.served import Speed
+from target_model.evaluation.measure import TargetFigures, to_json
+from target_model.evaluation.scoring import Mean, Score, Share
+from target_model.evaluation.served import Speed
 
 
 def target(bits_per_byte: float, exact: int, loss_more: float | None) -> TargetFigures:
