@@ -3,16 +3,15 @@
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 
-from completion_server.engine.interface import EngineInfo, EngineStats, GenerationRequest, Output, Step
+from completion_server.engine.interface import Engine, EngineInfo, EngineStats, GenerationRequest, Output
 from completion_server.engine.scripted.model import ServiceTimes
-from completion_server.speculation.schedule import Schedule, SpeculationFixedError
 
 _NO_DRAFT = "the simulated slots have no draft"
 
 
-class SlotEngine:
+class SlotEngine(Engine):
     """Slots that don't know of each other: a first token, then the rest at once when the last one would have come.
 
     In a real engine a prompt delays the others' tokens, as in `ScriptedEngine`; here what a policy does to requests is
@@ -34,7 +33,7 @@ class SlotEngine:
     @property
     def info(self) -> EngineInfo:
         """What it would be."""
-        return EngineInfo(model="simulated", max_model_len=8192, speculation_fixed_because=_NO_DRAFT)
+        return EngineInfo(model="simulated", max_model_len=8192, speculation_locked_reason=_NO_DRAFT)
 
     @property
     def is_alive(self) -> bool:
@@ -45,13 +44,13 @@ class SlotEngine:
         """Be ready at once."""
         self._has_started = True
 
-    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
         """Take the time; see the interface."""
         self._num_running += 1
         try:
             await asyncio.sleep(self._prefill_s * math.exp(self._chance.gauss(0.0, self._prefill_sigma)))
             yield Output("x", 1)
-            num_left = job.max_tokens - 1
+            num_left = request.max_tokens - 1
             await asyncio.sleep(num_left * self._step_s)
             yield Output("x" * num_left, num_left, "length")
         finally:
@@ -60,22 +59,6 @@ class SlotEngine:
     def stats(self) -> EngineStats:
         """Return how many run."""
         return EngineStats(num_running=self._num_running)
-
-    @property
-    def speculation(self) -> Schedule:
-        """Nothing is drafted."""
-        return Schedule.fixed(0, 1)
-
-    def set_speculation(self, _schedule: Schedule) -> None:
-        """Refuse: there is nothing to set."""
-        raise SpeculationFixedError(_NO_DRAFT)
-
-    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
-        """Tell nothing: slots take no steps together."""
-
-    def cpu_seconds(self) -> float | None:
-        """Return None: it computes nothing."""
-        return None
 
     async def stop(self) -> None:
         """Hold nothing."""

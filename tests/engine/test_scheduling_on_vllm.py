@@ -1,4 +1,4 @@
-"""The scheduler in front of the real engine: whatever users do, afterwards the engine has nothing to do."""
+"""The scheduler in front of the real engine: after any behaviour of users the engine is idle."""
 
 import asyncio
 import itertools
@@ -14,8 +14,15 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server import app as code
 from completion_server.core.request import Trigger
-from completion_server.engine.interface import Engine, EngineInfo, EngineStats, GenerationRequest, Output, Step
-from completion_server.speculation.schedule import Schedule
+from completion_server.engine.interface import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    EngineStep,
+    GenerationRequest,
+    Output,
+    SpeculationControl,
+)
 from tests.support.server import Answer, RunningServer, ask, eventually, make_config, request, run_server
 
 if TYPE_CHECKING:
@@ -27,8 +34,8 @@ KEYS = 4
 SOURCE = Path(cast("str", code.__file__)).read_text(encoding="utf-8")
 
 
-class Lent:
-    """The session's engine, which a server of one test neither starts nor stops."""
+class BorrowedEngine:
+    """The test session's engine, which the server of one test neither starts nor stops."""
 
     def __init__(self, engine: "VllmEngine") -> None:
         self._engine = engine
@@ -47,20 +54,17 @@ class Lent:
     async def stop(self) -> None:
         pass
 
-    def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
-        return self._engine.generate(job)
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
+        return self._engine.generate(request)
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
     @property
-    def speculation(self) -> Schedule:
+    def speculation(self) -> SpeculationControl | None:
         return self._engine.speculation
 
-    def set_speculation(self, schedule: Schedule) -> None:
-        self._engine.set_speculation(schedule)
-
-    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
+    def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
         self._engine.watch_steps(on_step)
 
     def cpu_seconds(self) -> float | None:
@@ -73,8 +77,8 @@ async def serving(engine: "VllmEngine", *overrides: str) -> AsyncIterator[Runnin
     sizes = ("engine.max_num_seqs=16", "scheduling.max_slots=16", "engine.heartbeat_s=0", "engine.warm_up=false")
     # All sessions type into one file: with a cache for each user the engine would compute it two hundred times.
     sizes += (f"server.max_concurrent_streams={2 * NUM_SESSIONS}", "engine.cache_scope=tenant")
-    lent: Engine = Lent(engine)
-    async with run_server(make_config(*sizes, *overrides), lambda: lent) as server:
+    borrowed: Engine = BorrowedEngine(engine)
+    async with run_server(make_config(*sizes, *overrides), lambda: borrowed) as server:
         # The statistics are those of the last step, so there has to be one before they can be compared.
         await ask(server.stub, request(max_tokens=2, session_id="before"))
         await idle(engine)
