@@ -135,9 +135,9 @@ class SupervisedEngine:
         try:
             async with aclosing(self._watched(request)) as outputs:
                 async for output in outputs:
-                    self._quarantine.heard(entry)
+                    self._quarantine.output_received(entry)
                     if output.finish is not None:
-                        self._quarantine.finished(entry)
+                        self._quarantine.last_output_received(entry)
                     yield output
         finally:
             self._quarantine.leave(entry)
@@ -145,14 +145,14 @@ class SupervisedEngine:
     async def _watched(self, request: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate, and record the signs of life."""
         vitals = self._vitals
-        number = vitals.opened(self._clock.now())
+        number = vitals.generation_opened(self._clock.now())
         try:
             async with aclosing(self._engine.generate(request)) as outputs:
                 async for output in outputs:
-                    vitals.heard(self._clock.now())
+                    vitals.output_received(self._clock.now())
                     yield output
         finally:
-            vitals.closed(number)
+            vitals.generation_closed(number)
 
     def stats(self) -> EngineStats:
         """Return the counters; token counts include those of the engines before a restart."""
@@ -200,7 +200,7 @@ class SupervisedEngine:
         """Return why the engine failed, once it has."""
         heartbeat: asyncio.Task[None] | None = None
         try:
-            while not (failure := self._look()):
+            while not (failure := self._check()):
                 if (heartbeat is None or heartbeat.done()) and self._vitals.wants_heartbeat(self._clock.now()):
                     heartbeat = asyncio.create_task(self._beat())
                 await asyncio.sleep(self._watch_interval_s)
@@ -210,26 +210,26 @@ class SupervisedEngine:
                 heartbeat.cancel()
                 await asyncio.wait([heartbeat])
 
-    def _look(self) -> str:
+    def _check(self) -> str:
         """Return why the engine has failed, "" if it has not."""
         if not self._engine.is_alive:
             return "it died"
         now = self._clock.now()
         if self._vitals.wants_cpu_seconds(now):
-            self._vitals.note_cpu_seconds(now, self._engine.cpu_seconds())
-        return self._vitals.look(now)
+            self._vitals.record_cpu_seconds(now, self._engine.cpu_seconds())
+        return self._vitals.check(now)
 
     async def _beat(self) -> None:
         self._num_heartbeats += 1
         request = GenerationRequest(id=f"heartbeat-{self._num_heartbeats}", prompt_token_ids=[1], max_tokens=1)
         with contextlib.suppress(EngineDeadError):  # the watch finds the failure itself
             async for _output in self._watched(request):
-                self._quarantine.heard()
+                self._quarantine.output_received()
 
     async def _replace(self, served_s: float) -> None:
         """Stop the failed engine, which served for `served_s`, and start engines until one runs."""
         while True:
-            wait_s = self._backoff.failed(served_s)
+            wait_s = self._backoff.next_wait_s(served_s)
             served_s = 0.0
             self.num_restarts += 1
             try:

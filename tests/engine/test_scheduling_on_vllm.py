@@ -13,7 +13,6 @@ import pytest
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server import app as code
-from completion_server.core.request import Trigger
 from completion_server.engine.interface import (
     Engine,
     EngineInfo,
@@ -164,12 +163,23 @@ async def test_a_storm_of_one_users_requests_costs_the_engine_hardly_more_than_t
         assert vllm_engine.stats().num_generated_tokens - num_before < 200 * 4
 
 
+def num_arrived(server: RunningServer) -> float:
+    """Return how many requests have been queued so far."""
+    ended = (
+        one for metric in server.registry.collect() if metric.name == "completion_requests" for one in metric.samples
+    )
+    num_ended = sum(one.value for one in ended if one.name == "completion_requests_total")
+    return num_ended + server.count("completion_queued_requests") + server.count("completion_running_requests")
+
+
 async def test_what_is_cancelled_in_the_queue_never_reaches_the_engine(vllm_engine: "VllmEngine") -> None:
     async with serving(vllm_engine, "shed.when=never", "scheduling.max_slots=1") as server:
+        num_before = num_arrived(server)
         calls = [server.stub.Complete(key(session, 0, max_tokens=64)) for session in range(7)]
-        await eventually(lambda: server.count("completion_queued_requests") >= len(calls) // 2)
+        await eventually(lambda: num_arrived(server) == num_before + len(calls))
         last = server.stub.Complete(key(7, 0, max_tokens=64, trigger=pb.TRIGGER_PREFETCH))  # behind all others
-        await eventually(lambda: len(server.app._runner.book._queues[Trigger.PREFETCH]) == 1)
+        await eventually(lambda: num_arrived(server) == num_before + len(calls) + 1)
+        assert server.count("completion_queued_requests") > 1
         num_stopped = server.count("completion_stop_seconds_count")
         last.cancel()
         for call in calls:

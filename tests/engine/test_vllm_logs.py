@@ -1,4 +1,4 @@
-"""What vLLM logs of a step that failed holds no tokens of a user."""
+"""vLLM's logs of a failed step contain no tokens of a user."""
 
 import subprocess
 import sys

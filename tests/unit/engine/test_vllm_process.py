@@ -1,4 +1,4 @@
-"""What the engine's processes inherit."""
+"""The environment of the engine's processes."""
 
 import os
 import socket
