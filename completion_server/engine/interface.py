@@ -104,7 +104,7 @@ class EngineStep:
     accepted: tuple[int, ...] = ()
     """Draft tokens that it accepted, by position; as long as `drafted`."""
     has_undrafted: bool = False
-    """Whether the requests of some generations refused drafts. The step then says nothing about K."""
+    """Whether the requests of some generations refused drafts. Its duration and yield then do not depend on K alone."""
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -152,7 +152,7 @@ class Engine(Protocol):
         """Load the model and be ready to generate.
 
         Raises:
-            EngineDeadError: it could not be started; the message says why.
+            EngineDeadError: it could not be started; the message has the reason.
 
         """
         ...
@@ -184,7 +184,7 @@ class Engine(Protocol):
         return None
 
     async def stop(self) -> None:
-        """Free everything, whatever state the engine is in. May be called more than once."""
+        """Free everything, in any state of the engine. May be called more than once."""
         ...
 
 

@@ -72,7 +72,7 @@ class ChangeDetector:
         """Begin with the lowest threshold."""
         self._recent: deque[EngineStep] = deque(maxlen=_NUM_RECENT_STEPS)
         self._extra = 0.0
-        """What the last reversal added to the threshold."""
+        """The increase of the threshold by the last reversal."""
         self._raised_at = 0.0
         self._last_change: tuple[float, bool] | None = None
         """The time of the last change, and whether acceptance rose."""

@@ -98,7 +98,7 @@ class BatchSizeRange:
     def judge_trial(self, goodput_before: float, goodput_of_operator: float | None, now: float) -> bool:
         """End a trial that has enough data; return whether its change made goodput worse and was undone.
 
-        `goodput_before` is what the K before the change should yield now, and `goodput_of_operator` the operator's K.
+        `goodput_before` is the current estimate for the K before, `goodput_of_operator` that for the operator's K.
         """
         if self.trial is None or not self.trial.is_over:
             return False

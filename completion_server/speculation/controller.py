@@ -1,19 +1,19 @@
 """Chooses K by batch size from the time and the yield of the steps. Pure: takes steps and times, returns schedules.
 
-The objective is goodput in tokens a second, not acceptance, which stays high even where speculation slows down. For
+The objective is goodput in tokens a second, not acceptance, which stays high even if speculation is slower. For
 each range of batch sizes the controller estimates how long a step takes with each K, and over all of them how likely
 each draft token is accepted. A step of b generations yields b (1 + s1 + ... + sK) tokens in T(b, K) seconds; si is the
 chance that the first i draft tokens are all accepted. The controller chooses the K with the highest goodput.
 
 - **Exploration.** The time with a K is known only after trying it, and at K = 0 acceptance is unknown. Short probes of
-  another K are paid from an exploration budget, a share of the time, which bounds the loss. What a probe leaves of the
-  budget is not saved: a series of probes would make a bad minute.
+  another K are paid from an exploration budget, a share of the time, which bounds the loss. Unused budget is dropped
+  when a probe begins, because a series of probes would be noticeable.
 - **Change.** After a sudden change of acceptance, K is chosen anew for all batch sizes. A range without measurements
   uses the step times of the nearest range that has some.
 - **Hysteresis.** K changes only for clearly more goodput.
-- **Trial.** After a change, its goodput is compared with what the K before should yield now. If it is less, the range
-  returns to the operator's K, for a time that doubles with each failure; or to the K before, if the operator's should
-  yield less.
+- **Trial.** After a change, its goodput is compared with the current estimate for the K before. If it is less, the
+  range returns to the operator's K, for a time that doubles with each failure; or to the K before, if the operator's
+  should yield less.
 """
 
 import math
@@ -142,7 +142,7 @@ class Controller:
     def _choose_all(self, now: float) -> None:
         """Choose K anew for all batch sizes after a change of acceptance."""
         for each in self._ranges:
-            # Trials that failed or began before the change say nothing about the time after it.
+            # Trials that failed or began before the change do not apply after it.
             each.forget_trials()
             if self._choose(each, now):
                 each.probe_k = None

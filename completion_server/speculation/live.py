@@ -24,7 +24,7 @@ CONFIGURED = "configuration"
 
 
 class SpeculationLockedError(Exception):
-    """K can't be changed on this engine while it runs; the message says why."""
+    """K can't be changed on this engine while it runs; the message has the reason."""
 
 
 class SpeculationMode(Enum):
@@ -52,7 +52,7 @@ class ActiveSpeculation:
     since_unix_ms: int
     """When the schedule became active."""
     set_by: str
-    """The operator who set the mode."""
+    """The name of the operator with the last change."""
     locked_reason: str
     """Why nothing can be changed; "" if it can."""
 

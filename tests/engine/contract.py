@@ -109,7 +109,7 @@ class EngineContract:
         result = await run_request(engine, GenerationRequest("one", prompt(64, 2), 1))
         assert result.num_tokens == 1
 
-    async def test_counters_count_what_was_generated(self, engine: Engine) -> None:
+    async def test_counters_count_generated_tokens(self, engine: Engine) -> None:
         await self.idle(engine)
         before = engine.stats()
         result = await run_request(engine, GenerationRequest("count", prompt(64, 3), 16))
@@ -329,7 +329,7 @@ class EngineContract:
         for _ in range(2):
             assert (await run_request(engine, GenerationRequest("again", prompt(64, 40), 4))).num_tokens <= 4
 
-    async def test_stopping_ends_what_runs_and_refuses_later_requests(self, doomed_engine: Engine) -> None:
+    async def test_stopping_ends_running_generations_and_refuses_later_ones(self, doomed_engine: Engine) -> None:
         outputs = doomed_engine.generate(GenerationRequest("open", prompt(64, 50), 400))
         await anext(outputs)
         async with asyncio.timeout(self.wait_s):

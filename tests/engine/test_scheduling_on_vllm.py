@@ -95,7 +95,7 @@ async def idle(engine: "VllmEngine") -> None:
 
 
 def key(session: int, number: int, **fields: object) -> pb.CompleteRequest:
-    """Return what an editor sends that is typing into a place of its own in a real file."""
+    """Return the request of an editor whose user types into a place of its own in a real file."""
     start = 400 + session * 37
     return pb.CompleteRequest(
         session_id=f"s{session}",
@@ -172,7 +172,7 @@ def num_arrived(server: RunningServer) -> float:
     return num_ended + server.count("completion_queued_requests") + server.count("completion_running_requests")
 
 
-async def test_what_is_cancelled_in_the_queue_never_reaches_the_engine(vllm_engine: "VllmEngine") -> None:
+async def test_a_request_cancelled_in_the_queue_never_reaches_the_engine(vllm_engine: "VllmEngine") -> None:
     async with serving(vllm_engine, "shed.when=never", "scheduling.max_slots=1") as server:
         num_before = num_arrived(server)
         calls = [server.stub.Complete(key(session, 0, max_tokens=64)) for session in range(7)]
@@ -191,7 +191,7 @@ async def test_what_is_cancelled_in_the_queue_never_reaches_the_engine(vllm_engi
 
 
 @pytest.mark.parametrize("phase", ["prefilling", "decoding"])
-async def test_what_is_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEngine", phase: str) -> None:
+async def test_a_request_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEngine", phase: str) -> None:
     async with serving(vllm_engine, "shed.when=never") as server:
         for session in itertools.count():  # until one has not come to its end by itself before the cancel arrives
             call = server.stub.Complete(key(session, 0, max_tokens=64))
@@ -205,8 +205,8 @@ async def test_what_is_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEngin
                 break
 
 
-async def test_a_stream_that_nobody_reads_frees_the_engine_when_it_is_left(vllm_engine: "VllmEngine") -> None:
-    # That a write really blocks takes more text than a model says: tests/fault/test_stalled_readers.py has that.
+async def test_an_unread_stream_frees_the_engine_when_it_is_cancelled(vllm_engine: "VllmEngine") -> None:
+    # A blocked write takes more text than a model generates: tests/fault/test_stalled_readers.py tests that.
     async with serving(vllm_engine, "shed.when=never") as server:
         call = server.stub.Session(metadata=(("x-user-id", "gone"),))
         for number in range(40):
@@ -216,10 +216,10 @@ async def test_a_stream_that_nobody_reads_frees_the_engine_when_it_is_left(vllm_
         await eventually(lambda: server.count("completion_running_requests") == 0)
 
 
-async def test_what_a_user_types_along_is_not_computed_again(vllm_engine: "VllmEngine") -> None:
+async def test_typed_along_text_is_not_computed_again(vllm_engine: "VllmEngine") -> None:
     prefix = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self."
     whole = await _completion(vllm_engine, prefix)
-    assert len(whole) > 1, "the model has nothing to say here; choose another text"
+    assert len(whole) > 1, "the model completes nothing here; choose another text"
     async with serving(vllm_engine, "shed.when=never") as server:
         call = server.stub.Session(metadata=(("x-user-id", "along"),))
         await call.write(pb.SessionRequest(complete=_point(1, prefix)))

@@ -27,7 +27,7 @@ NUM_SEQS = 16
 async def async_engine() -> "AsyncIterator[VllmEngine]":
     """An engine core that plans a step while the one before it runs.
 
-    vLLM switches that off on a CPU, where there is nothing to gain by it; it works all the same.
+    vLLM switches that off on a CPU, because it gains nothing; it works all the same.
     """
     engine = make_vllm_engine()
     from completion_server.engine.vllm import engine as module
@@ -69,7 +69,7 @@ async def generate_text(engine: "VllmEngine", name: str, variant: int, *, change
 async def check_changes(engine: "VllmEngine") -> None:
     """Check that K changes while a generation runs, and that the text stays the same.
 
-    One at a time: which generations share a step may move the last bits of what is computed, with or without drafts.
+    Generations run one at a time: those that share a step may round differently, with or without drafts.
     """
     assert engine.info.speculation_locked_reason == ""
     set_k(engine, 3)
@@ -88,7 +88,7 @@ async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -
 
 
 async def test_drafted_text_is_drawn_at_the_temperature_asked_for(vllm_engine: "VllmEngine") -> None:
-    """Next to none draws the greedy text; at a high one hardly a text stays what it was, whoever shares the steps.
+    """A temperature near 0 gives the greedy text; a high one changes nearly every text. The requests share steps.
 
     The texts are short because a tie of two tokens in bfloat16 is drawn by lot at any temperature.
     """
@@ -125,7 +125,7 @@ async def test_a_seed_holds_for_a_prompt_that_is_computed_in_pieces(vllm_engine:
 
 
 async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler says that it can't follow; the engine runs with its K, and says why that stays."""
+    """The scheduler reports that it can't read the lookup; the engine runs with its K and has a locked reason."""
     engine = make_vllm_engine()
     monkeypatch.setattr("completion_server.engine.vllm.engine.SCHEDULERS_MODULE", "tests.support.schedulers")
     try:
@@ -142,7 +142,7 @@ async def test_greedy_text_is_the_same_over_changes_with_asynchronous_scheduling
 
 
 async def test_a_change_takes_effect_within_two_steps(async_engine: "VllmEngine") -> None:
-    """The step that runs and, where it is planned meanwhile, the next one have the old K; drafts show a step later."""
+    """The running step and, if it is planned already, the next one have the old K; drafts are verified a step later."""
     set_k(async_engine, 3)
     steps: list[EngineStep] = []
     at_change = 0
@@ -209,7 +209,7 @@ async def test_k_changes_under_tensor_parallelism(monkeypatch: pytest.MonkeyPatc
         ({"scheduler_cls": "some.other.Scheduler"}, "names another scheduler"),
     ],
 )
-def test_where_vllm_keeps_k_fixed_it_is_started_without_a_schedule(
+def test_vllm_is_started_without_a_schedule_if_k_is_locked(
     vllm_engine: "VllmEngine", vllm: dict[str, object], message: str
 ) -> None:
     from completion_server.engine.vllm import arguments as module
@@ -243,7 +243,7 @@ def test_on_a_gpu_the_runner_is_one_that_drafts_k_tokens(
     assert os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == after
 
 
-def test_a_vllm_that_knows_no_schedule_is_started_without_one(
+def test_a_vllm_without_schedules_is_started_without_one(
     vllm_engine: "VllmEngine", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from completion_server.engine.vllm import arguments as module

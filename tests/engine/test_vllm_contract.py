@@ -32,7 +32,7 @@ class TestVllmEngine(EngineContract):
     vocab_size = 4096
 
 
-def test_an_option_that_vllm_does_not_have_is_refused_with_the_nearest_one(vllm_engine: "VllmEngine") -> None:
+def test_an_unknown_option_is_refused_with_the_nearest_one(vllm_engine: "VllmEngine") -> None:
     from completion_server.engine.vllm.arguments import engine_args
 
     assert engine_args(EngineSettings(model="m", vllm={"block_size": 64}))["block_size"] == 64

@@ -24,7 +24,7 @@ def row_lists(draw: st.DrawFn) -> list[list[int]]:
 
 
 @given(row_lists())
-def test_a_schedule_says_what_its_rows_say(rows: list[list[int]]) -> None:
+def test_a_schedule_equals_its_rows(rows: list[list[int]]) -> None:
     schedule = parse_schedule(rows, MAX_K)
     assert schedule.as_lists() == rows
     for first, last, k in rows:

@@ -110,7 +110,7 @@ class ScriptedBatch:
         return num_prefill_tokens, num_decoding
 
     def _plan_apart(self, now: float) -> tuple[int, int]:
-        """Plan a step where prompts are computed elsewhere. The first token after a prompt is decoded in the step."""
+        """Plan a step without prompts, which are computed elsewhere. It decodes the first token after each of them."""
         num_decoding = 0
         for generation in self._running:
             generation.is_decoding = generation.num_prompt_left == 0

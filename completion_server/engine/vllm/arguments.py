@@ -1,4 +1,4 @@
-"""Translates an engine's settings to vLLM's arguments, and tells whether the number of speculative tokens can change.
+"""Translates an engine's settings to vLLM's arguments, and finds reasons to lock the number of speculative tokens.
 
 Imports vLLM, and starts nothing.
 """

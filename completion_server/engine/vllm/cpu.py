@@ -1,4 +1,4 @@
-"""Two patches of vLLM 0.32's sampling on a CPU. A step with greedy requests alone does not need them.
+"""Two patches of vLLM 0.32's sampling on a CPU. A step with only greedy requests does not need them.
 
 Temperature: vLLM expands each request's temperature, top-k and top-p to its drafted tokens (`expand_kernel`). Its
 fallback for machines without Triton writes the result to a copy in int64 and drops it, so that the caller reads memory

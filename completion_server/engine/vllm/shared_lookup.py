@@ -4,9 +4,9 @@ A file of one page, mapped by both. Its header is three words, each written and 
 
 - `version` counts the lookups written. Lookup number v is in slot v % 2, so that the active one is never overwritten. A
   slot also holds its own version and a checksum. A reader that was overtaken by two writes finds a mismatch and tries
-  again at the next step: it can't read a mixture of two lookups, whatever the processor's memory order.
+  again at the next step: it can't read a mixture of two lookups, in any memory order of the processor.
 - `taken` is the version that the engine core last made active.
-- `state` says whether the engine core reads this lookup at all.
+- `state` is a `ReaderState`: whether the engine core reads this lookup at all.
 
 The file's name is passed on in the environment, not in vLLM's configuration, whose hash is the key of compiled models.
 """

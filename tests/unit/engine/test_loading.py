@@ -62,13 +62,13 @@ async def given_up(load: EngineLoad) -> None:
     await asyncio.wait([running])
 
 
-async def test_a_load_returns_what_it_loaded() -> None:
+async def test_a_load_returns_its_result() -> None:
     load = EngineLoad()
     load.may_end.set()
     assert await load.loading.run() == "engine"
 
 
-async def test_a_load_that_fails_says_why() -> None:
+async def test_a_load_that_fails_raises_its_error() -> None:
     def fail() -> str:
         raise OSError("no such model")
 

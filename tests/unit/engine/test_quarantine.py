@@ -85,7 +85,7 @@ def test_a_suspect_whose_caller_gave_up_is_not_cleared_before_the_next_output() 
     quarantine.leave(quarantine.enter(GOOD, 12))
 
 
-def test_an_output_clears_what_ended_before_it() -> None:
+def test_an_output_clears_the_prompts_that_ended_before_it() -> None:
     quarantine = Quarantine(300)
     fail_with(quarantine, BAD, GOOD)
     quarantine.leave(quarantine.enter(GOOD, 1))

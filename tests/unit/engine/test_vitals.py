@@ -142,7 +142,7 @@ def test_an_engine_that_stops_computing_hangs_from_then_on() -> None:
     assert watch.hangs_at(100, 0.0) == pytest.approx(15 + 10, abs=1.3)
 
 
-def test_what_it_computed_in_an_earlier_silence_does_not_count() -> None:
+def test_cpu_time_of_an_earlier_silence_does_not_count() -> None:
     watch = Watch()
     number = watch.vitals.generation_opened(0)
     assert watch.hangs_at(5, 0.0) is None
@@ -163,7 +163,7 @@ def test_an_idle_engine_gets_heartbeats() -> None:
     assert not watch.vitals.wants_heartbeat(10)
 
 
-def test_where_all_callers_give_up_the_heartbeat_proves_a_hang() -> None:
+def test_if_all_callers_give_up_the_heartbeat_proves_a_hang() -> None:
     watch = Watch()
     watch.hangs_at(2.4)
     caller = watch.vitals.generation_opened(2.4)

@@ -107,7 +107,7 @@ def test_it_finds_the_best_k_from_any_schedule(operator_k: int, acceptance: floa
     assert machine.run(60) > 0.95 * batch_size * best
 
 
-def test_acceptance_is_not_what_counts() -> None:
+def test_high_acceptance_alone_is_no_reason_to_draft() -> None:
     """Each draft token is likely to be accepted, and still costs more than it brings."""
     machine = Machine(controller(4), lambda k: 0.010 * (1 + 1.2 * k), acceptance=0.9, batch_size=16)
     machine.run(20)
@@ -330,7 +330,7 @@ PHASES = (0.85, 0.1, 0.85)
 PHASE_S = 75.0
 SETTLED_S = 30.0
 WINDOW_S = 5.0
-"""A window begins with each phase, so that no gain before a change makes up for what is lost after it."""
+"""A window begins with each phase, so that no gain before a change makes up for a loss after it."""
 
 
 async def ask_on(engine: ScriptedEngine, client: int) -> None:
@@ -343,7 +343,7 @@ async def ask_on(engine: ScriptedEngine, client: int) -> None:
 
 def tokens_over_time(batch_size: int, k: int | None) -> list[tuple[float, int]]:
     """Return the times and the numbers of new tokens, with a constant K, or with the controller if it is None."""
-    heard: list[tuple[float, int]] = []
+    arrived: list[tuple[float, int]] = []
 
     async def main() -> None:
         engine = ScriptedEngine(times=TIMES, max_num_seqs=MAX_BATCH, num_speculative_tokens=MAX_K)
@@ -356,7 +356,7 @@ def tokens_over_time(batch_size: int, k: int | None) -> list[tuple[float, int]]:
         chooser = Controller(start, MAX_K, MAX_BATCH) if k is None else None
 
         def observe(step: EngineStep) -> None:
-            heard.append((loop.time(), step.num_tokens))
+            arrived.append((loop.time(), step.num_tokens))
             schedule = chooser.observe(step, loop.time()) if chooser else None
             if schedule is not None:
                 control.set_lookup(schedule.lookup(MAX_BATCH))
@@ -372,11 +372,11 @@ def tokens_over_time(batch_size: int, k: int | None) -> list[tuple[float, int]]:
         await engine.stop()
 
     virtual_time.run(main())
-    return heard
+    return arrived
 
 
-def rate(heard: list[tuple[float, int]], begin: float, end: float) -> float:
-    return sum(num for at, num in heard if begin <= at < end) / (end - begin)
+def rate(arrived: list[tuple[float, int]], begin: float, end: float) -> float:
+    return sum(num for at, num in arrived if begin <= at < end) / (end - begin)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
