@@ -101,7 +101,7 @@ class Controller:
         timed, at = before
         each = self._range_of[min(timed.num_seqs, self._max_batch_size)]
         k_before = each.active_k
-        self._account(each, timed)
+        self._update_budget(each, timed)
         is_clean = timed.seconds is not None and not (timed.has_prompts or timed.has_undrafted or step.has_undrafted)
         if is_clean and timed.num_speculative_tokens == step.num_speculative_tokens:
             each.add_time(timed, at)
@@ -110,7 +110,7 @@ class Controller:
             self._choose_all(at)
         return self.active if has_changed or each.active_k != k_before else None
 
-    def _account(self, each: BatchSizeRange, step: EngineStep) -> None:
+    def _update_budget(self, each: BatchSizeRange, step: EngineStep) -> None:
         """Add the step's share to the exploration budget; subtract the step of a probe."""
         if step.seconds is None:
             return

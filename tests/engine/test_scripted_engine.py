@@ -1,49 +1,15 @@
-"""The scripted engine's times, queue, cache and faults, in virtual time."""
+"""The scripted engine's times, queue, cache and text, in virtual time."""
 
 import asyncio
 from contextlib import aclosing
 
 import pytest
 
-from completion_server.engine.interface import EngineDeadError, EngineStats, GenerationRequest, Output, Sampling
+from completion_server.engine.interface import EngineStats, GenerationRequest, Sampling
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes, Token
 from completion_server.engine.settings import EngineSettings
 from completion_server.simulation.virtual_time import run
-
-TIMES = ServiceTimes(
-    prefill_base_s=0.010,
-    prefill_per_token_s=0.001,
-    decode_base_s=0.005,
-    decode_per_seq_s=0.001,
-    draft_s=0.002,
-    verify_per_token_s=0.0005,
-)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def letters(_request: GenerationRequest) -> list[str]:
-    return list("abcdefghijklmnopqrstuvwxyz")
-
-
-def request(name: str, num_prompt: int = 10, max_tokens: int = 5, **fields: object) -> GenerationRequest:
-    return GenerationRequest(name, list(range(num_prompt)), max_tokens, **fields)  # type: ignore[arg-type]
-
-
-async def started(script: object = letters, times: ServiceTimes = TIMES, **kwargs: object) -> ScriptedEngine:
-    engine = ScriptedEngine(script, times, **kwargs)  # type: ignore[arg-type]
-    await engine.start()
-    return engine
-
-
-async def collect(engine: ScriptedEngine, one: GenerationRequest) -> list[tuple[float, Output]]:
-    return [(round(now(), 6), output) async for output in engine.generate(one)]
-
-
-def times_of(outputs: list[tuple[float, Output]]) -> list[float]:
-    return [time for time, _ in outputs]
+from tests.support.scripted import collect, request, started, times_of
 
 
 def test_a_single_generation_takes_its_prefill_and_a_step_for_each_further_token() -> None:
@@ -294,116 +260,12 @@ def test_the_default_script_depends_on_prompt_and_seed() -> None:
     run(main())
 
 
-def test_a_crash_ends_every_generation_and_refuses_the_next() -> None:
-    async def main() -> None:
-        engine = await started(max_num_seqs=1)
-        tasks = [asyncio.create_task(collect(engine, request(name, max_tokens=20))) for name in ("running", "waiting")]
-        await asyncio.sleep(0.030)
-        engine.crash("out of memory")
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [str(result) for result in results if isinstance(result, EngineDeadError)] == ["out of memory"] * 2
-        assert not engine.is_alive
-        assert engine.stats().num_running == engine.stats().num_waiting == 0
-        with pytest.raises(EngineDeadError, match="out of memory"):
-            await collect(engine, request("late"))
-        await engine.stop()
-
-    run(main())
-
-
-def test_an_output_from_before_the_crash_is_still_read() -> None:
-    async def main() -> None:
-        engine = await started()
-        outputs = engine.generate(request("a", max_tokens=2))
-        await anext(outputs)
-        await asyncio.sleep(1.0)
-        engine.crash()
-        assert [output.finish async for output in outputs] == ["length"]
-        await engine.stop()
-
-    run(main())
-
-
-def test_a_hung_engine_is_silent_until_it_resumes() -> None:
-    async def main() -> None:
-        engine = await started()
-        task = asyncio.create_task(collect(engine, request("a", max_tokens=2)))
-        await asyncio.sleep(0.001)
-        engine.hang()
-        await asyncio.sleep(60.0)
-        assert engine.is_alive
-        assert not task.done()
-        engine.resume()
-        assert times_of(await task) == [60.001, 60.007]
-        engine.hang()
-        late = asyncio.create_task(collect(engine, request("b")))
-        await asyncio.sleep(1.0)
-        await engine.stop()
-        await engine.stop()
-        with pytest.raises(EngineDeadError, match="stopped"):
-            await late
-
-    run(main())
-
-
-def test_an_error_in_the_script_is_the_engines_death() -> None:
-    def broken(_request: GenerationRequest) -> list[str]:
-        return [5]  # type: ignore[list-item]
-
-    async def main() -> None:
-        engine = await started(broken)
-        with pytest.raises(EngineDeadError, match="the engine failed"):
-            await collect(engine, request("a"))
-        assert not engine.is_alive
-        await engine.stop()
-
-    run(main())
-
-
-def test_requests_that_can_never_run_are_refused() -> None:
-    async def main() -> None:
-        engine = await started(max_model_len=100, num_kv_blocks=4)
-        with pytest.raises(ValueError, match="leaves no room in 100"):
-            await collect(engine, request("a", num_prompt=100))
-        with pytest.raises(ValueError, match="do not fit into 4"):
-            await collect(engine, request("b", num_prompt=90))
-        first = engine.generate(request("same"))
-        await anext(first)
-        with pytest.raises(ValueError, match="open already"):
-            await collect(engine, request("same"))
-        await first.aclose()
-        await engine.stop()
-
-    run(main())
-
-
 def test_the_models_length_bounds_a_generation() -> None:
     async def main() -> None:
         engine = await started(max_model_len=12)
         outputs = await collect(engine, request("a", num_prompt=10, max_tokens=5))
         assert [output.finish for _, output in outputs] == [None, "length"]
         await engine.stop()
-
-    run(main())
-
-
-def test_starting() -> None:
-    async def main() -> None:
-        engine = ScriptedEngine(times=ServiceTimes(start_s=20.0))
-        with pytest.raises(EngineDeadError, match="not started"):
-            _ = engine.info
-        with pytest.raises(EngineDeadError, match="not started"):
-            await collect(engine, request("a"))
-        await engine.start()
-        assert now() == 20.0
-        with pytest.raises(RuntimeError, match="starts once"):
-            await engine.start()
-        await engine.stop()
-        broken = ScriptedEngine()
-        broken.crash("no such device")
-        with pytest.raises(EngineDeadError, match="no such device"):
-            await broken.start()
-        await broken.stop()
 
     run(main())
 

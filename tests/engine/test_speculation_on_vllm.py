@@ -15,7 +15,7 @@ from completion_server.core.request import Sampling
 from completion_server.engine.interface import EngineStep, GenerationRequest, constant_lookup
 from completion_server.engine.settings import EngineSettings
 from tests.conftest import make_vllm_engine
-from tests.engine.contract import prompt, run_request
+from tests.engine.contract_checks import prompt, run_request
 
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine

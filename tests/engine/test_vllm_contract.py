@@ -10,6 +10,7 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
 from tests.conftest import make_vllm_engine
 from tests.engine.contract import EngineContract
+from tests.engine.speculation_contract import SpeculationContract
 
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine
@@ -28,7 +29,7 @@ async def doomed_engine() -> "AsyncIterator[VllmEngine]":
     await engine.stop()
 
 
-class TestVllmEngine(EngineContract):
+class TestVllmEngine(EngineContract, SpeculationContract):
     vocab_size = 4096
 
 

@@ -9,7 +9,7 @@ import psutil
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.processes import child_ids, with_descendants
 from tests.conftest import make_vllm_engine
-from tests.engine.contract import run_request
+from tests.engine.contract_checks import run_request
 from tests.support.server import eventually
 
 if TYPE_CHECKING:
