@@ -281,7 +281,7 @@ class App:
             counters={
                 "engine_restarts": lambda: self._engine.num_restarts,
                 "engine_generated_tokens": lambda: self._engine.stats().num_generated_tokens,
-                "engine_aborted_tokens": lambda: self._engine.stats().num_wasted_tokens,
+                "engine_aborted_tokens": lambda: self._engine.stats().num_aborted_tokens,
             },
         )
 

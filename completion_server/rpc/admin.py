@@ -73,7 +73,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def GetSpeculation(self, _request: pb.GetSpeculationRequest, _context: Any) -> pb.GetSpeculationResponse:
         """Which draft lengths are in force, and what they came to."""
-        return speculation_to_wire(self._speculation.in_force, self._speculation.figures())
+        return speculation_to_wire(self._speculation.active, self._speculation.figures())
 
     async def SetSpeculation(
         self, request: pb.SetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -83,7 +83,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             set_speculation(self._speculation, request)
         except CompletionError as error:
             await abort(context, error)
-        now = self._speculation.in_force
+        now = self._speculation.active
         return pb.SetSpeculationResponse(
             schedule=rows_to_wire(now.schedule), since_unix_ms=now.since_unix_ms, mode=MODES[now.mode]
         )

@@ -1,4 +1,4 @@
-"""What the scripts for a GPU ask of vLLM exists; they have no other test against it where there is no GPU."""
+"""The arguments and attributes of vLLM that the GPU scripts use exist. Without a GPU there is no other test of them."""
 
 from pathlib import Path
 

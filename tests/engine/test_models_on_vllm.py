@@ -30,7 +30,7 @@ BEGUN = ("def __in", "for i in ra", "if __name__ == ", "import o")
 
 @dataclass(frozen=True)
 class Measured:
-    """Greedily offline on its own texts; at a temperature on those that the engine drew: any others would differ."""
+    """Acceptance offline and served; the greedy one is of the pair's own texts, the others of the engine's."""
 
     offline: dict[float, AcceptanceCounts]
     served: dict[float, AcceptanceCounts]
@@ -61,14 +61,14 @@ def measured() -> Measured:
 
 
 def replay_text(pair: Pair, prompt: Sequence[int], text: Sequence[int], temperature: float) -> AcceptanceCounts:
-    """What is accepted along a text, and beyond its end, where nobody sees what the engine draws, along another."""
+    """Replay the acceptance along a text. Beyond its end the engine's draws are unknown: another text replaces them."""
     beyond = complete(pair, [*prompt, *text], SPECULATE, temperature)
     return replay(draft_matches(pair, prompt, [*text, *beyond]), SPECULATE, len(text))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_the_engine_accepts_what_was_computed_offline(measured: Measured, temperature: float) -> None:
+def test_the_acceptance_in_the_engine_is_the_one_computed_offline(measured: Measured, temperature: float) -> None:
     offline, served = measured.offline[temperature], measured.served[temperature]
     assert served.num_drafts > 100
     assert served.per_token == pytest.approx(offline.per_token, abs=0.02)
@@ -77,7 +77,7 @@ def test_the_engine_accepts_what_was_computed_offline(measured: Measured, temper
 
 
 @pytest.mark.timeout(300)
-def test_a_served_target_has_the_loss_of_its_weights_and_ends_where_it_is_told_to() -> None:
+def test_a_served_target_has_the_loss_of_its_weights_and_ends_at_stops() -> None:
     encoder = load_encoder(TARGET)
     rows = [encoder.encode((ROOT / "target_model" / name).read_text(encoding="utf-8"))[:300] for name in SOURCES]
     prompts = [encoder.encode_prompt("import os\n\n\n", typed, "") for typed in BEGUN]

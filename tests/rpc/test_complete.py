@@ -88,9 +88,9 @@ async def test_cancelling_the_call_frees_the_engine(server: RunningServer, engin
     generated = engine.stats().num_generated_tokens
     await asyncio.sleep(0.1)
     assert engine.stats().num_generated_tokens == generated
-    assert engine.stats().num_wasted_tokens <= 3  # one step: a token and two drafts
+    assert engine.stats().num_aborted_tokens <= 3  # one step: a token and two drafts
     assert server.count("completion_requests_total", outcome="cancelled", trigger="automatic", shed_reason="") == 1
-    assert server.count("completion_engine_aborted_tokens_total") == engine.stats().num_wasted_tokens
+    assert server.count("completion_engine_aborted_tokens_total") == engine.stats().num_aborted_tokens
 
 
 async def test_a_deadline_ends_the_work_wherever_it_is(

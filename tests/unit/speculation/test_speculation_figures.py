@@ -1,12 +1,12 @@
-"""What speculation came to, over a window that slides."""
+"""Sums of drafted and accepted tokens over a window window."""
 
 import pytest
 
-from completion_server.engine.interface import Step
-from completion_server.speculation.figures import SlidingFigures
+from completion_server.engine.interface import EngineStep
+from completion_server.speculation.figures import FiguresWindow
 
 
-class HandClock:
+class ManualClock:
     def __init__(self) -> None:
         self.at = 100.0
 
@@ -14,8 +14,8 @@ class HandClock:
         return self.at
 
 
-def test_nothing_yet() -> None:
-    figures = SlidingFigures(HandClock()).read()
+def test_an_empty_window() -> None:
+    figures = FiguresWindow(ManualClock()).read()
     assert (figures.num_tokens, figures.num_drafted, figures.tokens_per_s) == (0, 0, 0.0)
     assert figures.acceptance is None
     assert figures.mean_accepted_length is None
@@ -23,14 +23,14 @@ def test_nothing_yet() -> None:
 
 
 def test_sums_by_position() -> None:
-    clock = HandClock()
-    sliding = SlidingFigures(clock)
-    sliding.add(Step(num_seqs=4, num_tokens=7, drafted=(4, 4), accepted=(2, 1)))
+    clock = ManualClock()
+    window = FiguresWindow(clock)
+    window.add(EngineStep(num_seqs=4, num_tokens=7, drafted=(4, 4), accepted=(2, 1)))
     clock.at += 0.5
-    sliding.add(Step(num_seqs=2, num_tokens=6, drafted=(2, 2, 2), accepted=(2, 1, 1)))
-    sliding.add(Step(num_seqs=1, num_tokens=1))
+    window.add(EngineStep(num_seqs=2, num_tokens=6, drafted=(2, 2, 2), accepted=(2, 1, 1)))
+    window.add(EngineStep(num_seqs=1, num_tokens=1))
     clock.at += 9.5
-    figures = sliding.read()
+    figures = window.read()
     assert figures.seconds == pytest.approx(10)
     assert (figures.num_tokens, figures.tokens_per_s) == (14, pytest.approx(1.4))
     assert (figures.drafted, figures.accepted) == ((6, 6, 2), (4, 2, 1))
@@ -41,16 +41,14 @@ def test_sums_by_position() -> None:
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:
-    clock = HandClock()
-    sliding = SlidingFigures(clock, window_s=10)
+    clock = ManualClock()
+    window = FiguresWindow(clock, window_s=10)
     for _ in range(100):
-        sliding.add(Step(num_seqs=1, num_tokens=2, drafted=(1,), accepted=(1,)))
+        window.add(EngineStep(num_seqs=1, num_tokens=2, drafted=(1,), accepted=(1,)))
         clock.at += 0.5
-    figures = sliding.read()
+    figures = window.read()
     assert figures.seconds == 10
     assert 18 <= figures.num_drafted <= 20
     assert figures.tokens_per_s == pytest.approx(4, rel=0.1)
-    assert len(sliding._slices) <= 10
     clock.at += 100
-    assert sliding.read().num_tokens == 0
-    assert not sliding._slices
+    assert window.read().num_tokens == 0

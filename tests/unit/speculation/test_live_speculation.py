@@ -1,4 +1,4 @@
-"""Draft lengths of a supervised engine: set, refused, kept over a restart, chosen by the server."""
+"""The number of speculative tokens of a supervised engine: set, refused, kept over a restart, chosen by the server."""
 
 import asyncio
 import logging
@@ -7,32 +7,33 @@ from itertools import pairwise
 
 import pytest
 
-from completion_server.engine.interface import GenerationRequest, Step
+from completion_server.engine.interface import EngineStep, GenerationRequest, SpeculationLookup, constant_lookup
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.speculation.live import LiveSpeculation, Mode
-from completion_server.speculation.schedule import Schedule, ScheduleError, SpeculationFixedError
+from completion_server.speculation.controller import Controller
+from completion_server.speculation.live import LiveSpeculation, SpeculationLockedError, SpeculationMode
+from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 
-CEILING = 4
+MAX_K = 4
 SEQS = 8
 TIMES = ServiceTimes(prefill_base_s=1e-2, decode_base_s=1e-2, draft_s=1e-3)
 ROWS = [[1, 2, 4], [3, 8, 1]]
 
 
 class Bench:
-    """A supervised engine and its draft lengths, in virtual time."""
+    """A supervised engine and its speculation, in virtual time."""
 
-    def __init__(self, settings: SpeculationSettings, ceiling: int) -> None:
+    def __init__(self, settings: SpeculationSettings, max_k: int) -> None:
         self.engines: list[ScriptedEngine] = []
-        self.ceiling = ceiling
+        self.max_k = max_k
         self.supervised = SupervisedEngine(self._make, EngineSettings(restart_backoff_min_s=1.0), LoopClock())
         self.live = LiveSpeculation(self.supervised, settings, LoopClock(), lambda: 1000 + LoopClock().now())
 
     def _make(self) -> ScriptedEngine:
-        engine = ScriptedEngine(times=TIMES, max_num_seqs=SEQS, num_speculative_tokens=self.ceiling)
+        engine = ScriptedEngine(times=TIMES, max_num_seqs=SEQS, num_speculative_tokens=self.max_k)
         self.engines.append(engine)
         return engine
 
@@ -50,11 +51,16 @@ class Bench:
         return drafted
 
 
+def lookup_of(engine: ScriptedEngine) -> SpeculationLookup:
+    assert engine.speculation is not None
+    return engine.speculation.lookup
+
+
 def on_bench(
-    scenario: Callable[[Bench], Awaitable[None]], settings: SpeculationSettings | None = None, ceiling: int = CEILING
+    scenario: Callable[[Bench], Awaitable[None]], settings: SpeculationSettings | None = None, max_k: int = MAX_K
 ) -> None:
     async def main() -> None:
-        bench = Bench(settings or SpeculationSettings(), ceiling)
+        bench = Bench(settings or SpeculationSettings(), max_k)
         await bench.supervised.start()
         bench.live.begin()
         run = asyncio.create_task(bench.supervised.run())
@@ -67,104 +73,106 @@ def on_bench(
     virtual_time.run(main())
 
 
-def test_it_begins_with_what_the_engine_was_started_with() -> None:
+def test_it_begins_with_the_k_of_the_engine() -> None:
     async def scenario(bench: Bench) -> None:
-        now = bench.live.in_force
-        assert now.schedule == now.table == Schedule.fixed(CEILING, SEQS)
-        assert (now.mode, now.ceiling, now.by, now.fixed_because) == (Mode.FIXED, CEILING, "configuration", "")
+        now = bench.live.active
+        assert now.schedule == now.operator_schedule == SpeculationSchedule.fixed(MAX_K, SEQS)
+        assert (now.mode, now.set_by) == (SpeculationMode.FIXED, "configuration")
+        assert (now.max_num_speculative_tokens, now.locked_reason) == (MAX_K, "")
 
     on_bench(scenario)
 
 
 def test_it_begins_with_the_configured_schedule() -> None:
     async def scenario(bench: Bench) -> None:
-        now = bench.live.in_force
-        assert (now.mode, now.schedule.as_lists(), now.by) == (Mode.SCHEDULE, ROWS, "configuration")
+        now = bench.live.active
+        assert (now.mode, now.schedule.as_lists(), now.set_by) == (SpeculationMode.SCHEDULE, ROWS, "configuration")
 
     on_bench(scenario, SpeculationSettings("schedule", tuple(tuple(row) for row in ROWS)))
 
 
-def test_what_is_set_is_in_force_from_the_next_step_on() -> None:
+def test_a_change_is_active_from_the_next_step_on() -> None:
     async def scenario(bench: Bench) -> None:
         await asyncio.sleep(5)
         asking = asyncio.create_task(bench.ask("a", 400))
         await asyncio.sleep(0.2)
         bench.live.set_fixed(0, "ada@host")
-        now = bench.live.in_force
-        assert (now.mode, now.by, now.schedule) == (Mode.FIXED, "ada@host", Schedule.fixed(0, SEQS))
+        now = bench.live.active
+        assert (now.mode, now.set_by) == (SpeculationMode.FIXED, "ada@host")
+        assert now.schedule == SpeculationSchedule.fixed(0, SEQS)
         assert 1_005_000 < now.since_unix_ms < 1_006_000
         drafted = await asking
         assert 0 < drafted < 100
         assert await bench.ask("b") == 0
         bench.live.set_schedule(ROWS, "bob@host")
         assert await bench.ask("c") > 0
-        assert bench.live.in_force.schedule.as_lists() == ROWS
+        assert bench.live.active.schedule.as_lists() == ROWS
 
     on_bench(scenario)
 
 
-def test_what_cant_be_used_leaves_the_old_in_force() -> None:
+def test_an_invalid_schedule_leaves_the_active_one() -> None:
     async def scenario(bench: Bench) -> None:
         bench.live.set_schedule(ROWS, "ada")
-        before = bench.live.in_force
+        before = bench.live.active
         with pytest.raises(ScheduleError, match=r"schedule\[1\]: begins at batch size 4 and leaves a gap"):
             bench.live.set_schedule([[1, 2, 4], [4, 8, 1]], "bob")
         with pytest.raises(ScheduleError, match="is over the 4"):
             bench.live.set_fixed(5, "bob")
         with pytest.raises(ScheduleError, match="is over the 4"):
             bench.live.set_auto("bob", [[1, 8, 5]])
-        assert bench.live.in_force == before
+        assert bench.live.active == before
 
     on_bench(scenario)
 
 
-def test_without_a_draft_nothing_can_be_set() -> None:
+def test_without_a_draft_model_every_change_is_refused() -> None:
     async def scenario(bench: Bench) -> None:
-        assert bench.live.in_force.fixed_because
+        assert bench.live.active.locked_reason
         for change in (
             lambda: bench.live.set_fixed(0, ""),
             lambda: bench.live.set_schedule([], ""),
             lambda: bench.live.set_auto(""),
         ):
-            with pytest.raises(SpeculationFixedError, match="without a draft model"):
+            with pytest.raises(SpeculationLockedError, match="without a draft model"):
                 change()
 
-    on_bench(scenario, ceiling=0)
+    on_bench(scenario, max_k=0)
 
 
-def test_a_configuration_that_has_no_effect_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_without_an_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(_bench: Bench) -> None:
         pass
 
     with caplog.at_level(logging.WARNING):
-        on_bench(scenario, SpeculationSettings("auto"), ceiling=0)
+        on_bench(scenario, SpeculationSettings("auto"), max_k=0)
         on_bench(scenario, SpeculationSettings("schedule", ((1, 8, 9),)))
     assert "can't be changed while it runs: the engine was started without a draft model" in caplog.text
-    assert "not in force: schedule[0]: K = 9 is over the 4" in caplog.text
+    assert "not active: schedule[0]: K = 9 is over the 4" in caplog.text
 
 
-def test_what_was_set_survives_a_restart_of_the_engine() -> None:
+def test_a_change_survives_a_restart_of_the_engine() -> None:
     async def scenario(bench: Bench) -> None:
         bench.live.set_schedule([[1, 8, 0]], "ada")
-        before = bench.live.in_force
+        before = bench.live.active
         await bench.restart()
         assert len(bench.engines) == 2
-        assert bench.live.in_force == before
-        assert bench.engines[-1].speculation.as_lists() == [[1, 8, 0]]
+        assert bench.live.active == before
+        assert lookup_of(bench.engines[-1]) == constant_lookup(0, SEQS)
         assert await bench.ask("after") == 0
         assert bench.live.figures().num_tokens >= 40
 
     on_bench(scenario)
 
 
-def test_what_is_set_while_the_engine_restarts_is_in_force_when_it_is_back() -> None:
+def test_a_change_during_a_restart_is_active_after_it() -> None:
     async def scenario(bench: Bench) -> None:
         bench.engines[-1].crash("no memory left")
         bench.live.set_fixed(1, "ada")
-        assert bench.live.in_force.schedule == Schedule.fixed(1, SEQS)
+        assert bench.live.active.schedule == SpeculationSchedule.fixed(1, SEQS)
         while bench.supervised.state is not EngineState.READY or len(bench.engines) < 2:
             await asyncio.sleep(0.1)
-        assert bench.engines[-1].speculation == Schedule.fixed(1, SEQS)
+        assert lookup_of(bench.engines[-1]) == constant_lookup(1, SEQS)
 
     on_bench(scenario)
 
@@ -176,94 +184,95 @@ def test_warm_ups_are_not_counted() -> None:
     on_bench(scenario)
 
 
-def test_the_server_chooses_what_pays_and_keeps_it_over_a_restart() -> None:
+def test_the_servers_choice_survives_a_restart() -> None:
     async def scenario(bench: Bench) -> None:
         bench.live.set_auto("ada", [[1, 8, 4]])
         bench.engines[-1].acceptance_rate = 0.0
         asking = asyncio.create_task(bench.ask("long", 3000))
         await asyncio.sleep(20)
-        now = bench.live.in_force
-        assert (now.mode, now.by, now.table.as_lists()) == (Mode.AUTO, "ada", [[1, 8, 4]])
-        assert now.schedule.num_draft_tokens(1) == 0
+        now = bench.live.active
+        assert (now.mode, now.set_by, now.operator_schedule.as_lists()) == (SpeculationMode.AUTO, "ada", [[1, 8, 4]])
+        assert now.schedule.num_speculative_tokens(1) == 0
         assert now.since_unix_ms > 1_000_000
         num_drafted = bench.live.figures().num_drafted
         await asyncio.sleep(5)
-        assert bench.live.figures().num_drafted > num_drafted  # a burst tries drafts again
-        assert bench.live.in_force == now  # and is no choice
+        assert bench.live.figures().num_drafted > num_drafted  # a probe tries drafts again
+        assert bench.live.active == now  # and does not change the choice
         await asking
         await bench.restart()
-        assert bench.live.in_force.schedule.num_draft_tokens(1) == 0
+        assert bench.live.active.schedule.num_speculative_tokens(1) == 0
         bench.live.set_fixed(3, "bob")
         await bench.ask("more", 300)
-        assert (bench.live.in_force.mode, bench.live.in_force.schedule) == (Mode.FIXED, Schedule.fixed(3, SEQS))
+        assert bench.live.active.mode is SpeculationMode.FIXED
+        assert bench.live.active.schedule == SpeculationSchedule.fixed(3, SEQS)
 
     on_bench(scenario)
 
 
-def test_since_when_changes_with_every_choice_and_with_nothing_else() -> None:
+def test_the_time_of_the_change_moves_with_every_choice_and_with_nothing_else() -> None:
     async def scenario(bench: Bench) -> None:
         bench.live.set_auto("ada", [[1, 8, 0]])
         bench.engines[-1].acceptance_rate = 0.9
         asking = asyncio.create_task(bench.ask("long", 20_000))
-        seen = [bench.live.in_force]
+        seen = [bench.live.active]
         while not asking.done():
             await asyncio.sleep(0.003)
-            seen.append(bench.live.in_force)
-        assert seen[-1].schedule.num_draft_tokens(1) > 0
+            seen.append(bench.live.active)
+        assert seen[-1].schedule.num_speculative_tokens(1) > 0
         for before, now in pairwise(seen):
             assert (before.schedule == now.schedule) == (before.since_unix_ms == now.since_unix_ms)
 
     on_bench(scenario)
 
 
-def test_nothing_can_be_set_before_the_engine_has_started() -> None:
+def test_changes_are_refused_before_the_engine_has_started() -> None:
     async def main() -> None:
-        bench = Bench(SpeculationSettings(), CEILING)
+        bench = Bench(SpeculationSettings(), MAX_K)
         changes: list[Callable[[], None]] = [
             lambda: bench.live.set_fixed(1, "ada"),
             lambda: bench.live.set_schedule(ROWS, "ada"),
             lambda: bench.live.set_auto("ada"),
         ]
         for change in changes:
-            with pytest.raises(SpeculationFixedError, match="is starting"):
+            with pytest.raises(SpeculationLockedError, match="is starting"):
                 change()
 
     virtual_time.run(main())
 
 
-def test_a_chooser_whose_engine_came_back_fixed_gives_up_and_the_engine_lives(
+def test_the_controller_stops_if_an_engine_comes_back_locked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(bench: Bench) -> None:
         bench.live.set_auto("ada", ROWS)
-
-        def refuse(_schedule: Schedule) -> None:
-            raise SpeculationFixedError("the engine does not follow the table of draft lengths")
-
-        monkeypatch.setattr(bench.supervised, "set_speculation", refuse)
-        monkeypatch.setattr(bench.live._controller, "hear", lambda _step, _now: Schedule.fixed(0, SEQS))
+        monkeypatch.setattr(Controller, "observe", lambda _self, _step, _now: SpeculationSchedule.fixed(0, SEQS))
+        bench.max_k = 0
+        await bench.restart()
         await bench.ask("a")
         assert bench.supervised.state is EngineState.READY
-        assert bench.live.in_force.mode is Mode.SCHEDULE
+        assert "without a draft model" in bench.live.active.locked_reason
+        assert (bench.live.active.mode, bench.live.active.schedule.as_lists()) == (
+            SpeculationMode.SCHEDULE, [[1, SEQS, 0]],
+        )  # fmt: skip
 
     with caplog.at_level(logging.ERROR):
         on_bench(scenario)
     assert caplog.text.count("no longer chosen by the server") == 1
 
 
-def test_a_fault_of_the_chooser_does_not_reach_the_engine(
+def test_an_error_of_the_controller_does_not_reach_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(bench: Bench) -> None:
         bench.live.set_auto("ada", ROWS)
 
-        def fail(_step: Step, _now: float) -> Schedule | None:
+        def fail(_self: Controller, _step: EngineStep, _now: float) -> SpeculationSchedule | None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(bench.live._controller, "hear", fail)
+        monkeypatch.setattr(Controller, "observe", fail)
         await bench.ask("a")
         assert bench.supervised.state is EngineState.READY
-        assert (bench.live.in_force.mode, bench.live.in_force.schedule.as_lists()) == (Mode.SCHEDULE, ROWS)
+        assert (bench.live.active.mode, bench.live.active.schedule.as_lists()) == (SpeculationMode.SCHEDULE, ROWS)
 
     with caplog.at_level(logging.ERROR):
         on_bench(scenario)
