@@ -138,6 +138,11 @@ class Gate:
         """Whether the server is on its way out."""
         return self._is_draining
 
+    @property
+    def num_session_holders(self) -> int:
+        """Named users and addresses that have open sessions."""
+        return len(self._held)
+
     def set_engine_ready(self, is_ready: bool) -> None:
         """The engine came or went."""
         self._is_engine_ready = is_ready

@@ -27,6 +27,8 @@ from tests.support.server import Answer, RunningServer, ask, eventually, make_co
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine
 
+pytestmark = pytest.mark.serial
+
 NUM_SESSIONS = 200
 NUM_CONNECTIONS = 4
 KEYS = 4

@@ -58,8 +58,21 @@ class Editor:
         await self._call.done_writing()
         return await self.status()
 
+    def leave(self) -> None:
+        """Drop the stream."""
+        self._call.cancel()
+
+    async def accepted(self) -> None:
+        """Wait until the server has accepted the stream."""
+        await self._call.initial_metadata()
+
+    async def code(self) -> grpc.StatusCode:
+        """Wait for the end of the stream and return its status code."""
+        code: grpc.StatusCode = await self._call.code()
+        return code
+
     async def status(self) -> grpc.StatusCode:
-        code: grpc.StatusCode = await asyncio.wait_for(self._call.code(), 10)
+        code = await asyncio.wait_for(self.code(), 10)
         await asyncio.wait([self._reading])
         self._reading.exception()
         return code
@@ -156,7 +169,7 @@ async def test_leaving_frees_the_engine_and_the_place(
     await leaver.complete(1, max_tokens=ENDLESS, session_id="leaver")
     await leaver.begun(1)
     assert server.count("completion_live_sessions") == 2
-    leaver._call.cancel()
+    leaver.leave()
     await eventually(lambda: engine.stats().num_running == 0)
     await eventually(lambda: server.count("completion_live_sessions") == 1)
     await editor.complete(1)
@@ -258,14 +271,14 @@ async def test_feedback_needs_no_answer(server: RunningServer, editor: Editor) -
 
 
 async def test_sessions_beyond_the_limit_are_refused(server: RunningServer, editor: Editor) -> None:
-    await editor._call.initial_metadata()  # it has its place before the others ask for theirs
+    await editor.accepted()  # it has its place before the others ask for theirs
     others = [Editor(server.stub.Session()) for _ in range(2)]
-    calls = [asyncio.ensure_future(other._call.code()) for other in others]
+    calls = [asyncio.ensure_future(other.code()) for other in others]
     await asyncio.wait(calls, timeout=30, return_when=asyncio.FIRST_COMPLETED)
     refused = [call for call in calls if call.done() and call.result() is grpc.StatusCode.RESOURCE_EXHAUSTED]
     assert len(refused) >= 1
     for other in others:
-        other._call.cancel()
+        other.leave()
 
 
 async def test_draining_sheds_new_requests_finishes_accepted_ones_and_closes_streams(
