@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.unit.loadtest.report.test_page import Page
 
 from loadtest.tuning.blocks import Block, Blocks, Variant
 from loadtest.tuning.choice import best_fixed, choose, table_of
@@ -13,6 +12,7 @@ from loadtest.tuning.fit import fit
 from loadtest.tuning.page import render_tuning
 from loadtest.tuning.tuner import Tuned
 from loadtest.tuning.verdict import rivals, verify, words
+from tests.unit.loadtest.report.test_page import Page
 from tests.unit.loadtest.sweeps import (
     CONCURRENCIES,
     DRAFT,
