@@ -92,7 +92,7 @@ def test_merging_is_associative_and_knows_no_order() -> None:
     assert len({json.dumps(each.as_json()) for each in found}) == 1
     assert found[0].workers == {0, 1, 2}
     assert found[0].duration_s == 5.0
-    assert found[0].total.counters["intended"] == sum(each.total.counters["intended"] for each in stats_by_target())
+    assert found[0].total.counters["intended"] == sum(each.total.counters["intended"] for each in three_workers())
 
 
 def test_slices_add_up_to_the_total() -> None:
