@@ -52,7 +52,7 @@ def row_lengths(text: str) -> tuple[int, ...]:
 @click.option("--fim-share", type=click.FloatRange(0, 1), default=FIM_SHARE, show_default=True)
 @click.option(
     "--snippet-share", type=click.FloatRange(0, 1), default=SNIPPET_SHARE, show_default=True,
-    help="Share of the fill-in-the-middle samples with pieces of other files of the folder in front.",
+    help="Share of the fill-in-the-middle samples with pieces of other files in front.",
 )  # fmt: skip
 @click.option("--generated", type=FILE, default=None, help="File of completions, from `draft-model generate`.")
 @click.option(
