@@ -1,4 +1,4 @@
-"""What requests come to in a part."""
+"""The statistics that the recorder makes of requests."""
 
 import asyncio
 from dataclasses import replace
