@@ -125,6 +125,11 @@ class Gate:
         """Open sessions of each named user and of each address."""
 
     @property
+    def num_known(self) -> int:
+        """Users and addresses with open sessions that count against a limit."""
+        return len(self._held)
+
+    @property
     def readiness(self) -> Readiness:
         """Whether the server can serve now."""
         if self._is_draining:

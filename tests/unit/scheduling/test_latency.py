@@ -48,7 +48,7 @@ def test_where_nobody_vanishes_the_queue_moves_as_slots_come_free() -> None:
 @pytest.mark.parametrize(("num_ahead", "num_slots"), [(0, 1), (9, 2), (99, 1)])
 def test_where_people_type_on_the_prediction_solves_the_queues_equation(num_ahead: int, num_slots: int) -> None:
     learnt = latency(0.5, vanished=1, started=1, waited_s=0.25)
-    hazard = learnt._abandoned_share / learnt._waited_s
+    hazard = learnt.abandon_rate
     expected = integrated_wait_s(num_ahead + 1, num_slots / 0.5, hazard)
     assert learnt.wait_s(num_ahead, num_slots) == pytest.approx(expected, rel=1e-2, abs=1e-4)
 
