@@ -1,12 +1,11 @@
-"""The `completion-server` command: argv and environment to configuration to run; nothing else.
+"""The `completion-server` command.
 
-The engine's processes run this module first, too, because multiprocessing gives them the server's main module. From
-then on they end when the server ends. They need nothing of the command line, which is imported only to run it.
+Multiprocessing gives the engine's processes the server's main module, so they run this module first. It makes them end
+when the server ends. They need nothing of the command line, which is imported only to run it.
 """
 
+import os
 import sys
-
-from completion_server.engine.vllm.process import end_with_parent
 
 
 def main() -> None:
@@ -16,7 +15,10 @@ def main() -> None:
     run()
 
 
-end_with_parent()
+if "COMPLETION_SERVER_ENGINE_PARENT" in os.environ:  # set for the engine's processes alone
+    from completion_server.engine.vllm.process import end_with_parent
+
+    end_with_parent()
 
 if __name__ == "__main__":
     # As a script: multiprocessing leaves the `__main__` of a package out.

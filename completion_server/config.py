@@ -81,7 +81,7 @@ def _check_across(config: Config) -> None:
         raise ConfigError(msg)
     try:
         if config.speculation.schedule:
-            parse_schedule(config.speculation.schedule, config.engine.max_draft_tokens)
+            parse_schedule(config.speculation.schedule, config.engine.max_num_speculative_tokens)
     except ScheduleError as error:
         msg = f"speculation.{error}"
         raise ConfigError(msg) from error

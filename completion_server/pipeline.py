@@ -1,23 +1,26 @@
-"""A request's way through the rooms: admission, scheduling, prompt, engine, streaming, and back out.
+"""The one way into the server's rooms: admission, scheduling, prompt, engine and streaming, joined for rpc.
 
-The rooms don't know each other; this module and `completion` beside it join them, and rpc sees only these two.
+The rooms don't know each other; this module, `completion` and `generator` join them, and `assembly` builds the whole.
 """
 
 import logging
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from completion_server.admission.feedback import Answers
-from completion_server.admission.gate import Gate
+from completion_server.admission.gate import Gate, Permit, Readiness
+from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas
-from completion_server.admission.strain import Strain
-from completion_server.completion import Completion, Prompts, Rooms
+from completion_server.completion import Completion, Services
 from completion_server.core.clock import Clock
-from completion_server.core.events import Feedback, Observer
+from completion_server.core.errors import CompletionError
+from completion_server.core.events import Emit, Feedback, FeedbackRefused, FeedbackReported, RequestRefused
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
-from completion_server.core.request import Caller, Request, Trigger
-from completion_server.engine.settings import CacheScope
-from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.scheduling.claim import Claim
+from completion_server.core.request import Caller, Request, Trigger, key_of
+from completion_server.generator import Generator, Prompts
+from completion_server.scheduling.queue import QueueEntry
+from completion_server.scheduling.reattach import Continuation
 from completion_server.scheduling.runner import Runner
 from completion_server.scheduling.settings import SchedulingSettings
 
@@ -25,45 +28,73 @@ logger = logging.getLogger(__name__)
 
 _NOTE_EVERY_S = 60.0
 
+Lookup = Callable[[Request], str | None]
+"""Returns the text of an answer that is known without a generation, None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A snapshot of what the server holds."""
+
+    readiness: Readiness
+    num_sessions: int
+    num_live: int
+    """Requests whose end is still to come."""
+    num_queued: int
+    num_occupied: int
+    """Slots taken, by requests that run and by generations that are being aborted."""
+    num_slots: int
+    num_held: int
+    """Requests that are live or whose generation is still being aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts that `assembly` builds and a pipeline owns."""
+
+    gate: Gate
+    quotas: Quotas
+    runner: Runner
+    prompts: Prompts
+    generator: Generator
+    loop_lag: LoopLagMonitor
+
 
 class Pipeline:
-    """Takes requests in."""
+    """Takes requests in, and answers for all rooms behind rpc."""
 
     def __init__(
         self,
-        *,
-        gate: Gate,
-        quotas: Quotas,
-        runner: Runner,
-        prompts: Prompts,
-        engine: SupervisedEngine,
+        parts: Parts,
         clock: Clock,
-        observer: Observer,
+        emit: Emit,
         scheduling: SchedulingSettings,
+        *,
         budget_s: float,
-        retry_after_ms: int = 1000,
-        delta_pause_s: float = 0.0,
-        strain: Strain | None = None,
-        cache_scope: CacheScope = "user",
+        retry_after_ms: int,
+        delta_pause_s: float,
+        lookup: Lookup = lambda _request: None,
     ) -> None:
-        """Join the rooms. A first token later than `budget_s` after receipt is worth nothing."""
-        self.gate = gate
-        self.runner = runner
-        self.engine = engine
-        self.clock = clock
-        self.observer = observer
-        self._quotas = quotas
-        self._answers = Answers()
-        self._prompts = prompts
-        self._rooms = Rooms(
-            runner, prompts, engine, clock, observer, retry_after_ms, delta_pause_s,
-            charge_tokens=self._charge_tokens, answered=self._answered, cache_scope=cache_scope,
-        )  # fmt: skip
-        self._settings = scheduling
+        """Join the parts. A first token later than `budget_s` after receipt is worth nothing."""
+        self._gate = parts.gate
+        self._quotas = parts.quotas
+        self._runner = parts.runner
+        self._prompts = parts.prompts
+        self._loop_lag = parts.loop_lag
+        self._clock = clock
+        self._emit = emit
+        self._scheduling = scheduling
         self._budget_s = budget_s
-        self._strain = strain or Strain(0.0, clock)
         self._retry_after_ms = retry_after_ms
+        self._lookup = lookup
+        self._answers = Answers()
+        self._services = Services(
+            parts.generator, clock, emit, cancel=self.cancel, answered=self._answered,
+            delta_pause_s=delta_pause_s,
+        )  # fmt: skip
         self._next_note_at = -math.inf
+
+    # Requests
 
     def open(self, request: Request) -> Completion:
         """Take a request in and return its answer, perhaps already ended.
@@ -72,25 +103,38 @@ class Pipeline:
             UnavailableError: the server can't serve now.
 
         """
-        self.gate.check()
-        now = self.clock.now()
+        self._gate.check()
+        now = self._clock.now()
         excess = self._quotas.excess(request.caller, now)
-        # What a request that is over its limits would cost is not worth finding out.
-        num_new_tokens = 0 if excess else self._prompts.expected_new_tokens(request)
-        completion = Completion(self._rooms, request, self._claim(request, num_new_tokens))
-        completion.marks.admitted = self.clock.now()
+        text = None if excess else self._lookup(request)
+        # The cost of a request that will not be computed is not worth an estimate.
+        num_new_tokens = 0 if excess or text is not None else self._prompts.expected_new_tokens(request)
+        reservation = self._quotas.reserve(request.caller, num_new_tokens, now)
+        completion = Completion(self._services, request, self._entry(request, num_new_tokens), reservation)
+        completion.marks.admitted = self._clock.now()
         if excess is not None:
             self._note_limited_peer(excess, now)
             completion.is_rate_limited = True
             completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, math.ceil(excess.wait_s * 1000)))
             return completion
         self._quotas.charge_request(request.caller, now)
-        self._quotas.charge_tokens(request.caller, num_new_tokens, now)
-        if request.trigger is not Trigger.EXPLICIT and self._strain.is_behind(now):
-            self.runner.refuse_nowait(completion, Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self._retry_after_ms))
+        if text is not None:
+            completion.give(text)
+            self._runner.answer_nowait(completion, Outcome(FinishReason.STOP))
+        elif request.trigger is not Trigger.EXPLICIT and self._loop_lag.is_behind(now):
+            overload = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self._retry_after_ms)
+            self._runner.answer_nowait(completion, overload)
         else:
-            self.runner.submit_nowait(completion, takes_over=self._settings.typing_through)
+            self._runner.submit_nowait(completion, reattaches=self._scheduling.typing_through)
         return completion
+
+    def cancel(self, request_id: str, outcome: Outcome) -> None:
+        """End a request, if it has not ended, and abort its generation."""
+        self._runner.cancel_nowait(request_id, outcome)
+
+    def supersede(self, lane: str, stamp: int) -> None:
+        """End the requests of a lane that are older than `stamp`: another replica has a newer one."""
+        self._runner.supersede_nowait(lane, stamp)
 
     def report_feedback(self, caller: Caller, sequence: int, feedback: Feedback) -> None:
         """Take in what an editor says about an answer.
@@ -100,17 +144,80 @@ class Pipeline:
 
         """
         if self._answers.accept((caller.owner, caller.session, sequence), feedback):
-            self.observer.feedback_reported(feedback)
+            self._emit(FeedbackReported(feedback))
+
+    # Callers
+
+    def check(self) -> None:
+        """Let a call pass. Raises UnavailableError if the server can't serve now."""
+        self._gate.check()
+
+    def check_user(self, user: str) -> None:
+        """Let a caller pass. Raises UnauthenticatedError if it names no user, and must."""
+        self._gate.check_user(user)
+
+    def enter_session(self, owner: str | None, peer: str) -> Permit:
+        """Let a session stream in, see `Gate.enter_session`."""
+        return self._gate.enter_session(owner, peer)
+
+    def note_refused(self, error: CompletionError) -> None:
+        """Report that a request or a session was not taken in."""
+        self._emit(RequestRefused(error.code))
+
+    def note_feedback_refused(self) -> None:
+        """Report that an editor's report was not valid."""
+        self._emit(FeedbackRefused())
+
+    # State
+
+    def now(self) -> float:
+        """Return the time of the pipeline's clock, by which requests are received and end."""
+        return self._clock.now()
+
+    def load(self) -> Load:
+        """Return what the server holds now."""
+        book = self._runner.book
+        return Load(
+            readiness=self._gate.readiness,
+            num_sessions=self._gate.num_sessions,
+            num_live=book.num_live,
+            num_queued=book.num_queued,
+            num_occupied=book.num_occupied,
+            num_slots=book.num_slots,
+            num_held=self._runner.num_held,
+        )
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether the server can serve now."""
+        return self._gate.readiness
+
+    def set_engine_ready(self, is_ready: bool) -> None:
+        """The engine came or went."""
+        self._gate.set_engine_ready(is_ready)
+
+    async def run(self) -> None:
+        """Run requests until cancelled."""
+        await self._runner.run()
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self._gate.drain()
+
+    async def wait_idle(self) -> None:
+        """Wait until no request is live and no generation runs."""
+        await self._runner.wait_idle()
+
+    def end_all(self, outcome: Outcome) -> None:
+        """End every live request."""
+        self._runner.end_all_nowait(outcome)
 
     def _answered(self, request: Request, num_characters: int) -> None:
         caller = request.caller
-        self._answers.add((caller.owner, caller.session, request.sequence), num_characters, self.clock.now())
-
-    def _charge_tokens(self, caller: Caller, num_tokens: int) -> None:
-        self._quotas.charge_tokens(caller, num_tokens, self.clock.now())
+        self._answers.add((caller.owner, caller.session, request.sequence), num_characters, self._clock.now())
 
     def _note_limited_peer(self, excess: Excess, now: float) -> None:
-        """Say now and then that an address is limited as a whole: it may be a proxy that many users come through."""
+        """Say now and then that an address is limited as a whole: many users may come through it, as by a proxy."""
         if excess.peer and now >= self._next_note_at:
             self._next_note_at = now + _NOTE_EVERY_S
             logger.warning(
@@ -119,17 +226,18 @@ class Pipeline:
                 excess.peer,
             )
 
-    def _claim(self, request: Request, num_new_tokens: int) -> Claim:
+    def _entry(self, request: Request, num_new_tokens: int) -> QueueEntry:
         caller = request.caller
-        session = caller.session if self._settings.lane == "session" else ""
-        return Claim(
+        lane = caller.owner if self._scheduling.lane == "user" else key_of(caller.owner, caller.session)
+        return QueueEntry(
             id=request.id,
-            lane=(*caller.owner, session) if self._settings.supersede else request.id,
+            lane=lane if self._scheduling.supersede else request.id,
             session=caller.session,
             sequence=request.sequence,
             trigger=request.trigger,
             deadline=request.deadline,
             arrived_at=request.received_at,
-            answer_by=min(request.received_at + self._budget_s, request.deadline.at),
+            ttft_deadline=min(request.received_at + self._budget_s, request.deadline.at),
             num_new_tokens=num_new_tokens,
+            continuation=Continuation.of(request),
         )

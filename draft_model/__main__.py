@@ -1,4 +1,4 @@
-"""The command line: `draft-model --help`. It turns expected failures into one line, and does nothing else."""
+"""The command line: `draft-model --help`."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def main(threads: int | None) -> None:
       torchrun --nproc-per-node 8 -m draft_model train --preset draft-1b --data data --out run --tokens 50e9 \\
           --teacher TARGET
       draft-model evaluate --target TARGET --draft run/model --corpus corpus
-    The embedded pair, hours on two cores; interrupted, the same command goes on:
+    The embedded pair, hours on two cores; after an interruption the same command continues:
       draft-model build-embedded
     """
     signal.signal(signal.SIGTERM, _leave)
@@ -41,7 +41,7 @@ def main(threads: int | None) -> None:
 
 
 def _leave(_signal: int, _frame: object) -> None:
-    """Leave by an exception, so that nothing half-written stays."""
+    """Leave by an exception, so that unfinished files are removed."""
     sys.exit(128 + signal.SIGTERM)
 
 

@@ -8,11 +8,15 @@ lock() { uv pip compile "$@" --python-version 3.11 --generate-hashes --no-header
     --quiet >/dev/null; }
 case "${1:-cpu}" in
 cpu)
-    lock cpu.in --overrides cpu-overrides.in --no-emit-package torch -o cpu.txt
+    lock ../pyproject.toml --extra cpu --extra train --extra loadtest cpu.in --overrides cpu-overrides.in \
+        --no-emit-package torch -o cpu.txt
     lock dev.in -o dev.txt
     lock calibration.in --overrides cpu-overrides.in --no-emit-package torch -o calibration.txt
     ;;
-cuda) lock cuda.in --overrides cuda-overrides.in --python-platform x86_64-manylinux_2_28 -o cuda.txt ;;
+cuda)
+    lock ../pyproject.toml --extra cuda --extra train --extra loadtest cuda.in --overrides cuda-overrides.in \
+        --python-platform x86_64-manylinux_2_28 -o cuda.txt
+    ;;
 *)
     echo "usage: sh requirements/lock.sh [cpu|cuda]" >&2
     exit 2

@@ -1,1 +1,4 @@
-"""INT8 for the target, and what it costs: makes a model folder that vLLM loads, measures both. Knows no corpus."""
+"""Makes INT8 copies of a target model that vLLM loads, and measures their quality, speed and memory.
+
+Must not know corpora or training.
+"""

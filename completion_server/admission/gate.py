@@ -122,7 +122,12 @@ class Gate:
         self.num_sessions = 0
         self._max_sessions = settings.max_sessions or min(_SESSIONS, descriptors.max_connections())
         self._held: Counter[Hashable] = Counter()
-        """Open sessions of each named user and of each address. A user is a tuple, an address a string."""
+        """Open sessions of each named user and of each address."""
+
+    @property
+    def num_known(self) -> int:
+        """Users and addresses with open sessions that count against a limit."""
+        return len(self._held)
 
     @property
     def readiness(self) -> Readiness:
@@ -168,7 +173,7 @@ class Gate:
             msg = "metadata x-user-id: must name the user; admission.require_user is set on this server"
             raise UnauthenticatedError(msg)
 
-    def enter_session(self, user: tuple[str, ...] | None = None, peer: str = "") -> Permit:
+    def enter_session(self, user: str | None = None, peer: str = "") -> Permit:
         """Let a session stream in. `user` is the key of a named user; `peer` is the address.
 
         Raises:
@@ -181,13 +186,13 @@ class Gate:
         self._check_room("", self.num_sessions, self._max_sessions, "max_sessions")
         holders: list[Hashable] = []
         if user is not None and settings.max_sessions_per_user:
-            num = self._held[user]
+            num = self._held["user", user]
             self._check_room(" of this user", num, settings.max_sessions_per_user, "max_sessions_per_user")
-            holders.append(user)
+            holders.append(("user", user))
         if peer and settings.num_sessions_per_peer:
-            num = self._held[peer]
+            num = self._held["peer", peer]
             self._check_room(" from this address", num, settings.num_sessions_per_peer, "max_sessions_per_peer")
-            holders.append(peer)
+            holders.append(("peer", peer))
         self.num_sessions += 1
         self._held.update(holders)
         return Permit(self, tuple(holders))

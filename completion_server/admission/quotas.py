@@ -58,8 +58,31 @@ class Quotas:
         if caller.peer:
             self._peers[0].charge(caller.peer, now)
 
+    def reserve(self, caller: Caller, num_tokens: int, now: float) -> "Reservation":
+        """Charge the tokens that a request is expected to cost."""
+        self.charge_tokens(caller, num_tokens, now)
+        return Reservation(self, caller, num_tokens)
+
     def charge_tokens(self, caller: Caller, num_tokens: int, now: float) -> None:
         """Charge tokens that the engine computes for a caller; give them back with a negative number."""
         self._users[1].charge(caller.owner, now, num_tokens)
         if caller.peer:
             self._peers[1].charge(caller.peer, now, num_tokens)
+
+
+class Reservation:
+    """Tokens charged for a request on arrival, until the tokens really computed take their place."""
+
+    def __init__(self, quotas: Quotas, caller: Caller, num_tokens: int) -> None:
+        """Hold what was charged."""
+        self._quotas = quotas
+        self._caller = caller
+        self._num_tokens = num_tokens
+
+    def settle(self, num_computed: int, now: float) -> None:
+        """Charge computed tokens. The first call gives the reserved ones back.
+
+        In one step, since no bucket holds more debt than callers may be made to wait for.
+        """
+        self._quotas.charge_tokens(self._caller, num_computed - self._num_tokens, now)
+        self._num_tokens = 0

@@ -1,4 +1,4 @@
-"""Where in which text the user's cursor is: FILE:LINE[:COL] and the text around it."""
+"""The position of a cursor, FILE:LINE[:COL], and the text before and after it."""
 
 import re
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 
 STDIN = "-"
 
-_PLACE = re.compile(r"(?P<file>.+?)(?::(?P<line>\d+)(?::(?P<column>\d+))?)?", re.DOTALL)
+_POSITION = re.compile(r"(?P<file>.+?)(?::(?P<line>\d+)(?::(?P<column>\d+))?)?", re.DOTALL)
 
 _LANGUAGES = {
     ".bash": "shellscript",
@@ -54,13 +54,13 @@ _LANGUAGES = {
 }
 
 
-class PlaceError(ValueError):
-    """The place does not exist; the message says which places do."""
+class PositionError(ValueError):
+    """The position does not exist; the message names the range of those that do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A cursor as the user writes it. Lines and columns count from 1; None is the end."""
+class Position:
+    """A cursor's position as the user writes it. Lines and columns count from 1; None is the end."""
 
     file: str
     line: int | None = None
@@ -69,7 +69,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A text, split where the cursor is."""
+    """A text, split at the cursor."""
 
     prefix: str
     suffix: str
@@ -87,53 +87,53 @@ class Cursor:
         return self.suffix.partition("\n")[0].removesuffix("\r")
 
 
-def parse_place(text: str) -> Place:
-    """Read FILE[:LINE[:COL]]. A colon that no number follows belongs to the file's name.
+def parse_position(text: str) -> Position:
+    """Parse FILE[:LINE[:COL]]. A colon without a number after it belongs to the file's name.
 
     Raises:
-        PlaceError: there is no file name, or a number is 0.
+        PositionError: there is no file name, or a number is 0.
 
     """
-    match = _PLACE.fullmatch(text)
+    match = _POSITION.fullmatch(text)
     if match is None:
         msg = "expected FILE:LINE or FILE:LINE:COL, got nothing"
-        raise PlaceError(msg)
+        raise PositionError(msg)
     line, column = (int(number) if number else None for number in match.group("line", "column"))
     if line == 0 or column == 0:
         msg = f"lines and columns count from 1, got {text!r}"
-        raise PlaceError(msg)
-    return Place(match.group("file"), line, column)
+        raise PositionError(msg)
+    return Position(match.group("file"), line, column)
 
 
-def split_text(text: str, place: Place) -> Cursor:
-    """Split a text at a place.
+def split_text(text: str, position: Position) -> Cursor:
+    """Split a text at a position.
 
     Raises:
-        PlaceError: the line or the column is beyond the text's end.
+        PositionError: the line or the column is beyond the text's end.
 
     """
     lines = text.split("\n")
-    line = len(lines) if place.line is None else place.line
+    line = len(lines) if position.line is None else position.line
     if line > len(lines):
-        msg = f"{_name(place.file)} has {_count(len(lines), 'line')}; line {line} is beyond its end"
-        raise PlaceError(msg)
+        msg = f"{_name(position.file)} has {_count(len(lines), 'line')}; line {line} is beyond its end"
+        raise PositionError(msg)
     width = len(lines[line - 1].removesuffix("\r"))
-    column = width + 1 if place.column is None else place.column
+    column = width + 1 if position.column is None else position.column
     if column > width + 1:
         msg = (
-            f"line {line} of {_name(place.file)} has {_count(width, 'character')}; "
+            f"line {line} of {_name(position.file)} has {_count(width, 'character')}; "
             f"its columns go from 1 to {width + 1}, got {column}"
         )
-        raise PlaceError(msg)
+        raise PositionError(msg)
     at = sum(len(earlier) + 1 for earlier in lines[: line - 1]) + column - 1
     return Cursor(text[:at], text[at:], line, column)
 
 
 def read_text(file: str, standard_input: bytes | None = None) -> str:
-    """Return a file's text, or the given standard input's where the file is "-".
+    """Return a file's text, or the given standard input's if the file is "-".
 
     Raises:
-        PlaceError: it can't be read, or is not UTF-8.
+        PositionError: the file can't be read, or is not UTF-8.
 
     """
     try:
@@ -141,19 +141,19 @@ def read_text(file: str, standard_input: bytes | None = None) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         msg = f"{_name(file)} is not UTF-8 text: byte {error.object[error.start]:#04x} at offset {error.start}"
-        raise PlaceError(msg) from error
+        raise PositionError(msg) from error
     except OSError as error:
         msg = f"{_name(file)} can't be read: {(error.strerror or str(error)).lower()}"
-        raise PlaceError(msg) from error
+        raise PositionError(msg) from error
 
 
 def language_of(file: str) -> str:
-    """Return the language identifier that the Language Server Protocol gives a file's extension."""
+    """Return the Language Server Protocol's language identifier for a file's extension."""
     return _LANGUAGES.get(PurePath(file).suffix.lower(), "plaintext")
 
 
 def uri_of(file: str) -> str:
-    """Return the URI that an editor would name the document by."""
+    """Return the document's URI as an editor would give it."""
     return "untitled:stdin" if file == STDIN else Path(file).absolute().as_uri()
 
 

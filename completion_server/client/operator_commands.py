@@ -1,4 +1,4 @@
-"""Commands for operators: what is the server doing, and stop taking requests."""
+"""The commands `status` and `drain`, and the calls to the admin listener that operator commands share."""
 
 import json
 import sys
@@ -26,9 +26,9 @@ _SERVING = "SERVING"
 @endpoint_options("--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The server's admin listener")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def status(endpoint: Endpoint, as_json: bool) -> None:
-    """Say what a running server is doing.
+    """Show what a running server is doing.
 
-    Ends with status 0 where it serves, 1 where it does not or can't be reached.
+    The exit status is 0 if the server serves, 1 if it does not or can't be reached.
 
     \b
     Examples:
@@ -51,9 +51,9 @@ def status(endpoint: Endpoint, as_json: bool) -> None:
 @endpoint_options("--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The server's admin listener")
 @click.option("--grace-ms", type=click.IntRange(0), help="How long accepted requests may take to finish.")
 def drain(endpoint: Endpoint, grace_ms: int | None) -> None:
-    """Make a server finish what it has accepted, and end.
+    """Let a server finish its accepted requests, then stop it.
 
-    It takes no new requests from here on, and says NOT_SERVING to health checks.
+    The server accepts no new requests and answers health checks with NOT_SERVING.
 
     \b
     Examples:
@@ -68,14 +68,14 @@ def drain(endpoint: Endpoint, grace_ms: int | None) -> None:
 
 
 def as_dict(status: admin_pb2.GetStatusResponse) -> dict[str, Any]:
-    """Return the status under the contract's own names, counts as numbers."""
+    """Return the status under the contract's names, with counts as numbers."""
     plain = MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     return plain | {"engine_state": _state(status), "ended_requests": dict(status.ended_requests)}
 
 
 @contextmanager
 def calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
-    """Open a channel for calls whose failure ends the command."""
+    """Open a channel. A call that fails on it ends the command."""
     with blocking.open_channel(endpoint) as channel:
         reached = blocking.connect(channel, TIMEOUT_S)
         try:
@@ -85,7 +85,7 @@ def calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
 
 
 def _health(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStatusResponse) -> str:
-    """Ask for the health of the whole server; where the listener does not offer that, tell it from the status."""
+    """Return the server's health; derive it from the status if the listener offers no health checks."""
     try:
         return blocking.check_health(channel, TIMEOUT_S, endpoint.metadata())
     except grpc.RpcError:

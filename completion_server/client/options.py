@@ -1,10 +1,10 @@
-"""Options that several commands share, and how their errors end a command."""
+"""Options that several commands share, and the end of a command that failed."""
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -18,33 +18,13 @@ _FLAGS = {"ca": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key", "to
 """The flags of an endpoint's fields."""
 
 _Command = Callable[..., None]
+_Decorator = Callable[[Any], Any]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def endpoint_options(flag: str, default: str, env: str, what: str) -> Callable[[_Command], _Command]:
-    """Add an address under `flag`, TLS files and a token; the command gets them as one Endpoint, named `endpoint`."""
-    options = (
-        click.option(
-            flag,
-            "address",
-            default=default,
-            envvar=env,
-            show_default=True,
-            show_envvar=True,
-            metavar="ADDRESS",
-            help=f"{what}: HOST:PORT, or unix:PATH.",
-        ),
-        click.option("--tls-ca", type=_FILE, help="Encrypt, and check the server's certificate against this file."),
-        click.option("--tls-cert", type=_FILE, help="Your own certificate, where the server asks for one."),
-        click.option("--tls-key", type=_FILE, help="The key of --tls-cert."),
-        click.option(
-            "--token",
-            envvar="COMPLETION_SERVER_TOKEN",
-            show_envvar=True,
-            help="Bearer token, where the server asks for one. Better set in the environment: others can see flags.",
-        ),
-    )
+    """Add options for an address, TLS files and a token; the command gets them as one argument, `endpoint`."""
 
     def add(command: _Command) -> _Command:
         @functools.wraps(command)
@@ -63,14 +43,38 @@ def endpoint_options(flag: str, default: str, env: str, what: str) -> Callable[[
             except EndpointError as error:
                 raise click.UsageError(f"{_FLAGS[error.field]}: {error.problem}") from error
 
-        for option in reversed(options):
+        for option in reversed(_endpoint_options(flag, default, env, what)):
             with_endpoint = option(with_endpoint)
         return with_endpoint
 
     return add
 
 
+def _endpoint_options(flag: str, default: str, env: str, what: str) -> Sequence[_Decorator]:
+    return (
+        click.option(
+            flag,
+            "address",
+            default=default,
+            envvar=env,
+            show_default=True,
+            show_envvar=True,
+            metavar="ADDRESS",
+            help=f"{what}: HOST:PORT, or unix:PATH.",
+        ),
+        click.option("--tls-ca", type=_FILE, help="Encrypt, and check the server's certificate against this file."),
+        click.option("--tls-cert", type=_FILE, help="The client's certificate, if the server needs one."),
+        click.option("--tls-key", type=_FILE, help="The key of --tls-cert."),
+        click.option(
+            "--token",
+            envvar="COMPLETION_SERVER_TOKEN",
+            show_envvar=True,
+            help="Bearer token, if the server needs one. Set it in the environment: other users can see flags.",
+        ),
+    )
+
+
 def fail(error: ServiceError, address: str, *, reached: bool) -> NoReturn:
-    """End the command with status 1 and a sentence that says what to do."""
+    """End the command with status 1 and an explanation."""
     click.echo(f"Error: {explain(error, address, reached=reached)}", err=True)
     sys.exit(1)

@@ -1,4 +1,4 @@
-"""`profile`: many real requests, and where their time went."""
+"""The `profile` command: sends many requests and shows the time of each stage."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, blocking
-from completion_server.client.cursor import PlaceError
+from completion_server.client.cursor import PositionError
 from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
 from completion_server.client.sources import Sample, samples, standard_library
 from completion_server.client.waterfall import PERCENTILES, Stage, summary, waterfall
@@ -43,14 +43,14 @@ class _Options(TypedDict):
 @click.option("--mode", type=click.Choice(["single", "multi"]), default="single", show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1), help="Upper limit of tokens; the server's default if not given.")
 @click.option("--timeout-ms", type=click.IntRange(1), default=10_000, show_default=True, help="Deadline of each.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Which places to ask at.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the cursor positions.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def profile(endpoint: Endpoint, files: tuple[Path, ...], seed: int, as_json: bool, **options: Unpack[_Options]) -> None:
-    """Show where the time of real requests goes.
+    """Show how the time of requests divides into stages.
 
-    Prints p50, p95, p99 and share of each stage, from the network to the last token. Asks at places in FILES, or
-    in the Python standard library where none are given. Each request has a user of its own, so none takes another's
-    place. With one at a time there is no queue: look at it again with --concurrency, and at p95, not p50.
+    Prints p50, p95, p99 and share of each stage, from the network to the last token. The cursor positions are in FILES,
+    or in the Python standard library if none are given. Each request has a user of its own, so none supersedes another.
+    A concurrency of 1 has no queue: use --concurrency and look at p95, not p50.
 
     \b
     Examples:
@@ -58,18 +58,18 @@ def profile(endpoint: Endpoint, files: tuple[Path, ...], seed: int, as_json: boo
       completion-server profile --requests 500 --concurrency 16 src/*.py
     """
     try:
-        places = list(itertools.islice(samples(files or standard_library(), seed), _WARM_UP + options["requests"]))
-    except PlaceError as error:
+        positions = list(itertools.islice(samples(files or standard_library(), seed), _WARM_UP + options["requests"]))
+    except PositionError as error:
         raise click.BadParameter(str(error), param_hint="FILES") from error
     with blocking.open_channel(endpoint) as channel:
-        answers = _measure(channel, endpoint, places, options)
-    _report(answers, options["concurrency"], as_json)
+        completions = _measure(channel, endpoint, positions, options)
+    _report(completions, options["concurrency"], as_json)
 
 
 def _measure(
-    channel: grpc.Channel, endpoint: Endpoint, places: Sequence[Sample], options: _Options
+    channel: grpc.Channel, endpoint: Endpoint, positions: Sequence[Sample], options: _Options
 ) -> list[Completion]:
-    """Send every request; the first ones only warm the connection up and are not returned."""
+    """Send every request. The first ones warm the connection up and are not returned."""
     timeout_s = options["timeout_ms"] / 1000
     reached = blocking.connect(channel, timeout_s)
     run = f"profile-{uuid.uuid4().hex[:8]}"
@@ -79,15 +79,15 @@ def _measure(
         request = _request(f"{run}-{number}", sample, options)
         return blocking.complete(channel, request, timeout_s=timeout_s, metadata=endpoint.metadata(request.session_id))
 
-    jobs = enumerate(places)
+    jobs = enumerate(positions)
     for job in itertools.islice(jobs, _WARM_UP):
         if error := one(job).error:
             fail(error, endpoint.address, reached=reached)
     console = Console(stderr=True)
     with ThreadPoolExecutor(options["concurrency"]) as workers:
-        answers = workers.map(one, jobs)
+        completions = workers.map(one, jobs)
         return list(
-            track(answers, "Asking", total=options["requests"], console=console, disable=not console.is_terminal)
+            track(completions, "Sending", total=options["requests"], console=console, disable=not console.is_terminal)
         )
 
 
@@ -105,21 +105,21 @@ def _request(name: str, sample: Sample, options: _Options) -> pb.CompleteRequest
     )
 
 
-def _report(answers: Sequence[Completion], concurrency: int, as_json: bool) -> None:
-    attempted = [answer for answer in answers if answer.end and answer.end.finish_reason in _ATTEMPTED]
-    endings = Counter(_ending(answer) for answer in answers)
+def _report(completions: Sequence[Completion], concurrency: int, as_json: bool) -> None:
+    attempted = [each for each in completions if each.end and each.end.finish_reason in _ATTEMPTED]
+    endings = Counter(_ending(each) for each in completions)
     if not attempted:
-        click.echo(f"Error: none of {len(answers)} requests was answered: {_counts(endings)}", err=True)
+        click.echo(f"Error: none of {len(completions)} requests was answered: {_counts(endings)}", err=True)
         raise click.exceptions.Exit(1)
     stages = waterfall(attempted)
     figures = summary(attempted)
     if as_json:
-        report = {"requests": len(answers), "concurrency": concurrency, "endings": dict(endings)}
+        report = {"requests": len(completions), "concurrency": concurrency, "endings": dict(endings)}
         click.echo(json.dumps(report | figures | {"stages": [stage.as_dict() for stage in stages]}))
         return
     console = Console(highlight=False)
     console.print(_table(stages, figures))
-    console.print(f"{len(answers)} requests, {concurrency} at a time: {_counts(endings)}", soft_wrap=True)
+    console.print(f"{len(completions)} requests, {concurrency} at a time: {_counts(endings)}", soft_wrap=True)
 
 
 def _ending(completion: Completion) -> str:
@@ -139,7 +139,7 @@ def _table(stages: Sequence[Stage], figures: dict[str, Any]) -> Table:
         table.add_column(f"p{percent} ms", justify="right")
     table.add_column("share", justify="right")
     table.add_column("")
-    table.add_column("what it is", style="dim")
+    table.add_column("meaning", style="dim")
     for stage in stages:
         times = (f"{value:.2f}" for value in stage.percentiles_ms)
         table.add_row(stage.name, *times, f"{stage.share:.1%}", _bar(stage), stage.meaning)

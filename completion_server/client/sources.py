@@ -1,4 +1,4 @@
-"""Real places in real files to ask for completions at."""
+"""Cursor positions in files, sampled for requests."""
 
 import random
 import sysconfig
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from completion_server.client.cursor import Cursor, Place, PlaceError, language_of, read_text, split_text, uri_of
+from completion_server.client.cursor import Cursor, Position, PositionError, language_of, read_text, split_text, uri_of
 
 _MAX_BYTES = 200_000
 _MIN_LINES = 20
@@ -14,7 +14,7 @@ _MIN_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A place in a file."""
+    """A cursor position in a file."""
 
     uri: str
     language: str
@@ -27,16 +27,16 @@ def standard_library() -> list[Path]:
 
 
 def samples(files: Sequence[Path], seed: int) -> Iterator[Sample]:
-    """Yield places without end: within lines that hold code, the same for the same files and seed.
+    """Yield endless positions within lines of code, the same for the same files and seed.
 
     Raises:
-        PlaceError: a file can't be read, or none holds enough text.
+        PositionError: a file can't be read, or no file has enough text.
 
     """
     texts = [(file, text) for file, text in ((file, _text(file)) for file in files) if text.count("\n") >= _MIN_LINES]
     if not texts:
         msg = f"none of {len(files)} files holds {_MIN_LINES} lines of text in at most {_MAX_BYTES} bytes"
-        raise PlaceError(msg)
+        raise PositionError(msg)
     chance = random.Random(seed)
     while True:
         file, text = chance.choice(texts)
@@ -46,7 +46,7 @@ def samples(files: Sequence[Path], seed: int) -> Iterator[Sample]:
             indent = len(lines[line]) - len(lines[line].lstrip())
             column = chance.randint(indent + 1, len(lines[line].rstrip()) + 1)
             yield Sample(
-                uri_of(str(file)), language_of(file.name), split_text(text, Place(str(file), line + 1, column))
+                uri_of(str(file)), language_of(file.name), split_text(text, Position(str(file), line + 1, column))
             )
 
 

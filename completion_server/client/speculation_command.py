@@ -29,10 +29,10 @@ _admin_options = endpoint_options(
 
 @click.group()
 def speculation() -> None:
-    """Show or change how many tokens the draft proposes for each step (K) on a running server.
+    """Show or change the number of draft tokens for each step (K) on a running server.
 
-    A larger K pays while few generations share a step and what they say is easily foreseen. High acceptance alone does
-    not mean that it pays: tokens a second do.
+    A larger K helps while few generations share a step and their text is predictable. Judge it by tokens per second;
+    high acceptance alone is not enough.
     """
 
 
@@ -40,7 +40,7 @@ def speculation() -> None:
 @_admin_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def get(endpoint: Endpoint, as_json: bool) -> None:
-    """Say which K is in force, and what it came to over the last minutes.
+    """Show the active K and its figures over the last minutes.
 
     With --json: schedule and table as rows of [first, last, K], mode (fixed, schedule or auto), by, since_unix_ms,
     max_num_speculative_tokens, figures, and fixed_because, "" where K can be changed.
@@ -64,14 +64,16 @@ def get(endpoint: Endpoint, as_json: bool) -> None:
 @_admin_options
 @click.option("--k", type=click.IntRange(0), help="One K for all batch sizes; 0 switches speculation off.")
 @click.option("--schedule", type=_FILE, help="JSON file: rows of [first, last, K], or an object that has them.")
-@click.option("--auto", "is_auto", is_flag=True, help="Let the server choose what pays, beginning with what is set.")
+@click.option(
+    "--auto", "is_auto", is_flag=True, help="Let the server choose K by measured speed, from the present setting on."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def set_(endpoint: Endpoint, k: int | None, schedule: Path | None, is_auto: bool, as_json: bool) -> None:
     """Change K from the engine's next step on, without a restart.
 
-    What runs is not disturbed, and what is set survives a restart of the engine. A schedule has a row for each range of
-    batch sizes, from 1 on without a gap; the last one holds for larger batches, too. No K may be over the one that the
-    engine was started with, which `get` shows.
+    Running requests are not disturbed, and the setting survives a restart of the engine. A schedule has a row for each
+    range of batch sizes, from 1 on without a gap; the last row also holds for larger batches. The largest K is the one
+    that the engine was started with, which `get` shows.
 
     \b
     Examples:
@@ -82,7 +84,7 @@ def set_(endpoint: Endpoint, k: int | None, schedule: Path | None, is_auto: bool
     """
     if (k is not None) + (schedule is not None) + is_auto != 1:
         raise click.UsageError("Give one of --k, --schedule and --auto.")
-    request = pb.SetSpeculationRequest(by=_who())
+    request = pb.SetSpeculationRequest(by=_operator_name())
     if k is not None:
         request.mode, request.num_speculative_tokens = pb.SPECULATION_MODE_FIXED, k
     elif schedule is not None:
@@ -102,7 +104,7 @@ def read_schedule(path: Path) -> list[pb.SpeculationRow]:
     """Return the rows of a JSON file: a list of them, or an object with one under "schedule".
 
     Raises:
-        click.UsageError: it holds no such thing.
+        click.UsageError: the file has no such rows.
 
     """
     try:
@@ -115,7 +117,7 @@ def read_schedule(path: Path) -> list[pb.SpeculationRow]:
 
 
 def as_dict(answer: pb.GetSpeculationResponse | pb.SetSpeculationResponse) -> dict[str, Any]:
-    """Return an answer under the contract's own names, schedules as rows and counts as numbers."""
+    """Return an answer under the contract's names, with schedules as rows and counts as numbers."""
     plain = _plain(answer)
     plain["mode"] = _mode(answer.mode)
     plain["since_unix_ms"] = answer.since_unix_ms
@@ -144,9 +146,9 @@ def _table(answer: pb.GetSpeculationResponse) -> Table:
     rows = [
         ("draft tokens", f"{_rows(answer.schedule)}; {answer.max_num_speculative_tokens} at most"),
         ("since", f"{since:%Y-%m-%d %H:%M:%S %z}"),
-        ("set by", f"{answer.by or 'nobody named'}, {_mode(answer.mode)}"),
+        ("set by", f"{answer.by or 'unknown'}, {_mode(answer.mode)}"),
         ("acceptance", _acceptance(figures)),
-        ("tokens", f"{figures.drafted_tokens} drafted, {figures.wasted_tokens} of them in vain"),
+        ("tokens", f"{figures.drafted_tokens} drafted, {figures.wasted_tokens} of them wasted"),
         ("speed", f"{figures.tokens_per_s:.1f} tokens/s over the last {figures.window_s:.0f} s"),
     ]
     if answer.mode == pb.SPECULATION_MODE_AUTO:
@@ -159,7 +161,7 @@ def _table(answer: pb.GetSpeculationResponse) -> Table:
 
 
 def _acceptance(figures: pb.SpeculationFigures) -> str:
-    """Say what share of the draft tokens was accepted, in all and by position."""
+    """Return the share of accepted draft tokens, in all and by position."""
     if not figures.HasField("acceptance"):
         return "nothing drafted"
     by_position = ", ".join(f"{share:.0%}" for share in figures.acceptance_by_position)
@@ -167,7 +169,7 @@ def _acceptance(figures: pb.SpeculationFigures) -> str:
 
 
 def _rows(schedule: "Any") -> str:  # noqa: ANN401 - protobuf's own sequence type
-    """Return a schedule in words."""
+    """Return a schedule as a sentence."""
     parts = []
     for at, row in enumerate(schedule):
         is_last = at == len(schedule) - 1
@@ -181,10 +183,10 @@ def _mode(mode: "pb.SpeculationMode.ValueType") -> str:
     return pb.SpeculationMode.Name(mode).removeprefix("SPECULATION_MODE_").lower()
 
 
-def _who() -> str:
-    """Return user@host, what is known of it."""
+def _operator_name() -> str:
+    """Return user@host, with "?" for a user without a name."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
+    except (KeyError, OSError):
         user = "?"
     return f"{user}@{socket.gethostname()}"

@@ -1,4 +1,4 @@
-"""How a completion looks on a terminal, and in a pipe."""
+"""Shows a completion on a terminal or writes it to a pipe."""
 
 import re
 
@@ -8,23 +8,23 @@ from rich.text import Text
 from completion_client import Completion
 from completion_server.client.cursor import Cursor
 
-# A model writes what it likes; escape sequences in it must not drive the user's terminal.
+# A model may write escape sequences, which must not control the user's terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _NO_TEXT = {
     "stop": "the model has nothing to add here",
     "length": "the model wrote nothing that can be shown",
-    "superseded": "a newer request of the same user took its place",
+    "superseded": "a newer request of the same user superseded it",
     "shed": "the server did not attempt it",
     "cancelled": "it was cancelled",
 }
 
 
 class CompletionView:
-    """Shows one completion while it arrives: in its line on a terminal, alone where the output goes elsewhere."""
+    """Shows one completion while it arrives: within its line on a terminal, alone in a pipe."""
 
     def __init__(self, console: Console, cursor: Cursor, *, is_silent: bool = False) -> None:
-        """Show nothing yet; nothing ever, where it is silent."""
+        """Show nothing yet. A silent view never shows anything."""
         self._console = console
         self._cursor = cursor
         self._is_silent = is_silent
@@ -44,7 +44,7 @@ class CompletionView:
             self._console.file.flush()
 
     def finish(self) -> None:
-        """Show what stands right of the cursor, and end the line."""
+        """Show the text right of the cursor and end the line."""
         if self._is_terminal:
             self._console.out(printable(self._cursor.right), style="dim", highlight=False)
 

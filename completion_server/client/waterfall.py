@@ -1,4 +1,4 @@
-"""Where the time of many requests went, stage by stage."""
+"""The times of many requests, divided into stages."""
 
 import math
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a request's life over many requests."""
+    """The times of one stage over many requests."""
 
     name: str
     meaning: str
     percentiles_ms: tuple[float, ...]
-    """As in PERCENTILES."""
+    """One for each of PERCENTILES."""
     mean_ms: float
     share: float
-    """Of the requests' whole time, 0 to 1; the stages' shares add up to 1."""
+    """Share of the requests' whole time, 0 to 1; the stages' shares add up to 1."""
     starts_at: float
-    """The shares of the stages before it."""
+    """Sum of the shares of the earlier stages."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures for a machine."""
+        """Return the figures for JSON output."""
         return {"stage": self.name, **_named(self.percentiles_ms), "share": round(self.share, 4)}
 
 
 _STAGES = (
-    ("network", "to the server and back, as the client feels it"),
+    ("network", "to the server and back, measured by the client"),
     ("admission", "checks, scheduling and streaming in the server"),
     ("queue", "waiting for a slot"),
     ("tokenise", "building the prompt's tokens"),
@@ -43,8 +43,9 @@ _STAGES = (
 def stage_times_ms(completion: Completion) -> tuple[float, ...]:
     """Split a completion's time over the stages, in their order; the parts add up to the whole.
 
-    The server's own clock gives queue, tokenise, prefill and decode. What else the server took is admission, what the
-    client waited beyond the server is network. The first decode step is seen from the client, so it is at most decode.
+    The server's clock gives queue, tokenise, prefill and decode. The rest of the server's time is admission; the time
+    that the client waited beyond the server's is network. The client measures the first decode step, which is therefore
+    limited to decode.
     """
     if completion.end is None:
         msg = "a completion without an End has no stages"
@@ -85,7 +86,7 @@ def waterfall(completions: Sequence[Completion]) -> list[Stage]:
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, ...]:
-    """Return PERCENTILES of at least one value, by nearest rank: each is a value that occurred."""
+    """Return PERCENTILES of at least one value, by nearest rank: each is one of the values."""
     ranked = sorted(values)
     return tuple(ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)] for percent in PERCENTILES)
 

@@ -1,7 +1,9 @@
 """Time as the rooms see it: monotonic seconds from an injected clock, and deadlines as absolute points on it."""
 
+import asyncio
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +25,11 @@ class MonotonicClock:
     def now(self) -> float:
         """Return seconds since an arbitrary start; never goes back."""
         return time.monotonic()
+
+
+def unix_offset_s(clock: Clock) -> float:
+    """Return Unix time less the clock's, in seconds: what turns a mark of that clock into wall-clock time."""
+    return time.time() - clock.now()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +54,33 @@ class Deadline:
 
 
 NEVER = Deadline(math.inf)
+
+
+class Alarm:
+    """Calls a function at a time that may be brought forward."""
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        """Call `ring` on the running event loop. It is not set yet."""
+        self._clock = clock
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = math.inf
+
+    def set_nowait(self, at: float | None) -> None:
+        """Ring at a time of the clock, or earlier if it is set for an earlier time. None sets nothing."""
+        if at is None or at >= self._at:
+            return
+        self.clear()
+        self._at = at
+        delay_s = max(0.0, at - self._clock.now())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
+
+    def clear(self) -> None:
+        """Do not ring."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._at = None, math.inf
+
+    def _fire(self) -> None:
+        self._timer, self._at = None, math.inf
+        self._ring()

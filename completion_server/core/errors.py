@@ -10,6 +10,7 @@ class Code(IntEnum):
     CANCELLED = 1
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     INTERNAL = 13
@@ -58,6 +59,12 @@ class UnauthenticatedError(CompletionError):
     """The caller does not say which user it is, and must."""
 
     code = Code.UNAUTHENTICATED
+
+
+class PermissionDeniedError(CompletionError):
+    """The caller is known, and may not do this."""
+
+    code = Code.PERMISSION_DENIED
 
 
 class NotPossibleError(CompletionError):

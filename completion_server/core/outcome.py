@@ -77,4 +77,5 @@ class End:
     """To append before the end, where the last text and the end came together."""
 
 
-Event = Delta | End
+AnswerPart = Delta | End
+"""An answer is any number of deltas and one End."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import lru_cache
+from urllib.parse import quote
 
 from completion_server.core.clock import NEVER, Deadline
 
@@ -30,6 +32,12 @@ class Snippet:
     score: float = 0.0
 
 
+@lru_cache(maxsize=16_384)
+def key_of(*parts: str) -> str:
+    """Return a key made of several names, the same in every process. Different names never make the same key."""
+    return "/".join(quote(part, safe="") for part in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Identifies the caller of a request. Only the session id comes from the message; the rest from its connection."""
@@ -49,18 +57,18 @@ class Caller:
     """Number of the session stream, unique in this process; 0 for a call with a single request."""
 
     @property
-    def owner(self) -> tuple[str, ...]:
-        """Key of limits, lanes and the cache salt.
+    def owner(self) -> str:
+        """Key of limits, lanes and the cache salt; the tenant is its first part.
 
         Names and session ids are the caller's own choice. So a name that nothing trusted vouches for belongs to its
         network address, and a session without a name to its connection: a caller elsewhere that gives the same name or
         id is another owner.
         """
         if self.is_verified:
-            return self.tenant, "user", self.user
+            return key_of(self.tenant, "user", self.user)
         if self.user:
-            return self.tenant, "user", self.user, self.peer
-        return self.tenant, "session", self.session, self.connection
+            return key_of(self.tenant, "user", self.user, self.peer)
+        return key_of(self.tenant, "session", self.session, self.connection)
 
     @property
     def memory(self) -> tuple[str, ...] | None:
@@ -107,3 +115,5 @@ class Request:
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     deadline: Deadline = NEVER
+    trace_context: str = ""
+    """The caller's trace context, as W3C's traceparent; "" for none."""

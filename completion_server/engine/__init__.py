@@ -1,1 +1,1 @@
-"""The engine behind the server: one interface, vLLM behind it, and a scripted one for tests."""
+"""The engine behind the server: its interface, its supervision, and two implementations."""

@@ -1,10 +1,10 @@
-"""How long to wait before a failed engine is started again. Pure."""
+"""Exponential back-off before a failed engine restarts. Pure."""
 
 from completion_server.engine.settings import EngineSettings
 
 
 class Backoff:
-    """A wait that doubles with each failure, until an engine has served for long enough."""
+    """Doubles the wait with each failure, until an engine has served for long enough."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._min_s = settings.restart_backoff_min_s
@@ -12,8 +12,8 @@ class Backoff:
         self._reset_s = settings.restart_backoff_reset_s
         self._wait_s = 0.0
 
-    def failed(self, served_s: float) -> float:
-        """Return the seconds to wait after a failure of an engine that served for `served_s`; 0 if it did not start."""
+    def next_wait_s(self, served_s: float) -> float:
+        """Return how long to wait after the failure of an engine that served for `served_s`, 0 if it did not start."""
         if not self._wait_s or served_s >= self._reset_s:
             self._wait_s = self._min_s
         else:

@@ -1,20 +1,28 @@
-"""What the rooms above may ask of an engine, and what it answers. Knows nothing of users, queues or the wire."""
+"""The interface of an engine: the requests that it takes, the data that it returns, and its errors.
 
-from collections.abc import AsyncGenerator, Callable
+Knows nothing of users, queues, the wire or the policy that chooses the number of speculative tokens.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from completion_server.core.request import Sampling
-from completion_server.speculation.schedule import Schedule
+
+SpeculationLookup = tuple[int, ...]
+"""K, the number of speculative tokens, by the number of sequences in a step, from 0 to `max_num_seqs`.
+
+vLLM's scheduler calls this list `dynamic_sd_lookup`. Entry 0 is never used.
+"""
 
 
 class EngineDeadError(Exception):
-    """The engine can't serve any more: it died, hung, or has not started yet. Every open generation gets it."""
+    """The engine can't serve: it died, hung, or has not started yet. Every open generation ends with this error."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation."""
+    """A prompt to continue, and how to continue it."""
 
     id: str
     prompt_token_ids: list[int]
@@ -30,36 +38,38 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one or more engine steps added to a generation."""
+    """The tokens that one or more engine steps added to a generation."""
 
     text: str
     """New text, always whole characters."""
     num_tokens: int
     """New tokens."""
     finish: str | None = None
-    """None while it goes on, "stop" where the model or a stop token ended it, "length" at max_tokens."""
+    """None while the generation runs, "stop" if the model or a stop token ended it, "length" at max_tokens."""
     cached_prompt_tokens: int = 0
     """Prompt tokens that were served from the prefix cache; the same on every output."""
     drafted_tokens: int = 0
     """Draft tokens proposed so far."""
     accepted_draft_tokens: int = 0
-    """Of these, accepted so far."""
+    """Draft tokens accepted so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What was loaded."""
+    """The loaded models and their limits."""
 
     model: str
     max_model_len: int
     """Prompt and completion together, in tokens."""
     draft_model: str = ""
     num_speculative_tokens: int = 0
-    """Draft tokens for each step at most; 0 without speculation."""
+    """The largest number of speculative tokens (K) for a step; 0 without speculation."""
     max_num_seqs: int = 0
     """Generations that can run in one step."""
-    speculation_fixed_because: str = ""
-    """Why the number of draft tokens can't be changed while it runs; "" where it can."""
+    speculation_lookup: SpeculationLookup = ()
+    """K by number of sequences at start."""
+    speculation_locked_reason: str = ""
+    """Why K can't be changed on the running engine; "" if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,44 +80,67 @@ class EngineStats:
     num_waiting: int = 0
     """Generations in the engine's own queue; stays 0 when the scheduler above does its work."""
     num_generated_tokens: int = 0
-    """Tokens computed since start, wanted or not."""
-    num_wasted_tokens: int = 0
-    """Of these, tokens computed for a generation after it was aborted."""
+    """Tokens computed since start, those for aborted generations included."""
+    num_aborted_tokens: int = 0
+    """Tokens computed for a generation after it was aborted."""
     kv_usage: float = 0.0
     """Share of the KV cache in use by live generations, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one engine step took and yielded."""
+class EngineStep:
+    """The duration and the yield of one engine step."""
 
     num_seqs: int
     """Generations that got tokens."""
     num_tokens: int
     """Tokens that they got."""
     seconds: float | None = None
-    """Since the end of the step before it; None where the engine may have rested in between."""
+    """Time since the end of the previous step; None if the engine may have been idle in between."""
     has_prompts: bool = False
-    """Whether the step also computed prompts, whole ones or pieces of them."""
+    """Whether the step also computed prompts, whole or in part."""
     drafted: tuple[int, ...] = ()
     """Draft tokens that it verified, by position; as long as the longest draft."""
     accepted: tuple[int, ...] = ()
-    """Of these, accepted; as long as `drafted`."""
+    """Draft tokens that it accepted, by position; as long as `drafted`."""
     has_undrafted: bool = False
-    """Whether some of these generations wanted no drafts: what it took and yielded then says nothing of K."""
+    """Whether the requests of some generations refused drafts. Its duration and yield then do not depend on K alone."""
 
     @property
-    def num_draft_tokens(self) -> int:
-        """K, that of the longest draft."""
+    def num_speculative_tokens(self) -> int:
+        """K: the length of the longest draft."""
         return len(self.drafted)
 
 
+class SpeculationControl(Protocol):
+    """Changes the number of speculative tokens (K) of a running engine."""
+
+    @property
+    def lookup(self) -> SpeculationLookup:
+        """The active K by number of sequences."""
+        ...
+
+    def set_lookup(self, lookup: Sequence[int]) -> None:
+        """Make `lookup` active from the next step on; never waits.
+
+        Running generations continue, and greedy ones produce the same text as without the change.
+
+        Raises:
+            ValueError: `lookup` does not fit this engine; see `check_lookup`.
+
+        """
+        ...
+
+
 class Engine(Protocol):
-    """A loaded model that continues token sequences."""
+    """A loaded model that continues token sequences.
+
+    `speculation`, `watch_steps` and `cpu_seconds` are optional: an engine that inherits from this class gets defaults.
+    """
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded. Defined once `start` has returned."""
+        """The loaded models and their limits. Defined once `start` has returned."""
         ...
 
     @property
@@ -119,12 +152,12 @@ class Engine(Protocol):
         """Load the model and be ready to generate.
 
         Raises:
-            EngineDeadError: it could not be started; the message says why.
+            EngineDeadError: it could not be started; the message has the reason.
 
         """
         ...
 
-    def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate. Closing the generator, or cancelling the task that consumes it, aborts the work in the engine.
 
         Raises:
@@ -138,31 +171,41 @@ class Engine(Protocol):
         ...
 
     @property
-    def speculation(self) -> Schedule:
-        """The draft lengths in force. Defined once `start` has returned."""
-        ...
+    def speculation(self) -> SpeculationControl | None:
+        """Changes K; None unless the engine is alive and `info.speculation_locked_reason` is empty."""
+        return None
 
-    def set_speculation(self, schedule: Schedule) -> None:
-        """Change the draft lengths from the next step on; never waits.
-
-        Generations go on, and greedy ones say what they would have said.
-
-        Raises:
-            ScheduleError: a row has more draft tokens than the engine was started with.
-            SpeculationFixedError: this engine can't; `info` says why.
-            EngineDeadError: it has not started, or died.
-
-        """
-        ...
-
-    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
-        """Tell `on_step`, and nobody else any more, of every step."""
-        ...
+    def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
+        """Call `on_step`, instead of an earlier callback, after every step. An engine without steps never calls it."""
+        del on_step
 
     def cpu_seconds(self) -> float | None:
         """Return the CPU time that its processes have used; None if that does not show whether they compute."""
-        ...
+        return None
 
     async def stop(self) -> None:
-        """Free everything, whatever state the engine is in. May be called more than once."""
+        """Free everything, in any state of the engine. May be called more than once."""
         ...
+
+
+def constant_lookup(num_speculative_tokens: int, max_num_seqs: int) -> SpeculationLookup:
+    """Return the lookup with one K for all numbers of sequences."""
+    return (0, *[num_speculative_tokens] * max_num_seqs)
+
+
+def check_lookup(lookup: Sequence[int], info: EngineInfo) -> SpeculationLookup:
+    """Return `lookup` as a tuple.
+
+    Raises:
+        ValueError: it has not one entry for each number of sequences, or an entry is not between 0 and the engine's
+            `num_speculative_tokens`.
+
+    """
+    if len(lookup) != info.max_num_seqs + 1:
+        msg = f"a lookup for this engine has {info.max_num_seqs + 1} entries, got {len(lookup)}"
+        raise ValueError(msg)
+    limit = info.num_speculative_tokens
+    if not all(0 <= k <= limit for k in lookup):
+        msg = f"K must be between 0 and the engine's {limit}, got {min(lookup)} to {max(lookup)}"
+        raise ValueError(msg)
+    return tuple(lookup)

@@ -1,4 +1,4 @@
-"""The operating system's processes of an engine: which they are, what CPU time they have used, and how they are killed.
+"""Finds and kills the operating system's processes of an engine, and sums up their CPU time.
 
 Imports nothing of vLLM.
 """
@@ -15,11 +15,11 @@ def child_ids() -> set[int]:
     started = {child.pid for child in multiprocessing.active_children()}
     return {
         child.pid for child in psutil.Process().children() if child.pid in started
-    }  # an ended one's id may be reused
+    }  # the id of an ended process may be reused
 
 
 def with_descendants(process_ids: Iterable[int]) -> list[psutil.Process]:
-    """Return processes and all that they have started."""
+    """Return processes and their descendants."""
     found: dict[int, psutil.Process] = {}
     for process_id in process_ids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -29,29 +29,29 @@ def with_descendants(process_ids: Iterable[int]) -> list[psutil.Process]:
 
 
 def kill_with_descendants(process_ids: Iterable[int]) -> None:
-    """Kill processes and all that they have started, without waiting for their end."""
+    """Kill processes and their descendants, without waiting for their end."""
     ids = list(process_ids)
     for process_id in ids:
-        # A process that is stopped starts no other one between the look at its children and its end.
+        # A suspended process can't start another one before it is killed.
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(process_id).suspend()
     kill(with_descendants(ids))
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill processes, without waiting for their end; nothing happens to one that has ended."""
+    """Kill processes, without waiting for their end. Processes that have ended are skipped."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def kill_children() -> None:
-    """Kill every process that this process has started with `multiprocessing`, and all that those have started."""
+    """Kill every process that this process has started with `multiprocessing`, and their descendants."""
     kill_with_descendants(child_ids())
 
 
 def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
-    """Return the CPU time that those of these processes that still run have used."""
+    """Return the CPU time of those of the processes that still run."""
     seconds = 0.0
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,12 +1,12 @@
-"""Keeps a prompt that stops the engine from stopping it again and again. Pure: the caller gives the time.
+"""Refuses prompts that make the engine fail repeatedly. Pure: the caller gives the time.
 
-A prompt is a suspect if the engine failed while it was computed. It is then let in only if no other suspect runs, so
-that the next failure has one suspect. A suspect that was being computed at a second failure is refused for
-`quarantine_s`, and for twice as long after each further failure. A suspect that had an output, and that the engine
-survived, is none any more.
+A prompt is a suspect if the engine failed while it was computed. A suspect is admitted only if no other suspect runs,
+so that the next failure has one suspect. A suspect that was being computed at a second failure is refused for
+`quarantine_s`, and for twice as long after each further failure. A suspect is cleared after it had an output and the
+engine survived it.
 
-This promises: other callers are served again after the second failure, however often the same prompt is sent. It does
-not recognise two prompts as the same if one token differs.
+This guarantees that other callers are served again after the second failure, however often the same prompt is sent. Two
+prompts are different if one token differs.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ from completion_server.core.errors import SuspectedPromptError, UnavailableError
 
 _MAX_SUSPECTS = 1024
 _MAX_UNPROVEN = 256
-"""Generations that ended since the last output. The oldest are kept: a later one met an engine that hung already."""
+"""Limit for generations that ended since the last output. The oldest are kept: an engine that hangs did so before the
+later ones."""
 
 _RETRY_AFTER_MS = 1000
 
@@ -31,7 +32,7 @@ class Entry:
 
     token_ids: Sequence[int]
     key: bytes = b""
-    """Identifies a suspect prompt; empty if there were no suspects when it was let in."""
+    """Identifies a suspect prompt; empty if there were no suspects when it was admitted."""
     has_output: bool = False
 
 
@@ -43,7 +44,7 @@ class _Suspect:
 
 
 class Quarantine:
-    """Knows which prompts the engine computes and which were computed when it failed."""
+    """Tracks the prompts that the engine computes, and those that it was computing at a failure."""
 
     def __init__(self, quarantine_s: float) -> None:
         """Refuse prompts for `quarantine_s` at first; 0 refuses none."""
@@ -51,10 +52,10 @@ class Quarantine:
         self._suspects: OrderedDict[bytes, _Suspect] = OrderedDict()
         self._open: set[Entry] = set()
         self._unproven: list[Entry] = []
-        """Ended since the engine's last output, so that nothing shows that the engine survived them."""
+        """Prompts that ended since the engine's last output. There is no evidence that the engine survived them."""
 
     def enter(self, token_ids: Sequence[int], now: float) -> Entry:
-        """Let a prompt in. Its `leave` must follow.
+        """Admit a prompt. Its `leave` must follow.
 
         Raises:
             SuspectedPromptError: the engine failed more than once while it computed this prompt.
@@ -68,8 +69,8 @@ class Quarantine:
         self._open.add(entry)
         return entry
 
-    def heard(self, entry: Entry | None = None) -> None:
-        """Note an output of a prompt, or one for the server itself: the engine has survived what ended before."""
+    def output_received(self, entry: Entry | None = None) -> None:
+        """Record an output of a prompt, or of a heartbeat: the engine has survived the prompts that ended before."""
         if self._unproven:
             for survived in self._unproven:
                 self._clear(survived)
@@ -77,13 +78,13 @@ class Quarantine:
         if entry is not None:
             entry.has_output = True
 
-    def finished(self, entry: Entry) -> None:
-        """Note the last output of a prompt's generation: the engine does not compute it any more."""
+    def last_output_received(self, entry: Entry) -> None:
+        """Record the last output of a prompt's generation: the engine no longer computes it."""
         self._open.discard(entry)
         self._clear(entry)
 
     def leave(self, entry: Entry) -> None:
-        """Note that a generation ended, in whatever way."""
+        """Record the end of a generation, with or without an error."""
         if entry in self._open:
             self._open.remove(entry)
             if len(self._unproven) < _MAX_UNPROVEN:

@@ -1,6 +1,6 @@
-"""Keeps one engine running: start, warm up, watch, and start anew with back-off when it dies or hangs.
+"""Keeps one engine running: starts it, warms it up, watches it, and replaces it with back-off when it dies or hangs.
 
-The supervisor is itself what the rooms above call the engine.
+The rooms above use the supervisor as their engine.
 """
 
 import asyncio
@@ -17,21 +17,23 @@ from completion_server.engine.interface import (
     EngineDeadError,
     EngineInfo,
     EngineStats,
+    EngineStep,
     GenerationRequest,
     Output,
-    Step,
+    SpeculationControl,
+    constant_lookup,
 )
 from completion_server.engine.quarantine import Quarantine
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.supervised_speculation import SupervisedSpeculation
 from completion_server.engine.vitals import WATCHES_PER_TIMEOUT, Vitals
 from completion_server.engine.warmup import warm_up
-from completion_server.speculation.schedule import Schedule, SpeculationFixedError
 
 logger = logging.getLogger(__name__)
 
 
 class EngineState(Enum):
-    """Where the engine is in its life."""
+    """The states of a supervised engine."""
 
     STARTING = "starting"
     READY = "ready"
@@ -40,7 +42,7 @@ class EngineState(Enum):
 
 
 class SupervisedEngine:
-    """An engine that comes back. Generations that were open when it failed get EngineDeadError."""
+    """An engine that is restarted after a failure. Generations that were open at the failure get EngineDeadError."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class SupervisedEngine:
         clock: Clock,
         on_change: Callable[[EngineState], None] = lambda _state: None,
     ) -> None:
-        """Prepare; `run` does the work. `on_change` hears of every change of state."""
+        """Prepare; `run` does the work. `on_change` is called with every new state."""
         self._make_engine = make_engine
         self._settings = settings
         self._clock = clock
@@ -64,12 +66,14 @@ class SupervisedEngine:
             draft_model=settings.draft_model,
             num_speculative_tokens=settings.num_speculative_tokens if settings.draft_model else 0,
             max_num_seqs=settings.max_num_seqs,
+            speculation_lookup=constant_lookup(0, settings.max_num_seqs),
         )
-        self._schedule: Schedule | None = None
-        """The draft lengths that were asked for, for this engine and those after it; None until they were."""
-        self._on_step: Callable[[Step], None] = lambda _step: None
-        self._past_generated = 0
-        self._past_unwanted = 0
+        self._speculation = SupervisedSpeculation(self._engine, self._info)
+        self._on_step: Callable[[EngineStep], None] = lambda _step: None
+        self._past_generated_tokens = 0
+        """Of the engines before this one."""
+        self._past_aborted_tokens = 0
+        """Of the engines before this one."""
         self._num_heartbeats = 0
         self._watch_interval_s = settings.hang_timeout_s / WATCHES_PER_TIMEOUT
         self.state = EngineState.STARTING
@@ -79,30 +83,30 @@ class SupervisedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded last; before that, what the settings ask for."""
+        """The models that were loaded last; before the first start, those of the settings."""
         return self._info
 
     @property
     def is_alive(self) -> bool:
-        """Whether it serves now."""
+        """Whether it can serve now."""
         return self.state is EngineState.READY
 
     @property
     def current(self) -> Engine:
-        """The engine that runs now; another one after a restart."""
+        """The engine that runs now; a restart replaces it."""
         return self._engine
 
     async def start(self) -> None:
-        """Start the first engine; `run` then says that it is ready.
+        """Start the first engine; `run` then reports that it is ready.
 
         Raises:
-            EngineDeadError: it does not start. That is the operator's to mend, so it is not tried again.
+            EngineDeadError: it does not start. The operator must correct that, so there is no second try.
 
         """
         await self._start_engine()
 
     async def run(self) -> None:
-        """Say that the engine is ready, watch it and replace it when it fails, until cancelled."""
+        """Report that the engine is ready, watch it and replace it when it fails, until cancelled."""
         while True:
             ready_at = self._clock.now()
             self._change(EngineState.READY)
@@ -113,13 +117,13 @@ class SupervisedEngine:
             self._change(EngineState.FAILED)
             await self._replace(served_s=now - ready_at)
 
-    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate; see the interface.
 
         Raises:
             EngineDeadError: the engine is not ready, or failed before the generation ended.
             SuspectedPromptError: the engine failed more than once while it computed this prompt.
-            UnavailableError: the engine failed while it computed this prompt and others; they are tried one by one.
+            UnavailableError: the engine failed while it computed this prompt and others; they are tried one at a time.
 
         """
         if self.state is not EngineState.READY:
@@ -127,58 +131,47 @@ class SupervisedEngine:
             raise EngineDeadError(msg)
         if not self._engine.is_alive:
             raise EngineDeadError("the engine died")
-        entry = self._quarantine.enter(job.prompt_token_ids, self._clock.now())
+        entry = self._quarantine.enter(request.prompt_token_ids, self._clock.now())
         try:
-            async with aclosing(self._watched(job)) as outputs:
+            async with aclosing(self._watched(request)) as outputs:
                 async for output in outputs:
-                    self._quarantine.heard(entry)
+                    self._quarantine.output_received(entry)
                     if output.finish is not None:
-                        self._quarantine.finished(entry)
+                        self._quarantine.last_output_received(entry)
                     yield output
         finally:
             self._quarantine.leave(entry)
 
-    async def _watched(self, job: GenerationRequest) -> AsyncGenerator[Output]:
-        """Generate, and tell the watch of it."""
+    async def _watched(self, request: GenerationRequest) -> AsyncGenerator[Output]:
+        """Generate, and record the signs of life."""
         vitals = self._vitals
-        number = vitals.opened(self._clock.now())
+        number = vitals.generation_opened(self._clock.now())
         try:
-            async with aclosing(self._engine.generate(job)) as outputs:
+            async with aclosing(self._engine.generate(request)) as outputs:
                 async for output in outputs:
-                    vitals.heard(self._clock.now())
+                    vitals.output_received(self._clock.now())
                     yield output
         finally:
-            vitals.closed(number)
+            vitals.generation_closed(number)
 
     def stats(self) -> EngineStats:
-        """Return the counters; what they count goes on over restarts."""
+        """Return the counters; token counts include those of the engines before a restart."""
         stats = self._engine.stats()
         return EngineStats(
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
-            num_generated_tokens=self._past_generated + stats.num_generated_tokens,
-            num_wasted_tokens=self._past_unwanted + stats.num_wasted_tokens,
+            num_generated_tokens=self._past_generated_tokens + stats.num_generated_tokens,
+            num_aborted_tokens=self._past_aborted_tokens + stats.num_aborted_tokens,
             kv_usage=stats.kv_usage,
         )
 
     @property
-    def speculation(self) -> Schedule:
-        """The draft lengths in force, or while an engine restarts those that will be."""
-        if self._schedule is None or self._info.speculation_fixed_because:
-            return self._engine.speculation
-        return self._schedule
+    def speculation(self) -> SpeculationControl | None:
+        """Changes K of this engine and of those that replace it; None if `info` has a reason why K is locked."""
+        return None if self._info.speculation_locked_reason else self._speculation
 
-    def set_speculation(self, schedule: Schedule) -> None:
-        """Change the draft lengths of the engine and of those that replace it; see the interface."""
-        if self._info.speculation_fixed_because:
-            raise SpeculationFixedError(self._info.speculation_fixed_because)
-        schedule.check_ceiling(self._info.num_speculative_tokens)
-        self._schedule = schedule
-        with contextlib.suppress(EngineDeadError):  # the next one gets it when it has started
-            self._engine.set_speculation(schedule)
-
-    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
-        """Tell of every step, whatever engine takes it, but not of those that warm an engine up."""
+    def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
+        """Call `on_step` after every step of any engine, except those of a warm-up."""
         self._on_step = on_step
         if self.state is EngineState.READY:
             self._engine.watch_steps(on_step)
@@ -199,8 +192,7 @@ class SupervisedEngine:
         self._info = self._engine.info
         if self._settings.warm_up:
             await warm_up(self._engine, self._settings.step_timeout_s)
-        if self._schedule is not None and not self._info.speculation_fixed_because:
-            self._engine.set_speculation(self._schedule)
+        self._speculation.engine_started(self._engine)
         self._engine.watch_steps(self._on_step)
         self._vitals = Vitals(self._settings, self._clock.now())
 
@@ -208,7 +200,7 @@ class SupervisedEngine:
         """Return why the engine failed, once it has."""
         heartbeat: asyncio.Task[None] | None = None
         try:
-            while not (failure := self._look()):
+            while not (failure := self._check()):
                 if (heartbeat is None or heartbeat.done()) and self._vitals.wants_heartbeat(self._clock.now()):
                     heartbeat = asyncio.create_task(self._beat())
                 await asyncio.sleep(self._watch_interval_s)
@@ -218,35 +210,35 @@ class SupervisedEngine:
                 heartbeat.cancel()
                 await asyncio.wait([heartbeat])
 
-    def _look(self) -> str:
+    def _check(self) -> str:
         """Return why the engine has failed, "" if it has not."""
         if not self._engine.is_alive:
             return "it died"
         now = self._clock.now()
         if self._vitals.wants_cpu_seconds(now):
-            self._vitals.note_cpu_seconds(now, self._engine.cpu_seconds())
-        return self._vitals.look(now)
+            self._vitals.record_cpu_seconds(now, self._engine.cpu_seconds())
+        return self._vitals.check(now)
 
     async def _beat(self) -> None:
         self._num_heartbeats += 1
-        job = GenerationRequest(id=f"heartbeat-{self._num_heartbeats}", prompt_token_ids=[1], max_tokens=1)
-        with contextlib.suppress(EngineDeadError):  # the watch sees for itself
-            async for _output in self._watched(job):
-                self._quarantine.heard()
+        request = GenerationRequest(id=f"heartbeat-{self._num_heartbeats}", prompt_token_ids=[1], max_tokens=1)
+        with contextlib.suppress(EngineDeadError):  # the watch finds the failure itself
+            async for _output in self._watched(request):
+                self._quarantine.output_received()
 
     async def _replace(self, served_s: float) -> None:
-        """Stop what is left of an engine that served for `served_s`, and start engines until one runs."""
+        """Stop the failed engine, which served for `served_s`, and start engines until one runs."""
         while True:
-            wait_s = self._backoff.failed(served_s)
+            wait_s = self._backoff.next_wait_s(served_s)
             served_s = 0.0
             self.num_restarts += 1
             try:
                 await self._engine.stop()
                 logger.info("the next engine starts in %g s", wait_s)
                 await asyncio.sleep(wait_s)
-                self._put_in_place(self._make_engine())
+                self._take_engine(self._make_engine())
                 await self._start_engine()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next try may do better
+            except Exception as error:  # noqa: BLE001 - the next try may succeed after any error
                 self.failure = str(error) or repr(error)
                 logger.error("engine did not restart: %s", self.failure)
                 self._change(EngineState.FAILED)
@@ -254,11 +246,11 @@ class SupervisedEngine:
                 logger.warning("engine restarted (restart %d)", self.num_restarts)
                 return
 
-    def _put_in_place(self, engine: Engine) -> None:
-        """Take a new engine for the old one, whose counts are kept."""
+    def _take_engine(self, engine: Engine) -> None:
+        """Replace the engine, and keep the token counts of the old one."""
         stats = self._engine.stats()
-        self._past_generated += stats.num_generated_tokens
-        self._past_unwanted += stats.num_wasted_tokens
+        self._past_generated_tokens += stats.num_generated_tokens
+        self._past_aborted_tokens += stats.num_aborted_tokens
         self._engine = engine
         self._change(EngineState.STARTING)
 

@@ -1,4 +1,4 @@
-"""Real requests through prefill, decode, the prefix cache and speculation, before the first user's."""
+"""Warms an engine up with real requests: prefill, decode, prefix cache and speculation."""
 
 import asyncio
 from contextlib import aclosing
@@ -11,7 +11,7 @@ _NUM_TOKENS = 16
 
 
 async def warm_up(engine: Engine, step_timeout_s: float) -> None:
-    """Run one long prompt, the same again from the cache, and a small batch.
+    """Run a long prompt, the same prompt from the cache, and a small batch.
 
     Raises:
         EngineDeadError: the engine did not survive it, or gave no output for `step_timeout_s`.
@@ -22,13 +22,13 @@ async def warm_up(engine: Engine, step_timeout_s: float) -> None:
     await _run(engine, GenerationRequest("warm-up-long", long_prompt, _NUM_TOKENS), step_timeout_s)
     await _run(engine, GenerationRequest("warm-up-cached", long_prompt, _NUM_TOKENS), step_timeout_s)
     batch = (GenerationRequest(f"warm-up-{i}", long_prompt[: 32 + i], _NUM_TOKENS) for i in range(_NUM_CONCURRENT))
-    await asyncio.gather(*(_run(engine, job, step_timeout_s) for job in batch))
+    await asyncio.gather(*(_run(engine, request, step_timeout_s) for request in batch))
 
 
-async def _run(engine: Engine, job: GenerationRequest, step_timeout_s: float) -> None:
+async def _run(engine: Engine, request: GenerationRequest, step_timeout_s: float) -> None:
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(step_timeout_s) as timeout, aclosing(engine.generate(job)) as outputs:
+        async with asyncio.timeout(step_timeout_s) as timeout, aclosing(engine.generate(request)) as outputs:
             async for _output in outputs:
                 timeout.reschedule(loop.time() + step_timeout_s)
     except TimeoutError as error:

@@ -1,8 +1,8 @@
-"""Requests as JSON lines in, prompts as JSON lines out: to see what a model is shown, and for benchmarks.
+"""Reads requests as JSON lines and writes their prompts as JSON lines.
 
     echo '{"prefix": "def f(", "suffix": "\\n"}' | python -m completion_server.prompt MODEL
 
-The first line of output tells the template. Requests of one "session" and "document_uri" are keys typed one after
+The first line of output is the template. Requests of one "session" and "document_uri" are keys typed one after
 another into a document.
 """
 

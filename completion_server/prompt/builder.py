@@ -1,4 +1,4 @@
-"""Requests to prompts: what did not change since a document's last request is neither moved nor tokenised again."""
+"""Builds prompts from requests. Text that is unchanged since the document's last request keeps its place and tokens."""
 
 from array import array
 from dataclasses import dataclass
@@ -9,33 +9,33 @@ from tokenizers import Tokenizer
 from completion_server.core.errors import ConfigError
 from completion_server.core.request import Mode, Request
 from completion_server.prompt.documents import Documents
-from completion_server.prompt.draft import Draft
-from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Kit, Layout
-from completion_server.prompt.plaintext import make_plain
-from completion_server.prompt.reuse import Encoder, common_prefix
+from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Layout, LayoutContext
+from completion_server.prompt.layout_builder import LayoutBuilder
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import SnippetRenderer
-from completion_server.prompt.stops import end_token_ids, newline_token_ids
 from completion_server.prompt.templates import Order, Template
+from completion_server.prompt.tokens.plaintext import make_plain
+from completion_server.prompt.tokens.reuse import Encoder, common_prefix
+from completion_server.prompt.tokens.stops import end_token_ids, newline_token_ids
 
 MIB = 1024 * 1024
 
 _LEAST_SHARE = 0.5
-"""Of the budget must be left for the request's own text."""
+"""Share of the budget that must be left for the request's own text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the engine is given."""
+    """The input of one generation."""
 
     token_ids: list[int]
     stop_token_ids: tuple[int, ...]
-    """Tokens that end the completion besides the model's own end token: markers, and newlines on a single line."""
+    """Tokens that end the completion besides the model's own end token: markers, and newlines in single-line mode."""
     num_tokenised: int
-    """Tokens that were computed for this request; the others were taken over from the document's last one."""
+    """Tokens that were computed for this request; the others are reused from the document's last one."""
     num_new_tokens: int
-    """Tokens behind the first one that differs from the document's last prompt: what a prefix cache that holds that
-    prompt still lacks."""
+    """Tokens from the first one on that differs from the document's last prompt. A prefix cache that holds that prompt
+    lacks these tokens."""
 
 
 class PromptBuilder:
@@ -49,7 +49,7 @@ class PromptBuilder:
         max_prompt_tokens: int,
         settings: PromptSettings | None = None,
     ) -> None:
-        """Prepare a tokenizer for a template. `max_prompt_tokens` is the budget for everything.
+        """Prepare a tokenizer for a template. `max_prompt_tokens` is the budget of the whole prompt.
 
         Raises:
             ConfigError: the tokenizer can't be used, or the markers and the preamble leave too little of the budget.
@@ -63,32 +63,37 @@ class PromptBuilder:
         self._template = template
         self._encoder = Encoder(plain)
         self._ids = {marker: vocabulary[marker] for marker in template.markers}
-        opening = " " if plain.adds_blank else ""
-        is_apart = template.order is not Order.PREFIX_ONLY
         self._begin = _begin_ids(backend)
-        if is_apart:
-            self._begin += self._encoder.encode(opening + settings.preamble if settings.preamble else "")[
-                0
-            ].ids.tolist()
-        else:
+        opening = " " if plain.adds_blank else ""
+        if template.order is Order.PREFIX_ONLY:  # No marker separates the preamble from the text.
             opening += settings.preamble
-        num_markers = sum(1 for marker in (template.prefix, template.suffix, template.middle) if marker)
-        budget = max_prompt_tokens - len(self._begin) - num_markers
-        if budget - len(self._encoder.encode(opening)[0].ids) < max_prompt_tokens * _LEAST_SHARE:
-            msg = f"a prompt of {max_prompt_tokens} tokens has too little room beside the markers and the preamble"
-            raise ConfigError(msg)
-        self._kit = Kit(
+        elif settings.preamble:
+            self._begin += self._encode(opening + settings.preamble)
+        self._context = LayoutContext(
             encoder=self._encoder,
             template=template,
             settings=settings,
             renderer=SnippetRenderer(template, self._ids.get(template.file)),
-            budget=budget,
+            budget=self._text_budget(max_prompt_tokens, opening),
             longest_token=max(len(token) for token in text_vocabulary),
             opening=opening,
         )
         self._documents = Documents(settings.documents_mib * MIB)
         self._ends = end_token_ids(template, vocabulary)
         self._line_ends = tuple(dict.fromkeys((*newline_token_ids(backend, text_vocabulary), *self._ends)))
+
+    def _encode(self, text: str) -> list[int]:
+        return self._encoder.encode(text)[0].ids.tolist()
+
+    def _text_budget(self, max_prompt_tokens: int, opening: str) -> int:
+        """Return the tokens for text, `opening` included: all but the bos token, the preamble and the markers."""
+        template = self._template
+        num_markers = sum(1 for marker in (template.prefix, template.suffix, template.middle) if marker)
+        budget = max_prompt_tokens - len(self._begin) - num_markers
+        if budget - len(self._encode(opening)) < max_prompt_tokens * _LEAST_SHARE:
+            msg = f"a prompt of {max_prompt_tokens} tokens has too little room beside the markers and the preamble"
+            raise ConfigError(msg)
+        return budget
 
     @property
     def template(self) -> Template:
@@ -97,13 +102,18 @@ class PromptBuilder:
 
     @property
     def template_name(self) -> str:
-        """The family whose format is used."""
+        """The name of the family whose format is used."""
         return self._template.name
 
     @property
     def can_reuse_tokens(self) -> bool:
-        """Whether the tokenizer is of a kind whose tokens can be taken over within a changed part."""
+        """Whether tokens can be reused within a part of the prompt that changed; depends on the kind of tokenizer."""
         return self._encoder.can_reuse
+
+    @property
+    def documents(self) -> Documents:
+        """The remembered documents, with the memory that they take."""
+        return self._documents
 
     def build(self, request: Request) -> Prompt:
         """Return the prompt of a request.
@@ -113,34 +123,34 @@ class PromptBuilder:
 
         """
         old = self._documents.get(request)
-        draft = Draft(self._kit, request, old)
-        layout = draft.finish()
+        layout_builder = LayoutBuilder(self._context, request, old)
+        layout = layout_builder.build()
         self._documents.put(request, layout)
         stops = self._line_ends if request.mode is Mode.SINGLE_LINE else self._ends
         token_ids = self._token_ids(layout)
         num_new = len(token_ids) - (self._num_shared(old, layout) if old else 0)
-        return Prompt(token_ids, stops, draft.num_tokenised, num_new)
+        return Prompt(token_ids, stops, layout_builder.num_tokenised, num_new)
 
     def expected_new_tokens(self, request: Request) -> int:
-        """Return about how many prompt tokens of a request the engine's prefix cache will lack; cheap.
+        """Estimate how many prompt tokens of a request the engine's prefix cache lacks, without tokenising.
 
-        They are those of the line being typed if the request's text still has the window of the document's last prompt.
+        Only the line being typed is new if the request's text still contains the window of the document's last prompt.
         """
         layout = self._documents.get(request)
         if layout is not None and (split := layout.find_split(request.prefix)) is not None:
             return (len(request.prefix) - split) // CHARACTERS_A_TOKEN
         snippets = sum(len(snippet.text) for snippet in request.snippets)
         num_characters = len(request.prefix) + len(request.suffix) + snippets
-        return min(self._kit.budget, num_characters // CHARACTERS_A_TOKEN)
+        return min(self._context.budget, num_characters // CHARACTERS_A_TOKEN)
 
     def _parts(self, layout: Layout) -> "tuple[array[int], ...]":
-        """Return a layout's parts in the order in which they stand in the prompt, markers left out."""
+        """Return the tokens of a layout's parts in the prompt's order, without markers."""
         before, after = layout.prefix.ids, layout.suffix.ids
         middle = (before, after) if self._template.order is not Order.SUFFIX_FIRST else (after, before)
         return layout.snippets.ids, *middle, layout.typed.ids
 
     def _num_shared(self, old: Layout, new: Layout) -> int:
-        """Return how many tokens two prompts of a document share at their beginning, markers left out."""
+        """Return how many tokens two prompts of a document share at their beginning, not counting markers."""
         num_shared = len(self._begin)
         for before, after in zip(self._parts(old), self._parts(new), strict=True):
             if before != after:
@@ -171,7 +181,7 @@ def _backend(tokenizer: Any) -> Tokenizer:  # noqa: ANN401
 
 
 def _begin_ids(backend: Tokenizer) -> list[int]:
-    """Return the tokens that the tokenizer puts before a text: its bos token, where it has one."""
+    """Return the tokens that the tokenizer puts before a text: its bos token, if it adds one."""
     ids: list[int] = backend.encode("a", add_special_tokens=True).ids
     text: list[int] = backend.encode("a", add_special_tokens=False).ids
     return ids[: next(at for at in range(len(ids)) if ids[at : at + len(text)] == text)]

@@ -1,4 +1,4 @@
-"""Which template a tokenizer asks for: its own special tokens say so, and the configuration may say otherwise."""
+"""Chooses the template of a model: by the tokenizer's special tokens, or as the configuration says."""
 
 import difflib
 import logging
@@ -14,9 +14,9 @@ _REPLACEABLE = ("order", "prefix", "suffix", "middle", "file", "path_at", "text_
 
 
 def detect_template(vocabulary: Collection[str], model: str = "") -> Template:
-    """Return the family whose markers are in the vocabulary; prefix-only, with a warning, where no family's are.
+    """Return the family whose markers are in the vocabulary; without one, log a warning and return prefix-only.
 
-    `model` is the model's name or path: it decides only between families that share all their markers.
+    `model` is the model's name or path. It decides only between families that share all their markers.
     """
     candidates = [family for family in FAMILIES if _has_markers(family, vocabulary)]
     for family in candidates:
@@ -36,7 +36,7 @@ def detect_template(vocabulary: Collection[str], model: str = "") -> Template:
 def choose_template(
     vocabulary: Collection[str], model: str, name: str = "", replaced: Mapping[str, str] | None = None
 ) -> Template:
-    """Return the template called `name`, or the detected one where it is "", with `replaced` fields.
+    """Return the template called `name`, or the detected one if `name` is "", with `replaced` fields.
 
     Raises:
         ConfigError: no such template or field, or a marker that is not in the vocabulary.

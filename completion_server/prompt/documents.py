@@ -1,4 +1,4 @@
-"""Remembers the layouts of the documents that are being edited."""
+"""Remembers the last layout of each document that is being edited."""
 
 from collections import OrderedDict
 from sys import getsizeof
@@ -13,12 +13,12 @@ Key = tuple[str, ...]
 class Documents:
     """Holds the last layout of each document, up to a number of bytes. May be used from several threads.
 
-    The least recently used layouts are dropped first. A document belongs to its caller's memory (`Caller.memory`), so
-    that no text crosses from one caller to another.
+    The least recently used layouts are dropped first. The key includes the caller's memory (`Caller.memory`), so that
+    no text crosses from one caller to another.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Hold layouts of `max_bytes` in all."""
+        """Create a memory of at most `max_bytes`."""
         self._max_bytes = max_bytes
         self._lock = Lock()
         self._layouts: OrderedDict[Key, tuple[Layout, int]] = OrderedDict()

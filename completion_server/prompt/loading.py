@@ -1,4 +1,4 @@
-"""A model's name to the builder of its prompts."""
+"""Loads the prompt builder of a model."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,10 +17,10 @@ def load_prompt_builder(
     max_prompt_tokens: int,
     settings: PromptSettings | None = None,
 ) -> PromptBuilder:
-    """Load the tokenizer of `model`, a folder or a name on the hub, and find its template.
+    """Load the tokenizer of `model`, a folder or a name on the hub, and choose its template.
 
-    `template` overrides the settings: a family's name, or a mapping of fields to replace, with the family under
-    "name" where it is not to be detected.
+    `template` overrides the settings: a family's name, or a mapping of fields to replace. The family stands under
+    "name" in the mapping; without a name it is detected.
 
     Raises:
         ConfigError: there is no tokenizer, it can't be used, or the template does not go with it.

@@ -1,4 +1,4 @@
-"""How a prompt's budget is spent."""
+"""Settings of the prompt: its budget, its template, and the memory for documents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Text from elsewhere, put before the text being edited: as files where the family knows files, else as comments."""
+"""Renders snippets of other files before the edited text: as files if the family knows files, else as comments."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
 from completion_server.core.request import Snippet
-from completion_server.prompt.reuse import Encoded
 from completion_server.prompt.templates import PathAt, Template
+from completion_server.prompt.tokens.reuse import Encoded
 from completion_server.prompt.window import cut_to_lines, first_lines
 
 _PATH_PARTS = 3
@@ -37,23 +37,23 @@ Encode = Callable[[str], Encoded]
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Snippets as they stand in the prompt."""
+    """Snippets in the form that the prompt shows."""
 
     ids: "array[int]"
     """Tokens before the first marker."""
     lead: str
     """Text at the start of the prefix."""
     num_tokens: int
-    """Tokens of both; those of the lead are counted on their own."""
+    """Tokens of both; the lead is counted as if it were tokenised alone."""
     sources: frozenset[int] = frozenset()
-    """The `source` of each snippet."""
+    """The `source` of each rendered snippet."""
 
 
 NOTHING = Rendered(array("I"), "", 0)
 
 
 def source(snippet: Snippet) -> int:
-    """Return a hash of where a snippet is from: of its URI, or of its text if it has none."""
+    """Return a hash of a snippet's origin: of its URI, or of its text if it has none."""
     return hash(snippet.uri or snippet.text)
 
 
@@ -68,7 +68,7 @@ def short_path(uri: str) -> str:
 
 
 def comment_leader(language_id: str) -> str:
-    """Return what opens a line comment in a language, as the Language Server Protocol names it."""
+    """Return the characters that open a line comment; languages have the Language Server Protocol's names."""
     if language_id in _HASH_LANGUAGES:
         return "#"
     return "--" if language_id in _DASH_LANGUAGES else "//"
@@ -83,7 +83,7 @@ class SnippetRenderer:
         self._file_id = file_id
 
     def render(self, snippets: Sequence[Snippet], uri: str, language_id: str, budget: int, encode: Encode) -> Rendered:
-        """Return the best snippets that fit into `budget` tokens, the best one last, next to the text being edited."""
+        """Return the best snippets that fit into `budget` tokens; the best one stands last, next to the edited text."""
         closing = self._closing(uri)
         left = budget - self._cost(encode(closing))
         chosen: list[str] = []
@@ -115,7 +115,7 @@ class SnippetRenderer:
         return "".join(f"{leader} {line}".rstrip() + "\n" for line in (f"{path}:", *text.splitlines()))
 
     def _closing(self, uri: str) -> str:
-        """Return what names the file being edited."""
+        """Return the text that names the file being edited."""
         if self._template.file:
             return "" if self._template.path_at is PathAt.NOWHERE else f"{short_path(uri)}\n"
         return self._template.text_header.replace("{path}", short_path(uri))

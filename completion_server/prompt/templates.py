@@ -1,6 +1,6 @@
 """The fill-in-the-middle formats of the known model families, as data.
 
-Each entry follows the family's model card or technical report, whose name is in its comment; docs/prompt.md shows the
+Each entry follows the family's model card or technical report, which its comment names. docs/prompt.md shows the
 prompts.
 """
 
@@ -9,24 +9,24 @@ from enum import Enum
 
 
 class Order(Enum):
-    """What follows what."""
+    """The order of the parts of a prompt."""
 
     PREFIX_FIRST = "prefix_first"
     """before, after, middle marker, typed."""
     SUFFIX_FIRST = "suffix_first"
-    """after, before, middle marker where there is one, typed."""
+    """after, before, middle marker if there is one, typed."""
     PREFIX_ONLY = "prefix_only"
     """before and typed; the text right of the cursor is left out."""
 
 
 class PathAt(Enum):
-    """Where the path of a file stands, in families that were trained on whole repositories."""
+    """The place of a file's path, in families that were trained on whole repositories."""
 
     NOWHERE = "nowhere"
     OUTSIDE = "outside"
     """Behind the file marker, and for the file being edited before the first fill-in-the-middle marker."""
     INSIDE = "inside"
-    """The same for other files; for the file being edited, the first line behind the prefix marker."""
+    """Behind the file marker, and for the file being edited as the first line behind the prefix marker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,20 @@ class Template:
     suffix: str = ""
     middle: str = ""
     file: str = ""
-    """Opens each other file, and the file being edited where there are others. Without it snippets are comments."""
+    """Opens each other file, and then also the file being edited. Without this marker snippets are comments."""
     path_at: PathAt = PathAt.NOWHERE
     text_header: str = ""
-    """Opens each file as plain text inside the prefix, "{path}" replaced; instead of comments."""
+    """Text that opens each file inside the prefix, with "{path}" replaced; snippets are then no comments."""
     ends: tuple[str, ...] = ()
-    """Further tokens that end a completion, where the vocabulary has them; the markers above always do."""
+    """Further tokens that end a completion, if the vocabulary has them; the markers above always do."""
     needs: tuple[str, ...] = ()
-    """Further tokens that tell the family from others with the same markers."""
+    """Further tokens that distinguish the family from others with the same markers."""
     lacks: tuple[str, ...] = ()
-    """Tokens whose presence says that it is another family."""
+    """Tokens that the vocabulary of this family does not have."""
     name_hint: str = ""
     """A part of the model's name that decides between families with the same tokens."""
     is_typed_line_only: bool = False
-    """Trained with exactly the cursor's line behind the middle marker: earlier lines must not stand there."""
+    """Whether only the cursor's line may stand behind the middle marker, as in the family's training."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -64,6 +64,17 @@ PREFIX_ONLY = Template("prefix-only", Order.PREFIX_ONLY)
 
 _ANGLE = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 _PIPED = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+
+EMBEDDED = Template(
+    "embedded",
+    Order.PREFIX_FIRST,
+    *_PIPED,
+    file="<|file_sep|>",
+    needs=("<|endoftext|>",),
+    lacks=("<|repo_name|>",),
+    is_typed_line_only=True,
+)
+"""The template of the models that are trained in this repository."""
 
 FAMILIES: tuple[Template, ...] = (
     # CodeLlama-7b-hf and "Code Llama: Open Foundation Models for Code", section 2.3: " <PRE> {before} <SUF>{after}
@@ -108,16 +119,7 @@ FAMILIES: tuple[Template, ...] = (
         needs=("<|end_of_text|>",),
         ends=("<|fim_pad|>", "<|filename|>", "<|reponame|>"),
     ),
-    # The models trained in this repository; see draft_model/data/layouts.py.
-    Template(
-        "embedded",
-        Order.PREFIX_FIRST,
-        *_PIPED,
-        file="<|file_sep|>",
-        needs=("<|endoftext|>",),
-        lacks=("<|repo_name|>",),
-        is_typed_line_only=True,
-    ),
+    EMBEDDED,
     # "StarCoder 2 and The Stack v2", section 5.1: file_sep, path, code, ..., file_sep, fim_prefix, path, before, ...
     Template(
         "starcoder2",

@@ -1,17 +1,17 @@
-"""Which part of a text to show: whole lines, cut at places that do not move with the cursor. Pure functions of text.
+"""Chooses the window of a text: whole lines, cut at places that do not move with the cursor. Pure functions of text.
 
-Where the window starts is chosen by content, not by distance: among the lines at which it may start, the one whose
-hash is smallest, lines at the left margin first. So requests that see a little more or less of the document choose
-the same line, on any replica, whether or not the editor sends the whole document.
+The start is chosen by content, not by distance: among the possible lines, lines at the left margin first, the line with
+the smallest hash. So requests that see a little more or less of the document choose the same line, on any replica,
+whether or not the editor sends the whole document.
 """
 
 from bisect import bisect_right
 from zlib import crc32
 
-from completion_server.prompt.reuse import Encoded
+from completion_server.prompt.tokens.reuse import Encoded
 
 HEAD_CHARACTERS = 128
-"""So much of a window's start is remembered to find it again."""
+"""Characters of a window's start that are remembered to find it again."""
 _MIN_HEAD_CHARACTERS = 24
 
 
@@ -21,10 +21,10 @@ def is_line_start(text: str, offset: int) -> bool:
 
 
 def find_window(text: str, start: int, head: str, lookback: int) -> int | None:
-    """Return where the window that started at `start` with `head` starts now; None where it can't be found.
+    """Return the offset of the window that started at `start` with `head`; None if it can't be found.
 
-    Looks at its old place, and then in the last `lookback` characters: a document that grew or shrank above the
-    window, and a client that sends a fixed number of characters, both move it.
+    Looks at the old offset, then in the last `lookback` characters: the window moves when the document grows or shrinks
+    above it, and when the client sends a fixed number of characters.
     """
     if start == 0 and not (is_clipped(text, head) and not text.startswith(head)):
         return 0
@@ -39,7 +39,7 @@ def find_window(text: str, start: int, head: str, lookback: int) -> int | None:
 
 
 def is_clipped(text: str, head: str) -> bool:
-    """Return whether the text begins inside of the old text's first lines: the client cut its start off."""
+    """Return whether the text begins inside the old text's first lines, because the client cut off its start."""
     _, _, rest = head.partition("\n")
     if len(rest) < _MIN_HEAD_CHARACTERS:
         return False
@@ -47,11 +47,11 @@ def is_clipped(text: str, head: str) -> bool:
 
 
 def choose_start(shown: Encoded, budget: int, step: float, *, is_sliding: bool = False) -> int:
-    """Return the offset in the text at which the window starts, for a budget in tokens; its length for an empty window.
+    """Return the offset at which the window starts, for a budget in tokens; the text's length for an empty window.
 
-    The whole text is taken where it fits. Otherwise one to two steps of the budget are left free, for the text to grow
-    before the window must move again. `is_sliding` says that the text's own start moves with each key, because the
-    client sends a fixed number of characters: then a place is chosen that will stay in it for a while.
+    The whole text is taken if it fits. Otherwise one to two steps of the budget are left free, so that the text can
+    grow before the window moves again. `is_sliding` says that the text's own start moves with each key, because the
+    client sends a fixed number of characters: then a start is chosen that stays in the text for a while.
     """
     text, total = shown.text, len(shown.ids)
     if total <= budget and not is_sliding:
@@ -98,7 +98,7 @@ def last_lines(text: str, end: int, num_characters: int) -> int:
 
 
 def first_lines(text: str, num_characters: int) -> str:
-    """Return the whole lines in the first `num_characters`; so many characters where no line ends there."""
+    """Return the whole lines in the first `num_characters`; if no line ends there, exactly these characters."""
     if len(text) <= num_characters:
         return text
     end = text.rfind("\n", 0, num_characters) + 1
@@ -106,7 +106,7 @@ def first_lines(text: str, num_characters: int) -> str:
 
 
 def cut_to_lines(shown: Encoded, budget: int) -> int:
-    """Return where the text ends if it may have `budget` tokens: behind a line, or inside the first one."""
+    """Return the offset at which to cut the text to `budget` tokens: behind a line, or inside the first one."""
     if len(shown.ids) <= budget:
         return len(shown.text)
     if shown.firsts:

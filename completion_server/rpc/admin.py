@@ -8,8 +8,9 @@ import grpc
 
 from completion.v1 import admin_pb2 as pb
 from completion.v1 import admin_pb2_grpc
+from completion_server.admission.gate import Readiness
 from completion_server.core.errors import CompletionError, InvalidRequestError
-from completion_server.engine.supervisor import EngineState
+from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.pipeline import Pipeline
 from completion_server.rpc.speculation import MODES, rows_to_wire, set_speculation, speculation_to_wire
 from completion_server.rpc.status import abort
@@ -40,37 +41,39 @@ class Controls:
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Answers operators."""
 
-    def __init__(self, pipeline: Pipeline, speculation: LiveSpeculation, controls: Controls) -> None:
-        """Report on `pipeline`, and change what may be changed."""
+    def __init__(
+        self, pipeline: Pipeline, engine: SupervisedEngine, speculation: LiveSpeculation, controls: Controls
+    ) -> None:
+        """Report on `pipeline` and `engine`, and change what may be changed."""
         self._pipeline = pipeline
+        self._engine = engine
         self._speculation = speculation
         self._controls = controls
 
     async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
         """What the server is doing."""
-        pipeline, engine, book = self._pipeline, self._pipeline.engine, self._pipeline.runner.book
-        info = engine.info
+        engine, info, load = self._engine, self._engine.info, self._pipeline.load()
         return pb.GetStatusResponse(
             version=self._controls.version,
             uptime_s=self._controls.uptime_s(),
             engine_state=_ENGINE_STATES[engine.state],
             engine_restarts=engine.num_restarts,
             engine_failure=engine.failure,
-            draining=pipeline.gate.is_draining,
+            draining=load.readiness is Readiness.DRAINING,
             model=info.model,
             draft_model=info.draft_model,
             num_speculative_tokens=info.num_speculative_tokens,
             prompt_template=self._controls.prompt_template,
-            live_sessions=pipeline.gate.num_sessions,
-            queued_requests=book.num_queued,
-            running_requests=book.num_occupied,
-            slots=book.num_slots,
+            live_sessions=load.num_sessions,
+            queued_requests=load.num_queued,
+            running_requests=load.num_occupied,
+            slots=load.num_slots,
             ended_requests=self._controls.ended_requests(),
         )
 
     async def GetSpeculation(self, _request: pb.GetSpeculationRequest, _context: Any) -> pb.GetSpeculationResponse:
         """Which draft lengths are in force, and what they came to."""
-        return speculation_to_wire(self._speculation.in_force, self._speculation.figures())
+        return speculation_to_wire(self._speculation.active, self._speculation.figures())
 
     async def SetSpeculation(
         self, request: pb.SetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -80,7 +83,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             set_speculation(self._speculation, request)
         except CompletionError as error:
             await abort(context, error)
-        now = self._speculation.in_force
+        now = self._speculation.active
         return pb.SetSpeculationResponse(
             schedule=rows_to_wire(now.schedule), since_unix_ms=now.since_unix_ms, mode=MODES[now.mode]
         )
@@ -98,7 +101,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Drain(self, request: pb.DrainRequest, _context: Any) -> pb.DrainResponse:
         """Stop taking requests; the server ends when accepted ones have."""
         self._controls.drain(request.grace_ms / 1000 if request.HasField("grace_ms") else None)
-        return pb.DrainResponse(live_requests=self._pipeline.runner.book.num_live)
+        return pb.DrainResponse(live_requests=self._pipeline.load().num_live)
 
 
 def _invalid(fault: str) -> CompletionError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import partial
 from typing import Any
 
 from completion.v1 import completion_pb2 as pb
@@ -11,8 +12,9 @@ from completion_server.completion import Completion
 from completion_server.core.errors import CompletionError, ShedError
 from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.pipeline import Pipeline
-from completion_server.rpc import convert
+from completion_server.rpc.identity import identity_of
 from completion_server.rpc.intake import Intake, parsed
+from completion_server.rpc.messages import convert
 from completion_server.rpc.session import CLIENT_GONE, SessionStream, StreamTimes, reset
 from completion_server.rpc.settings import LimitSettings, ServerSettings
 from completion_server.rpc.status import DeadlineError, abort, abort_within
@@ -47,8 +49,8 @@ class CompletionServicer:
         self._sheds_as_status = sheds_as_status
         rate, burst = admission.refused_bytes_per_s, admission.refused_burst_bytes
         budgets = RefusalBudget(rate, burst), RefusalBudget(_PEER_REFUSALS * rate, _PEER_REFUSALS * burst)
-        timeout_s, trusts_names = server.receive_timeout_s, admission.trust_user_names
-        self._intake = Intake(limits, *budgets, timeout_s, pipeline.clock, trusts_names=trusts_names)
+        identify = partial(identity_of, limits=limits, trusts_names=admission.trust_user_names)
+        self._intake = Intake(limits, *budgets, server.receive_timeout_s, pipeline.now, identify)
         self._sessions: set[SessionStream] = set()
 
     async def complete(self, _messages: Any, context: Context) -> None:
@@ -56,7 +58,7 @@ class CompletionServicer:
         try:
             completion = await self._open(context)
         except CompletionError as error:
-            self._pipeline.observer.request_refused(error.code)
+            self._pipeline.note_refused(error)
             await abort(context, error)
         failure = await self._stream(completion, context)
         if failure is not None:
@@ -65,14 +67,14 @@ class CompletionServicer:
     async def _open(self, context: Context) -> Completion:
         """Receive a call's request and take it in."""
         identity = await self._intake.enter(context)
-        self._pipeline.gate.check()
-        self._pipeline.gate.check_user(identity.user)
+        self._pipeline.check()
+        self._pipeline.check_user(identity.user)
         data = await self._intake.receive(context, identity)
         with self._intake.charging(identity, len(data)):
             message = parsed(self._intake.decode_complete(data))
             caller = identity.call(convert.session_id_of(message))
-            now = self._pipeline.clock.now()
-            request = convert.request_of(message, caller, self._limits, context.time_remaining(), now)
+            left_s, now = context.time_remaining(), self._pipeline.now()
+            request = convert.request_of(message, caller, self._limits, left_s, now, identity.trace_context)
         completion = self._pipeline.open(request)
         if completion.is_rate_limited:
             self._intake.charge(identity, len(data))
@@ -82,7 +84,7 @@ class CompletionServicer:
         """Write an answer out; return the failure that the call must end with, if any."""
         outcome = Outcome(FinishReason.CANCELLED)
         try:
-            async for event in completion.events():
+            async for event in completion.parts():
                 if self._sheds_as_status and isinstance(event, End) and event.outcome.shed_reason is not None:
                     return ShedError(event.outcome.shed_reason.value, event.outcome.retry_after_ms)
                 async with asyncio.timeout(self._stall_timeout_s):
@@ -94,9 +96,9 @@ class CompletionServicer:
         except CLIENT_GONE:
             return None
         finally:
-            slack = self._pipeline.clock.now() + _DEADLINE_SLACK_S
+            slack = self._pipeline.now() + _DEADLINE_SLACK_S
             is_late = completion.request.deadline.is_past(slack)
-            completion.close(Outcome(FinishReason.DEADLINE if is_late else FinishReason.CANCELLED))
+            completion.cancel(Outcome(FinishReason.DEADLINE if is_late else FinishReason.CANCELLED))
         if outcome.reason is FinishReason.DEADLINE:
             return DeadlineError("the deadline passed first")
         return outcome.error
@@ -105,10 +107,10 @@ class CompletionServicer:
         """One stream for an editor's whole life. Messages are read from the context, one at a time."""
         try:
             identity = await self._intake.enter(context)
-            self._pipeline.gate.check_user(identity.user)
-            permit = self._pipeline.gate.enter_session(identity.named_owner, identity.peer)
+            self._pipeline.check_user(identity.user)
+            permit = self._pipeline.enter_session(identity.named_owner, identity.peer)
         except CompletionError as error:
-            self._pipeline.observer.request_refused(error.code)
+            self._pipeline.note_refused(error)
             await abort(context, error)
         with permit:
             stream = SessionStream(self._pipeline, self._intake, self._times(), context, identity)
@@ -127,7 +129,7 @@ class CompletionServicer:
         """What became of a completion."""
         try:
             identity = await self._intake.enter(context)
-            self._pipeline.gate.check_user(identity.user)
+            self._pipeline.check_user(identity.user)
             data = await self._intake.receive(context, identity)
             with self._intake.charging(identity, len(data)):
                 message = parsed(self._intake.decode_feedback(data))

@@ -1,6 +1,7 @@
 """Identifies the caller of an RPC: the only place where a user, a tenant or a peer address comes from."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv6Address, IPv6Network
 from typing import Any
@@ -12,6 +13,9 @@ from completion_server.rpc.settings import LimitSettings
 
 _USER_KEY = "x-user-id"
 _TENANT_KEY = "x-tenant-id"
+_TRACE_KEY = "traceparent"
+_TRACE_BYTES = 55
+"""Of a traceparent, by W3C's Trace Context, version 00."""
 _IPV6_NETWORK_BITS = 64
 
 
@@ -31,9 +35,11 @@ class Identity:
     """Key of the peer's address: itself, or the /64 network of an IPv6 address, of which one host has plenty."""
     is_verified: bool = False
     """Whether something trusted vouches for the user's name."""
+    trace_context: str = ""
+    """The caller's trace context (W3C traceparent); "" for none."""
 
     @property
-    def named_owner(self) -> tuple[str, ...] | None:
+    def named_owner(self) -> str | None:
         """The `Caller.owner` of all sessions of the user; None if the call names no user."""
         return self.call("").owner if self.user else None
 
@@ -53,6 +59,13 @@ class Identity:
         return Caller(self.user, session, self.tenant, connection, self.peer, self.is_verified, number)
 
 
+Identify = Callable[[Any], Identity]
+"""Returns the caller of an RPC from its context.
+
+Raises InvalidRequestError for a bad name; a check of tokens would raise UnauthenticatedError or PermissionDeniedError.
+"""
+
+
 def identity_of(context: Any, limits: LimitSettings, *, trusts_names: bool = False) -> Identity:
     """Return the caller of an RPC. With `trusts_names`, user names come from something trusted, such as a proxy.
 
@@ -60,16 +73,19 @@ def identity_of(context: Any, limits: LimitSettings, *, trusts_names: bool = Fal
         InvalidRequestError: a name is too long.
 
     """
-    found = {_USER_KEY: "", _TENANT_KEY: ""}
+    found, trace_context = {_USER_KEY: "", _TENANT_KEY: ""}, ""
     for key, value in context.invocation_metadata() or ():
-        if key in found:
+        if key == _TRACE_KEY and len(value) == _TRACE_BYTES:  # a bad one is no reason to refuse a request
+            trace_context = value
+        elif key in found:
             found[key] = value if isinstance(value, str) else value.decode("ascii", "replace")
             if len(found[key]) > limits.max_session_id_bytes:
                 limit = f"must be at most {limits.max_session_id_bytes} bytes, got {len(found[key])}"
                 raise InvalidRequestError(f"metadata {key}", limit)
     connection, peer = split_peer(context.peer())
     user = found[_USER_KEY]
-    return Identity(user, found[_TENANT_KEY], connection, peer, is_verified=trusts_names and bool(user))
+    is_verified = trusts_names and bool(user)
+    return Identity(user, found[_TENANT_KEY], connection, peer, is_verified, trace_context)
 
 
 def split_peer(peer: str) -> tuple[str, str]:

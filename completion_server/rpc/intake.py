@@ -6,7 +6,7 @@ that a handler runs when the headers of its call arrive, and decides whether to 
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -16,13 +16,12 @@ from google.protobuf.message import Message
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
-from completion_server.core.clock import Clock
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError
-from completion_server.rpc import scan
-from completion_server.rpc.identity import Identity, identity_of
+from completion_server.rpc.identity import Identify, Identity
+from completion_server.rpc.messages import scan
+from completion_server.rpc.messages.decoder import Decoder, Malformed
 from completion_server.rpc.settings import LimitSettings
 from completion_server.rpc.status import DeadlineError
-from completion_server.rpc.wire import Decoder, Malformed
 
 M = TypeVar("M", bound=Message)
 
@@ -42,24 +41,21 @@ class Intake:
         budget: RefusalBudget,
         peer_budget: RefusalBudget,
         receive_timeout_s: float,
-        clock: Clock,
-        *,
-        trusts_names: bool = False,
+        now: Callable[[], float],
+        identify: Identify,
     ) -> None:
         """Receive messages within `limits`, each in `receive_timeout_s`, and charge refused ones to both budgets.
 
         `budget` is that of each connection, `peer_budget` that of each address: a connection is easily replaced.
-
-        With `trusts_names`, user names come from something trusted, such as a proxy.
         """
         self.limits = limits
-        self._trusts_names = trusts_names
+        self._identify = identify
         self._budget = budget
         self._peer_budget = peer_budget
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """For each address that calls now: which calls are being received. The others hold little meanwhile."""
         self._receive_timeout_s = receive_timeout_s
-        self._clock = clock
+        self._now = now
         self.decode_complete = Decoder(pb.CompleteRequest, scan.complete_request(limits))
         self.decode_session = Decoder(pb.SessionRequest, scan.session_request(limits))
         self.decode_feedback = Decoder(pb.ReportFeedbackRequest, scan.report_feedback_request(limits))
@@ -72,7 +68,7 @@ class Intake:
             InvalidRequestError: a name in the metadata is too long.
 
         """
-        identity = identity_of(context, self.limits, trusts_names=self._trusts_names)
+        identity = self._identify(context)
         error = self.over_budget(identity)
         if error is not None:
             await asyncio.sleep(min(_MAX_HOLD_S, (error.retry_after_ms or 0) / 1000))
@@ -111,7 +107,7 @@ class Intake:
 
     def charge(self, identity: Identity, num_bytes: int) -> None:
         """Take a refusal into account. On a Unix socket connections can't be told apart, so none is charged."""
-        now = self._clock.now()
+        now = self._now()
         if identity.source:
             self._budget.charge(identity.source, num_bytes, now)
         if identity.peer and not identity.is_verified:
@@ -119,7 +115,7 @@ class Intake:
 
     def over_budget(self, identity: Identity) -> TooManyRefusalsError | None:
         """Return why nothing is received from a connection, if so."""
-        now = self._clock.now()
+        now = self._now()
         wait_s = max(self._budget.wait_s(identity.source, now), self._peer_budget.wait_s(identity.peer, now))
         if not wait_s:
             return None

@@ -10,8 +10,8 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.completion import Completion
-from completion_server.core.outcome import End, Event
-from completion_server.rpc import convert
+from completion_server.core.outcome import AnswerPart, End
+from completion_server.rpc.messages import convert
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Answer:
     is_ready: bool = False
     """Whether it is in the queue of answers that have something to write."""
 
-    def take(self) -> Event | None:
+    def take(self) -> AnswerPart | None:
         """Return what is to be written now."""
         return self.refusal if self.completion is None else self.completion.take_nowait()
 
@@ -75,11 +75,11 @@ class Outbox:
     def add(self, sequence: int, completion: Completion) -> None:
         """Write the events of a completion as they come. Needs a place."""
         answer = self._answers[sequence] = _Answer(sequence, completion)
-        completion.listen(partial(self._has_event, answer))
+        completion.listen(partial(self._notify, answer))
 
     def refuse(self, sequence: int, end: End) -> None:
         """Write why a request is not taken in. Needs a place."""
-        self._has_event(_Answer(sequence, refusal=end))
+        self._notify(_Answer(sequence, refusal=end))
 
     def complete(self) -> None:
         """No more requests come: `run` ends when everything is written."""
@@ -108,7 +108,7 @@ class Outbox:
             if isinstance(event, End):
                 self._close(answer)
 
-    def _has_event(self, answer: _Answer) -> None:
+    def _notify(self, answer: _Answer) -> None:
         if not answer.is_ready:
             answer.is_ready = True
             self._ready.append(answer)
@@ -122,7 +122,7 @@ class Outbox:
         self.release()
         if answer.completion is not None:
             del self._answers[answer.sequence]
-            answer.completion.note_streamed()
+            answer.completion.note_end_written()
 
     async def _write(self, message: pb.SessionResponse) -> None:
         # Cheaper than asyncio.timeout, at some thousand messages a second.

@@ -21,11 +21,11 @@ from completion_server.core.errors import (
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
 from completion_server.pipeline import Pipeline
-from completion_server.rpc import convert
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
+from completion_server.rpc.messages import convert
+from completion_server.rpc.messages.decoder import Malformed
 from completion_server.rpc.outbox import Outbox
-from completion_server.rpc.wire import Malformed
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class SessionStream:
             if self._timer is not None:
                 self._timer.cancel()
             for completion in self._outbox.completions():
-                completion.close()
+                completion.cancel()
                 completion.ignore()
         return self._failure
 
@@ -170,7 +170,7 @@ class SessionStream:
             case "cancel":
                 completion = self._outbox.find(message.cancel.sequence)
                 if completion is not None:
-                    completion.close()
+                    completion.cancel()
             case "feedback":
                 self._report(message.feedback, len(data))
             case _:
@@ -198,7 +198,8 @@ class SessionStream:
         if num_live >= self._intake.limits.max_requests_per_session:
             msg = f"{num_live} requests of this stream are live (limits.max_requests_per_session)"
             raise OverloadedError(msg)
-        request = convert.request_of(message, caller, self._intake.limits, None, self._pipeline.clock.now())
+        trace = self._identity.trace_context
+        request = convert.request_of(message, caller, self._intake.limits, None, self._pipeline.now(), trace)
         self._last_sequence = message.sequence
         return self._pipeline.open(request)
 
@@ -215,20 +216,20 @@ class SessionStream:
             feedback = convert.feedback_of(message)
             self._pipeline.report_feedback(self._caller_of(message), message.sequence, feedback)
         except InvalidRequestError:
-            self._pipeline.observer.feedback_refused()
+            self._pipeline.note_feedback_refused()
             self._charge(num_bytes)
 
     def _refuse(self, sequence: int, error: CompletionError, num_bytes: int) -> None:
         """End a request that has a place but was not taken in, and the stream of a caller that is refused too often."""
-        self._pipeline.observer.request_refused(error.code)
+        self._pipeline.note_refused(error)
         if error.code in _CALLERS_FAULT:
             self._charge(num_bytes)
         outcome = Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
-        if self._pipeline.gate.readiness is Readiness.DRAINING and isinstance(error, UnavailableError):
+        if self._pipeline.readiness is Readiness.DRAINING and isinstance(error, UnavailableError):
             outcome = Outcome(FinishReason.SHED, ShedReason.DRAINING, error.retry_after_ms)
         duplicate = self._outbox.find(sequence)
         if duplicate is not None:
-            duplicate.close(outcome)  # a number has one end only, so the request in flight gets it
+            duplicate.cancel(outcome)  # a number has one end only, so the request in flight gets it
             self._outbox.release()
             return
         self._outbox.refuse(sequence, End(outcome))

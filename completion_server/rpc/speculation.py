@@ -1,26 +1,31 @@
-"""Draft lengths on the wire: what operators set, and what they are shown."""
+"""Translates the speculation calls of operators between the wire and the speculation room."""
 
 from completion.v1 import admin_pb2 as pb
 from completion_server.core.errors import InvalidRequestError, NotPossibleError
-from completion_server.speculation.figures import Figures
-from completion_server.speculation.live import InForce, LiveSpeculation, Mode
-from completion_server.speculation.schedule import Schedule, ScheduleError, SpeculationFixedError
+from completion_server.speculation.figures import SpeculationFigures
+from completion_server.speculation.live import (
+    ActiveSpeculation,
+    LiveSpeculation,
+    SpeculationLockedError,
+    SpeculationMode,
+)
+from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule
 
 MODES = {
-    Mode.FIXED: pb.SPECULATION_MODE_FIXED,
-    Mode.SCHEDULE: pb.SPECULATION_MODE_SCHEDULE,
-    Mode.AUTO: pb.SPECULATION_MODE_AUTO,
+    SpeculationMode.FIXED: pb.SPECULATION_MODE_FIXED,
+    SpeculationMode.SCHEDULE: pb.SPECULATION_MODE_SCHEDULE,
+    SpeculationMode.AUTO: pb.SPECULATION_MODE_AUTO,
 }
 
 _MAX_BY_CHARACTERS = 256
 
 
 def set_speculation(speculation: LiveSpeculation, request: pb.SetSpeculationRequest) -> None:
-    """Do what an operator asks.
+    """Change the number of speculative tokens as an operator requests.
 
     Raises:
-        InvalidRequestError: a field is bad; it names the row of a schedule. What was in force stays.
-        NotPossibleError: this engine can't change its draft lengths.
+        InvalidRequestError: a field is invalid; the error names it, with the row of a schedule. Nothing changes.
+        NotPossibleError: this engine can't change the number of speculative tokens.
 
     """
     by = _by(request)
@@ -38,21 +43,21 @@ def set_speculation(speculation: LiveSpeculation, request: pb.SetSpeculationRequ
         is_fixed = request.mode == pb.SPECULATION_MODE_FIXED
         field = "schedule" if error.row is None else f"schedule[{error.row}]"
         raise InvalidRequestError("num_speculative_tokens" if is_fixed else field, error.fault) from error
-    except SpeculationFixedError as error:
-        msg = f"draft lengths can't be changed on this server: {error}"
+    except SpeculationLockedError as error:
+        msg = f"the number of speculative tokens can't be changed on this server: {error}"
         raise NotPossibleError(msg) from error
 
 
-def speculation_to_wire(in_force: InForce, figures: Figures) -> pb.GetSpeculationResponse:
-    """Return what operators are shown."""
+def speculation_to_wire(active: ActiveSpeculation, figures: SpeculationFigures) -> pb.GetSpeculationResponse:
+    """Return the response to GetSpeculation."""
     return pb.GetSpeculationResponse(
-        schedule=rows_to_wire(in_force.schedule),
-        max_num_speculative_tokens=in_force.ceiling,
-        since_unix_ms=in_force.since_unix_ms,
-        mode=MODES[in_force.mode],
-        by=in_force.by,
-        table=rows_to_wire(in_force.table),
-        fixed_because=in_force.fixed_because,
+        schedule=rows_to_wire(active.schedule),
+        max_num_speculative_tokens=active.max_num_speculative_tokens,
+        since_unix_ms=active.since_unix_ms,
+        mode=MODES[active.mode],
+        by=active.set_by,
+        table=rows_to_wire(active.operator_schedule),
+        fixed_because=active.locked_reason,
         figures=pb.SpeculationFigures(
             window_s=figures.seconds,
             generated_tokens=figures.num_tokens,
@@ -67,11 +72,11 @@ def speculation_to_wire(in_force: InForce, figures: Figures) -> pb.GetSpeculatio
     )
 
 
-def rows_to_wire(schedule: Schedule) -> list[pb.SpeculationRow]:
-    """Return a schedule's rows."""
+def rows_to_wire(schedule: SpeculationSchedule) -> list[pb.SpeculationRow]:
+    """Return the rows of a schedule as messages."""
     return [
         pb.SpeculationRow(
-            first_batch_size=row.first, last_batch_size=row.last, num_speculative_tokens=row.num_draft_tokens
+            first_batch_size=row.first, last_batch_size=row.last, num_speculative_tokens=row.num_speculative_tokens
         )
         for row in schedule.rows
     ]

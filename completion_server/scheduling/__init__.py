@@ -1,1 +1,1 @@
-"""Which request has a slot, and which has lost its claim to one. Knows nothing of prompts, engines or the wire."""
+"""Which request has a slot, and which has lost its entry to one. Knows nothing of prompts, engines or the wire."""

@@ -1,6 +1,69 @@
-"""Those who wait, in order. Pure; knows nothing of requests but their ids."""
+"""What scheduling needs to know of a request, and the queues: one for each trigger, sorted by an order. Pure.
+
+EXPLICIT goes before AUTOMATIC before PREFETCH whatever the order. docs/scheduling.md compares the orders.
+"""
 
 import heapq
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from completion_server.core.clock import NEVER, Deadline
+from completion_server.core.request import Trigger
+from completion_server.scheduling.reattach import Continuation
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """A request in the queue or in a slot. Plain values, which could cross to another process."""
+
+    id: str
+    lane: str
+    """Key of the lane: a newer entry takes the place of an older one on the same lane. Prefetches have a lane beside
+    it."""
+    session: str
+    """Sequences are compared within a session; across sessions the later arrival is the newer."""
+    sequence: int
+    trigger: Trigger
+    deadline: Deadline = NEVER
+    """When the request ends, whatever it has got."""
+    arrived_at: float = 0.0
+    """Clock seconds."""
+    ttft_deadline: float = float("inf")
+    """Clock seconds by which the first token must be there, or the answer is worth nothing."""
+    num_new_tokens: int = 0
+    """Prompt tokens that the engine will have to compute, by the estimate made on arrival."""
+    continuation: Continuation | None = None
+    """What the request wants to have continued; None if it can't reattach and nothing can reattach to it."""
+    stamp: int = 0
+    """The request's place in an order that all replicas share; 0 with a single replica."""
+
+
+Order = Callable[[QueueEntry], float]
+"""The request with the smallest number goes first; it must not change while the request waits."""
+
+
+def first_come(entry: QueueEntry) -> float:
+    """Serve whoever came first."""
+    return entry.arrived_at
+
+
+def newest_first(entry: QueueEntry) -> float:
+    """Serve whoever typed last. Most of these are about to type on."""
+    return -entry.arrived_at
+
+
+def earliest_deadline(entry: QueueEntry) -> float:
+    """Serve whoever's answer must come first. Who has waited that long without typing on is really waiting."""
+    return entry.ttft_deadline
+
+
+ORDERS: Mapping[str, Order] = {
+    "earliest_deadline": earliest_deadline,
+    "first_come": first_come,
+    "newest_first": newest_first,
+}
+"""By the name that the configuration has for them."""
 
 Key = tuple[float, int]
 """What the order is by, and the number that decides between equals."""
@@ -9,7 +72,7 @@ _MAX_STALE = 64
 
 
 class Queue:
-    """Ids in order of their keys; an id may be removed from anywhere at no cost."""
+    """Request ids in the order of their keys; an id may be removed from anywhere at no cost."""
 
     def __init__(self) -> None:
         """Begin empty."""
@@ -21,6 +84,11 @@ class Queue:
     def __len__(self) -> int:
         """Return how many wait."""
         return len(self._keys)
+
+    @property
+    def num_kept(self) -> int:
+        """Entries in memory, those of removed ids included."""
+        return len(self._first) + len(self._last)
 
     def add(self, request_id: str, key: Key) -> None:
         """Let an id wait."""
@@ -51,6 +119,57 @@ class Queue:
         while self._last and self._keys.get(self._last[0][1]) != _reversed(self._last[0][0]):
             heapq.heappop(self._last)
         return self._last[0][1] if self._last else None
+
+
+class TriggerQueues:
+    """A queue for each trigger."""
+
+    def __init__(self, order: Order) -> None:
+        """Begin empty."""
+        self.order = order
+        self._queues = tuple(Queue() for _ in Trigger)
+        self._entries: dict[str, QueueEntry] = {}
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        """Return how many requests wait."""
+        return len(self._entries)
+
+    def add(self, entry: QueueEntry) -> None:
+        """Let a request wait."""
+        self._entries[entry.id] = entry
+        self._queues[entry.trigger].add(entry.id, (self.order(entry), next(self._numbers)))
+
+    def remove(self, entry: QueueEntry) -> None:
+        """Let a request wait no longer."""
+        del self._entries[entry.id]
+        self._queues[entry.trigger].remove(entry.id)
+
+    def first(self) -> QueueEntry | None:
+        """Return the request whose turn is next."""
+        for queue in self._queues:
+            if (request_id := queue.first()) is not None:
+                return self._entries[request_id]
+        return None
+
+    def last_behind(self, entry: QueueEntry) -> QueueEntry | None:
+        """Return the last request of the lowest class that `entry` goes before."""
+        for queue in self._queues[: entry.trigger - 1 if entry.trigger else None : -1]:
+            if (last := queue.last()) is not None and self._goes_before(entry, self._entries[last]):
+                return self._entries[last]
+        return None
+
+    def num_ahead(self, entry: QueueEntry) -> int:
+        """Return how many requests a newcomer waits for: better classes, and all of its own unless newest go first."""
+        num_ahead = sum(len(queue) for queue in self._queues[: entry.trigger])
+        own = self._queues[entry.trigger]
+        head = own.first()
+        if head is not None and self.order(self._entries[head]) <= self.order(entry):
+            num_ahead += len(own)
+        return num_ahead
+
+    def _goes_before(self, entry: QueueEntry, other: QueueEntry) -> bool:
+        return (entry.trigger, self.order(entry)) < (other.trigger, self.order(other))
 
 
 def _reversed(key: Key) -> Key:

@@ -1,19 +1,30 @@
-"""The one owner of the book: carries out what the book decides, and tells it when work has stopped.
+"""The runner: owns the book, the generations and the requests that read them, and carries the book's actions out.
 
-Decisions are taken synchronously, inside the `_nowait` calls; `run` holds the tasks and the timer.
+Decisions are taken synchronously, inside the `_nowait` methods; `run` holds the tasks and the timer. Actions go into a
+queue that is drained in order: a method that is called while an action is carried out only adds to it.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol, Self
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
-from completion_server.core.clock import Clock
+from completion_server.core.clock import Alarm, Clock
 from completion_server.core.errors import CompletionError
+from completion_server.core.events import Emit, GenerationAborted, GenerationDiverged, GenerationReattached
 from completion_server.core.outcome import FinishReason, Outcome
-from completion_server.scheduling.book import CANCELLED, Abort, Action, Book, End, Start, TakeOver
-from completion_server.scheduling.claim import Claim
+from completion_server.engine.interface import Output
+from completion_server.scheduling.actions import CANCELLED, Abort, Action, Finish, Reattach, Start
+from completion_server.scheduling.book import Book
+from completion_server.scheduling.generation import (
+    HeldRequest,
+    Progress,
+    PromptReady,
+    Subscriber,
+    Work,
+    first_serving,
+)
 from completion_server.scheduling.limiter import Limiter
 
 logger = logging.getLogger(__name__)
@@ -21,64 +32,22 @@ logger = logging.getLogger(__name__)
 _INTERNAL_ERROR = Outcome(FinishReason.ERROR, error=CompletionError("internal error; the server's log has more"))
 
 
-class Work(Protocol):
-    """A request as the runner sees it."""
-
-    @property
-    def claim(self) -> Claim:
-        """What the book needs to know of it."""
-        ...
-
-    def can_take_over(self, other: Self) -> bool:
-        """Tell whether the work of another request would serve this one too."""
-        ...
-
-    def take_over(self, other: Self) -> None:
-        """Be what the running work of another request is for from now on. The other's `end` follows."""
-        ...
-
-    async def run(self) -> Outcome | None:
-        """Do the work, holding a slot; cancelled when the request has lost its claim.
-
-        Return None where the work was taken over by a request that it turns out not to serve.
-        """
-        ...
-
-    def end(self, outcome: Outcome) -> None:
-        """Tell the caller. Called exactly once, perhaps while `run` still winds down."""
-        ...
-
-
-def _nothing(_seconds: float) -> None:
-    pass
-
-
 class Runner:
     """Runs requests as slots allow."""
 
     def __init__(
-        self,
-        book: Book,
-        clock: Clock,
-        limiter: Limiter | None = None,
-        on_stopped: Callable[[float], None] = _nothing,
+        self, book: Book, clock: Clock, limiter: Limiter | None = None, emit: Emit = lambda _event: None
     ) -> None:
-        """Own `book` and `limiter` from now on; without one the book's number of slots stays.
-
-        `on_stopped` is told how many seconds work that was aborted went on.
-        """
+        """Own `book` and `limiter` from now on; without a limiter the book's number of slots stays."""
         self._book = book
         self._clock = clock
         self._limiter = limiter
-        self._on_stopped = on_stopped
-        self._works: dict[str, Work] = {}
-        self._tasks: dict[str, asyncio.Task[Outcome | None]] = {}
-        self._owners: dict[asyncio.Task[Outcome | None], str] = {}
-        """The request that each task works for now: another's than it began for, where that took it over."""
-        self._aborted_at: dict[str, float] = {}
+        self._emit = emit
+        self._requests: dict[str, HeldRequest] = {}
+        self._actions: deque[Action] = deque()
+        self._is_draining = False
         self._group: asyncio.TaskGroup | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed_for = float("inf")
+        self._alarm = Alarm(clock, self._tick)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -87,61 +56,48 @@ class Runner:
         """The book, to be read only."""
         return self._book
 
-    def submit_nowait(self, work: Work, *, takes_over: bool = True) -> None:
+    @property
+    def num_held(self) -> int:
+        """Requests that are live or whose generation is still stopping."""
+        return len(self._requests)
+
+    def submit_nowait(self, subscriber: Subscriber, *, reattaches: bool = True) -> None:
         """Take a request in. Its `end` may be called before this returns.
 
-        With `takes_over` work that runs for a request that this one makes stale goes on for this one, where it can.
+        With `reattaches` a running generation goes on for this request if it says what the user has typed since.
         """
         if self._group is None:
             msg = "the runner does not run"
             raise RuntimeError(msg)
-        claim = work.claim
-        heir_of = None
-        if takes_over:
-            rivals = self._book.rivals(claim)
-            heir_of = next((rival for rival in rivals if work.can_take_over(self._works[rival])), None)
-        self._works[claim.id] = work
-        self._idle.clear()
-        self._carry_out(self._book.submit(claim, self._clock.now(), heir_of=heir_of))
+        entry = subscriber.entry
+        candidates = self._book.candidates(entry) if reattaches else ()
+        reattach_to = first_serving((self._requests[each] for each in candidates), entry)
+        self._hold(subscriber)
+        self._carry_out(self._book.submit(entry, self._clock.now(), reattach_to=reattach_to))
 
-    def refuse_nowait(self, work: Work, outcome: Outcome) -> None:
-        """End a request that there is no room for, and the older one that it makes stale."""
-        self._works[work.claim.id] = work
-        self._idle.clear()
-        self._carry_out(self._book.refuse(work.claim, outcome, self._clock.now()))
+    def answer_nowait(self, subscriber: Subscriber, outcome: Outcome) -> None:
+        """End a request without a generation: it was answered from elsewhere, or there is no capacity for it.
+
+        An older request of its lane is superseded all the same.
+        """
+        self._hold(subscriber)
+        self._carry_out(self._book.answer(subscriber.entry, outcome, self._clock.now()))
 
     def cancel_nowait(self, request_id: str, outcome: Outcome = CANCELLED) -> None:
-        """End a request; nothing happens where it has ended."""
+        """End a request; does nothing if it has ended."""
         self._carry_out(self._book.end(request_id, outcome, self._clock.now()))
+
+    def supersede_nowait(self, lane: str, stamp: int) -> None:
+        """End the live requests of a lane that are older than `stamp`: another replica has a newer one."""
+        self._carry_out(self._book.supersede(lane, stamp, self._clock.now()))
 
     def end_all_nowait(self, outcome: Outcome) -> None:
         """End every live request."""
-        for request_id in list(self._works):
+        for request_id in list(self._requests):
             self.cancel_nowait(request_id, outcome)
 
-    def prompt_ready_nowait(self, request_id: str, num_new_tokens: int) -> None:
-        """Note that the prompt of a request is built, and how many of its tokens the engine will have to compute."""
-        self._book.prompt_ready(request_id, num_new_tokens)
-
-    def first_token_nowait(self, request_id: str, num_new_tokens: int | None = None) -> None:
-        """Note that a request has its first token, for which `num_new_tokens` tokens of its prompt were computed."""
-        self._book.first_token(request_id, self._clock.now(), num_new_tokens)
-        self._follow_engine()
-
-    def step_nowait(self, seconds: float) -> None:
-        """A step of the engine took a request so long."""
-        self._follow_engine(seconds)
-
-    def _follow_engine(self, step_s: float | None = None) -> None:
-        """Have as many slots as what the engine lately did says that it bears."""
-        if self._limiter is not None:
-            first_token_s = self._book.pace.first_token_s
-            num_slots = self._limiter.observe(first_token_s, self._book.num_occupied, step_s)
-            if num_slots != self._book.num_slots:
-                self._carry_out(self._book.resize(num_slots, self._clock.now()))
-
     async def wait_idle(self) -> None:
-        """Wait until no request is live and no work runs."""
+        """Wait until no request is live and no generation runs."""
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -149,108 +105,171 @@ class Runner:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                self._arm()
+                self._alarm.set_nowait(self._book.next_tick)
                 await asyncio.get_running_loop().create_future()
         finally:
             self._group = None
-            if self._timer is not None:
-                self._timer.cancel()
+            self._alarm.clear()
 
-    def _arm(self) -> None:
-        """Have `_tick` called in time. Where it comes early, because what it was for has ended, it costs little."""
-        at = self._book.next_tick
-        if at is None or at >= self._armed_for:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._armed_for = at
-        delay_s = max(0.0, at - self._clock.now())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
-
-    def _tick(self) -> None:
-        self._timer, self._armed_for = None, float("inf")
-        if self._group is not None:
-            self._carry_out(self._book.tick(self._clock.now()))
+    # Actions
 
     def _carry_out(self, actions: list[Action]) -> None:
-        """Carry all actions out, whatever one request's work raises, and then those that its failure brings about."""
-        pending = deque(actions)
-        while pending:
-            match pending.popleft():
-                case Start(request_id):
-                    pending += self._start(request_id)
-                case TakeOver(request_id, from_id):
-                    pending += self._take_over(request_id, from_id)
-                case Abort(request_id):
-                    self._aborted_at[request_id] = self._clock.now()
-                    self._tasks[request_id].cancel()
-                case End(request_id, outcome):
-                    self._end(request_id, outcome)
-                    if request_id not in self._tasks:
-                        self._forget(request_id)
-        self._arm()
-
-    def _end(self, request_id: str, outcome: Outcome) -> None:
-        """Tell the caller. Should that fail, the other actions, on which other requests wait, are still carried out."""
+        """Carry actions out in order, whatever one request's subscriber raises, and those that they bring about."""
+        self._actions += actions
+        if self._is_draining:
+            return
+        self._is_draining = True
         try:
-            self._works[request_id].end(outcome)
-        except Exception:
-            logger.exception("the end of request %s could not be told", request_id)
+            while self._actions:
+                self._apply(self._actions.popleft())
+        finally:
+            self._is_draining = False
+        self._alarm.set_nowait(self._book.next_tick)
 
-    def _start(self, request_id: str) -> list[Action]:
-        """Begin the work. Return what follows where it can't begin: its end, and the next request's turn."""
+    def _apply(self, action: Action) -> None:
+        match action:
+            case Start(request_id):
+                self._start(self._requests[request_id])
+            case Reattach(request_id, from_id):
+                self._reattach(self._requests[request_id], self._requests[from_id])
+            case Abort(request_id):
+                self._abort(self._requests.get(request_id))
+            case Finish(request_id, outcome):
+                self._finish(self._requests[request_id], outcome)
+
+    def _start(self, request: HeldRequest) -> None:
+        """Begin a generation for a request. If it can't begin, end the request and go on with the next one."""
         assert self._group is not None
-        work = self._work(self._works[request_id])
+        request.subscriber.marks.started = self._clock.now()
+        work = Work.begin(request)
+        running = self._generate(work, request.subscriber.generate())
         try:
-            task = self._group.create_task(work, name=f"completion-{request_id}")
+            task = self._group.create_task(running, name=f"completion-{request.id}")
         except RuntimeError:  # the task group is shutting down
-            work.close()
-            logger.exception("request %s could not start", request_id)
-            return self._book.work_done(request_id, _INTERNAL_ERROR, self._clock.now())
-        self._tasks[request_id] = task
-        self._owners[task] = request_id
+            running.close()
+            logger.exception("request %s could not start", request.id)
+            self._carry_out(self._book.work_done(request.id, _INTERNAL_ERROR, self._clock.now()))
+            return
+        request.work, work.task = work, task
         # By callback, because a task that is cancelled before its first step never enters its own `finally`.
-        task.add_done_callback(self._work_done)
-        return []
+        task.add_done_callback(lambda task: self._work_done(work, task))
 
-    def _take_over(self, request_id: str, from_id: str) -> list[Action]:
-        """Give running work to another request. Return what follows where that fails: its end, and the work's abort."""
-        task = self._tasks[request_id] = self._tasks.pop(from_id)
-        self._owners[task] = request_id
+    def _reattach(self, request: HeldRequest, older: HeldRequest) -> None:
+        """Have a request read the generation of an older one. If that fails, end the request and abort the work."""
+        work, marks, now = older.work, request.subscriber.marks, self._clock.now()
+        assert work is not None
+        work.move_to(request)
+        marks.started = marks.prompted = now
+        self._emit(GenerationReattached(work.generation.num_tokens))
         try:
-            self._works[request_id].take_over(self._works[from_id])
+            if work.generation.num_tokens:
+                self._pass_on(work, work.generation.text, now)
         except Exception:
-            logger.exception("request %s could not take over the work of %s", request_id, from_id)
-            return self._book.end(request_id, _INTERNAL_ERROR, self._clock.now())
-        return []
+            logger.exception("request %s could not reattach to the generation of %s", request.id, older.id)
+            self._carry_out(self._book.end(request.id, _INTERNAL_ERROR, now))
 
-    async def _work(self, work: Work) -> Outcome | None:
-        """Run to an outcome. Only cancelling escapes: one request's failure is never another's."""
+    def _abort(self, request: HeldRequest | None) -> None:
+        """Abort the generation of a request. There is none if it could not begin."""
+        work = request.work if request is not None else None
+        if work is not None and work.task is not None:
+            work.aborted_at = self._clock.now()
+            work.task.cancel()
+
+    def _finish(self, request: HeldRequest, outcome: Outcome) -> None:
+        """Tell the caller. If that fails, the other actions, on which other requests wait, are still carried out."""
+        request.has_ended = True
         try:
-            return await work.run()
+            request.subscriber.end(outcome, request.usage())
+        except Exception:
+            logger.exception("the caller of request %s could not be told its end", request.id)
+        self._release(request)
+
+    # Generations
+
+    async def _generate(self, work: Work, source: AsyncGenerator[Progress]) -> Outcome | None:
+        """Run a generation to an outcome, None if it diverged. Only cancelling escapes: failures stay the request's."""
+        try:
+            async with aclosing(source) as steps:
+                async for progress in steps:
+                    if isinstance(progress, PromptReady):
+                        self._prompt_ready(work, progress)
+                        continue
+                    outcome = self._take(work, progress)
+                    if outcome is not None or work.subscription is None:
+                        work.is_over = True
+                        return outcome
+            msg = "the engine ended a generation without saying why"
+            raise CompletionError(msg)
         except CompletionError as error:
             return Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
         except Exception:
-            logger.exception("request %s failed", work.claim.id)
+            logger.exception("request %s failed", work.request.id)
             return _INTERNAL_ERROR
+        finally:
+            work.is_over = True
 
-    def _work_done(self, task: asyncio.Task[Outcome | None]) -> None:
-        request_id = self._owners.pop(task)
-        del self._tasks[request_id]
+    def _prompt_ready(self, work: Work, ready: PromptReady) -> None:
+        work.generation.start(ready)
+        self._book.prompt_ready(work.request.id, ready.num_new_tokens)
+        marks = work.request.subscriber.marks
+        if marks.prompted is None:
+            marks.prompted = self._clock.now()
+
+    def _take(self, work: Work, output: Output) -> Outcome | None:
+        """Give an output to the request; return its outcome if that was the last one."""
         now = self._clock.now()
-        aborted_at = self._aborted_at.pop(request_id, None)
-        if aborted_at is not None:
-            self._on_stopped(now - aborted_at)
+        step_s = work.generation.add(output, now)
+        if step_s is not None:
+            self._follow_engine(step_s)
+        self._pass_on(work, output.text, now)
+        outcome = work.finish(output)
+        if work.subscription is None:
+            self._emit(GenerationDiverged(work.generation.num_tokens))
+        return outcome
+
+    def _pass_on(self, work: Work, text: str, now: float) -> None:
+        if work.pass_on(text, now):
+            self._book.first_token(work.request.id, now, work.generation.num_new_tokens)
+            self._follow_engine()
+
+    def _work_done(self, work: Work, task: asyncio.Task[Outcome | None]) -> None:
+        """The task of a generation has ended."""
+        request, now = work.request, self._clock.now()
+        if work.aborted_at is not None:
+            self._emit(GenerationAborted(now - work.aborted_at))
             self._follow_engine()
         outcome = CANCELLED if task.cancelled() else task.result()
-        if outcome is None and aborted_at is None:
-            self._carry_out(self._book.parted(request_id, now))
+        if outcome is None and work.aborted_at is None:
+            request.work = None
+            self._carry_out(self._book.diverged(request.id, now))
             return
-        self._carry_out(self._book.work_done(request_id, outcome or CANCELLED, now))
-        if request_id in self._works:  # its End came before, when it lost its claim
-            self._forget(request_id)
+        work.task = None
+        self._carry_out(self._book.work_done(request.id, outcome or CANCELLED, now))
+        self._release(request)
 
-    def _forget(self, request_id: str) -> None:
-        del self._works[request_id]
-        if not self._works:
-            self._idle.set()
+    def _follow_engine(self, step_s: float | None = None) -> None:
+        """Set the number of slots that the engine bears, by its latest steps and first tokens."""
+        if self._limiter is not None:
+            first_token_s = self._book.latency.first_token_s
+            num_slots = self._limiter.observe(first_token_s, self._book.num_occupied, step_s)
+            if num_slots != self._book.num_slots:
+                self._carry_out(self._book.resize(num_slots, self._clock.now()))
+
+    def _tick(self) -> None:
+        if self._group is not None:
+            self._carry_out(self._book.tick(self._clock.now()))
+
+    # Requests
+
+    def _hold(self, subscriber: Subscriber) -> None:
+        self._requests[subscriber.entry.id] = HeldRequest(subscriber)
+        self._idle.clear()
+
+    def _release(self, request: HeldRequest) -> None:
+        """Hold a request no longer, once it has ended and its work is done."""
+        if request.has_ended and (request.work is None or request.work.task is None):
+            request.work = None
+            if self._requests.get(request.id) is request:
+                del self._requests[request.id]
+            if not self._requests:
+                self._idle.set()

@@ -5,6 +5,9 @@ from typing import Annotated, Literal
 
 from completion_server.core.checks import Between, require_bounds
 
+OrderName = Literal["earliest_deadline", "first_come", "newest_first"]
+ShedWhen = Literal["never", "late", "predicted"]
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulingSettings:
@@ -20,7 +23,7 @@ class SchedulingSettings:
     gives out max_slots."""
     max_queued: Annotated[int, Between(0, 1_000_000)] = 1024
     """Requests that may wait; beyond that the last of the least important is shed."""
-    order: Literal["earliest_deadline", "first_come", "newest_first"] = "earliest_deadline"
+    order: OrderName = "earliest_deadline"
     """Who of those who wait is served first, among requests of one trigger."""
     lane: Literal["user", "session"] = "user"
     """Within what only the newest request lives: all of a user's editors, or each of them."""
@@ -43,7 +46,7 @@ class ShedSettings:
 
     budget_ms: Annotated[float, Between(1, 3_600_000)] = 200.0
     """A first token later than this after a request's receipt is worth nothing; a call's own deadline may be sooner."""
-    when: Literal["never", "late", "predicted"] = "late"
+    when: ShedWhen = "late"
     """When a request is given up: never, when it can't make its budget any more, or also on arrival if by prediction
     it won't."""
     lag_ms: Annotated[float, Between(0, 3_600_000)] = 100.0

@@ -1,1 +1,1 @@
-"""Which number of speculative tokens (K) the engine uses, and when: policy above the engine."""
+"""Chooses the number of speculative tokens (K) by batch size: policy above the engine. Knows nothing of the wire."""

@@ -1,16 +1,16 @@
-"""What speculation came to over the last minutes: drafted, accepted, by position. Pure; time is an injected clock's."""
+"""Sums of drafted and accepted tokens over the last minutes, by position. Pure; the clock is injected."""
 
 from collections import deque
 from dataclasses import dataclass, field
 
 from completion_server.core.clock import Clock
-from completion_server.engine.interface import Step
+from completion_server.engine.interface import EngineStep
 
 WINDOW_S = 300.0
-"""How far back the figures go."""
+"""Length of the window."""
 
 _SLICE_S = 1.0
-"""Steps are kept as sums over this long."""
+"""Steps are summed up over slices of this length."""
 
 
 @dataclass(slots=True)
@@ -24,17 +24,17 @@ class _Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class SpeculationFigures:
     """Sums over a window that ends now."""
 
     seconds: float
-    """How long the window is: shorter than the whole one only in the beginning."""
+    """Length of the window; shorter in the first minutes."""
     num_tokens: int
     """Tokens generated, accepted ones among them."""
     drafted: tuple[int, ...]
     """Draft tokens verified, by position."""
     accepted: tuple[int, ...]
-    """Of these, accepted."""
+    """Draft tokens accepted, by position."""
 
     @property
     def num_drafted(self) -> int:
@@ -48,24 +48,24 @@ class Figures:
 
     @property
     def num_wasted(self) -> int:
-        """Draft tokens verified in vain."""
+        """Draft tokens verified but not accepted."""
         return self.num_drafted - self.num_accepted
 
     @property
     def acceptance(self) -> float | None:
-        """The share of the draft tokens that were accepted; None where there were none."""
+        """The share of the draft tokens that were accepted; None without draft tokens."""
         return self.num_accepted / self.num_drafted if self.num_drafted else None
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """For each position, the share of its draft tokens that were accepted: all before them were, too."""
+        """For each position, the share of its draft tokens that were accepted, with all before them."""
         return tuple(a / d if d else 0.0 for a, d in zip(self.accepted, self.drafted, strict=True))
 
     @property
     def mean_accepted_length(self) -> float | None:
         """Tokens that a generation got from a step that verified a draft: the accepted ones and the target's own.
 
-        None where no draft was verified.
+        None if no draft was verified.
         """
         return 1 + self.num_accepted / self.drafted[0] if self.num_drafted else None
 
@@ -75,8 +75,8 @@ class Figures:
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
 
-class SlidingFigures:
-    """Sums steps up over a window that slides."""
+class FiguresWindow:
+    """Sums steps up over a sliding window."""
 
     def __init__(self, clock: Clock, window_s: float = WINDOW_S) -> None:
         """Begin now."""
@@ -85,8 +85,8 @@ class SlidingFigures:
         self._began_at = clock.now()
         self._slices: deque[_Slice] = deque()
 
-    def add(self, step: Step) -> None:
-        """A step ended now."""
+    def add(self, step: EngineStep) -> None:
+        """Take in a step that ended now."""
         now = self._clock.now()
         if not self._slices or now - self._slices[-1].begins_at >= _SLICE_S:
             self._forget(now)
@@ -96,8 +96,8 @@ class SlidingFigures:
         _add(current.drafted, step.drafted)
         _add(current.accepted, step.accepted)
 
-    def read(self) -> Figures:
-        """Return the sums of now."""
+    def read(self) -> SpeculationFigures:
+        """Return the current sums."""
         now = self._clock.now()
         self._forget(now)
         drafted: list[int] = []
@@ -105,7 +105,7 @@ class SlidingFigures:
         for each in self._slices:
             _add(drafted, each.drafted)
             _add(accepted, each.accepted)
-        return Figures(
+        return SpeculationFigures(
             seconds=min(self._window_s, now - self._began_at),
             num_tokens=sum(each.num_tokens for each in self._slices),
             drafted=tuple(drafted),

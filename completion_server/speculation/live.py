@@ -1,6 +1,6 @@
-"""The draft lengths of a running server: what operators set, what the controller makes of it, and what came of it all.
+"""The number of speculative tokens (K) of a running server: the operator's setting, the controller's choice, figures.
 
-Everything happens when an operator asks or a step ends; there is no task here and nothing waits.
+Everything happens in calls from operators and from the engine's steps: there is no task, and no call waits.
 """
 
 import contextlib
@@ -10,177 +10,199 @@ from dataclasses import dataclass
 from enum import Enum
 
 from completion_server.core.clock import Clock
-from completion_server.engine.interface import Step
+from completion_server.engine.interface import EngineStep
 from completion_server.engine.settings import SpeculationSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.speculation.controller import Controller
-from completion_server.speculation.figures import Figures, SlidingFigures
-from completion_server.speculation.schedule import Schedule, ScheduleError, SpeculationFixedError, parse_schedule
+from completion_server.speculation.figures import FiguresWindow, SpeculationFigures
+from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule, parse_schedule
 
 logger = logging.getLogger(__name__)
 
 CONFIGURED = "configuration"
-"""Who set what the server began with."""
+"""Stands for the operator's name in the settings with which the server started."""
 
 
-class Mode(Enum):
-    """Who chooses K."""
+class SpeculationLockedError(Exception):
+    """K can't be changed on this engine while it runs; the message has the reason."""
+
+
+class SpeculationMode(Enum):
+    """The ways to choose K."""
 
     FIXED = "fixed"
     """An operator chose one K for all batch sizes."""
     SCHEDULE = "schedule"
     """An operator chose K by batch size."""
     AUTO = "auto"
-    """The server chooses what pays."""
+    """The server chooses the K with the highest goodput."""
 
 
 @dataclass(frozen=True, slots=True)
-class InForce:
-    """The draft lengths in force, and where they come from."""
+class ActiveSpeculation:
+    """The active schedule and its origin."""
 
-    schedule: Schedule
-    """K by batch size; in mode AUTO without the short bursts in which the server tries another."""
-    mode: Mode
-    table: Schedule
-    """What the operator set last; in mode AUTO what the server falls back to."""
-    ceiling: int
-    """Draft tokens at most, with which the engine was started."""
+    schedule: SpeculationSchedule
+    """K by batch size; in mode AUTO without probes."""
+    mode: SpeculationMode
+    operator_schedule: SpeculationSchedule
+    """The operator's last setting; in mode AUTO the fallback of the controller."""
+    max_num_speculative_tokens: int
+    """The largest K, with which the engine was started."""
     since_unix_ms: int
-    """When the schedule came into force."""
-    by: str
-    """Who set the mode."""
-    fixed_because: str
-    """Why nothing of it can be changed; "" where it can."""
+    """When the schedule became active."""
+    set_by: str
+    """The name of the operator with the last change."""
+    locked_reason: str
+    """Why nothing can be changed; "" if it can."""
 
 
 class LiveSpeculation:
-    """Owns the draft lengths of a supervised engine."""
+    """Owns the K of a supervised engine."""
 
     def __init__(
         self, engine: SupervisedEngine, settings: SpeculationSettings, clock: Clock, unix_time_s: Callable[[], float]
     ) -> None:
-        """Watch the engine's steps; `begin` puts something in force."""
+        """Watch the engine's steps; `begin` applies the settings."""
         self._engine = engine
         self._settings = settings
         self._clock = clock
         self._unix_time_s = unix_time_s
-        self._figures = SlidingFigures(clock)
+        self._figures = FiguresWindow(clock)
         self._controller: Controller | None = None
-        self._chosen = Schedule.fixed(0, 1)
-        """What the controller last held best."""
-        self._mode = Mode.FIXED
-        self._table = Schedule.fixed(0, 1)
-        self._by = CONFIGURED
+        self._operator_schedule = SpeculationSchedule.fixed(0, engine.info.max_num_seqs)
+        self._chosen = self._operator_schedule
+        """The controller's last choice."""
+        self._mode = SpeculationMode.FIXED
+        self._set_by = CONFIGURED
         self._since_s = unix_time_s()
         self._has_begun = False
-        engine.watch_steps(self._hear)
+        engine.watch_steps(self._observe)
 
     def begin(self) -> None:
-        """Put what is configured in force, once the engine has started."""
+        """Apply the settings, after the engine has started."""
         self._has_begun = True
-        self._figures = SlidingFigures(self._clock)  # loading the models is no part of them
-        self._table = self._engine.speculation
-        self._mode = Mode.FIXED if len(self._table.rows) == 1 else Mode.SCHEDULE
+        self._figures = FiguresWindow(self._clock)  # the time before the start does not count
+        info, mode = self._engine.info, SpeculationMode(self._settings.mode)
+        self._operator_schedule = SpeculationSchedule.of_lookup(info.speculation_lookup)
+        self._mode = SpeculationMode.FIXED if len(self._operator_schedule.rows) == 1 else SpeculationMode.SCHEDULE
         self._since_s = self._unix_time_s()
-        info, mode = self._engine.info, Mode(self._settings.mode)
-        if info.speculation_fixed_because:
-            if info.draft_model or mode is not Mode.FIXED:
-                logger.warning("draft lengths can't be changed while it runs: %s", info.speculation_fixed_because)
+        if info.speculation_locked_reason:
+            if info.draft_model or mode is not SpeculationMode.FIXED:
+                reason = info.speculation_locked_reason
+                logger.warning("the number of speculative tokens can't be changed while it runs: %s", reason)
             return
         try:
             if self._settings.schedule:
                 self.set_schedule(self._settings.schedule, CONFIGURED)
-            if mode is Mode.AUTO:
+            if mode is SpeculationMode.AUTO:
                 self.set_auto(CONFIGURED)
-        except ScheduleError as error:  # the engine was started with fewer than the configuration says
-            logger.warning("the configured draft lengths are not in force: %s", error)
+        except ScheduleError as error:  # the engine was started with a smaller maximum than the settings have
+            logger.warning("the configured speculation schedule is not active: %s", error)
 
     @property
-    def in_force(self) -> InForce:
-        """What is in force."""
+    def active(self) -> ActiveSpeculation:
+        """The active schedule and its origin."""
         info = self._engine.info
-        return InForce(
-            schedule=self._controller.chosen if self._controller else self._engine.speculation,
+        return ActiveSpeculation(
+            schedule=self._active_schedule(),
             mode=self._mode,
-            table=self._table,
-            ceiling=info.num_speculative_tokens,
+            operator_schedule=self._operator_schedule,
+            max_num_speculative_tokens=info.num_speculative_tokens,
             since_unix_ms=int(self._since_s * 1000),
-            by=self._by,
-            fixed_because=info.speculation_fixed_because,
+            set_by=self._set_by,
+            locked_reason=info.speculation_locked_reason,
         )
 
-    def figures(self) -> Figures:
-        """Return what speculation came to over the last minutes."""
+    def figures(self) -> SpeculationFigures:
+        """Return the figures of the last minutes."""
         return self._figures.read()
 
-    def set_fixed(self, num_draft_tokens: int, by: str) -> None:
-        """Put one K in force for all batch sizes.
+    def set_fixed(self, num_speculative_tokens: int, by: str) -> None:
+        """Set one K for all batch sizes.
 
         Raises:
-            ScheduleError: it is over the ceiling.
-            SpeculationFixedError: this engine can't change it.
+            ScheduleError: it is over the engine's maximum.
+            SpeculationLockedError: this engine can't change it.
 
         """
-        self._refuse_if_fixed()
-        self._take(Mode.FIXED, Schedule.fixed(num_draft_tokens, self._engine.info.max_num_seqs), by)
+        self._check_unlocked()
+        info = self._engine.info
+        schedule = SpeculationSchedule.fixed(num_speculative_tokens, info.max_num_seqs)
+        schedule.check_max(info.num_speculative_tokens)
+        self._set(SpeculationMode.FIXED, schedule, by)
 
     def set_schedule(self, rows: Iterable[Sequence[int]], by: str) -> None:
-        """Put rows of [first, last, K] in force.
+        """Set rows of [first, last, K].
 
         Raises:
-            ScheduleError: they are no schedule, or over the ceiling; what was in force stays.
-            SpeculationFixedError: this engine can't change it.
+            ScheduleError: they are no schedule, or over the engine's maximum; the active schedule stays.
+            SpeculationLockedError: this engine can't change it.
 
         """
-        self._refuse_if_fixed()
-        self._take(Mode.SCHEDULE, parse_schedule(rows, self._engine.info.num_speculative_tokens), by)
+        self._check_unlocked()
+        self._set(SpeculationMode.SCHEDULE, parse_schedule(rows, self._engine.info.num_speculative_tokens), by)
 
     def set_auto(self, by: str, rows: Iterable[Sequence[int]] = ()) -> None:
-        """Let the server choose, beginning with `rows`, or with what is set now where there are none.
+        """Let the server choose, beginning with `rows`, or with the operator's current schedule without rows.
 
         Raises:
-            ScheduleError: they are no schedule, or over the ceiling; what was in force stays.
-            SpeculationFixedError: this engine can't change it.
+            ScheduleError: they are no schedule, or over the engine's maximum; the active schedule stays.
+            SpeculationLockedError: this engine can't change it.
 
         """
-        self._refuse_if_fixed()
+        self._check_unlocked()
         given = list(rows)
         info = self._engine.info
-        table = parse_schedule(given, info.num_speculative_tokens) if given else self._table
-        self._take(Mode.AUTO, table, by)
-        self._controller = Controller(table, info.num_speculative_tokens, info.max_num_seqs)
+        schedule = parse_schedule(given, info.num_speculative_tokens) if given else self._operator_schedule
+        self._set(SpeculationMode.AUTO, schedule, by)
+        self._controller = Controller(schedule, info.num_speculative_tokens, info.max_num_seqs)
         self._chosen = self._controller.chosen
 
-    def _take(self, mode: Mode, table: Schedule, by: str) -> None:
-        """Put an operator's table in force."""
-        self._engine.set_speculation(table)
+    def _active_schedule(self) -> SpeculationSchedule:
+        if self._controller is not None:
+            return self._controller.chosen
+        info = self._engine.info
+        if info.speculation_locked_reason:  # such an engine may have replaced one that was not locked
+            return SpeculationSchedule.of_lookup(info.speculation_lookup)
+        return self._operator_schedule
+
+    def _set(self, mode: SpeculationMode, schedule: SpeculationSchedule, by: str) -> None:
+        """Make an operator's schedule active."""
+        self._apply(schedule)
         self._since_s = self._unix_time_s()
-        self._mode, self._table, self._by, self._controller = mode, table, by, None
-        logger.info("draft lengths set to %s %s by %s", mode.value, table.as_lists(), by)
+        self._mode, self._operator_schedule, self._set_by, self._controller = mode, schedule, by, None
+        logger.info("speculation set to %s %s by %s", mode.value, schedule.as_lists(), by)
 
-    def _refuse_if_fixed(self) -> None:
-        """Say that nothing can be changed before saying what is wrong with a schedule."""
+    def _apply(self, schedule: SpeculationSchedule) -> None:
+        control = self._engine.speculation
+        if control is None:
+            raise SpeculationLockedError(self._engine.info.speculation_locked_reason)
+        control.set_lookup(schedule.lookup(self._engine.info.max_num_seqs))
+
+    def _check_unlocked(self) -> None:
+        """Refuse every change of a locked engine, before a schedule is checked."""
         if not self._has_begun:
-            msg = "the engine is starting: its ceiling is not known yet"
-            raise SpeculationFixedError(msg)
-        if because := self._engine.info.speculation_fixed_because:
-            raise SpeculationFixedError(because)
+            msg = "the engine is starting: its largest number of speculative tokens is not known yet"
+            raise SpeculationLockedError(msg)
+        if reason := self._engine.info.speculation_locked_reason:
+            raise SpeculationLockedError(reason)
 
-    def _hear(self, step: Step) -> None:
+    def _observe(self, step: EngineStep) -> None:
         self._figures.add(step)
         if self._controller is None:
             return
         try:
-            schedule = self._controller.hear(step, self._clock.now())
+            schedule = self._controller.observe(step, self._clock.now())
             if schedule is not None:
-                self._engine.set_speculation(schedule)
+                self._apply(schedule)
             if self._controller.chosen != self._chosen:
                 self._chosen = self._controller.chosen
                 self._since_s = self._unix_time_s()
-                logger.info("draft lengths chosen: %s", self._chosen.as_lists())
+                logger.info("speculation schedule chosen: %s", self._chosen.as_lists())
         except Exception:
-            # It is the engine that tells of its steps: an error here would be taken for one of its own.
-            logger.exception("the draft lengths are no longer chosen by the server")
-            self._controller, self._mode = None, Mode.SCHEDULE
-            with contextlib.suppress(SpeculationFixedError):  # an engine that came back without live lengths
-                self._take(Mode.SCHEDULE, self._table, self._by)
+            # The engine calls this method: an error here would be taken for one of the engine's.
+            logger.exception("the number of speculative tokens is no longer chosen by the server")
+            self._controller, self._mode = None, SpeculationMode.SCHEDULE
+            with contextlib.suppress(SpeculationLockedError):  # K may be locked on an engine after a restart
+                self._set(SpeculationMode.SCHEDULE, self._operator_schedule, self._set_by)

@@ -1,15 +1,16 @@
 """Prometheus metrics of requests and of the engine."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from completion_server.core.errors import Code
-from completion_server.core.events import Feedback, Marks
-from completion_server.core.outcome import End, FinishReason, ShedReason
-from completion_server.core.request import Request, Trigger
+from completion_server.core import events
+from completion_server.core.events import Marks
+from completion_server.core.outcome import FinishReason, ShedReason
+from completion_server.core.request import Trigger
 
 BUCKETS_S = (
     0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1,
@@ -17,74 +18,47 @@ BUCKETS_S = (
 )  # fmt: skip
 """From 1 ms to 2 s, densest around the 200 ms after which an answer is worth nothing."""
 
-TOKEN_BUCKETS_S = (0.0005, *BUCKETS_S[:20])
-
 _STAGES = ("admission", "queue", "tokenise", "prefill", "decode_token", "stream", "total")
 _TOKEN_KINDS = ("prompt", "cached_prompt", "completion", "drafted", "accepted_draft")
-_IN_VAIN = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
+_WASTED = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
+
+
+class _Registry:
+    """Makes metrics in one registry; every histogram has the same buckets."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"completion_{name}", help_text, labels, registry=self._registry)
+
+    def histogram(self, name: str, help_text: str, *labels: str) -> Histogram:
+        return Histogram(f"completion_{name}", help_text, labels, buckets=BUCKETS_S, registry=self._registry)
 
 
 class Metrics:
-    """Counts and times requests; an Observer."""
+    """Counts and times requests, from the events that it hears."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register the metrics."""
-        self._requests = Counter(
-            "completion_requests", "Ended requests.", ["outcome", "trigger", "shed_reason"], registry=registry
-        )
-        self._stages = Histogram(
-            "completion_stage_seconds",
-            "Time in each stage: admission, queue, tokenise, prefill, decode_token (per token), stream, total.",
-            ["stage"],
-            buckets=BUCKETS_S,
-            registry=registry,
-        )
-        self._ttft = Histogram(
-            "completion_ttft_seconds",
-            "From a request's receipt to its first token, by trigger.",
-            ["trigger"],
-            buckets=BUCKETS_S,
-            registry=registry,
-        )
-        self._tokens = Counter("completion_tokens", "Tokens, by kind.", ["kind"], registry=registry)
-        self._refused = Counter(
-            "completion_refused_requests", "Requests not taken in, by status code.", ["code"], registry=registry
-        )
-        self._feedback = Counter("completion_feedback", "Reports of editors, by kind.", ["kind"], registry=registry)
-        self._accepted = Counter(
-            "completion_accepted_characters", "Characters of completions that users took.", registry=registry
-        )
-        self._wasted = Counter(
-            "completion_wasted_tokens",
-            "Tokens computed for requests that nobody waited for in the end, by what became of them.",
-            ["outcome"],
-            registry=registry,
-        )
-        self._taken_over = Counter(
-            "completion_generations_taken_over",
-            "Generations that went on for a newer request, because its user typed what they said.",
-            registry=registry,
-        )
-        self._saved = Counter(
-            "completion_taken_over_tokens",
-            "Tokens that newer requests took over ready-made.",
-            registry=registry,
-        )
-        self._left = Counter(
-            "completion_generations_left", "Of those taken over, how many then said something else.", registry=registry
-        )
-        self._stopping = Histogram(
-            "completion_stop_seconds",
-            "From the end of a request that runs, as by a newer one, until its slot is free.",
-            buckets=BUCKETS_S,
-            registry=registry,
-        )
-        self._lag = Histogram(
-            "completion_loop_lag_seconds",
-            "By how much the event loop comes late to what is due: what everything in this process waits.",
-            buckets=BUCKETS_S,
-            registry=registry,
-        )
+        make = _Registry(registry)
+        self._requests = make.counter("requests", "Ended requests.", "outcome", "trigger", "shed_reason")
+        stages = "admission, queue, tokenise, prefill, decode_token (per token), stream, total"
+        self._stages = make.histogram("stage_seconds", f"Time in each stage: {stages}.", "stage")
+        self._ttft = make.histogram("ttft_seconds", "From a request's receipt to its first token.", "trigger")
+        self._tokens = make.counter("tokens", "Tokens, by kind.", "kind")
+        self._refused = make.counter("refused_requests", "Requests not admitted, by status code.", "code")
+        self._feedback = make.counter("feedback", "Reports of editors, by kind.", "kind")
+        self._accepted = make.counter("accepted_characters", "Characters of completions that users accepted.")
+        wanted = "Tokens computed for requests that were superseded, shed, cancelled or late, or diverged, by outcome."
+        self._wasted = make.counter("wasted_tokens", wanted, "outcome")
+        reattached = "Generations that went on for a newer request, because its user typed what they generated."
+        self._reattached = make.counter("generations_reattached", reattached)
+        self._saved = make.counter("reattached_tokens", "Tokens that newer requests got ready-made by reattaching.")
+        diverged = "Reattached generations that then generated something else than was typed."
+        self._diverged = make.counter("generations_diverged", diverged)
+        self._aborting = make.histogram("abort_seconds", "From the abort of a running request until its slot is free.")
+        self._lag = make.histogram("loop_lag_seconds", "Lateness of the event loop: all work in it waits as long.")
         # Looking a series up by its labels costs more than counting, and it is done twenty times for a request.
         self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
@@ -92,9 +66,27 @@ class Metrics:
         self._requests_of: dict[tuple[Trigger, FinishReason, ShedReason | None], Counter] = {}
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
+        self._handlers = self._make_handlers()
 
-    def request_ended(self, request: Request, end: End, marks: Marks) -> None:
-        """See Observer."""
+    def _make_handlers(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            events.RequestEnded: self._request_ended,
+            events.RequestRefused: lambda event: self._refused.labels(event.code.name.lower()).inc(),
+            events.EndWritten: lambda event: self._stage["stream"].observe(event.seconds),
+            events.GenerationReattached: self._generation_reattached,
+            events.GenerationDiverged: self._generation_diverged,
+            events.GenerationAborted: lambda event: self._aborting.observe(event.seconds),
+            events.LoopLagged: lambda event: self._lag.observe(event.seconds),
+            events.FeedbackReported: self._feedback_reported,
+            events.FeedbackRefused: lambda _event: self._feedback.labels("refused").inc(),
+        }
+
+    def hear(self, event: events.Event) -> None:
+        """Take an event into account."""
+        self._handlers[type(event)](event)
+
+    def _request_ended(self, event: events.RequestEnded) -> None:
+        request, end, marks = event.request, event.end, event.marks
         reason, usage = end.outcome.reason, end.usage
         self.ended[reason.value] = self.ended.get(reason.value, 0) + 1
         self._count_request(request.trigger, reason, end.outcome.shed_reason)
@@ -105,7 +97,7 @@ class Metrics:
             self._token["completion"].inc(usage.completion_tokens)
             self._token["drafted"].inc(usage.drafted_tokens)
             self._token["accepted_draft"].inc(usage.accepted_draft_tokens)
-        if reason in _IN_VAIN:
+        if reason in _WASTED:
             self._wasted.labels(reason.value).inc(usage.completion_tokens)
         self._time_stages(marks, usage.completion_tokens)
         if marks.first_output is not None:
@@ -133,40 +125,17 @@ class Metrics:
         if marks.first_output is not None and marks.last_output is not None and num_decoded > 0:
             self._stage["decode_token"].observe((marks.last_output - marks.first_output) / num_decoded)
 
-    def request_refused(self, code: Code) -> None:
-        """See Observer."""
-        self._refused.labels(code.name.lower()).inc()
+    def _generation_reattached(self, event: events.GenerationReattached) -> None:
+        self._reattached.inc()
+        self._saved.inc(event.num_tokens)
 
-    def request_streamed(self, seconds: float) -> None:
-        """See Observer."""
-        self._stage["stream"].observe(seconds)
+    def _generation_diverged(self, event: events.GenerationDiverged) -> None:
+        self._diverged.inc()
+        self._wasted.labels("diverged").inc(event.num_tokens)
 
-    def generation_taken_over(self, num_tokens: int) -> None:
-        """See Observer."""
-        self._taken_over.inc()
-        self._saved.inc(num_tokens)
-
-    def generation_left(self, num_tokens: int) -> None:
-        """See Observer."""
-        self._left.inc()
-        self._wasted.labels("left").inc(num_tokens)
-
-    def work_stopped(self, seconds: float) -> None:
-        """Work that was aborted went on for so long."""
-        self._stopping.observe(seconds)
-
-    def loop_lagged(self, seconds: float) -> None:
-        """The event loop came this late to what was due."""
-        self._lag.observe(seconds)
-
-    def feedback_reported(self, feedback: Feedback) -> None:
-        """See Observer."""
-        self._feedback.labels(feedback.kind).inc()
-        self._accepted.inc(feedback.accepted_characters)
-
-    def feedback_refused(self) -> None:
-        """See Observer."""
-        self._feedback.labels("refused").inc()
+    def _feedback_reported(self, event: events.FeedbackReported) -> None:
+        self._feedback.labels(event.feedback.kind).inc()
+        self._accepted.inc(event.feedback.accepted_characters)
 
 
 class Snapshot(Collector):

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import click
 
-from draft_model.build import BuildSettings, Role, build_pair
 from draft_model.commands.common import CONSOLE, FOLDER, WORK, Number, compile_option, plain_errors
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import check_replaceable
+from draft_model.core.presets import Preset, find_preset
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
 from draft_model.corpus.readers import read_repositories
 from draft_model.corpus.sources import HELD_OUT, fetch_wheels, read_embedded_sources
 from draft_model.corpus.store import MANIFEST
 from draft_model.data.shards import DataSettings
-from draft_model.errors import PipelineError
 from draft_model.evaluation.probes import probe_table
-from draft_model.export import CONFIG
-from draft_model.files import check_replaceable
-from draft_model.presets import Preset, find_preset
+from draft_model.models.export import CONFIG
+from draft_model.pair.build import BuildSettings, Role, build_pair
 from draft_model.training.budget import Budget
 from draft_model.training.world import num_processes
 
@@ -48,10 +48,10 @@ def build_embedded(
     draft_minutes: float | None, mix: float, generated: int, target_out: Path, draft_out: Path, seed: int | None,
     is_compiled: bool,
 ) -> None:  # fmt: skip
-    """Corpus, tokenizer, data, target, draft, figures, cards and both model folders.
+    """Build both embedded models: corpus, tokenizer, data, target, draft, figures, cards.
 
-    What is in --work already is used and not made again; training goes on from its checkpoint. Minutes are active ones:
-    a paused process spends none.
+    Parts that --work has are used, and training continues from its checkpoint. Minutes are active ones: a paused
+    process spends none.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""What the commands share: types of options, and errors as one line."""
+"""Parts that the commands share: types of options, progress bars, and errors as one line."""
 
 import functools
 import itertools
@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
-from draft_model.errors import PipelineError
+from draft_model.core.errors import PipelineError
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -32,7 +32,7 @@ class Number(click.ParamType[int]):
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        """The whole number that is meant."""
+        """Convert a number such as 50e9 to an integer."""
         try:
             meant = int(float(value))
         except (TypeError, ValueError, OverflowError):
@@ -48,7 +48,7 @@ class JsonObject(click.ParamType[dict[str, Any]]):
     name = "json"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:  # noqa: ANN401
-        """What it says."""
+        """Parse the object."""
         try:
             told = json.loads(value)
         except ValueError as error:
@@ -59,7 +59,7 @@ class JsonObject(click.ParamType[dict[str, Any]]):
 
 
 def _check_compiler(_context: click.Context, _parameter: click.Parameter, is_compiled: bool) -> bool:
-    """UsageError when torch.compile lacks what it needs, said before hours of other work."""
+    """Raise UsageError, before hours of other work, when torch.compile lacks a compiler or Python's headers."""
     if is_compiled and shutil.which(os.environ.get("CXX", "g++")) is None:
         raise click.UsageError("torch.compile finds no C++ compiler: install g++, set CXX, or give --no-compile")
     header = Path(sysconfig.get_path("include"), "Python.h")
@@ -70,7 +70,7 @@ def _check_compiler(_context: click.Context, _parameter: click.Parameter, is_com
 
 corpus_option = click.option(
     "--corpus", "corpus_folder", type=FOLDER, default=WORK / "corpus", show_default=True,
-    help="What `draft-model corpus` wrote.",
+    help="Corpus folder, from `draft-model corpus`.",
 )  # fmt: skip
 model_option = click.option("--model", type=FOLDER, required=True, help="Model folder in the Hugging Face layout.")
 engine_option = click.option(
@@ -85,7 +85,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def refuse_without(needed: str, *names: str) -> None:
-    """UsageError when one of these options was given, but not `needed`, without which they have no effect."""
+    """Raise UsageError when one of these options was given without the option `needed`."""
     context = click.get_current_context()
     for name in names:
         if context.params[needed] is None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -114,7 +114,7 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
 
 
 def counting(progress: Progress, name: str) -> Callable[[int, int], None]:
-    """A callback that moves a bar; where there is no terminal to draw one on, a line when a tenth more is done."""
+    """A callback that moves a progress bar; without a terminal it prints a line at every tenth."""
     task = progress.add_task(name, total=None)
     shown = 0
 
@@ -130,7 +130,7 @@ def counting(progress: Progress, name: str) -> Callable[[int, int], None]:
 
 
 def stepping(progress: Progress, name: str, total: int) -> Callable[[], None]:
-    """A callback that moves a bar by one of `total` steps."""
+    """A callback that moves a progress bar by one of `total` steps."""
     on_done, steps = counting(progress, name), itertools.count(1)
     on_done(0, total)
     return lambda: on_done(next(steps), total)

@@ -8,6 +8,8 @@ import click
 from rich.progress import Progress
 
 from draft_model.commands.common import CONSOLE, FILE, FOLDER, WORK, corpus_option, plain_errors
+from draft_model.core.files import replacing_folder
+from draft_model.core.presets import VOCAB_SIZE
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.documents import Document, Side
 from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
@@ -23,8 +25,6 @@ from draft_model.corpus.sources import HELD_OUT, fetch_wheels, read_embedded_sou
 from draft_model.corpus.split import HELD_OUT_PERCENT
 from draft_model.corpus.store import Corpus
 from draft_model.data.tokenizer import train_tokenizer
-from draft_model.files import folder_atomically
-from draft_model.presets import VOCAB_SIZE
 
 Paths = tuple[Path, ...]
 
@@ -130,7 +130,7 @@ def tokenizer(corpus_folder: Path, out: Path, vocab_size: int) -> None:
       draft-model tokenizer --corpus work/embedded/corpus --out work/embedded/tokenizer
     """
     texts = (document.text for document in Corpus(corpus_folder).documents(Side.TRAIN))
-    with folder_atomically(out, mark="") as folder:
+    with replacing_folder(out, mark="") as folder:
         learnt = train_tokenizer(texts, vocab_size)
         learnt.save_pretrained(str(folder))
     click.echo(f"{out}: {len(learnt):,} tokens")

@@ -23,11 +23,11 @@ from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder
 
 BYTES_A_TOKEN = 3.5
-"""Of code, roughly; to say how often the corpus is drawn from."""
+"""Estimate for code; gives the number of passes over the corpus."""
 
 
 def row_lengths(text: str) -> tuple[int, ...]:
-    """Lengths as in "1024,256"; UsageError for anything else."""
+    """Parse lengths such as "1024,256"; UsageError for anything else."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -38,10 +38,12 @@ def row_lengths(text: str) -> tuple[int, ...]:
 @corpus_option
 @click.option(
     "--tokenizer", type=FOLDER, default=WORK / "tokenizer", show_default=True,
-    help="Folder of a tokenizer; for a draft its target's, whose prompt layout is used.",
+    help="Folder of a tokenizer; for a draft its target's, whose template is used.",
 )  # fmt: skip
 @click.option("--out", type=FOLDER, default=WORK / "data", show_default=True)
-@click.option("--tokens", type=Number(), required=True, help="So many, such as 50e9, rounded up to whole shards.")
+@click.option(
+    "--tokens", type=Number(), required=True, help="Training tokens, such as 50e9, rounded up to whole shards."
+)
 @click.option("--row-tokens", default="1024,256,512,256", show_default=True, help="Lengths of rows, in turn.")
 @click.option(
     "--block-tokens", type=click.IntRange(min=1), default=2_048, show_default=True, help="Computed at a time."
@@ -50,12 +52,12 @@ def row_lengths(text: str) -> tuple[int, ...]:
 @click.option("--fim-share", type=click.FloatRange(0, 1), default=FIM_SHARE, show_default=True)
 @click.option(
     "--snippet-share", type=click.FloatRange(0, 1), default=SNIPPET_SHARE, show_default=True,
-    help="Of the fill-in-the-middle samples, with pieces of other files of the folder in front.",
+    help="Share of the fill-in-the-middle samples with pieces of other files in front.",
 )  # fmt: skip
-@click.option("--generated", type=FILE, default=None, help="What `draft-model generate` wrote.")
+@click.option("--generated", type=FILE, default=None, help="File of completions, from `draft-model generate`.")
 @click.option(
     "--generated-share", type=click.FloatRange(0, 1), default=GENERATED_SHARE, show_default=True,
-    help="Of all samples, where something is generated.",
+    help="Share of generated samples, if there is a file of them.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--seed", type=int, default=20, show_default=True)
@@ -65,7 +67,9 @@ def data(
     blocks_per_shard: int, fim_share: float, snippet_share: float, generated: Path | None,
     generated_share: float, workers: int, seed: int,
 ) -> None:  # fmt: skip
-    """Cut a corpus into rows of tokens in the layout that the server builds. Interrupted, the same command goes on.
+    """Cut a corpus into rows of tokens in the template that the server uses.
+
+    After an interruption the same command continues.
 
     \b
     Examples:
@@ -81,13 +85,13 @@ def data(
         )  # fmt: skip
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    layout, code = load_encoder(tokenizer).layout, Corpus(corpus_folder)
+    template, code = load_encoder(tokenizer).template, Corpus(corpus_folder)
     with Progress(console=CONSOLE, transient=True) as progress:
         build_data(
-            code, tokenizer, layout, out, settings, generated=generated, num_workers=workers,
+            code, tokenizer, template, out, settings, generated=generated, num_workers=workers,
             on_shard=counting(progress, "shards"),
         )  # fmt: skip
     made = settings.num_shards * settings.blocks_a_shard * settings.block_tokens
     passes = made * BYTES_A_TOKEN / max(1, code.manifest.num_bytes(Side.TRAIN))
     size = f"{settings.num_shards} shards, {made / 1e6:,.1f}M tokens"
-    click.echo(f"{out}: {size}, about {passes:.2g} times the corpus, layout {layout.name}")
+    click.echo(f"{out}: {size}, about {passes:.2g} times the corpus, template {template.name}")

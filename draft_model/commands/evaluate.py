@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,26 +25,34 @@ from draft_model.commands.common import (
     show,
     stepping,
 )
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import check_replaceable
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
+from draft_model.data.fim import Split
 from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
-from draft_model.engine import refuse_options
-from draft_model.errors import PipelineError
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
 from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.identity import Identity, compare, read_prompts
-from draft_model.evaluation.loading import check_goes_with, load_model, read_config
 from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
 from draft_model.evaluation.online import NUM_OTHER_RUNS, measure_engine, serve
 from draft_model.evaluation.probes import probe_table, run_probes
-from draft_model.evaluation.report import REPORT, as_record, offline_figures, render_report, write_report
-from draft_model.files import check_replaceable
+from draft_model.evaluation.report import (
+    REPORT,
+    OfflineFigures,
+    as_record,
+    offline_figures,
+    render_report,
+    write_report,
+)
+from draft_model.models.engine import refuse_options
+from draft_model.models.loading import check_goes_with, load_model, read_config
 
 TEMPERATURES = (0.2, 0.8)
 ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))
 IDENTITY_LENGTH = 4
 NOT_TO_CHOOSE = ("model", "speculative_config", "max_num_seqs")
-"""Of vLLM's own settings, refused before hours of measuring."""
+"""vLLM's own settings that are fixed here; they are refused before hours of measuring."""
 
 
 @click.command()
@@ -84,7 +93,7 @@ def evaluate(
     max_tokens: int, lengths: tuple[int, ...], greedy_only: bool, with_engine: bool, prompts: Path | None,
     prompt_tokens: int, engine_options: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
-    """How much of a draft its target accepts: by length, by position, by kind of code; offline and in vLLM.
+    """Measure how much of a draft its target accepts: by length, position and kind of code; offline and in vLLM.
 
     \b
     Examples:
@@ -104,21 +113,15 @@ def evaluate(
     context = _context_tokens(target, draft, engine_options)
     _check_fit(asked, context - prompt_tokens, f"{prompts}, prompt")
     texts = [text for text in Corpus(corpus_folder).texts(Side.HELD_OUT) if not encoder.holds_marker(text)]
-    splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.layout.is_typed_line_only)
-    num_offline = min(offline_cursors or len(splits), len(splits))
-    some = [splits[number * len(splits) // num_offline] for number in range(num_offline)]
+    splits = held_out_splits(texts, cursors, is_typed_line_only=encoder.template.is_typed_line_only)
     cursors_ids = [encoder.encode_prompt(split.before, split.typed, split.after) for split in splits]
     _check_fit(cursors_ids, context - max_tokens, f"{corpus_folder}, cursor")
     pair = Pair(load_model(target), load_model(draft), encoder)
     temperatures = () if greedy_only else TEMPERATURES
     with Progress(console=CONSOLE, transient=True) as progress:
-        tallies = {
-            degree: measure(pair, some, max_tokens, degree, counting(progress, f"offline, temperature {degree:g}"))
-            for degree in (0.0, *temperatures)
-        }
-        offline, online = offline_figures(len(some), tallies), None
+        offline, online = _measure_offline(pair, splits, offline_cursors, max_tokens, temperatures, progress), None
         if out is not None:
-            write_report(out, offline, None)  # Whatever becomes of the engine.
+            write_report(out, offline, None)  # Before the engine, which may fail.
         if with_engine:
             step = stepping(progress, "vLLM", len(set(lengths)) + NUM_OTHER_RUNS)
             online = measure_engine(
@@ -128,21 +131,33 @@ def evaluate(
         identity = _identity(pair, target, draft, asked, prompt_tokens, engine_options) if asked else None
     if out is not None:
         write_report(out, offline, online, identity)
-    if as_json:
-        click.echo(json.dumps(as_record(offline, online, identity)))
-    else:
-        click.echo(render_report(offline, online, identity))
+    record = json.dumps(as_record(offline, online, identity))
+    click.echo(record if as_json else render_report(offline, online, identity))
+
+
+def _measure_offline(
+    pair: Pair, splits: Sequence[Split], num_cursors: int | None, max_tokens: int, temperatures: Sequence[float],
+    progress: Progress,
+) -> OfflineFigures:  # fmt: skip
+    """Measure at `num_cursors` of the splits, spread evenly, or at all; greedily and at each temperature."""
+    number = min(num_cursors or len(splits), len(splits))
+    some = [splits[index * len(splits) // number] for index in range(number)]
+    tallies = {
+        degree: measure(pair, some, max_tokens, degree, counting(progress, f"offline, temperature {degree:g}"))
+        for degree in (0.0, *temperatures)
+    }
+    return offline_figures(len(some), tallies)
 
 
 def _context_tokens(target: Path, draft: Path, options: dict[str, Any]) -> int:
-    """The most tokens that both models and the engine's settings allow."""
+    """The context that both models and the engine's settings allow."""
     told = [read_config(model).get("max_position_embeddings") for model in (target, draft)]
     told.append(options.get("max_model_len"))
     return min(most if isinstance(most, int) and most > 0 else sys.maxsize for most in told)
 
 
 def _check_fit(prompts: list[list[int]], most: int, name: str) -> None:
-    """PipelineError when a prompt leaves no room for a completion, before hours of measuring."""
+    """Raise PipelineError, before hours of measuring, when a prompt leaves no room for a completion."""
     for number, prompt in enumerate(prompts):
         if len(prompt) > most:
             raise PipelineError(
@@ -165,7 +180,7 @@ def _identity(
 @json_option
 @plain_errors
 def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
-    """Loss and bits per byte of a model on the held-out side of a corpus.
+    """Measure loss and bits per byte of a model on the held-out side of a corpus.
 
     \b
     Example:
@@ -183,7 +198,7 @@ def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
 @json_option
 @plain_errors
 def probes(model: Path, as_json: bool) -> None:
-    """Complete twenty plainly predictable places, greedily, in the server's prompt layout.
+    """Complete twenty predictable places greedily, with the server's prompts.
 
     \b
     Example:

@@ -17,14 +17,14 @@ from draft_model.commands.common import (
 )
 from draft_model.corpus.store import Corpus
 from draft_model.data.tokenizer import load_encoder
-from draft_model.distil.generate import Generation, draw_cursors
+from draft_model.distil.generate import GenerationSettings, draw_cursors
 from draft_model.distil.generate import generate as write_generated
 
 
 @click.command()
 @corpus_option
 @click.option("--target", type=FOLDER, required=True, help="The target, in the Hugging Face layout.")
-@click.option("--out", type=FILE, required=True, help="JSON lines: what the target wrote, with what stands around it.")
+@click.option("--out", type=FILE, required=True, help="JSON lines: the target's completions with the text around them.")
 @click.option("--prompts", type=click.IntRange(min=1), default=20_000, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=48, show_default=True, help="Of a completion.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
@@ -37,7 +37,7 @@ def generate(
 ) -> None:  # fmt: skip
     """Let the target complete cursors of the corpus through vLLM, for a draft to learn from.
 
-    Interrupted, the same command goes on.
+    After an interruption the same command continues.
 
     \b
     Example:
@@ -46,7 +46,7 @@ def generate(
     """
     encoder = load_encoder(target)
     cursors = draw_cursors(Corpus(corpus_folder), encoder, prompts, seed)
-    generation = Generation(max_tokens, temperature, seed)
+    generation = GenerationSettings(max_tokens, temperature, seed)
     CONSOLE.print(f"{len(cursors):,} cursors")
     with Progress(console=CONSOLE, transient=True) as progress:
         on_done = counting(progress, "vLLM, thousands of cursors")

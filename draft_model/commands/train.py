@@ -16,9 +16,7 @@ from draft_model.commands.common import (
     refuse_without,
     show,
 )
-from draft_model.presets import PRESETS, Preset, find_preset
-from draft_model.run import MIX, Distillation
-from draft_model.run import train as run_training
+from draft_model.core.presets import PRESETS, Preset, find_preset
 from draft_model.training.budget import Budget
 from draft_model.training.flops import PEAK_FLOPS
 from draft_model.training.plan import (
@@ -29,6 +27,8 @@ from draft_model.training.plan import (
     make_plan,
     measured_utilisation,
 )
+from draft_model.training.run import MIX, Distillation
+from draft_model.training.run import train as run_training
 from draft_model.training.trainer import CHECKPOINT_EVERY_S
 from draft_model.training.world import joined_world
 
@@ -37,7 +37,7 @@ preset_option = click.option("--preset", required=True, help=f"One of {KNOWN}.")
 
 
 def chosen_budget(preset: Preset, minutes: float | None, steps: int | None, tokens: int | None) -> Budget:
-    """The one budget that was given, else the preset's minutes; UsageError when several were."""
+    """The given budget, or the preset's minutes; UsageError when several are given."""
     given = [value for value in (minutes, steps, tokens) if value is not None]
     if len(given) > 1:
         raise click.UsageError("give --minutes, --steps or --tokens, one of them")
@@ -51,7 +51,7 @@ def chosen_budget(preset: Preset, minutes: float | None, steps: int | None, toke
 
 
 def chosen_utilisation(share: float | None, run: Path | None) -> Utilisation:
-    """The share that was given or that of the run, else an assumed one; UsageError when both were given."""
+    """The given share, or the one measured in a run, or an assumed one; UsageError when both are given."""
     if share is not None and run is not None:
         raise click.UsageError("give --utilisation or --from-run, one of them")
     if run is not None:
@@ -88,7 +88,7 @@ def train(
     batch_tokens: int | None, start_from: Path | None, teacher: Path | None, mix: float,
     checkpoint_minutes: float, seed: int | None, is_compiled: bool,
 ) -> None:  # fmt: skip
-    """Train a preset; interrupted, the same command goes on from its checkpoint.
+    """Train a preset. After an interruption the same command continues from its checkpoint.
 
     \b
     Examples:
@@ -150,7 +150,7 @@ def plan(
     dollars_per_gpu_hour: float | None,
     as_json: bool,
 ) -> None:
-    """Days, GPU hours, cost and memory of a training run.
+    """Estimate days, GPU hours, cost and memory of a training run.
 
     \b
     Examples:

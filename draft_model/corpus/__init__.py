@@ -1,4 +1,4 @@
-"""From sources of code to a corpus: read, judged by licence and content, freed of near copies, split by repository.
+"""Makes a corpus from sources of code: reads files, filters by licence and content, removes near copies, and splits.
 
 Knows files and licences; must not know tokens or models.
 """

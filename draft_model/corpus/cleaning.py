@@ -1,7 +1,7 @@
-"""What speaks against a source file, and what is taken out of Python for the smallest models.
+"""Detects unwanted source files, and shortens Python for the smallest models.
 
-A model of a few million parameters has no room for prose: licence headers go, a long docstring keeps its first
-paragraph, tabs become blanks. Any other model learns files as editors send them.
+A model of a few million parameters has no capacity for prose: licence headers are removed, long docstrings keep their
+first paragraph, tabs become blanks. Other models learn files as editors send them.
 """
 
 import ast
@@ -23,12 +23,12 @@ def tidy(text: str) -> str:
 
 
 def is_generated(text: str) -> bool:
-    """Whether the file says of itself that a program wrote it."""
+    """Whether a comment at the top of the file says that it is generated."""
     return _GENERATED.search(text[:_HEAD_CHARS]) is not None
 
 
 def parse_python(text: str) -> ast.Module | None:
-    """The syntax tree of a Python file, or None when it does not parse."""
+    """The syntax tree of a Python file; None when it does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -52,7 +52,7 @@ def is_table(text: str) -> bool:
 
 
 def strip_legal_header(text: str) -> str:
-    """Drop the comment block at the top when it speaks of copyright or a licence."""
+    """Drop the comment block at the top if it mentions copyright or a licence."""
     lines = text.splitlines(keepends=True)
     end = 0
     while end < len(lines) and (lines[end].startswith("#") or not lines[end].strip()):
@@ -83,7 +83,7 @@ def _long_docstrings(tree: ast.Module) -> list[tuple[int, int]]:
         first = node.body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
             last_line = first.end_lineno or first.lineno
-            # The line that closes it is not counted.
+            # The closing line is not counted.
             if last_line - first.lineno > KEPT_DOCSTRING_LINES:
                 found.append((first.lineno, last_line))
     return found

@@ -1,24 +1,24 @@
-"""A corpus from a stream of documents: judged, freed of near copies, split, written; and its card."""
+"""Collects a corpus from a stream of documents: filters, removes near copies, splits, writes; and renders its card."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import replacing_folder
 from draft_model.corpus.documents import Document, Side
 from draft_model.corpus.duplicates import NearDuplicates
 from draft_model.corpus.filters import Refusal, Rules, judge
 from draft_model.corpus.split import HELD_OUT_PERCENT, side_of
 from draft_model.corpus.store import MANIFEST, CorpusWriter, Manifest, write_manifest
-from draft_model.errors import PipelineError
-from draft_model.files import folder_atomically
 
 NUM_PARTS = 4
 
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """How a corpus is made. Where the sources `are_distinct` no index of near copies is kept."""
+    """The settings of a corpus. Sources that `are_distinct` need no index of near copies."""
 
     rules: Rules = field(default_factory=Rules)
     held_out_percent: float = HELD_OUT_PERCENT
@@ -35,7 +35,7 @@ def collect_corpus(documents: Iterable[Document], out: Path, settings: CorpusSet
     """
     refused: Counter[str] = Counter()
     duplicates = NearDuplicates()
-    with folder_atomically(out, MANIFEST) as folder:
+    with replacing_folder(out, MANIFEST) as folder:
         writer = CorpusWriter(folder, settings.num_parts)
         for document in documents:
             judged = judge(document, settings.rules)
@@ -68,7 +68,7 @@ def _check(manifest: Manifest, held_out: Collection[str]) -> None:
 
 
 def render_card(manifest: Manifest) -> str:
-    """The sources with their licences, what was left out and why, as Markdown."""
+    """The card as Markdown: the sources with their licences, and the number of refused files by reason."""
     lines = [
         "# Corpus",
         "",

@@ -1,11 +1,11 @@
-"""What the corpus is made of."""
+"""The documents of a corpus, and the summary of a source."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Side(Enum):
-    """The two sides of the split: whole repositories are on one of them."""
+    """The two sides of the split; each repository is on one side."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
@@ -13,19 +13,19 @@ class Side(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file. `repository` names what is split as one: a repository, a package, a folder of one's own."""
+    """One file. `repository` names the unit of the split: a repository, a package, or a user's folder."""
 
     repository: str
     path: str
     licence: str
-    """An SPDX expression where the source gives something that can be read as one; else its own words."""
+    """An SPDX expression, or the source's own words if they can't be read as one."""
     text: str
     version: str = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSummary:
-    """What one repository put into the corpus."""
+    """The part of the corpus that one repository contributed."""
 
     name: str
     version: str

@@ -1,6 +1,6 @@
-"""Refuses copies and near copies: exact ones by hash, near ones by MinHash and locality-sensitive hashing.
+"""Detects copies and near copies: exact ones by hash, near ones by MinHash and locality-sensitive hashing.
 
-One process with its index in memory, about 3.2 KB a document: docs/models.md says what to do with more than fits.
+The index is in memory, about 3.2 KB a document; `deduplicate.py` handles corpora that do not fit.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from zlib import crc32
 from datasketch import MinHash, MinHashLSH  # type: ignore[import-untyped]
 
 SIMILARITY = 0.7
-"""Jaccard similarity of the sets of shingles from which on two files are near copies."""
+"""Least Jaccard similarity of the shingles of near copies."""
 NUM_PERMUTATIONS = 64
 SHINGLE_WORDS = 5
 MIN_WORDS = 12
@@ -19,7 +19,7 @@ _WORD = re.compile(r"\w+")
 
 
 class NearDuplicates:
-    """Remembers what it has seen."""
+    """An index of the texts seen so far."""
 
     def __init__(self, similarity: float = SIMILARITY) -> None:
         self._exact: set[bytes] = set()
@@ -27,7 +27,7 @@ class NearDuplicates:
         self._num_seen = 0
 
     def is_new(self, text: str) -> bool:
-        """Whether nothing like the text was seen before, in which case it counts as seen from now on."""
+        """Whether no similar text was seen before; a new text is added to the index."""
         words = _WORD.findall(text)
         digest = hashlib.blake2b(" ".join(words).encode("utf-8", "replace"), digest_size=16).digest()
         if len(words) < MIN_WORDS or digest in self._exact:

@@ -1,4 +1,4 @@
-"""Which files are left out, and why. Pure functions of a document."""
+"""Decides which files the corpus leaves out, and why. Pure functions of a document."""
 
 import re
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _TEST_NAME = re.compile(r"test_.*|.*_tests?|conftest|.*_pb2(_grpc)?")
 
 
 class Refusal(Enum):
-    """Why a file is left out."""
+    """The reason to leave a file out."""
 
     LICENCE = "licence"
     PATH = "tests, vendored copies and other suffixes"
@@ -35,7 +35,7 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is wanted; sizes in bytes. `is_shortened` leaves prose out of Python, for the smallest models."""
+    """The accepted files; sizes in bytes. `is_shortened` removes prose from Python, for the smallest models."""
 
     suffixes: tuple[str, ...] = DEFAULT_SUFFIXES
     min_bytes: int = 400
@@ -44,7 +44,7 @@ class Rules:
 
 
 def judge(document: Document, rules: Rules) -> Document | Refusal:
-    """The document as it goes into the corpus, or why it does not. The cheap questions come first."""
+    """The document in the form for the corpus, or the reason to leave it out. Cheap checks come first."""
     checks: tuple[tuple[Refusal, Callable[[], bool]], ...] = (
         (Refusal.LICENCE, lambda: is_permissive(document.licence)),
         (Refusal.PATH, lambda: is_wanted_path(PurePosixPath(document.path), rules.suffixes)),
@@ -65,7 +65,7 @@ def is_wanted_path(path: PurePosixPath, suffixes: tuple[str, ...] = DEFAULT_SUFF
 
 def _judge_text(document: Document, rules: Rules) -> Document | Refusal:
     is_python = document.path.endswith(".py")
-    text = document.text.replace("\r\n", "\n").replace("\r", "\n")  # Some sources translate it, others don't.
+    text = document.text.replace("\r\n", "\n").replace("\r", "\n")  # Only some sources translate line ends.
     text = tidy(text) if rules.is_shortened and is_python else text
     if is_generated(text):
         return Refusal.GENERATED

@@ -1,10 +1,11 @@
-"""Whether a licence lets a model be trained and given away under a licence of one's own: the permissive ones do.
+"""Decides whether a licence is permissive: it allows training a model and publishing it under another licence.
 
-What packages say is read as an SPDX expression. `OR` needs one permissive side, `AND` all; with parentheses all, which
-is on the safe side. What adds conditions to a permissive licence, or turns into one in some years, is not permissive.
+A package's licence is read as an SPDX expression. `OR` needs one permissive side, `AND` all; an expression with
+parentheses needs all, which is the safe choice. A permissive licence with added conditions is not permissive, nor is
+one that becomes permissive in some years.
 
-Words and texts are refused for what restricts, then for copyleft; then a name must consist of known words, and a text
-begin with a known grant. In doubt it is no: a file lost costs nothing.
+Names and texts are refused for restrictions, then for copyleft. Then a name must consist of known words, and a text
+must begin with a known grant. Doubtful licences are refused: the loss of a file costs nothing.
 """
 
 import re
@@ -21,19 +22,19 @@ PERMISSIVE = frozenset(
     }
 )  # fmt: skip
 OWN = "own"
-"""The licence of folders that a person names as theirs and that have no licence file."""
+"""The licence of a user's own folder that has no licence file."""
 
 START = 1_000
-"""How far into a text, in characters, its own grant begins, after title and authors; further down it may quote."""
+"""Characters of a text in which its own grant begins, after title and authors; later text may be quotations."""
 
 _RESTRICTED = re.compile(
-    # Source-available ones, which name the permissive licence that they are built on or turn into.
+    # Source-available licences, which name the permissive licence that they are based on or become.
     r"business source|\bbusl\b|\bbsl[- ]1\.1|functional source|\bfsl-1|commons[- ]clause|server[- ]side public|\bsspl\b"
     r"|elastic[- ]license|polyform|sustainable use|good, not evil"
-    # What only bundles permissive code; not the GPL's own words, which lists of what a wheel bundles quote.
+    # Proprietary packages that bundle permissive code; not the GPL's own words, which lists of bundled code quote.
     r"|(?<!including )(?<!effectively )proprietary(?! (programs|applications))|end[- ]user licen[cs]e|\beula\b"
     r"|\bmay not (be )?(copy|copied|modif|(re)?distribut|reproduc|sell|sold|sublicens|reverse|decompil)"
-    # Conditions in what otherwise reads like BSD or MIT. "Advertising" alone is in the permissive X11 and HPND.
+    # Conditions in texts that otherwise read like BSD or MIT. "Advertising" alone is in the permissive X11 and HPND.
     r"|advertising materials|no[- ]nuclear|nuclear facilit"
     r"|(must|shall) (display|include|retain) the following acknowledge?ment"
     # Not the Unlicense's "commercial or non-commercial", nor the GPL's "only occasionally and noncommercially".
@@ -72,10 +73,10 @@ _CLASSIFIERS: Mapping[str, str] = {
     "Zero-Clause BSD (0BSD)": "0BSD",
     "zlib/libpng License": "Zlib",
 }
-"""PyPI's words for the permissive ones."""
+"""PyPI's classifiers of permissive licences."""
 
 _NAMES: tuple[tuple[str, str], ...] = (
-    # The first pattern that is found decides; first the known words that make another licence together.
+    # The first pattern that matches decides. The first entry has known words that together name another licence.
     (r"apache\D*1\b|(?<!without )(?<!without the )advertising|\bmodified(?![ -]bsd)|(?<!bsd[ -])(derived|style)", ""),
     (r"apache", "Apache-2.0"),
     (r"mit[- ]cmu|historical permission", "MIT-CMU"),
@@ -98,7 +99,7 @@ _WORDS = frozenset(
         "domain", "dedication", "zlib", "libpng",
     }
 )  # fmt: skip
-"""All that a name may consist of: any other word may be a condition, or another licence."""
+"""All words that a name may have: any other word may be a condition, or another licence."""
 
 _TEXTS: tuple[tuple[str, str], ...] = (
     (r"apache license,? version 2\.0,? january 2004", "Apache-2.0"),
@@ -113,13 +114,13 @@ _SPDX_NAME = re.compile(r"[\w.+-]+(\s+WITH\s+[\w.+-]+)?")
 
 
 def is_permissive(licence: str) -> bool:
-    """Whether an SPDX expression, or `OWN`, allows it; what is not known does not."""
+    """Whether an SPDX expression, or `OWN`, is permissive; unknown licences are not."""
     if licence == OWN:
         return True
     plain = re.sub(r"[()]", " ", licence)
     choices = [[name.strip() for name in re.split(r"\bAND\b", choice)] for choice in re.split(r"\bOR\b", plain)]
     if not all(_SPDX_NAME.fullmatch(name) for choice in choices for name in choice):
-        return False  # No expression: what else it says may hold for all of it.
+        return False  # Not an expression: its further words may be conditions on all of it.
     return (all if "(" in licence else any)(all(map(_is_known, choice)) for choice in choices)
 
 
@@ -129,7 +130,7 @@ def _is_known(name: str) -> bool:
 
 
 def read_licence(said: str) -> str:
-    """The SPDX expression that a package's words mean, such as "MIT License"; the words where they mean none."""
+    """The SPDX expression for a package's words, such as "MIT License"; the words themselves if there is none."""
     said = " ".join(said.split())
     if said in _CLASSIFIERS:
         return _CLASSIFIERS[said]
@@ -144,7 +145,7 @@ def read_licence(said: str) -> str:
 
 
 def licence_of_text(text: str) -> str:
-    """The SPDX name of a licence file's text, "" when it is none of the common ones."""
+    """The SPDX name of a licence file's text; "" if it is none of the common texts."""
     flat = " ".join(text.lower().split())
     if is_restricted(flat) or is_copyleft(flat):
         return ""
@@ -153,17 +154,17 @@ def licence_of_text(text: str) -> str:
 
 
 def is_restricted(text: str) -> bool:
-    """Whether words or a whole text have a condition that no permissive licence has, whatever else they say."""
+    """Whether a name or a text has a condition that no permissive licence has."""
     return _RESTRICTED.search(" ".join(text.split())) is not None
 
 
 def is_copyleft(text: str) -> bool:
-    """Whether words or a text name one of the licences that ask for the same licence."""
+    """Whether a name or a text mentions a copyleft licence."""
     return _COPYLEFT.search(" ".join(text.split())) is not None
 
 
 def _spdx(said: str) -> str:
-    """An SPDX expression as SPDX writes it, "" for what is none."""
+    """The canonical form of an SPDX expression; "" if the words are none."""
     try:
         return canonicalize_license_expression(said)
     except InvalidLicenseExpression:

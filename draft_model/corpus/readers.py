@@ -1,4 +1,4 @@
-"""Every kind of source as a stream of documents, read as they stand; nothing is judged here.
+"""Reads every kind of source as a stream of documents; filters come later.
 
 Folders, the running Python and its packages, wheels and source archives, JSON lines, Parquet, Hugging Face data sets.
 """
@@ -20,6 +20,7 @@ from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
+from draft_model.core.errors import PipelineError
 from draft_model.corpus.documents import Document
 from draft_model.corpus.licences import (
     OWN,
@@ -30,18 +31,17 @@ from draft_model.corpus.licences import (
     licence_of_text,
     read_licence,
 )
-from draft_model.errors import PipelineError
 
 STDLIB = "python-stdlib"
 STDLIB_LICENCE = "PSF-2.0"
 PARQUET_ROWS = 1_000
 UNKNOWN = "unknown"
 LICENCE_CHARS = 80
-"""A licence in the metadata's own words may be the whole text; what is longer is no name."""
+"""Longest name of a licence; longer words in the metadata are a whole text."""
 _NO_ARCHIVE = (zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
 _GZIP = b"\x1f\x8b"
 _METADATA = tuple(map(re.compile, (r"[^/]+\.dist-info/METADATA", "PKG-INFO", r"(src/)?[^/]+\.egg-info/PKG-INFO")))
-"""A package's own metadata, the first kind that is there; what it vendors or tests with has its own further down."""
+"""Places of a package's own metadata, in order; vendored packages have theirs in deeper folders."""
 _LICENCE_NAME = re.compile(r"(licen[cs]e|copying).*", re.IGNORECASE)
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "content", "code"),
@@ -49,15 +49,15 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "path": ("path", "max_stars_repo_path", "file_path", "filename"),
     "licence": ("licence", "license", "licenses", "max_stars_repo_licenses", "detected_licenses"),
 }
-"""What our own files and the known data sets of code call their columns."""
+"""Names of the columns in our own files and in known data sets of code."""
 
 
 def read_folder(root: Path, suffixes: tuple[str, ...], licence: str | None = None) -> Iterator[Document]:
-    """A folder as one repository. Without `licence` it is what the folder's licence file says; without one, `OWN`."""
+    """Read a folder as one repository. Default licence: that of the folder's licence file, `OWN` without a file."""
     if not root.is_dir():
         raise PipelineError(f"{root} is not a folder")
     found = licence or _folder_licence(root, suffixes, OWN)
-    name = root.resolve().name if root.name in {"", ".."} else root.name  # A link keeps its own.
+    name = root.resolve().name if root.name in {"", ".."} else root.name  # A link keeps its own name.
     for path in sorted(root.rglob("*")):
         if path.suffix in suffixes and path.is_file():
             text = _read(path)
@@ -66,7 +66,7 @@ def read_folder(root: Path, suffixes: tuple[str, ...], licence: str | None = Non
 
 
 def read_repositories(root: Path, suffixes: tuple[str, ...]) -> Iterator[Document]:
-    """Every folder in `root` as a repository of its own, under the licence that its licence file has."""
+    """Read every folder in `root` as a repository, under the licence of its licence file."""
     if not root.is_dir():
         raise PipelineError(f"{root} is not a folder")
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
@@ -74,7 +74,7 @@ def read_repositories(root: Path, suffixes: tuple[str, ...]) -> Iterator[Documen
 
 
 def read_stdlib() -> Iterator[Document]:
-    """The running interpreter's standard library."""
+    """Read the running interpreter's standard library."""
     root = Path(sysconfig.get_path("stdlib"))
     version = sys.version.split()[0]
     for path in sorted(root.rglob("*.py")):
@@ -84,7 +84,7 @@ def read_stdlib() -> Iterator[Document]:
 
 
 def find_installed(*names: str) -> tuple[str, importlib.metadata.Distribution]:
-    """The first of these distributions that is installed; PipelineError when none is, or its files can't be told."""
+    """The first of these distributions that is installed; PipelineError when none is, or its files are not listed."""
     for name in names:
         try:
             distribution = importlib.metadata.distribution(name)
@@ -97,7 +97,7 @@ def find_installed(*names: str) -> tuple[str, importlib.metadata.Distribution]:
 
 
 def read_installed(*names: str) -> Iterator[Document]:
-    """The code of the first of these distributions that is installed; raises what `find_installed` does."""
+    """Read the code of the first of these distributions that is installed; raises as `find_installed`."""
     name, distribution = find_installed(*names)
     licence, version = licence_of_metadata(distribution.metadata.json), distribution.version
     for entry in sorted(distribution.files or [], key=str):
@@ -107,7 +107,7 @@ def read_installed(*names: str) -> Iterator[Document]:
 
 
 def read_archive(path: Path) -> Iterator[Document]:
-    """A wheel (.whl) or a source archive (.tar.gz, .zip) of a package, licence and version from its metadata.
+    """Read a wheel (.whl) or a source archive (.tar.gz, .zip) of a package, licence and version from its metadata.
 
     Raises PipelineError when it can't be read or has no metadata of its own.
     """
@@ -126,7 +126,7 @@ def read_archive(path: Path) -> Iterator[Document]:
 
 
 def read_jsonl(path: Path) -> Iterator[Document]:
-    """JSON lines, gzipped or not, with columns as in `_COLUMNS`; PipelineError names the line that is none."""
+    """Read JSON lines, gzipped or not, with columns as in `_COLUMNS`; PipelineError names an invalid line."""
     for number, line in _lines(path):
         try:
             record = json.loads(line.decode("utf-8"))
@@ -138,7 +138,7 @@ def read_jsonl(path: Path) -> Iterator[Document]:
 
 
 def read_parquet(path: Path) -> Iterator[Document]:
-    """A Parquet file, some rows at a time."""
+    """Read a Parquet file in batches of rows."""
     import pyarrow  # type: ignore[import-untyped]  # takes a while to import, and most sources do without it
     import pyarrow.parquet  # type: ignore[import-untyped]
 
@@ -151,7 +151,7 @@ def read_parquet(path: Path) -> Iterator[Document]:
 
 
 def read_hugging_face(name: str, split: str = "train", config: str | None = None) -> Iterator[Document]:
-    """A data set of the Hugging Face hub, or of a folder in its layout, streamed: nothing is downloaded beforehand."""
+    """Stream a data set of the Hugging Face hub, or of a folder in its layout; nothing is downloaded beforehand."""
     import datasets  # type: ignore[import-untyped]  # takes seconds to import
 
     try:
@@ -163,12 +163,12 @@ def read_hugging_face(name: str, split: str = "train", config: str | None = None
 
 
 def document_of(record: Mapping[str, Any], origin: str) -> Document:
-    """A row as a document. Without a repository it is its own; without a licence its licence is not known.
+    """A row as a document. A row without a repository is a repository of its own; a missing licence is `UNKNOWN`.
 
-    Raises PipelineError, which begins with `origin`, when it has no text.
+    Raises PipelineError, which begins with `origin`, when the row has no text.
     """
     has_text = any(column in record for column in _COLUMNS["text"])
-    text = _column(record, "text") or ""  # An empty file is no reason to stop: its size speaks against it later.
+    text = _column(record, "text") or ""  # An empty file is refused later, for its size.
     if not has_text:
         raise PipelineError(f"{origin} has no column for the text: {', '.join(sorted(record)) or 'it has none'}")
     if not isinstance(text, str):
@@ -178,7 +178,7 @@ def document_of(record: Mapping[str, Any], origin: str) -> Document:
     names = [read_licence(str(name)) for name in (licence if isinstance(licence, list) else [licence])]
     if len(names) > 1:
         names = [f"({name})" if re.search(r"\bOR\b", name) else name for name in names]  # AND binds before OR.
-    # Its text names it: many projects have a setup.py, and all that say no path would be on one side of the split.
+    # Named by its text: by the path, all files without a repository and of the same name would be on one side.
     repository = _column(record, "repository") or hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
     return Document(str(repository), path, " AND ".join(names), text)
 
@@ -186,8 +186,8 @@ def document_of(record: Mapping[str, Any], origin: str) -> Document:
 def licence_of_metadata(metadata: Mapping[str, Any]) -> str:
     """The licence of a package, from its expression, its classifiers, or its words, in this order.
 
-    Words that restrict or begin with copyleft outweigh the classifiers, which can't tell a permissive licence from one
-    with added conditions. Further down a text may list what a wheel bundles.
+    Words that restrict, or begin with copyleft, take precedence over the classifiers, which do not express added
+    conditions. Later parts of a text may list bundled code.
     """
     expression = str(metadata.get("license_expression", "") or "")
     if expression:
@@ -211,7 +211,7 @@ def _metadata_of(message: Message) -> dict[str, Any]:
 
 
 def _archive_files(path: Path) -> list[tuple[str, bytes]]:
-    """Code and metadata by their names, in a source archive those below the one folder that everything is in."""
+    """Code and metadata by name; in a source archive, relative to its single top folder."""
     wanted = (".py", "METADATA", "PKG-INFO")
     try:
         if path.name.endswith((".whl", ".zip")):
@@ -226,7 +226,7 @@ def _archive_files(path: Path) -> list[tuple[str, bytes]]:
                     file = tar.extractfile(member) if member.name.endswith(wanted) else None
                     if file is not None:
                         files.append((member.name, file.read()))
-    # What is encrypted, or packed in a way that Python can't unpack, is a RuntimeError.
+    # An encrypted member, or a compression that Python does not know, is a RuntimeError.
     except (OSError, EOFError, RuntimeError, ValueError, *_NO_ARCHIVE) as error:
         raise PipelineError(f"{path} is not an archive that can be read: {error}") from error
     tops = {name.partition("/")[0] for name in names}
@@ -236,7 +236,7 @@ def _archive_files(path: Path) -> list[tuple[str, bytes]]:
 
 
 def _folder_licence(root: Path, suffixes: tuple[str, ...], without: str) -> str:
-    """What the first licence file says; `without` where there is none, which is not the same as one that says no."""
+    """The licence of the first licence file, `UNKNOWN` if it is no common one; `without` if there is no file."""
     named = sorted(path for path in root.iterdir() if _LICENCE_NAME.fullmatch(path.name) and path.is_file())
     files = [path for path in named if path.suffix not in suffixes]  # No licence.py.
     return (licence_of_text(_read(files[0]) or "") or UNKNOWN) if files else without
@@ -247,7 +247,7 @@ def _column(record: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401 - a da
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 1; whether they are gzipped says the file's first bytes."""
+    """The lines that are not blank, with their numbers from 1. The file's first bytes tell whether it is gzipped."""
     number = 0
     try:
         with _opened(path).open("rb") as file:

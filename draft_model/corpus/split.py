@@ -1,6 +1,6 @@
-"""Which repositories are held out: those that are named, and a share chosen by a hash of the name.
+"""Chooses the held-out repositories: the named ones, and a share by a hash of the name.
 
-The hash makes the choice the same on every machine, and leaves it as it is when other repositories are added.
+The hash gives the same choice on every machine, also when other repositories are added.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ HELD_OUT_PERCENT = 2.0
 
 
 def side_of(repository: str, percent: float = HELD_OUT_PERCENT, named: Collection[str] = ()) -> Side:
-    """The side of a repository, by its name alone, upper and lower case alike."""
+    """The side of a repository, by its name without regard to case."""
     name = repository.lower()
     if name in {one.lower() for one in named}:
         return Side.HELD_OUT
@@ -23,7 +23,7 @@ def side_of(repository: str, percent: float = HELD_OUT_PERCENT, named: Collectio
 
 
 def part_of(repository: str, path: str, num_parts: int) -> int:
-    """The part of the corpus that a file goes to, with its folder; each part is a sample of the whole."""
+    """The part of the corpus for a file and its whole folder; each part is a sample of the corpus."""
     folder = PurePosixPath(path).parent
     digest = hashlib.blake2b(f"{repository}\n{folder}".encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % num_parts

@@ -2,7 +2,7 @@
 
     corpus.json  README.md  train-00000.parquet ...  held_out-00000.parquet ...
 
-Every folder goes to the part that a hash of its name says, so each part is a sample of the whole, and a sample can show
+A hash of the folder's name chooses the part, so each part is a sample of the corpus, and a training sample can show
 other files of its folder.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from draft_model.core.errors import PipelineError
 from draft_model.corpus.documents import Document, Side, SourceSummary
 from draft_model.corpus.split import part_of
-from draft_model.errors import PipelineError
 
 MANIFEST = "corpus.json"
 ROWS_A_GROUP = 512
@@ -27,7 +27,7 @@ _SCHEMA = pa.schema([(name, pa.string()) for name in ("repository", "path", "lic
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a corpus holds. `digest` is that of all texts in their order: two corpora with the same one are the same."""
+    """The contents of a corpus. `digest` is that of all texts in their order: corpora with equal digests are equal."""
 
     digest: str
     num_parts: int
@@ -44,7 +44,7 @@ class Manifest:
 
 
 class _Part:
-    """One Parquet file in the making."""
+    """A Parquet file that is being written."""
 
     def __init__(self, path: Path) -> None:
         self._writer = pq.ParquetWriter(path, _SCHEMA, compression="zstd")
@@ -66,7 +66,7 @@ class _Part:
 
 
 class CorpusWriter:
-    """Takes documents, each with its side; the manifest is ready when all are in."""
+    """Writes documents, each with its side, and makes the manifest at the end."""
 
     def __init__(self, folder: Path, num_parts: int) -> None:
         self._folder = folder
@@ -76,7 +76,7 @@ class CorpusWriter:
         self._sources: dict[tuple[str, str], SourceSummary] = {}
 
     def add(self, document: Document, side: Side) -> None:
-        """Put one document where it belongs."""
+        """Write one document to its part."""
         number = part_of(document.repository, document.path, self._num_parts)
         part = self._parts.get((side, number))
         if part is None:
@@ -87,7 +87,7 @@ class CorpusWriter:
         self._count(document, side, len(data))
 
     def finish(self, num_refused: dict[str, int]) -> Manifest:
-        """Close the files and return what they hold."""
+        """Close the files and return their manifest."""
         for part in self._parts.values():
             part.close()
         sources = tuple(sorted(self._sources.values(), key=lambda source: source.name.lower()))
@@ -103,7 +103,7 @@ class CorpusWriter:
 
 
 def part_name(side: Side, number: int) -> str:
-    """The file of one part."""
+    """The name of a part's file."""
     return f"{side.value}-{number:05d}.parquet"
 
 
@@ -141,6 +141,6 @@ class Corpus:
 
 
 def write_manifest(folder: Path, manifest: Manifest, card: str) -> None:
-    """Put manifest and card beside the parts."""
+    """Write manifest and card beside the parts."""
     (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(card, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""From a corpus to rows of tokens in the layouts that the server builds.
+"""Cuts a corpus into rows of tokens in the templates that the server uses.
 
-Knows corpora and tokenizers; must not know models or how they are trained.
+Knows corpora and tokenizers; must not know models or training.
 """

@@ -1,7 +1,7 @@
-"""Training data as the trainer reads it: blocks by step, each step's blocks in a set order.
+"""Reads training data in blocks.
 
-Blocks are visited in an order that a seed decides, another one in every epoch, and any place in it is found at once: to
-go on in mid-epoch takes the number of the step and nothing else.
+A seed decides the order of the blocks, a different one in each epoch. Every position of the order is computed directly,
+so a run resumes in mid-epoch from the number of its step alone.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from draft_model.core.errors import PipelineError
 from draft_model.data.shards import DataManifest, load_manifest, shard_paths
-from draft_model.errors import PipelineError
 
 OPEN_SHARDS = 128
-"""At a time: each holds two file descriptors as long as it is mapped, and a process may have 1,024."""
+"""Shards that are mapped at the same time: each holds two file descriptors, and a process may have 1,024."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class BlockSource:
         self.block_tokens = settings.block_tokens
 
     def block(self, place: int) -> Block:
-        """The block at a place of the visiting order, which goes on from epoch to epoch."""
+        """The block at a position of the order, which continues from epoch to epoch."""
         epoch, at = divmod(place, self.num_blocks)
         shard, row = divmod(int(_order(self._seed, epoch, self.num_blocks)[at]), self._blocks_a_shard)
         tokens = self._row_tokens[row % len(self._row_tokens)]

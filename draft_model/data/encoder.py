@@ -1,4 +1,4 @@
-"""Token ids of prompts and files in one layout."""
+"""Token ids of prompts and files in one template."""
 
 import json
 from collections.abc import Sequence
@@ -6,35 +6,35 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from draft_model.data.layouts import PREFIX_FIRST, PREFIX_ONLY, Layout
+from completion_server.prompt.templates import Order, Template
+from draft_model.core.errors import PipelineError
 from draft_model.data.snippets import NO_CONTEXT, Context, file_texts, lead_of
-from draft_model.errors import PipelineError
 
 
-class LayoutEncoder:
-    """Token ids in one layout with one tokenizer. Each part of a prompt is tokenised on its own.
+class TemplateEncoder:
+    """Token ids in one template with one tokenizer. Each part of a prompt is tokenised on its own.
 
-    Text that holds a marker must not come here: it would be taken for one (`holds_marker`).
+    Callers leave out text that holds a marker (`holds_marker`): its tokens would be the marker's.
     """
 
-    def __init__(self, backend: Tokenizer, layout: Layout, end: str) -> None:
-        """Find the markers' ids; PipelineError names those that the tokenizer lacks."""
+    def __init__(self, backend: Tokenizer, template: Template, end: str) -> None:
+        """Look up the markers' ids; PipelineError names the markers that the tokenizer lacks."""
         vocabulary = backend.get_vocab(with_added_tokens=True)
-        missing = [marker for marker in (*layout.markers, end) if marker not in vocabulary]
+        missing = [marker for marker in (*template.markers, end) if marker not in vocabulary]
         if missing:
-            raise PipelineError(f"the tokenizer lacks {', '.join(missing)} of the layout {layout.name}")
-        self.layout = layout
+            raise PipelineError(f"the tokenizer lacks {', '.join(missing)} of the template {template.name}")
+        self.template = template
         self.end = vocabulary[end]
         self.begin = _begin_ids(backend)
         plain = _without_blank(backend)
         self._opening = " " if plain else ""
         self._backend = plain or backend
         self.stops = sorted(
-            {vocabulary[token] for token in (*layout.markers, *layout.ends, end) if token in vocabulary}
+            {vocabulary[token] for token in (*template.markers, *template.ends, end) if token in vocabulary}
         )
-        """The tokens at which the server ends a completion."""
-        self._ids = {marker: vocabulary[marker] for marker in layout.markers}
-        self._reserved = (*layout.markers, end)
+        """Tokens that end a completion in the server."""
+        self._ids = {marker: vocabulary[marker] for marker in template.markers}
+        self._reserved = (*template.markers, end)
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
@@ -52,33 +52,33 @@ class LayoutEncoder:
         return any(marker in text for marker in self._reserved)
 
     def encode_prompt(self, before: str, typed: str, after: str, context: Context = NO_CONTEXT) -> list[int]:
-        """Token ids of the prompt that asks for what stands between `typed` and `after`, other files in front."""
-        layout = self.layout
-        before = self._opening + lead_of(layout, context) + before
-        files = [token for text in file_texts(layout, context) for token in self._encode_opened(text)]
-        if layout.order == PREFIX_ONLY:
+        """Token ids of the prompt for the text between `typed` and `after`, with other files in front."""
+        template = self.template
+        before = self._opening + lead_of(template, context) + before
+        files = [token for text in file_texts(template, context) for token in self._encode_opened(text)]
+        if template.order is Order.PREFIX_ONLY:
             return [*self.begin, *files, *self.encode(before + typed)]
-        left = [self._ids[layout.prefix], *self.encode(before if layout.middle else before + typed)]
-        right = [self._ids[layout.suffix], *self.encode(after)]
-        both = left + right if layout.order == PREFIX_FIRST else right + left
-        if not layout.middle:
+        left = [self._ids[template.prefix], *self.encode(before if template.middle else before + typed)]
+        right = [self._ids[template.suffix], *self.encode(after)]
+        both = left + right if template.order is Order.PREFIX_FIRST else right + left
+        if not template.middle:
             return [*self.begin, *files, *both]
-        return [*self.begin, *files, *both, self._ids[layout.middle], *self.encode(typed)]
+        return [*self.begin, *files, *both, self._ids[template.middle], *self.encode(typed)]
 
     def encode_file(self, pieces: Sequence[str]) -> list[int]:
-        """Token ids of plain text from left to right, each piece tokenised on its own, as another file is shown."""
-        opening = [self._ids[self.layout.file]] if self.layout.file else list(self.begin)
+        """Token ids of a file as plain text, each piece tokenised on its own."""
+        opening = [self._ids[self.template.file]] if self.template.file else list(self.begin)
         pieces = [self._opening + piece if number == 0 else piece for number, piece in enumerate(pieces)]
         return opening + [token for piece in pieces for token in self.encode(piece)]
 
     def _encode_opened(self, text: str) -> list[int]:
-        return [self._ids[self.layout.file], *self.encode(text)]
+        return [self._ids[self.template.file], *self.encode(text)]
 
 
 def _without_blank(backend: Tokenizer) -> Tokenizer | None:
-    """A copy that puts no blank before a text and takes none away; None where the tokenizer puts none.
+    """A copy that neither adds a blank before a text nor removes one; None if the tokenizer adds none.
 
-    The server puts one blank before the whole prompt's text instead, and none before its other parts.
+    The server adds one blank before the text of the whole prompt, and none before the other parts.
     """
     spec = json.loads(backend.to_str())
     parts = [*_parts(spec["normalizer"], "normalizers"), *_parts(spec["pre_tokenizer"], "pretokenizers")]
@@ -108,7 +108,7 @@ def _adds_blank(part: dict[str, Any]) -> bool:
 
 
 def _begin_ids(backend: Tokenizer) -> list[int]:
-    """What the tokenizer puts before a text: its bos token, where it has one."""
+    """The tokens that the tokenizer puts before a text: its bos token, if it adds one."""
     with_begin: list[int] = backend.encode("a", add_special_tokens=True).ids
     text: list[int] = backend.encode("a", add_special_tokens=False).ids
     return with_begin[: next(at for at in range(len(with_begin)) if with_begin[at : at + len(text)] == text)]

@@ -1,4 +1,4 @@
-"""The fill-in-the-middle split: where the cursor stands, what is completed, and what of the rest is shown.
+"""Splits texts for fill-in-the-middle: at a cursor, with the text to complete and the text around it.
 
 `before` is whole lines, `typed` ends at the cursor, `completion` starts there, `after` follows it. The cursor cuts
 words anywhere, so each of the four texts is tokenised on its own: the server sees `typed` before `completion` exists.
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.snippets import NO_CONTEXT, Context
 
 EMPTY_AFTER_SHARE = 0.15
 CUT_AFTER_SHARE = 0.25
 BLOCK_SHARE = 0.2
 INSIDE_LINE_SHARE = 0.25
-"""The rest, more than half, ends with the line: what the server is asked most."""
+"""The rest, more than half, ends with the line: the most frequent request to the server."""
 CLOSERS_LEFT_SHARE = 0.7
 WORD_SHARE = 0.35
 LINE_START_SHARE = 0.25
@@ -35,10 +35,10 @@ class Split:
     completion: str
     after: str
     is_whole: bool = True
-    """Whether the completion ends there; else it was cut off, and nothing teaches a model to end in that place."""
+    """Whether the completion is complete; the sample of a completion that was cut off has no end token."""
 
 
-def encode_split(encoder: LayoutEncoder, split: Split, context: Context = NO_CONTEXT) -> tuple[list[int], int]:
+def encode_split(encoder: TemplateEncoder, split: Split, context: Context = NO_CONTEXT) -> tuple[list[int], int]:
     """Token ids of a training sample and the index of the completion's first token in them."""
     prompt = encoder.encode_prompt(split.before, split.typed, split.after, context)
     end = [encoder.end] if split.is_whole else []
@@ -46,9 +46,9 @@ def encode_split(encoder: LayoutEncoder, split: Split, context: Context = NO_CON
 
 
 def narrow(split: Split, num_chars: int) -> Split:
-    """Less of what stands before and after, whole lines of both in proportion, so that `num_chars` hold the split.
+    """Shorten `before` and `after` in proportion, by whole lines, so that the split has at most `num_chars`.
 
-    What was typed and the completion are kept whole, and may be longer.
+    `typed` and the completion are kept whole, and may be longer.
     """
     around = len(split.before) + len(split.after)
     spare = max(0, num_chars - len(split.typed) - len(split.completion))
@@ -63,9 +63,9 @@ def narrow(split: Split, num_chars: int) -> Split:
 def split_at_random(text: str, rng: Random, *, is_typed_line_only: bool = True) -> Split:
     """Cut `text` at a cursor drawn by `draw_cursor`, and choose where to stop.
 
-    The completion runs to the end of the line, to the end of the block, or stops inside the line before what an editor
-    would already have inserted. What follows is kept whole, cut at a line end, or empty as in a file that is being
-    appended to. Where finished lines may stand behind the middle marker, up to `RECENT_LINES` do in half of the splits.
+    The completion runs to the end of the line, to the end of the block, or stops inside the line before brackets that
+    an editor would have inserted. The text behind it is whole, cut at a line end, or empty as at the end of a file.
+    If the template allows finished lines behind the middle marker, half of the splits have up to `RECENT_LINES` there.
     Raises ValueError when the text is blank.
     """
     cursor = draw_cursor(text, rng)
@@ -141,7 +141,7 @@ def block_end(text: str, line_start: int, max_lines: int) -> int:
 
 
 def _stop_inside_line(text: str, cursor: int, line_end: int, rng: Random) -> int:
-    """Before the closing characters that end the line, which the editor has inserted already, or at a random place."""
+    """Stop before the closing characters at the end of the line, which an editor inserts, or at a random place."""
     end = line_end
     while end > cursor and text[end - 1] in CLOSERS:
         end -= 1

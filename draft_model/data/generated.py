@@ -1,7 +1,4 @@
-"""What a target wrote at cursors in the corpus: splits whose completion is the target's, as JSON lines.
-
-The first line says what they are made of.
-"""
+"""Splits whose completions a target wrote, as JSON lines. The first line is a digest of their sources."""
 
 import json
 import shutil
@@ -10,15 +7,15 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import locked, replacing_file, write_atomically
 from draft_model.data.fim import Split
-from draft_model.errors import PipelineError
-from draft_model.files import locked, replacing, write_atomically
 
 MADE_OF = "made_of"
 
 
 class Chunks:
-    """A file of splits that comes chunk by chunk: each is kept in a folder beside it until all are there."""
+    """A file of splits that is written in chunks: a folder beside it keeps the chunks until all are complete."""
 
     def __init__(self, path: Path, folder: Path, made_of: str) -> None:
         self._path = path
@@ -27,23 +24,23 @@ class Chunks:
 
     @property
     def is_joined(self) -> bool:
-        """Whether the file is there already, made of the same."""
+        """Whether the file exists already, made of the same sources."""
         if not self._path.is_file():
             return False
         with self._path.open("rb") as file:
             return file.readline() == self._head
 
     def missing(self, num_chunks: int) -> list[int]:
-        """The numbers of the chunks that are not there yet."""
+        """The numbers of the chunks that are missing."""
         return [number for number in range(num_chunks) if not self._file(number).is_file()]
 
     def write(self, number: int, splits: Iterable[Split]) -> None:
-        """Keep a chunk; PipelineError when the disk refuses, the others are then still there."""
+        """Write a chunk; PipelineError when the disk refuses, which leaves the other chunks intact."""
         write_atomically(self._file(number), "".join(json.dumps(asdict(split)) + "\n" for split in splits).encode())
 
     def join(self, num_chunks: int) -> None:
-        """Make the file of all the chunks, in place of one that is there."""
-        with replacing(self._path) as file:
+        """Join all chunks to the file, replacing an old one."""
+        with replacing_file(self._path) as file:
             file.write(self._head)
             file.writelines(self._file(number).read_bytes() for number in range(num_chunks))
 
@@ -53,9 +50,9 @@ class Chunks:
 
 @contextmanager
 def keeping_chunks(path: Path, made_of: str) -> Iterator[Chunks]:
-    """Chunks of a file; `made_of` names what they are made of, and only chunks of the same are gone on with.
+    """Open the chunks of a file. `made_of` is a digest of their sources: chunks of other sources are not reused.
 
-    Raises PipelineError when the disk refuses or another process is at it.
+    Raises PipelineError when the disk refuses or another process writes the file.
     """
     folder = path.with_name(f".{path.name}.{made_of}.chunks")
     with locked(folder / "lock", str(path)):
@@ -66,7 +63,7 @@ def keeping_chunks(path: Path, made_of: str) -> Iterator[Chunks]:
 
 
 def load_splits(path: Path) -> list[Split]:
-    """Read what `Chunks.join` wrote; PipelineError when there is nothing or it is something else."""
+    """Read a file that `Chunks.join` wrote; PipelineError when it is missing, empty or of another kind."""
     if not path.is_file():
         raise PipelineError(f"no generated text at {path}; make it with `draft-model generate --out {path}`")
     try:

@@ -1,11 +1,11 @@
-"""Rows of tokens for training: windows of source files, most split for fill-in-the-middle, packed without padding.
+"""Makes rows of tokens: windows of source files, most split for fill-in-the-middle, packed without padding.
 
 Windows start at places spread evenly over the texts (a golden-ratio sequence), and every visit draws a new split.
 
-A share of the splits has pieces of files of the same folder in front, as the server shows those that an editor sends.
+A share of the splits has pieces of files of the same folder in front, like the snippets that an editor sends.
 
 Samples packed in a row can attend to the ones before them. That is harmless here: positions are relative, every sample
-opens with a marker, and a sample that precedes is unrelated text, which is soon learnt to be ignored.
+opens with a marker, and the model soon learns to ignore the unrelated text before it.
 """
 
 from collections import defaultdict
@@ -17,44 +17,44 @@ from random import Random
 
 import numpy as np
 
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.core.errors import PipelineError
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, encode_split, narrow, ragged_pieces, split_at_random
 from draft_model.data.snippets import NO_CONTEXT, Context, Snippet
-from draft_model.errors import PipelineError
 
 FIM_SHARE = 0.7
 SNIPPET_SHARE = 0.2
-"""Of the splits; no figure says how often editors send any."""
+"""Share of the splits with snippets; how often editors send any is not known."""
 GENERATED_SHARE = 0.5
 MAX_SNIPPETS, MIN_SNIPPET_LINES = 3, 2
 MIN_SNIPPET_PART, MAX_SNIPPET_PART = 0.2, 0.6
-"""Of a sample's text."""
+"""Share of a sample's text that the snippets take."""
 RAGGED_SHARE = 0.6
 RAGGED_MEAN_CHARS = 40
 MIN_WINDOW_CHARS, MAX_WINDOW_CHARS = 120, 2800
 LONGEST_ROW_TOKENS = 1024
-"""For which `MAX_WINDOW_CHARS` is meant: longer rows have longer windows, or nothing is learnt of far positions."""
+"""Row length for `MAX_WINDOW_CHARS`. Longer rows have longer windows, so that the model learns far positions."""
 GOLDEN_RATIO = 0.6180339887498949
 MAX_TRIES = 100
 MAX_NARROWER, NARROWER = 4, 0.9
-"""How often a split that comes out too long is narrowed, each time to this share of what should then fit."""
+"""How often a split that is too long is narrowed, each time to this share of the length that should fit."""
 CHARS_A_TOKEN = 2.6
-"""Less than the tokenizer's 3.5, so that a window which should fit nearly always does."""
+"""Less than the tokenizer's 3.5, so that nearly every window fits its estimate."""
 MIN_ROOM_TOKENS = 48
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Token ids and, per token, whether it belongs to a completion (the part that the server will use)."""
+    """Token ids, and the index of the first token of the completion."""
 
     ids: list[int]
     middle_from: int
 
 
 class CorpusText:
-    """Texts addressed by one position in [0, 1), each in proportion to its length.
+    """Texts that are addressed by one position in [0, 1); each takes a share by its length.
 
-    `paths`, if given, has a path for each text, which says which are of one folder.
+    `paths`, if given, has a path for each text: texts of one folder are each other's context.
     """
 
     def __init__(self, texts: Sequence[str], paths: Sequence[str] = ()) -> None:
@@ -108,20 +108,20 @@ def _cut(text: str, offset: int, num_chars: int) -> str:
 
 
 def window_chars(row_tokens: int) -> int:
-    """The longest window where the longest row has `row_tokens`."""
+    """The longest window for rows of at most `row_tokens`."""
     return MAX_WINDOW_CHARS * max(row_tokens, LONGEST_ROW_TOKENS) // LONGEST_ROW_TOKENS
 
 
 @dataclass(frozen=True)
 class SampleMaker:
-    """Draws samples from texts, and from what a target wrote at cursors of its own (`generated`).
+    """Draws samples from texts, and from splits that a target completed (`generated`).
 
-    `max_window_chars` is the longest window's length; `window_chars` says what goes with rows. `snippet_share` of the
-    splits have pieces of other files in front, where the text's folder has others.
+    `max_window_chars` is the longest window's length; `window_chars` computes it from the rows. `snippet_share` of the
+    splits have pieces of other files in front, if the text's folder has others.
     """
 
     texts: CorpusText
-    encoder: LayoutEncoder
+    encoder: TemplateEncoder
     fim_share: float = FIM_SHARE
     generated: Sequence[Split] = ()
     generated_share: float = 0.0
@@ -131,8 +131,8 @@ class SampleMaker:
     def draw(self, position: float, max_tokens: int, rng: Random, *, is_generated: bool = False) -> Sample:
         """One sample at `position`: a window split for fill-in-the-middle, or plain text from left to right.
 
-        Its length is log-uniform, and short enough that about `max_tokens` tokens hold it. With `is_generated` it is
-        what a target wrote, with fewer lines around it where the room is short.
+        Its length is log-uniform, and about `max_tokens` tokens at most. With `is_generated` it is a split that a
+        target completed, with fewer lines around it if the room is short.
         """
         if is_generated:
             return self._draw_generated(position, max_tokens)
@@ -141,7 +141,7 @@ class SampleMaker:
         text = self.texts.window(position, int(num_chars))
         if text.strip() and rng.random() < self.fim_share:
             context, text = self._show_others(position, text, num_chars, rng)
-            only_line = self.encoder.layout.is_typed_line_only
+            only_line = self.encoder.template.is_typed_line_only
             return self._split(split_at_random(text, rng, is_typed_line_only=only_line), context)
         pieces = ragged_pieces(text, rng, RAGGED_MEAN_CHARS) if rng.random() < RAGGED_SHARE else [text]
         ids = self.encoder.encode_file(pieces)
@@ -159,7 +159,7 @@ class SampleMaker:
         return sample
 
     def _show_others(self, position: float, text: str, num_chars: float, rng: Random) -> tuple[Context, str]:
-        """Pieces of other files, if it is to be so, and less of the text to make room for them."""
+        """Draw whether to show other files; return their pieces, and the text shortened to make room."""
         if not self.snippet_share or rng.random() >= self.snippet_share:
             return NO_CONTEXT, text
         part = rng.uniform(MIN_SNIPPET_PART, MAX_SNIPPET_PART)
@@ -172,9 +172,9 @@ class SampleMaker:
         return Sample(ids, middle_from)
 
     def row(self, slot: int, num_tokens: int, rng: Random) -> tuple[list[int], list[bool], int]:
-        """A full row of samples, which of its tokens belong to completions, and the first slot that it left unused.
+        """A full row of samples, a mark for each token of a completion, and the first unused slot.
 
-        A slot is a place in the golden-ratio sequence over the texts.
+        A slot is a position of the golden-ratio sequence over the texts.
         """
         ids: list[int] = []
         is_middle: list[bool] = []
@@ -186,7 +186,7 @@ class SampleMaker:
             if len(sample.ids) <= room or room < MIN_ROOM_TOKENS or slot >= last_slot:
                 ids += sample.ids[:room]
                 is_middle += [index >= sample.middle_from for index in range(min(room, len(sample.ids)))]
-                # Not at every try: the kind that seldom fits would be rarer than its share.
+                # Drawn again only after a sample that fits: the kind that seldom fits would be rarer than its share.
                 is_generated = self._takes_generated(rng)
             slot += 1
         return ids, is_middle, slot

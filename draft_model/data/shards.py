@@ -2,10 +2,9 @@
 
     data.json  tokenizer/  ids-00000.npy  middle-00000.npy  ids-00001.npy ...
 
-A block is what one process computes at a time; all of its rows have the same length, and the lengths take turns from
-block to block, because attention over short rows costs less. A shard reads one part of the corpus, so the memory it
-takes does not grow with the corpus. A run that is interrupted goes on with the shards that are missing, and several may
-be made at once: the outcome is the same.
+One process computes a block at a time. All rows of a block have the same length; the lengths alternate from block to
+block, because attention over short rows costs less. A shard reads one part of the corpus, so its memory does not grow
+with the corpus. After an interruption only missing shards are made, and several can be made at the same time.
 """
 
 import io
@@ -22,14 +21,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from completion_server.prompt.templates import Template
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import file_digest, write_atomically
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
 from draft_model.data.generated import load_splits
-from draft_model.data.layouts import Layout, read_layout
 from draft_model.data.samples import FIM_SHARE, CorpusText, SampleMaker, window_chars
+from draft_model.data.templates import read_template, template_fingerprint, template_record
 from draft_model.data.tokenizer import load_tokenizer, make_encoder
-from draft_model.errors import PipelineError
-from draft_model.files import file_digest, write_atomically
 
 MANIFEST = "data.json"
 TOKENIZER = "tokenizer"
@@ -49,13 +49,13 @@ class DataSettings:
     fim_share: float = FIM_SHARE
     generated_share: float = 0.0
     seed: int = 20
-    # Named in a fingerprint only where there is one, so that runs on data made before it was thought of go on.
+    # Part of a fingerprint only when set: runs on data of earlier versions, which lack the field, continue.
     snippet_share: float = field(default=0.0, repr=False)
     drawing: int = field(default=DRAWING, repr=False)
-    """How what a target wrote is drawn: 1 had less of it than its share, where windows did not fit the row."""
+    """Version of drawing generated samples: version 1 drew fewer than their share when windows did not fit the row."""
 
     def __post_init__(self) -> None:
-        """Refuse what does not divide."""
+        """Refuse rows that do not divide a block."""
         if any(tokens < 1 or self.block_tokens % tokens for tokens in self.row_tokens):
             raise ValueError("every length of row must divide the block")
 
@@ -67,10 +67,10 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class DataManifest:
-    """What the shards are made of; equal manifests mean equal shards."""
+    """The sources of the shards; equal manifests mean equal shards."""
 
     settings: DataSettings
-    layout: Layout
+    template: Template
     corpus: str
     tokenizer: str
     generated: str
@@ -78,20 +78,32 @@ class DataManifest:
 
     @property
     def fingerprint(self) -> str:
-        """All that runs on the data depend on."""
+        """A text that names the data. Its form is fixed: checkpoints are compared by its hash."""
         share, drawing = self.settings.snippet_share, self.settings.drawing
         named = [f" with snippets {share}"] if share else []
         named += [f" drawing {drawing}"] if self.settings.generated_share and drawing > 1 else []
-        return repr(self) + "".join(named)
+        described = (
+            f"DataManifest(settings={self.settings!r}, layout={template_fingerprint(self.template)}, "
+            f"corpus={self.corpus!r}, tokenizer={self.tokenizer!r}, generated={self.generated!r}, "
+            f"vocab_size={self.vocab_size!r})"
+        )
+        return described + "".join(named)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The manifest for JSON; the template is called a layout there."""
+        fields = asdict(self)
+        del fields["template"]
+        return {"settings": fields.pop("settings"), "layout": template_record(self.template), **fields}
 
 
 def shard_paths(folder: Path, number: int) -> tuple[Path, Path]:
-    """The files of a shard: token ids, and one bit a token that says whether it belongs to a completion."""
+    """The files of a shard: token ids, and a bit for each token that marks completions."""
     return folder / f"ids-{number:05d}.npy", folder / f"middle-{number:05d}.npy"
 
 
 def load_manifest(folder: Path) -> DataManifest:
-    """What `build_data` wrote; PipelineError names the command to run when there is nothing."""
+    """The manifest that `build_data` wrote; PipelineError names the command to run when it is missing."""
     path = folder / MANIFEST
     if not path.is_file():
         raise PipelineError(f"no training data in {folder}; make it with `draft-model data --out {folder}`")
@@ -99,13 +111,18 @@ def load_manifest(folder: Path) -> DataManifest:
     settings = told.pop("settings")
     settings["row_tokens"] = tuple(settings["row_tokens"])
     settings.setdefault("drawing", 1 if settings["generated_share"] else DRAWING)
-    return DataManifest(DataSettings(**settings), read_layout(told.pop("layout")), **told)
+    return DataManifest(DataSettings(**settings), read_template(told.pop("layout")), **told)
+
+
+def save_manifest(manifest: DataManifest, folder: Path) -> None:
+    """Write the manifest of a data folder; PipelineError when the disk refuses."""
+    write_atomically(folder / MANIFEST, (json.dumps(manifest.record, indent=1) + "\n").encode())
 
 
 def build_data(
     corpus: Corpus,
     tokenizer: Path,
-    layout: Layout,
+    template: Template,
     out: Path,
     settings: DataSettings,
     *,
@@ -113,17 +130,17 @@ def build_data(
     num_workers: int = 1,
     on_shard: Callable[[int, int], None] = lambda done, total: None,
 ) -> DataManifest:
-    """Make the shards that `out` lacks. `on_shard(done, total)` is called after each.
+    """Make the missing shards of `out`. `on_shard(done, total)` is called after each.
 
-    Raises PipelineError when `out` holds data made otherwise, the corpus has no training text, or the disk refuses.
+    Raises PipelineError when `out` holds data of other sources, the corpus has no training text, or the disk refuses.
     """
-    encoder = make_encoder(load_tokenizer(tokenizer), layout)
+    encoder = make_encoder(load_tokenizer(tokenizer), template)
     if not corpus.parts(Side.TRAIN):
         raise PipelineError(f"the corpus in {corpus.folder} has no training text")
     if generated:
-        load_splits(generated)  # So that a file which is none is refused before anything is written.
+        load_splits(generated)  # Refuses an invalid file before anything is written.
     manifest = DataManifest(
-        settings, layout, corpus.manifest.digest, file_digest(tokenizer / "tokenizer.json"),
+        settings, template, corpus.manifest.digest, file_digest(tokenizer / "tokenizer.json"),
         file_digest(generated) if generated else "", encoder.vocab_size,
     )  # fmt: skip
     _open_folder(out, tokenizer, manifest)
@@ -163,12 +180,12 @@ def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
         shutil.copytree(tokenizer, out / TOKENIZER, dirs_exist_ok=True)
     except OSError as error:
         raise PipelineError(f"cannot write {out}: {error.strerror}") from error
-    write_atomically(out / MANIFEST, (json.dumps(asdict(manifest), indent=1) + "\n").encode())
+    save_manifest(manifest, out)
 
 
 def _differences(old: DataManifest, new: DataManifest) -> list[str]:
-    """What differs, old and new."""
-    told = [asdict(manifest) for manifest in (old, new)]
+    """Describe the fields that differ."""
+    told = [manifest.record for manifest in (old, new)]
     before, now = ({**each.pop("settings"), **each} for each in told)
     return [f"{name} {before[name]!r}, not {now[name]!r}" for name in now if before[name] != now[name]]
 
@@ -186,7 +203,7 @@ def make_shard(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
     """Token ids (blocks, block_tokens), and the packed bits of the same shape that mark completions."""
     settings = manifest.settings
-    encoder = make_encoder(load_tokenizer(tokenizer), manifest.layout)
+    encoder = make_encoder(load_tokenizer(tokenizer), manifest.template)
     parts = corpus.parts(Side.TRAIN)
     documents = [
         (f"{document.repository}/{document.path}", document.text)

@@ -1,12 +1,12 @@
-"""Text of other files in front of a prompt, as the server puts what an editor sends along.
+"""Renders pieces of other files in front of a prompt, as the server renders an editor's snippets.
 
-Behind file markers where the layout has them, under headers in the prefix where it has those, else as comments there.
+They stand behind file markers, under text headers in the prefix, or as comments there, as the template says.
 """
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from draft_model.data.layouts import INSIDE, NOWHERE, OUTSIDE, Layout
+from completion_server.prompt.templates import PathAt, Template
 
 PATH_PARTS = 3
 HASH_ENDINGS = (
@@ -26,7 +26,7 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Context:
-    """What a prompt shows beside the file being edited, whose path is `path`; the best snippet is the last."""
+    """The path of the edited file, and the snippets that its prompt shows; the best snippet is the last."""
 
     path: str = ""
     snippets: tuple[Snippet, ...] = ()
@@ -35,26 +35,26 @@ class Context:
 NO_CONTEXT = Context()
 
 
-def file_texts(layout: Layout, context: Context) -> list[str]:
-    """The texts that stand behind file markers, before the first marker of the prompt itself."""
-    if not (layout.file and context.snippets):
+def file_texts(template: Template, context: Context) -> list[str]:
+    """The texts behind file markers, which stand before the first marker of the prompt itself."""
+    if not (template.file and context.snippets):
         return []
-    if layout.path_at == NOWHERE:
+    if template.path_at is PathAt.NOWHERE:
         return [_whole(snippet) for snippet in context.snippets]
     texts = [f"{short_path(snippet.path)}\n{_whole(snippet)}" for snippet in context.snippets]
-    return [*texts, f"{short_path(context.path)}\n" if layout.path_at == OUTSIDE else ""]
+    return [*texts, f"{short_path(context.path)}\n" if template.path_at is PathAt.OUTSIDE else ""]
 
 
-def lead_of(layout: Layout, context: Context) -> str:
-    """The text at the start of the prefix."""
+def lead_of(template: Template, context: Context) -> str:
+    """The text at the start of the prefix: headers, comments or the path, as the template says."""
     if not context.snippets:
         return ""
     own = short_path(context.path)
-    if layout.file:
-        return f"{own}\n" if layout.path_at == INSIDE else ""
-    if layout.text_header:
-        texts = [_headed(layout, short_path(snippet.path)) + _whole(snippet) for snippet in context.snippets]
-        return "".join([*texts, _headed(layout, own)])
+    if template.file:
+        return f"{own}\n" if template.path_at is PathAt.INSIDE else ""
+    if template.text_header:
+        texts = [_headed(template, short_path(snippet.path)) + _whole(snippet) for snippet in context.snippets]
+        return "".join([*texts, _headed(template, own)])
     leader = comment_leader(context.path)
     lines = [line for each in context.snippets for line in (f"{short_path(each.path)}:", *_whole(each).splitlines())]
     return "".join(f"{leader} {line}".rstrip() + "\n" for line in lines)
@@ -66,7 +66,7 @@ def short_path(path: str) -> str:
 
 
 def comment_leader(path: str) -> str:
-    """What opens a line comment in a file of this name."""
+    """The characters that open a line comment in a file of this name."""
     if path.lower().endswith(HASH_ENDINGS):
         return "#"
     return "--" if path.lower().endswith(DASH_ENDINGS) else "//"
@@ -76,5 +76,5 @@ def _whole(snippet: Snippet) -> str:
     return snippet.text.rstrip("\r\n") + "\n"
 
 
-def _headed(layout: Layout, path: str) -> str:
-    return layout.text_header.replace("{path}", path)
+def _headed(template: Template, path: str) -> str:
+    return template.text_header.replace("{path}", path)

@@ -1,7 +1,7 @@
 """The tokenizer that target and draft share: byte-level BPE over code, with the fill-in-the-middle markers.
 
-Words carry an optional leading non-letter, digits stand alone, punctuation runs take the newlines behind them, so `):`
-and a line end cost one token. No token is added by itself: the prompt layout owns every marker.
+Words have an optional leading non-letter, digits are single tokens, and punctuation includes the newlines behind it, so
+`):` and a line end cost one token. The tokenizer adds no token by itself: the prompt template places every marker.
 """
 
 from collections.abc import Iterable
@@ -12,10 +12,11 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from draft_model.data.encoder import LayoutEncoder
-from draft_model.data.layouts import COMPLETION_ENDS, EMBEDDED, Layout, ask_server
-from draft_model.errors import PipelineError
-from draft_model.presets import CONTEXT_TOKENS, VOCAB_SIZE
+from completion_server.prompt.templates import EMBEDDED, Template
+from draft_model.core.errors import PipelineError
+from draft_model.core.presets import CONTEXT_TOKENS, VOCAB_SIZE
+from draft_model.data.encoder import TemplateEncoder
+from draft_model.data.templates import COMPLETION_ENDS, server_template
 
 END = "<|endoftext|>"
 SPECIAL_TOKENS = (END, *EMBEDDED.markers)
@@ -73,18 +74,18 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return loaded
 
 
-def make_encoder(tokenizer: PreTrainedTokenizerFast, layout: Layout = EMBEDDED) -> LayoutEncoder:
-    """The tokenizer in a layout; its own end token ends a completion, unless the family has another for that."""
-    end: Any = COMPLETION_ENDS.get(layout.name, tokenizer.eos_token)
-    return LayoutEncoder(tokenizer.backend_tokenizer, layout, str(end))
+def make_encoder(tokenizer: PreTrainedTokenizerFast, template: Template = EMBEDDED) -> TemplateEncoder:
+    """The encoder of a tokenizer in a template. Its end token ends a completion, unless the family has another one."""
+    end: Any = COMPLETION_ENDS.get(template.name, tokenizer.eos_token)
+    return TemplateEncoder(tokenizer.backend_tokenizer, template, str(end))
 
 
-def load_encoder(folder: Path) -> LayoutEncoder:
-    """The encoder of a model folder: our own layout where the tokenizer is ours, else the one the server would use."""
+def load_encoder(folder: Path) -> TemplateEncoder:
+    """The encoder of a model folder, in the template that the server uses for it; one of our own is known at once."""
     tokenizer = load_tokenizer(folder)
     vocabulary = tokenizer.get_vocab()
     is_ours = all(token in vocabulary for token in SPECIAL_TOKENS) and "<|repo_name|>" not in vocabulary
-    return make_encoder(tokenizer, EMBEDDED if is_ours else ask_server(folder))
+    return make_encoder(tokenizer, EMBEDDED if is_ours else server_template(folder))
 
 
 def differing_tokens(ours: PreTrainedTokenizerFast, theirs: PreTrainedTokenizerFast) -> list[str]:
@@ -95,7 +96,7 @@ def differing_tokens(ours: PreTrainedTokenizerFast, theirs: PreTrainedTokenizerF
 
 
 def check_same_vocabulary(draft: Path, target: Path) -> None:
-    """PipelineError when a draft can't go with a target, because their tokens differ; it says which."""
+    """Raise PipelineError, which names the tokens, when the vocabularies of a draft and its target differ."""
     differing = differing_tokens(load_tokenizer(draft), load_tokenizer(target))
     if differing:
         shown = ", ".join(repr(token) for token in differing[:8])

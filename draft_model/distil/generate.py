@@ -1,7 +1,7 @@
-"""What a target writes at cursors of the corpus: the text that its draft will have to foretell.
+"""Lets a target complete cursors of the corpus in vLLM: the text that its draft must predict.
 
-A draft that learns the corpus learns what people wrote; one that learns this learns what its target writes. vLLM makes
-it, the prompts are those of the server.
+The corpus teaches a draft what people write; these completions teach it what its target writes. The prompts are the
+server's.
 """
 
 import hashlib
@@ -11,34 +11,35 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import file_digest, weights_digest
 from draft_model.corpus.documents import Side
 from draft_model.corpus.store import Corpus
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, split_at_random
 from draft_model.data.generated import keeping_chunks, load_splits
 from draft_model.data.samples import CorpusText
-from draft_model.engine import Engine, open_engine
-from draft_model.errors import PipelineError
-from draft_model.files import file_digest, weights_digest
+from draft_model.data.templates import template_fingerprint
+from draft_model.models.engine import OfflineEngine, open_engine
 
 CHUNK = 1_000
-"""Cursors that are completed before what was written is kept."""
+"""Cursors in a chunk: a chunk is stored once all of it is completed."""
 MAX_SEQS = 32
-"""Completed together, unless vLLM's own settings say otherwise."""
+"""Sequences that are completed together, unless the options say otherwise."""
 WINDOW_CHARS = (300, 2400)
 
 
 @dataclass(frozen=True)
-class Generation:
-    """How the target writes."""
+class GenerationSettings:
+    """Length, temperature and seed of the completions."""
 
     max_tokens: int
     temperature: float
     seed: int
 
 
-def draw_cursors(corpus: Corpus, encoder: LayoutEncoder, num_cursors: int, seed: int) -> list[Split]:
-    """Places in the training texts, spread evenly, each with what stands around it; one part is in memory at a time.
+def draw_cursors(corpus: Corpus, encoder: TemplateEncoder, num_cursors: int, seed: int) -> list[Split]:
+    """Cursors spread evenly over the training texts, each with the text around it; one part is in memory at a time.
 
     Raises PipelineError when there is no training text.
     """
@@ -54,23 +55,23 @@ def draw_cursors(corpus: Corpus, encoder: LayoutEncoder, num_cursors: int, seed:
     return drawn
 
 
-def _cursors_in(texts: Sequence[str], encoder: LayoutEncoder, num_cursors: int, rng: Random) -> list[Split]:
+def _cursors_in(texts: Sequence[str], encoder: TemplateEncoder, num_cursors: int, rng: Random) -> list[Split]:
     corpus = CorpusText(texts)
     windows = (corpus.window(rng.random(), rng.randint(*WINDOW_CHARS)) for _ in range(num_cursors))
-    only_line = encoder.layout.is_typed_line_only
+    only_line = encoder.template.is_typed_line_only
     return [split_at_random(text, rng, is_typed_line_only=only_line) for text in windows if text.strip()]
 
 
 def generate(
-    target: Path, encoder: LayoutEncoder, cursors: Sequence[Split], generation: Generation, out: Path, *,
+    target: Path, encoder: TemplateEncoder, cursors: Sequence[Split], generation: GenerationSettings, out: Path, *,
     options: Mapping[str, Any] | None = None, on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> int:  # fmt: skip
-    """Keep the cursors with the target's completions in place of people's in the file `out`; return how many they are.
+    """Write the cursors with the target's completions to the file `out`; return their number.
 
-    Cursors whose prompt leaves no room for a completion are left out, and those where it came out empty. `options` are
-    vLLM's own settings. Interrupted, the same call goes on behind the last chunk that was finished; where `out` is
-    there, made of the same, nothing is done. Raises PipelineError when nothing was written at any cursor, when another
-    process writes `out`, or as `open_engine`.
+    Cursors are left out if the prompt leaves no room for a completion, or the completion is empty. `options` are vLLM's
+    own settings. After an interruption the same call continues behind the last finished chunk; a file `out` of the same
+    sources is kept. Raises PipelineError when all completions are empty, when another process writes `out`, or as
+    `open_engine`.
     """
     settings = {"max_num_seqs": MAX_SEQS, **(options or {})}
     chunks = [cursors[start : start + CHUNK] for start in range(0, len(cursors), CHUNK)]
@@ -94,7 +95,9 @@ def generate(
         ) from error
 
 
-def _complete(engine: Engine, encoder: LayoutEncoder, cursors: Sequence[Split], generation: Generation) -> list[Split]:
+def _complete(
+    engine: OfflineEngine, encoder: TemplateEncoder, cursors: Sequence[Split], generation: GenerationSettings
+) -> list[Split]:
     prompts = [encoder.encode_prompt(cursor.before, cursor.typed, cursor.after) for cursor in cursors]
     most = engine.context_tokens - generation.max_tokens
     fitting = [(cursor, prompt) for cursor, prompt in zip(cursors, prompts, strict=True) if len(prompt) <= most]
@@ -112,10 +115,17 @@ def _complete(engine: Engine, encoder: LayoutEncoder, cursors: Sequence[Split], 
 
 
 def _made_of(
-    target: Path, encoder: LayoutEncoder, cursors: Sequence[Split], generation: Generation, settings: Mapping[str, Any]
+    target: Path,
+    encoder: TemplateEncoder,
+    cursors: Sequence[Split],
+    generation: GenerationSettings,
+    settings: Mapping[str, Any],
 ) -> str:
-    digest = hashlib.sha256()
-    tokenizer = file_digest(target / "tokenizer.json")
-    for part in (weights_digest(target), tokenizer, encoder.layout, generation, sorted(settings.items()), *cursors):
-        digest.update(repr(part).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:16]
+    """A digest of all that the completions depend on. Its input is fixed: files made earlier carry it."""
+    how = f"max_tokens={generation.max_tokens!r}, temperature={generation.temperature!r}, seed={generation.seed!r}"
+    sources = (weights_digest(target), file_digest(target / "tokenizer.json"))
+    parts = [
+        *map(repr, sources), template_fingerprint(encoder.template), f"Generation({how})",
+        repr(sorted(settings.items())), *map(repr, cursors),
+    ]  # fmt: skip
+    return hashlib.sha256("".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,12 +1,12 @@
-"""How much of a draft the target accepts, computed offline from the text that the target writes. Pure functions.
+"""Computes how much of a draft the target accepts, offline from the text that the target writes. Pure functions.
 
-Greedily a draft of K tokens is accepted as far as each is what the target would have written. Along the target's own
-text the draft's j-th token, the ones before it accepted, is what the draft thinks follows the same text: one pass of
-the draft over the target's text tells every draft of every length.
+A greedy draft of K tokens is accepted up to its first token that the target would not have written. If the first j-1
+tokens are accepted, the draft's j-th token is its prediction behind the same text: one pass of the draft over the
+target's text gives every draft of every length.
 
 A step yields the accepted tokens and one of the target's own, so the next draft starts behind that one. A draft that
-runs over the end of the completion counts whole, as in the engine, which verifies it before it sees the end: that takes
-what the target would write behind the end.
+runs over the end of the completion counts whole, as in the engine, which verifies it before it sees the end. This needs
+the text that the target would write behind the end.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from math import sqrt
 
 
 @dataclass(frozen=True)
-class Acceptance:
-    """Drafts of at most K tokens: how many, and how many had their first, second, ... token accepted."""
+class AcceptanceCounts:
+    """Counts of drafts of at most K tokens: all drafts, and those with their first, second, ... token accepted."""
 
     num_drafts: int
     accepted_at: tuple[int, ...]
 
-    def __add__(self, other: "Acceptance") -> "Acceptance":
-        """Both together; K must be the same."""
+    def __add__(self, other: "AcceptanceCounts") -> "AcceptanceCounts":
+        """Add the counts of drafts with the same K."""
         pairs = zip(self.accepted_at, other.accepted_at, strict=True)
-        return Acceptance(self.num_drafts + other.num_drafts, tuple(left + right for left, right in pairs))
+        return AcceptanceCounts(self.num_drafts + other.num_drafts, tuple(left + right for left, right in pairs))
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -44,15 +44,15 @@ class Acceptance:
 
     @property
     def mean_length(self) -> float:
-        """Tokens a step, the target's own included."""
+        """Mean tokens of a step, including the target's own."""
         return 1.0 + (sum(self.accepted_at) / self.num_drafts if self.num_drafts else 0.0)
 
 
-def replay(matches: Sequence[bool], num_speculative_tokens: int, num_tokens: int | None = None) -> Acceptance:
+def replay(matches: Sequence[bool], num_speculative_tokens: int, num_tokens: int | None = None) -> AcceptanceCounts:
     """Speculate over one completion of `num_tokens` tokens, all of `matches` when not given.
 
-    `matches[i]` says whether the draft foretells token i from those before it; those past the completion's end are of
-    what the target would write there. The first token comes with the prompt's own step, without a draft.
+    `matches[i]` says whether the draft predicts token i from those before it. Matches past the completion's end are for
+    the text that the target would write there. The first token comes with the prompt's own step, without a draft.
     """
     accepted = [0] * num_speculative_tokens
     drafts, at = 0, 1
@@ -63,14 +63,14 @@ def replay(matches: Sequence[bool], num_speculative_tokens: int, num_tokens: int
             accepted[length] += 1
             length += 1
         at += length + 1
-    return Acceptance(drafts, tuple(accepted))
+    return AcceptanceCounts(drafts, tuple(accepted))
 
 
 def share_interval(hits: Sequence[int], totals: Sequence[int]) -> tuple[float, float]:
-    """The 95% interval of a share whose trials come in groups, here the tokens of a completion: one group, one draw.
+    """The 95% interval of a share whose trials come in groups: the tokens of a completion are one draw.
 
-    By the variance of a ratio of sums over groups (Cochran, "Sampling Techniques", 1977, section 6.3); 0 to 1 where
-    there are too few groups to tell.
+    By the variance of a ratio of sums over groups (Cochran, "Sampling Techniques", 1977, section 6.3); 0 to 1 for fewer
+    than two groups.
     """
     total, num_groups = sum(totals), len(totals)
     if not total or num_groups < 2:  # noqa: PLR2004
@@ -82,7 +82,7 @@ def share_interval(hits: Sequence[int], totals: Sequence[int]) -> tuple[float, f
 
 
 def expected_tokens(acceptance: float, num_speculative_tokens: int) -> float:
-    """Tokens a step when each drafted token is accepted with this probability: (1 - a^(K+1)) / (1 - a).
+    """Expected tokens of a step if each drafted token is accepted with probability a: (1 - a^(K+1)) / (1 - a).
 
     Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding" (2023), equation 1.
     """
@@ -92,5 +92,5 @@ def expected_tokens(acceptance: float, num_speculative_tokens: int) -> float:
 
 
 def expected_speedup(acceptance: float, num_speculative_tokens: int, draft_step_share: float) -> float:
-    """The factor on tokens a second; `draft_step_share` is the draft's step time over the target's (theorem 3.8)."""
+    """Expected factor on tokens a second; `draft_step_share` is the draft's step over the target's (theorem 3.8)."""
     return expected_tokens(acceptance, num_speculative_tokens) / (num_speculative_tokens * draft_step_share + 1.0)

@@ -1,4 +1,4 @@
-"""Figures of merit of one model on held-out files: loss, bits per byte, completions."""
+"""Measures one model on held-out files: loss, bits per byte, completions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, encode_split, split_at_random
 from draft_model.data.samples import CorpusText
 from draft_model.training.loss import token_losses
@@ -18,15 +18,15 @@ NUM_SPLITS = 400
 SPLIT_CHARS = 1600
 SEED = 11
 ROW_TOKENS = 1024
-"""Of a long context no more: the logits of a row are held at once."""
+"""Longest row, also of a longer context: the logits of a row are in memory at once."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """`loss` is nats a token over held-out text, `bits_per_byte` the same per UTF-8 byte of it.
 
-    `middle_loss` is nats a token over the completions of held-out fill-in-the-middle splits, end marker included, and
-    `first_token_accuracy` how often the most likely first token of the completion is the true one.
+    `middle_loss` is nats a token over the completions of held-out fill-in-the-middle splits, with the end marker.
+    `first_token_accuracy` is the share of splits whose most likely first token is the true one.
     """
 
     loss: float
@@ -37,8 +37,8 @@ class Evaluation:
     num_splits: int
 
 
-def text_rows(texts: Sequence[str], encoder: LayoutEncoder, row_tokens: int) -> tuple[list[Tensor], int]:
-    """Each text's tokens behind what opens a file, in rows of at most `row_tokens`; and the bytes they stand for."""
+def text_rows(texts: Sequence[str], encoder: TemplateEncoder, row_tokens: int) -> tuple[list[Tensor], int]:
+    """The texts in rows of at most `row_tokens`, each behind the tokens that open a file; and the texts' bytes."""
     rows: list[Tensor] = []
     opening = encoder.encode_file([]) or [encoder.end]
     size = row_tokens - len(opening)
@@ -51,7 +51,7 @@ def text_rows(texts: Sequence[str], encoder: LayoutEncoder, row_tokens: int) -> 
 def held_out_splits(
     texts: Sequence[str], num_splits: int = NUM_SPLITS, seed: int = SEED, *, is_typed_line_only: bool = True
 ) -> list[Split]:
-    """The same fill-in-the-middle splits for every model of a layout."""
+    """Fill-in-the-middle splits, the same for every model of a template."""
     corpus, rng = CorpusText(texts), Random(seed)
     windows = (corpus.window(rng.random(), SPLIT_CHARS) for _ in range(num_splits))
     return [split_at_random(window, rng, is_typed_line_only=is_typed_line_only) for window in windows if window.strip()]
@@ -59,7 +59,7 @@ def held_out_splits(
 
 @torch.inference_mode()
 def evaluate(
-    model: PreTrainedModel, encoder: LayoutEncoder, texts: Sequence[str], num_splits: int = NUM_SPLITS,
+    model: PreTrainedModel, encoder: TemplateEncoder, texts: Sequence[str], num_splits: int = NUM_SPLITS,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:  # fmt: skip
     """Measure a model on held-out texts, in float32. `on_done(done, total)` is called after each row and split."""
@@ -70,7 +70,7 @@ def evaluate(
         on_done(number, len(rows) + num_splits)
     num_tokens = sum(row.shape[1] - 1 for row in rows)
     middle_total, num_middle, num_first = 0.0, 0, 0
-    splits = held_out_splits(texts, num_splits, is_typed_line_only=encoder.layout.is_typed_line_only)
+    splits = held_out_splits(texts, num_splits, is_typed_line_only=encoder.template.is_typed_line_only)
     for number, split in enumerate(splits, len(rows) + 1):
         ids, middle_from = encode_split(encoder, split)
         row = torch.tensor([ids[-model.config.max_position_embeddings :]])

@@ -1,7 +1,7 @@
-"""Whether greedy text stays the same with a draft, and where it does not, how close the target's call was there.
+"""Compares greedy text with and without a draft, and measures how close the target's choice was at each difference.
 
-Speculation verifies several tokens in one pass; a pass of another size rounds differently, so of two tokens that the
-target thinks all but equally likely the other can come out. A wide gap would be a fault.
+Speculation verifies several tokens in one pass. A pass of another size rounds differently, so if two tokens are almost
+equally likely for the target, the other one can be chosen. A wide gap is a fault.
 """
 
 import gzip
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from draft_model.errors import PipelineError
+from draft_model.core.errors import PipelineError
 
 MAX_ROUNDING_NATS = 0.25
 """Two logits near 16 are rounded to 0.125 in bfloat16, and each may be off by one such step."""
@@ -21,7 +21,7 @@ MAX_ROUNDING_NATS = 0.25
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a prompt's two texts part, and how many nats the target (in float32) sets their next tokens apart."""
+    """The first place at which a prompt's two texts differ, and the gap of their tokens' logits in float32."""
 
     prompt: int
     place: int
@@ -30,7 +30,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Identity:
-    """Of `num_prompts` greedy completions, the ones that differ."""
+    """The differences among `num_prompts` greedy completions."""
 
     num_prompts: int
     differences: tuple[Difference, ...]
@@ -60,7 +60,7 @@ def compare(
     target: PreTrainedModel, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]],
     others: Sequence[Sequence[int]],
 ) -> Identity:  # fmt: skip
-    """Find where each prompt's two greedy texts part, if they do; texts have the tokens that ended them."""
+    """Find the first difference of each prompt's two greedy texts, which include their end tokens."""
     found = []
     for number, (prompt, left, right) in enumerate(zip(prompts, texts, others, strict=True)):
         if list(left) == list(right):

@@ -1,6 +1,6 @@
-"""What kind of code a character belongs to, by Python's own tokenizer: the kinds of the acceptance table.
+"""Classifies characters of code by kind, with Python's own tokenizer: the kinds of the acceptance table.
 
-Decided token by token, in this order:
+Each token gets the first kind that fits:
 
     comments    comments, and strings that are statements of their own (docstrings)
     syntax      brackets, commas, colons, dots, semicolons, line ends and indentation
@@ -8,8 +8,8 @@ Decided token by token, in this order:
     logic       operators, numbers, and other strings
     identifiers all other names
 
-Where the tokenizer gives up (a piece of a file may begin with an indentation that no later line fits) it begins anew
-there; a character that it can't begin with counts as logic.
+At an error (a piece of a file may begin with an indentation that no later line fits) the tokenizer restarts. A
+character at which it can't start counts as logic.
 """
 
 import builtins
@@ -23,7 +23,7 @@ from itertools import pairwise
 
 
 class Kind(Enum):
-    """The rows of the table."""
+    """The kinds, which are the rows of the table."""
 
     SYNTAX = "closing brackets and syntax"
     IDIOMS = "common idioms"
@@ -36,13 +36,13 @@ _SYNTAX = frozenset("()[]{},:.;") | {"->"}
 _KNOWN = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"self", "cls"}
 _LAYOUT = frozenset({tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER})
 _NO_PART = frozenset({tokenize.NL, tokenize.COMMENT})
-"""Of no logical line: they may stand anywhere, inside brackets too."""
+"""Tokens outside logical lines: they may stand anywhere, inside brackets too."""
 _BEFORE_STATEMENT = _LAYOUT - _NO_PART
 
 
 @dataclass
 class _Line:
-    """What was seen so far of a logical line."""
+    """The state of a logical line: its previous token, and whether it is an import."""
 
     previous: int = tokenize.NEWLINE
     is_import: bool = field(default=False)
@@ -85,7 +85,7 @@ def kinds_of(text: str) -> list[Kind]:
 
 
 def _kinds_up_to_a_fault(text: str) -> list[Kind]:
-    """The kinds of the characters up to where Python's tokenizer gives up, an indentation that does not fit say."""
+    """The kinds of the characters up to the first error of Python's tokenizer."""
     starts = _line_starts(text)
     kinds: list[Kind] = []
     line = _Line()
@@ -99,7 +99,7 @@ def _kinds_up_to_a_fault(text: str) -> list[Kind]:
 
 def _line_starts(text: str) -> list[int]:
     starts = [0]
-    for line in text.split("\n"):  # As the tokenizer does, which a form feed does not end a line for.
+    for line in text.split("\n"):  # As the tokenizer does: a form feed ends no line.
         starts.append(starts[-1] + len(line) + 1)
     return starts
 
@@ -112,7 +112,7 @@ def _tokens(text: str) -> Iterator[tokenize.TokenInfo]:
 
 
 def kinds_of_pieces(text: str, start: int, pieces: Sequence[str]) -> list[Kind]:
-    """The kind of each piece that follows one another in `text` from `start` on: that of its first visible character.
+    """The kind of each of the consecutive pieces of `text` from `start` on: that of its first visible character.
 
     A piece of nothing but blanks has the kind of its first character.
     """

@@ -1,7 +1,7 @@
-"""Target and draft in transformers, over completions of held-out code: what is accepted, at which place, of which kind.
+"""Measures acceptance with target and draft in transformers, over completions of held-out code: by place and by kind.
 
-At a temperature the engine's draft still proposes its most likely token, accepted with the probability that the target
-gives it: as often as a text drawn from the target has just that token there.
+At a temperature the engine's draft still proposes its most likely token. It is accepted with the probability that the
+target gives it, which is how often a text drawn from the target has that token.
 """
 
 from collections import Counter
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split
-from draft_model.evaluation.acceptance import Acceptance, replay, share_interval
+from draft_model.evaluation.acceptance import AcceptanceCounts, replay, share_interval
 from draft_model.evaluation.kinds import Kind, kinds_of_pieces
 
 MAX_DRAFT = 8
@@ -24,57 +24,57 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Counted:
-    """One completion: its tokens, how many of them the draft foretells, and what is accepted, by K."""
+    """The counts of one completion: its tokens, those that the draft predicts, and acceptance by K."""
 
     num_tokens: int
-    num_foretold: int
-    by_length: dict[int, Acceptance]
+    num_predicted: int
+    by_length: dict[int, AcceptanceCounts]
 
 
 @dataclass
-class Tally:
-    """What was found so far."""
+class AcceptanceTally:
+    """The counts of all completions so far."""
 
     completions: list[Counted] = field(default_factory=list)
     seen: Counter[Kind] = field(default_factory=Counter)
-    foretold: Counter[Kind] = field(default_factory=Counter)
+    predicted: Counter[Kind] = field(default_factory=Counter)
 
     @property
     def num_tokens(self) -> int:
-        """Of all completions."""
+        """Tokens of all completions."""
         return sum(one.num_tokens for one in self.completions)
 
     @property
     def agreement(self) -> float:
-        """The share of the target's tokens that the draft foretells."""
-        return sum(one.num_foretold for one in self.completions) / max(1, self.num_tokens)
+        """The share of the target's tokens that the draft predicts."""
+        return sum(one.num_predicted for one in self.completions) / max(1, self.num_tokens)
 
     @property
     def agreement_interval(self) -> tuple[float, float]:
-        """The 95% interval of the same, had other cursors been drawn."""
-        pairs = [(one.num_foretold, one.num_tokens) for one in self.completions]
+        """The 95% interval of `agreement` over draws of cursors."""
+        pairs = [(one.num_predicted, one.num_tokens) for one in self.completions]
         return share_interval([hits for hits, _ in pairs], [total for _, total in pairs])
 
-    def acceptance(self, length: int) -> Acceptance:
-        """What is accepted of drafts of `length` tokens."""
-        return sum((one.by_length[length] for one in self.completions), Acceptance(0, (0,) * length))
+    def acceptance(self, length: int) -> AcceptanceCounts:
+        """The counts of drafts of `length` tokens."""
+        return sum((one.by_length[length] for one in self.completions), AcceptanceCounts(0, (0,) * length))
 
     def acceptance_interval(self, length: int) -> tuple[float, float]:
-        """The 95% interval of accepted over drafted tokens, had other cursors been drawn."""
+        """The 95% interval of accepted over drafted tokens, over draws of cursors."""
         found = [one.by_length[length] for one in self.completions]
         return share_interval([sum(one.accepted_at) for one in found], [one.num_drafts * length for one in found])
 
     def by_kind(self) -> dict[str, tuple[float, int]]:
-        """For each kind the share that was foretold, and how many tokens that is of."""
-        return {kind.value: (self.foretold[kind] / max(1, self.seen[kind]), self.seen[kind]) for kind in Kind}
+        """For each kind the share of tokens that the draft predicts, and the number of tokens."""
+        return {kind.value: (self.predicted[kind] / max(1, self.seen[kind]), self.seen[kind]) for kind in Kind}
 
     def add(self, matches: Sequence[bool], kinds: Sequence[Kind]) -> None:
         """Count one completion of `len(kinds)` tokens; `matches` may go on past its end."""
-        foretold = [kind for kind, is_match in zip(kinds, matches, strict=False) if is_match]
+        predicted = [kind for kind, is_match in zip(kinds, matches, strict=False) if is_match]
         by_length = {length: replay(matches, length, len(kinds)) for length in range(1, MAX_DRAFT + 1)}
-        self.completions.append(Counted(len(kinds), len(foretold), by_length))
+        self.completions.append(Counted(len(kinds), len(predicted), by_length))
         self.seen.update(kinds)
-        self.foretold.update(foretold)
+        self.predicted.update(predicted)
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class Pair:
 
     target: PreTrainedModel
     draft: PreTrainedModel
-    encoder: LayoutEncoder
+    encoder: TemplateEncoder
 
 
 @torch.inference_mode()
 def complete(
     pair: Pair, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0, *, stops: Sequence[int] = ()
 ) -> list[int]:
-    """What the target writes behind a prompt, up to the first of the tokens `stops` and with it; without any, on."""
+    """The target's completion of a prompt, up to and with the first of the tokens `stops`, if there are any."""
     ids = torch.tensor([list(prompt)])
     sampling: dict[str, Any] = (
         {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
@@ -106,8 +106,8 @@ def complete(
 
 
 @torch.inference_mode()
-def foretold(pair: Pair, prompt: Sequence[int], written: Sequence[int]) -> list[bool]:
-    """For each written token, whether the draft thinks it the likeliest behind what stands before it."""
+def draft_matches(pair: Pair, prompt: Sequence[int], written: Sequence[int]) -> list[bool]:
+    """For each written token, whether it is the draft's most likely token behind the text before it."""
     row = torch.tensor([[*prompt, *written]])
     logits = pair.draft(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1]
     matches: list[bool] = (logits.argmax(dim=-1) == row[0, len(prompt) :]).tolist()
@@ -120,21 +120,21 @@ def measure(
     max_tokens: int,
     temperature: float = 0.0,
     on_split: Callable[[int, int], None] = lambda done, total: None,
-) -> Tally:
-    """Acceptance over what the target writes at the cursors of `splits`, greedily unless a temperature is given."""
+) -> AcceptanceTally:
+    """Measure acceptance over the target's completions at the cursors of `splits`; greedy at temperature 0."""
     torch.manual_seed(SEED)
-    tally = Tally()
+    tally = AcceptanceTally()
     for number, split in enumerate(splits):
         prompt = pair.encoder.encode_prompt(split.before, split.typed, split.after)
         written = complete(pair, prompt, max_tokens, temperature, stops=pair.encoder.stops)
         beyond = complete(pair, [*prompt, *written], MAX_DRAFT, temperature)
-        tally.add(foretold(pair, prompt, [*written, *beyond]), token_kinds(pair.encoder, split, written))
+        tally.add(draft_matches(pair, prompt, [*written, *beyond]), token_kinds(pair.encoder, split, written))
         on_split(number + 1, len(splits))
     return tally
 
 
-def token_kinds(encoder: LayoutEncoder, split: Split, written: Sequence[int]) -> list[Kind]:
-    """The kind of every written token, from the whole text with the completion in its place; the end is syntax."""
+def token_kinds(encoder: TemplateEncoder, split: Split, written: Sequence[int]) -> list[Kind]:
+    """The kind of every written token in the text with the completion inserted; the end token is syntax."""
     pieces, shown = [], ""
     for at in range(len(written)):
         longer = encoder.decode(written[: at + 1])
@@ -142,5 +142,5 @@ def token_kinds(encoder: LayoutEncoder, split: Split, written: Sequence[int]) ->
         shown = longer
     text = split.before + split.typed + shown + split.after
     kinds = kinds_of_pieces(text, len(split.before + split.typed), pieces)
-    # An end has no text of its own: what stands behind the cursor is none of its business.
+    # An end token has no text of its own, so the text behind the cursor must not decide its kind.
     return [Kind.SYNTAX if token in encoder.stops else kind for token, kind in zip(written, kinds, strict=True)]

@@ -1,4 +1,4 @@
-"""The pair in the real engine: what its counters say of speculation, whether greedy text stays the same, step times."""
+"""Measures the pair in vLLM: its counters of speculation, differences in greedy text, and step times."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,23 +8,23 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from draft_model.engine import Engine, open_engine
-from draft_model.evaluation.acceptance import Acceptance
-from draft_model.evaluation.report import EngineFigures, StepTimes, engine_run
+from draft_model.evaluation.acceptance import AcceptanceCounts
+from draft_model.evaluation.report import DecodeTimes, EngineFigures, engine_run
+from draft_model.models.engine import OfflineEngine, open_engine
 
 TIMED_TOKENS = 64
 TIMED_ROUNDS = 5
 TIMED_TURNS = 2
-"""Engines that each of the two models is timed on, in turn with the other's: a machine's speed drifts."""
+"""Engines on which each model is timed, alternating with the other model's because a machine's speed drifts."""
 NUM_OTHER_RUNS = 2 + 2 * TIMED_TURNS
 
 
 @dataclass(frozen=True)
 class Served:
-    """One pass over the prompts; a text has the token that ended it, unless it was cut off."""
+    """The result of one pass over the prompts; a text includes its end token, unless it was cut off."""
 
     texts: list[list[int]]
-    acceptance: Acceptance | None
+    acceptance: AcceptanceCounts | None
     tokens_per_s: float
 
 
@@ -47,19 +47,19 @@ def serve(
             completions = engine.complete(prompts, max_tokens=max_tokens, temperature=degree, stops=stops)
             counted = engine.speculation(num_speculative_tokens).since(before)
             texts = [[*one.ids, *([] if one.stop is None else [one.stop])] for one in completions]
-            acceptance = Acceptance(counted.num_drafts, counted.accepted_at) if draft else None
+            acceptance = AcceptanceCounts(counted.num_drafts, counted.accepted_at) if draft else None
             served.append(Served(texts, acceptance, sum(map(len, texts)) / engine.took_s))
         return served
 
 
 def step_time_s(model: Path, prompt: Sequence[int], options: Mapping[str, Any] | None = None) -> float:
-    """The median time of one decode step of one sequence, served alone: what a longer completion takes more."""
+    """The median time of a decode step of one sequence, from the difference of a long and a short completion."""
     with open_engine(model, max_num_seqs=1, options=options) as engine:
         engine.complete([prompt], max_tokens=2, ignore_end=True)
         return median(_time_a_step(engine, prompt) for _ in range(TIMED_ROUNDS))
 
 
-def _time_a_step(engine: Engine, prompt: Sequence[int]) -> float:
+def _time_a_step(engine: OfflineEngine, prompt: Sequence[int]) -> float:
     took = []
     for tokens in (TIMED_TOKENS // 2, TIMED_TOKENS):
         begun = time.perf_counter()
@@ -75,8 +75,8 @@ def measure_engine(
 ) -> EngineFigures:  # fmt: skip
     """Serve the prompts without the draft and with each K of `lengths`, one at a time, and time both models' steps.
 
-    Greedily, then at each temperature; the tokens `stops` end a completion. Without the draft they are served before
-    and after all others, and the two models' steps are timed in turn, because a machine's speed drifts. `on_run` is
+    Greedily, then at each temperature; the tokens `stops` end a completion. A machine's speed drifts, so the runs
+    without the draft come before and after all others, and the two models' steps are timed alternately. `on_run` is
     called after every engine's run, `len(lengths) + NUM_OTHER_RUNS` times.
     """
     degrees = (0.0, *temperatures)
@@ -87,11 +87,11 @@ def measure_engine(
     on_run()
     # A draft's own context may be shorter than the target's.
     own = {name: value for name, value in (options or {}).items() if name != "max_model_len"}
-    steps: list[StepTimes] = []
+    steps: list[DecodeTimes] = []
     for _ in range(TIMED_TURNS):
         target_s = step_time_s(target, prompts[0], options)
         on_run()
-        steps.append(StepTimes(target_s * 1e3, step_time_s(draft, prompts[0], own) * 1e3))
+        steps.append(DecodeTimes(target_s * 1e3, step_time_s(draft, prompts[0], own) * 1e3))
         on_run()
     found = []
     for length in lengths:

@@ -1,4 +1,4 @@
-"""Twenty places in plainly predictable code, and what a model writes there, greedily, in the server's prompt layout.
+"""Twenty probes: predictable places in code that a model completes greedily, with the server's prompts.
 
 A probe passes when the completion begins with one of the texts that any Python programmer would expect.
 """
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 
 MAX_NEW_TOKENS = 24
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Text around a cursor and the beginnings that count as right; `typed` is the cursor's line left of it."""
+    """The text around a cursor and the accepted beginnings; `typed` is the cursor's line left of the cursor."""
 
     before: str
     typed: str
@@ -26,7 +26,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """A probe, what came out, and whether it begins as expected."""
+    """A probe, its completion, and whether that begins as expected."""
 
     probe: Probe
     completion: str
@@ -63,7 +63,7 @@ PROBES: tuple[Probe, ...] = (
 )
 
 
-def complete(model: PreTrainedModel, encoder: LayoutEncoder, before: str, typed: str, after: str) -> str:
+def complete(model: PreTrainedModel, encoder: TemplateEncoder, before: str, typed: str, after: str) -> str:
     """The greedy completion at a cursor, at most `MAX_NEW_TOKENS` tokens."""
     prompt = torch.tensor([encoder.encode_prompt(before, typed, after)])
     generator: Any = model
@@ -79,8 +79,10 @@ def complete(model: PreTrainedModel, encoder: LayoutEncoder, before: str, typed:
     return encoder.decode(output[0, prompt.shape[1] :].tolist())
 
 
-def run_probes(model: PreTrainedModel, encoder: LayoutEncoder, probes: tuple[Probe, ...] = PROBES) -> list[ProbeResult]:
-    """What the model writes at every probe."""
+def run_probes(
+    model: PreTrainedModel, encoder: TemplateEncoder, probes: tuple[Probe, ...] = PROBES
+) -> list[ProbeResult]:
+    """Complete every probe."""
     results = []
     for probe in probes:
         completion = complete(model, encoder, probe.before, probe.typed, probe.after)
@@ -89,7 +91,7 @@ def run_probes(model: PreTrainedModel, encoder: LayoutEncoder, probes: tuple[Pro
 
 
 def probe_table(results: list[ProbeResult]) -> str:
-    """The probes as a Markdown table: the line with the cursor as `│`, what came out, and whether it was right."""
+    """The probes as a Markdown table: the line with the cursor as `│`, the completion, and whether it is right."""
     rows = ["| the line, │ is the cursor | came out | as expected |", "| --- | --- | --- |"]
     for result in results:
         line = f"{result.probe.typed.strip()}│{result.probe.after.partition(chr(10))[0]}"

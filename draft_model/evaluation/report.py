@@ -1,4 +1,4 @@
-"""The figures of a pair as a table, as JSON, and as a picture."""
+"""Reports the figures of a pair as tables, as JSON, and as a picture."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,21 @@ from typing import Any
 
 import matplotlib as mpl
 
-from draft_model.evaluation.acceptance import Acceptance, expected_speedup
+from draft_model.core.files import replacing_file, replacing_folder
+from draft_model.evaluation.acceptance import AcceptanceCounts, expected_speedup
 from draft_model.evaluation.identity import Identity, describe
 from draft_model.evaluation.kinds import Kind
-from draft_model.evaluation.offline import MAX_DRAFT, Tally
-from draft_model.files import folder_atomically, replacing
+from draft_model.evaluation.offline import MAX_DRAFT, AcceptanceTally
 
 REPORT = "report.json"
-"""What a report's folder is known by."""
+"""The file that marks a report's folder."""
 
 
 @dataclass(frozen=True)
 class TallyFigures:
-    """Offline, at one temperature. Shares are 0 to 1, by K where they depend on it; `per_position` is for K = 8.
+    """The offline figures at one temperature. Shares are 0 to 1, some by K; `per_position` is for K = 8.
 
-    Intervals are 95%, as if other cursors had been drawn.
+    Intervals are 95%, over draws of cursors.
     """
 
     num_tokens: int
@@ -34,12 +34,12 @@ class TallyFigures:
     mean_accepted_length: dict[int, float]
     per_position: tuple[float, ...]
     by_kind: dict[str, tuple[float, int]]
-    """For each kind of code the share that the draft foretells, and of how many tokens it is one."""
+    """For each kind of code the share of tokens that the draft predicts, and the number of tokens."""
 
 
 @dataclass(frozen=True)
 class OfflineFigures:
-    """Measured in transformers, by temperature; 0 is greedy."""
+    """The figures measured in transformers, by temperature; 0 is greedy."""
 
     num_completions: int
     at_temperature: dict[float, TallyFigures]
@@ -52,7 +52,7 @@ class OfflineFigures:
 
 @dataclass(frozen=True)
 class EngineRun:
-    """Measured in vLLM with one K, one sequence at a time; by temperature, speeds greedily.
+    """The figures of one K in vLLM, one sequence at a time; by temperature, speeds of greedy decoding.
 
     `identical_share` is the share of greedy completions that are the same tokens without the draft.
     """
@@ -68,8 +68,8 @@ class EngineRun:
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    """Decode steps of one sequence, the two models timed one after the other."""
+class DecodeTimes:
+    """Times of a decode step of one sequence, of target and draft."""
 
     target_ms: float
     draft_ms: float
@@ -82,15 +82,15 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """All of what was measured in vLLM. Without the draft before and after the runs with it; steps turn by turn."""
+    """All figures measured in vLLM: the runs, the speed without the draft before and after them, and the steps."""
 
     runs: tuple[EngineRun, ...]
     tokens_per_s_without_draft: tuple[float, float]
-    steps: tuple[StepTimes, ...]
+    steps: tuple[DecodeTimes, ...]
 
 
-def tally_figures(tally: Tally) -> TallyFigures:
-    """The figures of what was counted at one temperature."""
+def tally_figures(tally: AcceptanceTally) -> TallyFigures:
+    """The figures of the counts at one temperature."""
     lengths = range(1, MAX_DRAFT + 1)
     return TallyFigures(
         tally.num_tokens,
@@ -104,16 +104,16 @@ def tally_figures(tally: Tally) -> TallyFigures:
     )
 
 
-def offline_figures(num_completions: int, tallies: Mapping[float, Tally]) -> OfflineFigures:
+def offline_figures(num_completions: int, tallies: Mapping[float, AcceptanceTally]) -> OfflineFigures:
     """The figures of the counts at each temperature."""
     return OfflineFigures(num_completions, {degree: tally_figures(tally) for degree, tally in tallies.items()})
 
 
 def engine_run(
-    counted: Mapping[float, Acceptance], identical_share: float, tokens_per_s: float, without_draft: float,
-    steps: Sequence[StepTimes],
+    counted: Mapping[float, AcceptanceCounts], identical_share: float, tokens_per_s: float, without_draft: float,
+    steps: Sequence[DecodeTimes],
 ) -> EngineRun:  # fmt: skip
-    """The run with one K; `without_draft` is in tokens a second as well."""
+    """The figures of a run with one K; `without_draft` is in tokens per second too."""
     greedy = counted[0.0]
     length = greedy.num_speculative_tokens
     return EngineRun(
@@ -128,8 +128,8 @@ def engine_run(
     )
 
 
-def conditional_acceptance(found: Acceptance) -> float:
-    """The probability that a drafted token is accepted when those before it were, which the formula asks for."""
+def conditional_acceptance(found: AcceptanceCounts) -> float:
+    """The probability that a drafted token is accepted given that those before it are, as the formula needs."""
     tried = found.num_drafts + sum(found.accepted_at[:-1])
     return sum(found.accepted_at) / tried if tried else 0.0
 
@@ -140,14 +140,14 @@ def render_report(offline: OfflineFigures, engine: EngineFigures | None, identit
     degrees = list(offline.at_temperature.items())
     heads = " | ".join("greedy" if not degree else f"at {degree:g}" for degree, _ in degrees)
     lines = [
-        f"{offline.num_completions} completions, {greedy.num_tokens:,} tokens greedily, of which the draft foretells "
+        f"{offline.num_completions} completions, {greedy.num_tokens:,} tokens greedily, of which the draft predicts "
         f"{_with_interval(greedy.agreement, greedy.agreement_interval)}. Offline, in brackets 95% intervals:",
         "",
         f"| K | accepted of drafted: {heads} | tokens a step: {heads} | accepted up to here, K = {MAX_DRAFT} |",
         "| --- |" + " --- |" * (2 * len(degrees) + 1),
         *(_length_line(length, [found for _, found in degrees]) for length in greedy.acceptance_by_length),
         "",
-        f"| kind of code, foretold | {heads} | tokens |",
+        f"| kind of code, predicted | {heads} | tokens |",
         "| --- |" + " --- |" * (len(degrees) + 1),
         *(_kind_line(kind.value, [found for _, found in degrees]) for kind in Kind),
     ]
@@ -203,7 +203,7 @@ def _run_line(run: EngineRun, degrees: Sequence[float]) -> str:
 def as_record(
     offline: OfflineFigures, engine: EngineFigures | None, identity: Identity | None = None
 ) -> dict[str, Any]:
-    """All figures for JSON; None where nothing was measured."""
+    """All figures for JSON; None for parts that were not measured."""
     return {
         "offline": asdict(offline),
         "engine": asdict(engine) if engine else None,
@@ -215,7 +215,7 @@ def write_report(
     out: Path, offline: OfflineFigures, engine: EngineFigures | None, identity: Identity | None = None
 ) -> None:
     """Write `report.md`, `report.json` and `acceptance.png` to the folder `out`, all or none."""
-    with folder_atomically(out, REPORT) as folder:
+    with replacing_folder(out, REPORT) as folder:
         (folder / "report.md").write_text(render_report(offline, engine, identity), encoding="utf-8")
         told = json.dumps(as_record(offline, engine, identity), indent=1) + "\n"
         (folder / REPORT).write_text(told, encoding="utf-8")
@@ -240,8 +240,8 @@ def draw_acceptance(offline: OfflineFigures, engine: EngineFigures | None, path:
     left.legend()
     names = [kind.value for kind in Kind]
     right.barh(names, [100 * offline.greedy.by_kind[name][0] for name in names])
-    right.set(xlabel="foretold, greedy, %", xlim=(0, 100))
+    right.set(xlabel="predicted, greedy, %", xlim=(0, 100))
     right.invert_yaxis()
-    with replacing(path) as file:
+    with replacing_file(path) as file:
         figure.savefig(file, format="png", dpi=120)
     pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""Blocks of tokens in, weights out: network, optimiser, loss, checkpoints, processes, and what a run tells of itself.
+"""Trains a model on blocks of tokens: loop, optimiser, loss, checkpoints, processes, and the records of a run.
 
-Knows nothing of corpora or command lines.
+Must not know corpora or command lines.
 """

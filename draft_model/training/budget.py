@@ -1,7 +1,7 @@
-"""How much of the training budget is spent, measured so that a stopped or crowded-out process does not lose its decay.
+"""Measures how much of the training budget is spent.
 
 The budget is a number of steps, or minutes of active time: the sum of step durations, each counted as at most a few
-times the recent median. A process that was paused for ten minutes has spent one step.
+times the recent median. So a process that is paused for ten minutes spends one step, and keeps its learning rate decay.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ RECENT_STEPS = 32
 
 @dataclass
 class Budget:
-    """Minutes or steps to spend; exactly one of the two is given."""
+    """The budget in minutes or in steps, and the part that is spent."""
 
     minutes: float | None = None
     steps: int | None = None

@@ -1,4 +1,4 @@
-"""Checkpoints: what a run needs to go on as if it had not been interrupted, in one file that is replaced atomically."""
+"""Checkpoints: all state that a run needs to resume exactly, in one file that is replaced atomically."""
 
 import pickle
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from draft_model.errors import PipelineError
-from draft_model.files import replacing
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import replacing_file
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Checkpoint:
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
-    """Replace the checkpoint at `path`; PipelineError when the disk refuses, the old one is then still there."""
-    with replacing(path) as file:
+    """Replace the checkpoint at `path`; PipelineError when the disk refuses, which leaves the old one."""
+    with replacing_file(path) as file:
         torch.save(dict(vars(checkpoint)), file)
 
 
@@ -53,7 +53,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Put the generators where they were."""
+    """Restore the state of torch's generators."""
     torch.set_rng_state(state["cpu"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,4 +1,4 @@
-"""How much arithmetic a token takes, and how much a device could do: utilisation is one over the other.
+"""Counts the operations of a token and the peak of a device; utilisation is their ratio.
 
 Counted as in "PaLM" (Chowdhery et al., 2022), appendix B: six operations a parameter and token for forward and
 backward, and the attention scores on top, halved because they are causal. Recomputation would not count.
@@ -9,16 +9,16 @@ import time
 
 import torch
 
-from draft_model.presets import Shape
+from draft_model.core.presets import Shape
 
 PEAK_FLOPS = {
     "a100": 312e12, "h100": 989e12, "h100-pcie": 756e12, "h100-nvl": 835e12, "h200": 989e12, "h200-nvl": 835e12,
     "b200": 2250e12, "l40s": 362e12, "l4": 121e12, "a10": 125e12, "a10g": 70e12, "mi300x": 1307e12,
 }  # fmt: skip
-"""Dense bfloat16 operations a second, from the makers' data sheets; SXM where a key does not say another."""
+"""Dense bfloat16 operations per second from the makers' data sheets; SXM unless the key names another variant."""
 CPU_PROBE_SIZE = 1024
 GPU_PROBE_SIZE = 8192
-"""A smaller product is over before all of a GPU is at work: the peak would seem low, and utilisation above 100%."""
+"""Smaller products do not occupy a whole GPU: the peak would seem low, and utilisation above 100%."""
 PROBE_RUNS = 4
 
 
@@ -30,7 +30,7 @@ def flops_per_token(shape: Shape, row_tokens: float) -> float:
 
 
 def peak_flops(device: str) -> float:
-    """What a device can do: from the table for a GPU, measured for a CPU or a GPU that is not in it."""
+    """The peak of a device: from the table for a known GPU, measured for a CPU or any other GPU."""
     if not device.startswith("cuda"):
         return measured_flops(device, CPU_PROBE_SIZE)
     known = known_flops(torch.cuda.get_device_name(device))
@@ -38,8 +38,8 @@ def peak_flops(device: str) -> float:
 
 
 def known_flops(name: str) -> float | None:
-    """The table's figure for a GPU by the name that torch reports; None for one that is not in it or is a slice."""
-    # Whole words: "a10" is in A10G and A100, "a100" in RTX A1000. The key of most words says which variant it is.
+    """The table's figure for a GPU by the name that torch reports; None for an unknown GPU or a slice of one."""
+    # Whole words: "a10" is in A10G and A100, "a100" in RTX A1000. The key with the most words names the variant.
     words = set(re.findall(r"[a-z0-9]+", name.lower()))
     if "mig" in words:
         return None

@@ -1,7 +1,7 @@
 """The loss: cross-entropy against the text, mixed with the divergence from a teacher's distribution.
 
 Distillation is the forward Kullback-Leibler divergence KL(teacher || draft) at every token, as in "DistillSpec" (Zhou
-et al., 2023): a draft is accepted as far as its distribution covers the target's.
+et al., 2023): acceptance grows with the overlap of the draft's distribution and the target's.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 
 def cross_entropies(log_probs: Tensor, ids: Tensor) -> Tensor:
-    """Nats of every next token: what `log_probabilities` says of the logits above -> (rows * (tokens - 1),)."""
+    """Nats of every next token, from `log_probabilities` of the logits above -> (rows * (tokens - 1),)."""
     return functional.nll_loss(log_probs, ids[:, 1:].flatten(), reduction="none")
 
 
@@ -41,7 +41,7 @@ def token_losses(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 class Losses(NamedTuple):
-    """Of a block, nats per token: what is minimised, and its parts; `middle` is `text` inside completions alone."""
+    """Losses of a block in nats per token: the minimised mix, and its parts; `middle` is `text` inside completions."""
 
     mixed: Tensor
     text: Tensor
@@ -71,5 +71,5 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, ids: Tensor) -> Tensor:
-        """What the target thinks comes next, as `next_token_logits`."""
+        """The target's logits of every next token, as `next_token_logits`."""
         return next_token_logits(self._model, ids)

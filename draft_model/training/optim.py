@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draft_model.presets import TrainSettings
+from draft_model.core.presets import TrainSettings
 from draft_model.training.world import World
 
 MATRIX_DIMS = 2
@@ -22,12 +22,12 @@ def learning_rate_scale(progress: float, step: int, settings: TrainSettings) -> 
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon is for this parameter: a matrix inside a layer, not the embedding (which is the output head too)."""
+    """Whether Muon trains this parameter: a matrix inside a layer, not the embedding, which is also the output head."""
     return parameter.ndim == MATRIX_DIMS and "embed" not in name and "lm_head" not in name
 
 
 class Optimiser:
-    """Two optimisers that step together; its state goes by parameter names, whatever the number of processes."""
+    """Two optimisers that step together; their state is keyed by parameter name, for any number of processes."""
 
     def __init__(self, model: nn.Module, settings: TrainSettings, world: World) -> None:
         named = list(model.named_parameters())
@@ -52,11 +52,11 @@ class Optimiser:
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps; all processes must ask."""
+        """The state for a checkpoint; all processes must call it."""
         muon, adam = (self._world.optimiser_state(self._model, one) for one in (self._muon, self._adam))
         return {"muon": muon, "adam": adam}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint; all processes must, the main one with the state."""
+        """Restore the state of a checkpoint; all processes must call it, the main one with the state."""
         for name, optimiser in (("muon", self._muon), ("adam", self._adam)):
             self._world.load_optimiser_state(self._model, optimiser, state.get(name, {}))

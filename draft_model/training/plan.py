@@ -1,11 +1,11 @@
-"""What a training run would take: days, GPU hours, cost and memory, from a utilisation that was measured."""
+"""Estimates days, GPU hours, cost and memory of a training run from a utilisation."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from draft_model.errors import PipelineError
-from draft_model.presets import Preset
+from draft_model.core.errors import PipelineError
+from draft_model.core.presets import Preset
 from draft_model.training.flops import PEAK_FLOPS, flops_per_token
 from draft_model.training.record import METRICS, read_metrics
 
@@ -21,22 +21,22 @@ DOLLARS_PER_HOUR = {
 }  # fmt: skip
 """Rough on-demand prices of one GPU; give your own."""
 BYTES_PER_MATRIX_PARAMETER = 4 + 4 + 4 + 2
-"""Weight, gradient and Muon's momentum in float32, and the bfloat16 copy that is computed with."""
+"""Weight, gradient and Muon's momentum in float32, and the bfloat16 copy for computing."""
 BYTES_PER_OTHER_PARAMETER = 4 + 4 + 8 + 2
 """The same with AdamW's two moments."""
 BYTES_PER_TEACHER_PARAMETER = 2
-"""Held in bfloat16, spread over the GPUs as the draft is."""
+"""Bfloat16, sharded over the GPUs like the draft."""
 TEACHER_FLOPS_PER_PARAMETER = 2
-"""Operations a parameter and token of a forward pass, a third of training's six; its attention is left out."""
+"""Operations per parameter and token of a forward pass, a third of training's six; attention is not counted."""
 SECONDS_PER_DAY = 86_400.0
 
 
 @dataclass(frozen=True)
 class Utilisation:
-    """The share of the GPUs' peak that goes into the models, 0 to 1, and where that figure is from.
+    """The share of the GPUs' peak that goes into the models, 0 to 1, and the source of that figure.
 
-    `has_teacher` says of a measured one that its run distilled. `train` counts the draft's operations alone, so the
-    time of the teacher's is in that share.
+    `has_teacher` means that the measured run distilled. `train` counts the draft's operations only, so the teacher's
+    time lowers that share.
     """
 
     share: float
@@ -48,10 +48,10 @@ ASSUMED = Utilisation(DEFAULT_UTILISATION, "assumed")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The outcome; operations are all, the teacher's among them.
+class TrainingPlan:
+    """The estimate. Operations include the teacher's; memory is that of weights, optimiser and teacher on each GPU.
 
-    Memory is that of weights, optimiser and teacher on each GPU, activations come on top.
+    Activations take memory on top.
     """
 
     num_parameters: int
@@ -69,7 +69,7 @@ class Plan:
 
 
 def measured_utilisation(run: Path) -> Utilisation:
-    """The median over a run's steps, those of 0 left out; PipelineError when there is none or it is above 1."""
+    """The median over a run's steps with a utilisation; PipelineError when there are none or the median is above 1."""
     if not run.is_dir():
         raise PipelineError(f"there is no run in {run}: it is no folder")
     steps = read_metrics(run)
@@ -93,8 +93,8 @@ def make_plan(
     utilisation: Utilisation = ASSUMED,
     dollars_per_hour: float | None = None,
     num_teacher_parameters: int = 0,
-) -> Plan:
-    """The plan for training `preset` on `num_tokens`, distilled from a teacher if it has parameters.
+) -> TrainingPlan:
+    """The plan for training `preset` on `num_tokens`; with a teacher if `num_teacher_parameters` is above 0.
 
     PipelineError for a GPU that is not in the table, no tokens, or a teacher that would count twice.
     """
@@ -118,13 +118,13 @@ def make_plan(
     others = shape.num_parameters - shape.num_matrix_parameters
     state = shape.num_matrix_parameters * BYTES_PER_MATRIX_PARAMETER + others * BYTES_PER_OTHER_PARAMETER
     state += num_teacher_parameters * BYTES_PER_TEACHER_PARAMETER
-    return Plan(
+    return TrainingPlan(
         shape.num_parameters, num_teacher_parameters, flops, teacher_flops, utilisation.share, utilisation.source,
         num_tokens / seconds, seconds / SECONDS_PER_DAY, hours, hours * price, state / num_gpus / 2**30, GPU_GIB[gpu],
     )  # fmt: skip
 
 
-def describe_plan(plan: Plan) -> str:
+def describe_plan(plan: TrainingPlan) -> str:
     """The plan in a few lines."""
     teacher = f"a teacher of {plan.num_teacher_parameters / 1e9:.2f}B parameters"
     of_teacher = f", {plan.teacher_flops:.2e} of them in {teacher}" if plan.num_teacher_parameters else ""

@@ -1,6 +1,6 @@
-"""What a run leaves to look at: a line of JSON for every step, TensorBoard's files, and a picture of the loss.
+"""Records a run: a line of JSON for every step, TensorBoard's files, and a picture of the loss.
 
-A run that goes on after an interruption forgets the lines behind its checkpoint, so each step is there once.
+A resumed run removes the lines behind its checkpoint, so each step is recorded once.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import Any, TextIO
 import matplotlib as mpl
 import numpy as np
 
-from draft_model.errors import PipelineError
-from draft_model.files import replacing, write_atomically
-from draft_model.training.trainer import Progress
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import replacing_file, write_atomically
+from draft_model.training.trainer import TrainingProgress
 
 METRICS = "metrics.jsonl"
 PICTURE = "loss.png"
@@ -26,14 +26,14 @@ _SHOWN = ("loss", "middle_loss", "divergence", "grad_norm", "rate_scale", "token
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The steps of a run, in order; a line that a killed process left unfinished is left out."""
+    """The steps of a run, in order; an unfinished last line of a killed process is ignored."""
     path = folder / METRICS
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
     return [json.loads(line) for line in lines]
 
 
 class Recorder:
-    """Writes what a run tells."""
+    """Writes the progress of a run to files."""
 
     def __init__(self, folder: Path, open_board: Callable[..., Any]) -> None:
         self._folder = folder
@@ -42,14 +42,14 @@ class Recorder:
         self._lines: TextIO | None = None
 
     def begin(self, step: int) -> None:
-        """Keep the lines of the steps that are done and open the file to go on."""
+        """Keep the lines of the finished steps and open the file to append."""
         kept = (json.dumps(line) + "\n" for line in read_metrics(self._folder) if line["step"] <= step)
         write_atomically(self._folder / METRICS, "".join(kept).encode())
         with _refusals(self._folder):
             self._lines = (self._folder / METRICS).open("a", encoding="utf-8", buffering=1)
             self._board = self._open_board(purge_step=step + 1)
 
-    def step(self, progress: Progress) -> None:
+    def step(self, progress: TrainingProgress) -> None:
         """Write one line and one point of every curve; PipelineError when the disk refuses."""
         told = asdict(progress)
         assert self._lines is not None
@@ -83,7 +83,7 @@ def recording(folder: Path) -> Iterator[Recorder]:
     try:
         yield recorder
     except BaseException:
-        with suppress(PipelineError):  # What stopped the run is what is told.
+        with suppress(PipelineError):  # The error that stopped the run is reported instead.
             recorder.close()
         raise
     recorder.close()
@@ -91,7 +91,7 @@ def recording(folder: Path) -> Iterator[Recorder]:
 
 
 def draw_losses(folder: Path) -> None:
-    """Draw loss over tokens, smoothed, to `loss.png`; nothing when no step was made."""
+    """Draw the smoothed loss over tokens to `loss.png`, unless there are no steps."""
     steps = read_metrics(folder)
     if not steps:
         return
@@ -106,7 +106,7 @@ def draw_losses(folder: Path) -> None:
         axes.plot(tokens, smoothed(values), label=label, color="C0" if name == "loss" else "C1")
     axes.set(xlabel="training tokens, millions", ylabel="loss, nats per token", title=folder.name)
     axes.legend()
-    with replacing(folder / PICTURE) as file:
+    with replacing_file(folder / PICTURE) as file:
         figure.savefig(file, format="png", dpi=120)
     pyplot.close(figure)
 

@@ -1,7 +1,7 @@
-"""The training loop: blocks by step number in, weights and checkpoints out. It knows no corpus or command line.
+"""The training loop: reads blocks by step number, writes weights and checkpoints.
 
-A loop of its own instead of transformers' Trainer: two optimisers with one schedule over a budget of active minutes,
-and a data position that is a step number, would each have to be forced into it; all of the loop is below.
+It replaces transformers' Trainer, which supports neither two optimisers with one learning rate over a budget of active
+minutes, nor a data position that is a step number.
 """
 
 import hashlib
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from completion_server.core.files import remove_unfinished
+from draft_model.core.errors import PipelineError
+from draft_model.core.presets import Preset
 from draft_model.data.blocks import Block
-from draft_model.errors import PipelineError
-from draft_model.files import remove_unfinished
-from draft_model.presets import Preset
+from draft_model.models.network import make_model, make_pruned
 from draft_model.training.budget import Budget
 from draft_model.training.checkpoint import (
     Checkpoint,
@@ -30,7 +31,6 @@ from draft_model.training.checkpoint import (
 )
 from draft_model.training.flops import flops_per_token
 from draft_model.training.loss import Teacher, block_losses, next_token_logits
-from draft_model.training.model import make_model, make_pruned
 from draft_model.training.optim import Optimiser, learning_rate_scale
 from draft_model.training.world import World
 
@@ -38,20 +38,20 @@ CHECKPOINT_EVERY_S = 180.0
 
 
 class Blocks(Protocol):
-    """Where blocks come from."""
+    """A source of blocks."""
 
     block_tokens: int
 
     def block(self, place: int) -> Block:
-        """The block at a place of the visiting order."""
+        """The block at a position of the order."""
         ...
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What a watcher is told after every step; losses are nats per token of that step, `divergence` as well.
+class TrainingProgress:
+    """The state after a step. Losses and `divergence` are nats per token of that step.
 
-    `utilisation` is the share of the devices' peak that went into the model, 0 to 1; 0 where the peak is not known.
+    `utilisation` is the share of the devices' peak that went into the model, 0 to 1; 0 if the peak is not known.
     """
 
     step: int
@@ -71,17 +71,17 @@ class Watcher(Protocol):
     """Shows or records a run's progress."""
 
     def begin(self, step: int) -> None:
-        """Called once before the first step, with the number of steps that are done already."""
+        """Called once before the first step, with the number of finished steps."""
         ...
 
-    def step(self, progress: Progress) -> None:
+    def step(self, progress: TrainingProgress) -> None:
         """Called after every optimiser step."""
         ...
 
 
 @dataclass(frozen=True)
 class SavePoint:
-    """Where a run keeps its checkpoint, the fingerprint that it must carry, and how often it is written."""
+    """The checkpoint's path, the fingerprint that it must have, and the interval of writing it."""
 
     path: Path
     fingerprint: str
@@ -90,7 +90,7 @@ class SavePoint:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A trained model's weights (float32, on the main process alone) and what it took."""
+    """A trained model's weights (float32, on the main process only), and the budget that it spent."""
 
     weights: dict[str, Tensor]
     num_steps: int
@@ -99,13 +99,13 @@ class TrainResult:
 
 
 def run_fingerprint(preset: Preset, data: str, learnt_from: str = "") -> str:
-    """A name for everything that must be the same for a checkpoint to go on; the budget may change between runs."""
+    """A digest of everything that must be equal to resume from a checkpoint; the budget may differ."""
     parts = (preset.name, preset.shape, {**vars(preset.train), "minutes": None}, data, learnt_from)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 class Trainer:
-    """One model, its optimiser and its budget; `run` goes on until the budget is spent."""
+    """Trains one model until its budget is spent."""
 
     def __init__(
         self, preset: Preset, source: Blocks, budget: Budget, saved: SavePoint, world: World,
@@ -114,8 +114,8 @@ class Trainer:
     ) -> None:  # fmt: skip
         """Make the model, from the layers of `start` if there is one, or take it from the checkpoint.
 
-        Raises PipelineError when the step does not divide into blocks and processes, the checkpoint is another's, or
-        `start` has other widths.
+        Raises PipelineError when the step does not divide into blocks and processes, the checkpoint is of another run,
+        or `start` has other widths.
         """
         self._preset = preset
         self._source = source
@@ -135,7 +135,7 @@ class Trainer:
         self._resume()
 
     def run(self, watcher: Watcher) -> TrainResult:
-        """Train to the end of the budget, checkpoint on the way and at the end."""
+        """Train to the end of the budget, writing checkpoints at intervals and at the end."""
         budget = self._budget
         watcher.begin(budget.num_steps)
         saved_at_s = self._clock()
@@ -160,7 +160,7 @@ class Trainer:
         )  # fmt: skip
 
     def _accumulate(self) -> tuple[list[float], float]:
-        """Gradients of this step's blocks; the means of the losses, and the operations that all processes spent."""
+        """Accumulate the gradients of this step's blocks; return mean losses, and the operations of all processes."""
         world, first = self._world, self._budget.num_steps * self._num_blocks
         places = range(first + world.rank, first + self._num_blocks, world.size)
         totals, flops = [0.0, 0.0, 0.0], 0.0
@@ -172,7 +172,7 @@ class Trainer:
         return totals, flops
 
     def _learn(self, block: Block, num_blocks: int) -> tuple[float, float, float]:
-        """Add one block's gradient; its loss, its loss inside completions, its divergence from the teacher."""
+        """Add one block's gradient; return its loss, its loss inside completions, its divergence from the teacher."""
         ids = block.ids.to(self._world.device)
         is_middle = block.is_middle.to(self._world.device)
         with torch.autocast(torch.device(self._world.device).type, dtype=torch.bfloat16):
@@ -190,10 +190,12 @@ class Trainer:
                 f"of step {self._saved_step} is intact: train with lower rates or look at the data"
             )
 
-    def _progress(self, losses: list[float], norm: float, scale: float, took_s: float, flops: float) -> Progress:
+    def _progress(
+        self, losses: list[float], norm: float, scale: float, took_s: float, flops: float
+    ) -> TrainingProgress:
         budget = self._budget
         utilisation = flops / took_s / self._peak_flops if self._peak_flops else 0.0
-        return Progress(
+        return TrainingProgress(
             budget.num_steps, budget.progress, losses[0], losses[1], losses[2], norm, scale, self._num_tokens,
             self._preset.train.batch_tokens / took_s, utilisation, budget.left_s,
         )  # fmt: skip
@@ -213,15 +215,15 @@ class Trainer:
         self._world.wait()
 
     def _resume(self) -> None:
-        # The main process alone reads it: the others may be on machines that do not have the file.
+        # Only the main process reads the file: the others may be on machines that do not have it.
         checkpoint, refusal = None, None
         if self._world.is_main:
             remove_unfinished(self._saved.path)
             try:
                 checkpoint = load_checkpoint(self._saved.path, self._saved.fingerprint)
             except PipelineError as error:
-                refusal = error  # All must learn of it, or the others wait.
-        told = self._world.told(refusal or (checkpoint and replace(checkpoint, model={}, optimiser={})))
+                refusal = error  # All processes must know the refusal, or the others wait forever.
+        told = self._world.broadcast(refusal or (checkpoint and replace(checkpoint, model={}, optimiser={})))
         if isinstance(told, PipelineError):
             raise told
         if told is None:

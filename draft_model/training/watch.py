@@ -1,4 +1,4 @@
-"""Progress on a terminal as a bar, in a log file as a line now and then."""
+"""Shows progress: as a bar on a terminal, as occasional lines in a log file."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from draft_model.training.trainer import Progress, Watcher
+from draft_model.training.trainer import TrainingProgress, Watcher
 
 LINE_EVERY_S = 20.0
 SMOOTHING = 0.95
 
 
-def describe(progress: Progress, loss: float, middle_loss: float) -> str:
-    """One line: step, losses, tokens, pace, utilisation and what is left."""
+def describe(progress: TrainingProgress, loss: float, middle_loss: float) -> str:
+    """One line: step, losses, tokens, speed, utilisation and remaining time."""
     minutes, seconds = divmod(int(progress.left_s), 60)
     return (
         f"step {progress.step} loss {loss:.3f} middle {middle_loss:.3f} "
@@ -30,7 +30,7 @@ class _Smooth:
     def __init__(self) -> None:
         self._values: tuple[float, float] | None = None
 
-    def add(self, progress: Progress) -> tuple[float, float]:
+    def add(self, progress: TrainingProgress) -> tuple[float, float]:
         new = (progress.loss, progress.middle_loss)
         old = self._values or new
         self._values = (
@@ -49,10 +49,10 @@ class BarWatcher:
         self._smooth = _Smooth()
 
     def begin(self, step: int) -> None:
-        """Say where a resumed run stands."""
+        """Show the step of a resumed run."""
         self._bar.update(self._task, text=f"from step {step}")
 
-    def step(self, progress: Progress) -> None:
+    def step(self, progress: TrainingProgress) -> None:
         """Show the state after a step."""
         self._bar.update(self._task, completed=progress.share, text=describe(progress, *self._smooth.add(progress)))
 
@@ -68,11 +68,11 @@ class LineWatcher:
         self._printed_at_s = float("-inf")
 
     def begin(self, step: int) -> None:
-        """Say where a resumed run stands."""
+        """Print the step of a resumed run."""
         self._print(f"{self._name} from step {step}")
 
-    def step(self, progress: Progress) -> None:
-        """Print the state after a step, if it is time."""
+    def step(self, progress: TrainingProgress) -> None:
+        """Print the state after a step, if the interval is over."""
         losses = self._smooth.add(progress)
         if self._clock() - self._printed_at_s >= LINE_EVERY_S or progress.share >= 1.0:
             self._printed_at_s = self._clock()
@@ -83,18 +83,18 @@ class LineWatcher:
 
 
 class Watchers:
-    """Tells several."""
+    """Forwards to several watchers."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = tuple(watchers)
 
     def begin(self, step: int) -> None:
-        """Tell all."""
+        """Forward the beginning."""
         for watcher in self._watchers:
             watcher.begin(step)
 
-    def step(self, progress: Progress) -> None:
-        """Tell all."""
+    def step(self, progress: TrainingProgress) -> None:
+        """Forward a step."""
         for watcher in self._watchers:
             watcher.step(progress)
 

@@ -1,7 +1,7 @@
-"""The processes of one training run: one alone, or as many as torchrun started, each with its share of the weights.
+"""The processes of one training run: a single one, or those that torchrun started, each with a shard of the weights.
 
-With several processes the model is sharded (FSDP2) on GPUs and CPUs alike, so that the tests on a CPU go the way that
-GPUs go. Gradients are averaged over processes.
+With several processes the model is sharded (FSDP2) on GPUs and on CPUs, so that tests on a CPU run the code for GPUs.
+Gradients are averaged over processes.
 """
 
 import os
@@ -34,7 +34,7 @@ _SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many processes this is, what it computes on, and whether torch.compile makes code for that."""
+    """The rank of this process, the number of processes, the device, and whether torch.compile is used."""
 
     rank: int = 0
     size: int = 1
@@ -48,24 +48,24 @@ class World:
 
     @property
     def name(self) -> str:
-        """What it computes on, in words."""
+        """The device in words."""
         return (
             torch.cuda.get_device_name(self.device) if self.device != "cpu" else f"{torch.get_num_threads()} CPU cores"
         )
 
     def shard(self, model: M) -> M:
-        """Put the model on the device, its weights on all processes when there are several, and compile its layers."""
-        kinds = set(model._no_split_modules or ())  # Where every family names the class of its layers.
+        """Move the model to the device, shard it over several processes, and compile its layers."""
+        kinds = set(model._no_split_modules or ())  # Every family names the class of its layers here.
         layers = [module for module in model.modules() if type(module).__name__ in kinds]
         for layer in layers if self.is_compiled else ():
-            # Layer by layer: they are alike, so one is compiled for all; and by `forward`, because the hooks that
-            # gather and free sharded weights run around it.
+            # Layer by layer: the layers are alike, so one compilation serves all. Only `forward`, because the hooks
+            # that gather and free sharded weights run around it.
             layer.forward = self.compiled(layer.forward)
         if self.size == 1:
             return cast("M", model.to(self.device))  # type: ignore[arg-type]
-        # Each layer comes to the device on its own and stays there in part: no GPU needs room for a whole teacher.
+        # Each layer is moved and sharded on its own: no GPU needs memory for a whole teacher.
         mesh = init_device_mesh(torch.device(self.device).type, (self.size,))
-        # On a CPU autocast alone decides on precision, as it does in a single process.
+        # On a CPU autocast alone decides the precision, as in a single process.
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if self.device != "cpu" else MixedPrecisionPolicy()
         for layer in layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -73,7 +73,7 @@ class World:
         return model
 
     def compiled(self, function: F) -> F:
-        """The function as code made for the shapes that it meets, where that was asked for; else as it is."""
+        """The function, compiled for the shapes of its arguments if compilation is on."""
         return cast("F", torch.compile(function, dynamic=False)) if self.is_compiled else function
 
     def mean(self, values: list[float]) -> list[float]:
@@ -84,16 +84,16 @@ class World:
         dist.all_reduce(total)
         return [float(value) / self.size for value in total.tolist()]
 
-    def told(self, value: T) -> T:
-        """The main process's value, on all. All must call it."""
+    def broadcast(self, value: T) -> T:
+        """The main process's value, on all processes. All must call it."""
         if self.size == 1:
             return value
-        told = [value]
-        dist.broadcast_object_list(told, src=0)
-        return told[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes call it."""
         if self.size > 1:
             dist.barrier()
 
@@ -112,23 +112,23 @@ class World:
         set_model_state_dict(model, dict[str, Any](state), options=_SPREAD)
 
     def optimiser_state(self, model: nn.Module, optimiser: Optimizer) -> dict[str, Any]:
-        """The same for an optimiser, by parameter name, so that another number of processes can go on with it."""
+        """The whole state of an optimiser by parameter name, so that another number of processes can resume from it."""
         return dict(get_optimizer_state_dict(model, optimiser, options=_WHOLE))
 
     def load_optimiser_state(self, model: nn.Module, optimiser: Optimizer, state: dict[str, Any]) -> None:
-        """The same for an optimiser."""
+        """Put a whole state into the optimiser. All processes must call it, the main one with the state."""
         options = _SPREAD if self.size > 1 else StateDictOptions(full_state_dict=True)
         set_optimizer_state_dict(model, optimiser, state, options=options)
 
 
 def num_processes() -> int:
-    """How many processes torchrun started, or one."""
+    """The number of processes that torchrun started, or one."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
 def joined_world(*, is_compiled: bool = False) -> Iterator[World]:
-    """The world that torchrun describes in the environment, or a single process; left again at the end."""
+    """Join the processes that torchrun describes in the environment, or a world of one; leave them at the end."""
     has_gpu = torch.cuda.is_available()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = f"cuda:{local}" if has_gpu else "cpu"

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from completion_server.scheduling.book import Shedding
-from completion_server.scheduling.order import ORDERS
+from completion_server.scheduling.queue import ORDERS
+from completion_server.scheduling.shedding import Shedding
 from loadtest.simulation.editors import EditorModel, SimulatedRequest
 from loadtest.simulation.figures import PERCENTILES, PolicyFigures, figures_of
 from loadtest.simulation.workload import Policy, Workload

@@ -3,16 +3,15 @@
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 
-from completion_server.engine.interface import EngineInfo, EngineStats, GenerationRequest, Output, Step
+from completion_server.engine.interface import Engine, EngineInfo, EngineStats, GenerationRequest, Output
 from completion_server.engine.scripted.model import ServiceTimes
-from completion_server.speculation.schedule import Schedule, SpeculationFixedError
 
 _NO_DRAFT = "the simulated slots have no draft"
 
 
-class SlotEngine:
+class SlotEngine(Engine):
     """Independent slots. A request yields its first token, then all others at the time of the last one.
 
     In a real engine, and in `ScriptedEngine`, a prompt delays the tokens of its batch. Here requests don't delay each
@@ -34,7 +33,7 @@ class SlotEngine:
     @property
     def info(self) -> EngineInfo:
         """A description of the simulated engine."""
-        return EngineInfo(model="simulated", max_model_len=8192, speculation_fixed_because=_NO_DRAFT)
+        return EngineInfo(model="simulated", max_model_len=8192, speculation_locked_reason=_NO_DRAFT)
 
     @property
     def is_alive(self) -> bool:
@@ -45,13 +44,13 @@ class SlotEngine:
         """Become ready at once."""
         self._has_started = True
 
-    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
         """Yield a request's tokens at their times; see the interface."""
         self._num_running += 1
         try:
             await asyncio.sleep(self._prefill_s * math.exp(self._chance.gauss(0.0, self._prefill_sigma)))
             yield Output("x", 1)
-            num_left = job.max_tokens - 1
+            num_left = request.max_tokens - 1
             await asyncio.sleep(num_left * self._step_s)
             yield Output("x" * num_left, num_left, "length")
         finally:
@@ -60,22 +59,6 @@ class SlotEngine:
     def stats(self) -> EngineStats:
         """Return the number of running requests."""
         return EngineStats(num_running=self._num_running)
-
-    @property
-    def speculation(self) -> Schedule:
-        """The schedule of an engine without a draft model."""
-        return Schedule.fixed(0, 1)
-
-    def set_speculation(self, _schedule: Schedule) -> None:
-        """Refuse: the engine has no draft model."""
-        raise SpeculationFixedError(_NO_DRAFT)
-
-    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
-        """Ignore the callback: the slots have no common steps."""
-
-    def cpu_seconds(self) -> float | None:
-        """Return None: the engine uses no CPU time of its own."""
-        return None
 
     async def stop(self) -> None:
         """Stop the engine."""

@@ -7,13 +7,12 @@ the prompt, the adaptive number of slots and typing through are left out.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import cast
 
-from completion_server.admission.gate import AdmissionSettings, Gate
-from completion_server.admission.quotas import Quotas
+from completion_server.admission.gate import AdmissionSettings
+from completion_server.assembly import PipelineSettings, assemble
 from completion_server.core.clock import Deadline
-from completion_server.core.errors import Code
-from completion_server.core.events import Feedback, Marks
-from completion_server.core.outcome import End
+from completion_server.core.events import Event, RequestEnded
 from completion_server.core.request import Caller, Request
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine
@@ -21,10 +20,7 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.pipeline import Pipeline
 from completion_server.prompt.builder import Prompt
-from completion_server.scheduling.book import Book, Shedding
-from completion_server.scheduling.order import ORDERS
-from completion_server.scheduling.runner import Runner
-from completion_server.scheduling.settings import SchedulingSettings
+from completion_server.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
 from loadtest.simulation import virtual_time
 from loadtest.simulation.editors import SimulatedRequest
 from loadtest.simulation.engine import SlotEngine
@@ -50,51 +46,55 @@ def simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedReq
 
 
 async def _simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest]) -> list[SimulatedResult]:
-    observer = _Observer()
-    async with _serving(workload, policy, observer) as pipeline:
-        clock, loop = pipeline.clock, asyncio.get_running_loop()
+    recorder = _Recorder()
+    async with _serving(workload, policy, recorder) as (pipeline, engine):
+        loop = asyncio.get_running_loop()
         for number, typed in enumerate(requests):
-            await asyncio.sleep(typed.at - clock.now())
-            deadline = Deadline.after(workload.deadline_s_of(typed), clock.now())
-            request = _request(number, typed, deadline, clock.now())
-            observer.open[request.id] = typed
+            await asyncio.sleep(typed.at - pipeline.now())
+            deadline = Deadline.after(workload.deadline_s_of(typed), pipeline.now())
+            request = _request(number, typed, deadline, pipeline.now())
+            recorder.open[request.id] = typed
             completion = pipeline.open(request)
             if workload.hangs_up:
-                loop.call_at(typed.next_key_at, completion.close)
-        await pipeline.runner.wait_idle()
+                loop.call_at(typed.next_key_at, completion.cancel)
+        await pipeline.wait_idle()
         await asyncio.sleep(_LAST_STEP_S)
-        _check_nothing_left(pipeline, observer)
-    return observer.results
+        _check_nothing_left(pipeline, engine, recorder)
+    return recorder.results
 
 
 @contextlib.asynccontextmanager
-async def _serving(workload: Workload, policy: Policy, observer: "_Observer") -> AsyncIterator[Pipeline]:
-    """Start the pipeline, the scheduler and an engine, joined as `completion_server.app` joins them."""
+async def _serving(
+    workload: Workload, policy: Policy, recorder: "_Recorder"
+) -> AsyncIterator[tuple[Pipeline, SupervisedEngine]]:
+    """Run the server's pipeline in front of an engine."""
     clock = LoopClock()
-    gate = Gate(AdmissionSettings())
-    gate.set_engine_ready(True)
     engine = SupervisedEngine(_engine_maker(workload), EngineSettings(warm_up=False, heartbeat_s=0), clock)
-    settings = SchedulingSettings(supersede=policy.supersede, typing_through=False)
-    order, shedding = ORDERS[policy.order], Shedding(policy.shed)
-    runner = Runner(Book(workload.num_slots, settings.max_queued, order=order, shedding=shedding), clock)
+    pipeline = assemble(_settings(workload, policy), engine, _Prompts(), clock, recorder.hear)
+    pipeline.set_engine_ready(True)
     await engine.start()
-    tasks = [asyncio.create_task(runner.run()), asyncio.create_task(engine.run())]
+    tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)
-    yield Pipeline(
-        gate=gate,
-        quotas=Quotas(AdmissionSettings(user_requests_per_s=policy.user_requests_per_s, user_tokens_per_s=0)),
-        runner=runner,
-        prompts=_Prompts(),
-        engine=engine,
-        clock=clock,
-        observer=observer,
-        scheduling=settings,
-        budget_s=workload.budget_s,
-    )
+    yield pipeline, engine
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     await engine.stop()
+
+
+def _settings(workload: Workload, policy: Policy) -> PipelineSettings:
+    scheduling = SchedulingSettings(
+        max_slots=workload.num_slots,
+        step_tolerance=0,  # the number of slots is fixed
+        order=cast("OrderName", policy.order),
+        supersede=policy.supersede,
+        typing_through=False,
+    )
+    return PipelineSettings(
+        AdmissionSettings(user_requests_per_s=policy.user_requests_per_s, user_tokens_per_s=0),
+        scheduling,
+        ShedSettings(budget_ms=workload.budget_s * 1000, when=cast("ShedWhen", policy.shed), lag_ms=0),
+    )
 
 
 def _engine_maker(workload: Workload) -> Callable[[], Engine]:
@@ -108,14 +108,14 @@ def _request(number: int, typed: SimulatedRequest, deadline: Deadline, now: floa
     return Request(str(number), Caller(name, name), number, "", "", "", "", NUM_TOKENS, now, deadline=deadline)
 
 
-def _check_nothing_left(pipeline: Pipeline, observer: "_Observer") -> None:
-    book = pipeline.runner.book
+def _check_nothing_left(pipeline: Pipeline, engine: SupervisedEngine, recorder: "_Recorder") -> None:
+    load = pipeline.load()
     left = {
-        "requests without an end": len(observer.open),
-        "ends too many": observer.num_surplus_ends,
-        "requests in the book": book.num_live + book.num_queued,
-        "slots": book.num_occupied,
-        "generations in the engine": pipeline.engine.stats().num_running,
+        "requests without an end": len(recorder.open),
+        "ends too many": recorder.num_surplus_ends,
+        "requests in the book": load.num_live + load.num_queued,
+        "slots": load.num_occupied,
+        "generations in the engine": engine.stats().num_running,
     }
     if any(left.values()):
         raise LeftoverError(", ".join(f"{num} {name}" for name, num in left.items() if num))
@@ -131,7 +131,7 @@ class _Prompts:
         return 1
 
 
-class _Observer:
+class _Recorder:
     """Records the result of each request."""
 
     def __init__(self) -> None:
@@ -139,27 +139,13 @@ class _Observer:
         self.num_surplus_ends = 0
         self.results: list[SimulatedResult] = []
 
-    def request_ended(self, request: Request, end: End, marks: Marks) -> None:
-        typed = self.open.pop(request.id, None)
-        if typed is None or marks.ended is None:
-            self.num_surplus_ends += 1  # an observer must not raise
+    def hear(self, event: Event) -> None:
+        """Record the end of a request; other events say nothing about a simulation."""
+        if not isinstance(event, RequestEnded):
             return
-        self.results.append(SimulatedResult(typed, end.outcome.reason, marks.started, marks.first_output, marks.ended))
-
-    def request_refused(self, code: Code) -> None:
-        """Ignore it: no request is refused."""
-
-    def request_streamed(self, seconds: float) -> None:
-        """Ignore it: no editor reads the stream."""
-
-    def generation_taken_over(self, num_tokens: int) -> None:
-        """Ignore it: typing through is off."""
-
-    def generation_left(self, num_tokens: int) -> None:
-        """Ignore it: typing through is off."""
-
-    def feedback_reported(self, feedback: Feedback) -> None:
-        """Ignore it: no editor sends feedback."""
-
-    def feedback_refused(self) -> None:
-        """Ignore it: no editor sends feedback."""
+        marks, reason = event.marks, event.end.outcome.reason
+        typed = self.open.pop(event.request.id, None)
+        if typed is None or marks.ended is None:
+            self.num_surplus_ends += 1  # a listener must not raise
+            return
+        self.results.append(SimulatedResult(typed, reason, marks.started, marks.first_output, marks.ended))

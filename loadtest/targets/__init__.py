@@ -1,4 +1,4 @@
-"""Whom the load is sent to: what every target and every editor can do, and how the command line names a target."""
+"""Targets of a load test: the interfaces of targets and editors, and the targets' syntax on the command line."""
 
 import difflib
 import math
@@ -20,21 +20,21 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "llama+http": ("body",),
     "tabby+http": ("body",),
 }
-"""The schemes, and the options of each besides those of all."""
+"""The schemes and their options, besides those that all have."""
 
 STREAMS_PER_CONNECTION = 100
-"""What any HTTP/2 server should take (RFC 9113, 6.5.2)."""
+"""The streams that any HTTP/2 server should accept (RFC 9113, 6.5.2)."""
 
 _SPEC = re.compile(r"(?:(?P<name>[^=/?:]+)=)?(?P<kind>[a-z+]+)://(?P<hosts>[^/?]+)/?(?:\?(?P<options>.*))?")
 _HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:\[\]@\s]+):(\d{1,5})")
 
 
 class TargetError(Exception):
-    """A target is not what a run needs; the message says which and why."""
+    """A target can't be used for a run; the message names the target and the reason."""
 
 
 class Editor(Protocol):
-    """One session's way to a target."""
+    """Sends one session's requests to a target."""
 
     @property
     def is_connected(self) -> bool:
@@ -42,78 +42,78 @@ class Editor(Protocol):
         ...
 
     def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
-        """Send a request without waiting for anything; `max_tokens` is instead of the target's own number."""
+        """Send a request without waiting; `max_tokens` replaces the target's own limit."""
         ...
 
     def drop_nowait(self, host_shift: int | None = None) -> None:
-        """Lose the connection. What is open fails, and the editor comes back, as editors do.
+        """Drop the connection. Open requests fail, and the editor reconnects.
 
-        `host_shift` is how many hosts after its own it goes to from now on; not given, it stays where it is.
+        `host_shift` selects the host for the future: so many after the editor's own. None keeps the present one.
         """
         ...
 
 
 class Target(Protocol):
-    """Something that answers editors."""
+    """A server, or several, that a run sends requests to."""
 
     name: str
     num_connected: int
-    """Sessions connected so far, while `editors` prepares."""
+    """Sessions connected so far, while `editors` connects them."""
     reconnects_s: list[float]
-    """How long each session that came back was away."""
+    """For each reconnect, how long the session was disconnected."""
 
     def editors(self, trace: Trace) -> AbstractAsyncContextManager[Sequence[Editor]]:
-        """Connect an editor for each session, in their order; leaving the context cancels what is open."""
+        """Connect an editor for each session, in their order; leaving the context cancels open requests."""
         ...
 
     async def generated_tokens(self) -> float:
-        """Return how many tokens its engine has generated since it started, for whomever; nan where nobody says."""
+        """Return how many tokens its engine has generated since it started, for all callers; nan if unknown."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What all editors of a run have in common, whomever they ask."""
+    """Settings of all editors of a run, for any target."""
 
     max_tokens: int = 24
     mode: str = "multi_line"
     cancels_at_key: bool = True
-    """Whether an editor says so at once when a key makes a request stale, not only with its next request."""
+    """Whether an editor cancels a request as soon as a key makes it stale, not only with its next request."""
     deadline_s: float = 0.0
-    """After this an editor wants no answer; 0 is never."""
+    """Deadline of each request; 0 is none."""
     backoff_min_s: float = 0.1
     backoff_max_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSpec:
-    """A target as the command line names it."""
+    """A target as the command line specifies it."""
 
     name: str
     kind: str
     """One of KINDS."""
     hosts: tuple[str, ...]
-    """HOST:PORT; host i serves region i, and they begin anew where there are fewer."""
+    """HOST:PORT; host i serves region i, modulo the number of hosts."""
     options: Mapping[str, str] = field(default_factory=dict)
     metrics_url: str = ""
-    """Where its engine's counters are shown; "" where nowhere."""
+    """URL of its engine's metrics; "" if it has none."""
     uri: str = ""
-    """As it was given, without the name."""
+    """The specification as it was given, without the name."""
 
     def num_connections(self, sessions: int) -> int:
-        """Return how many connections so many sessions of a worker share on each host; 0 where each has its own.
+        """Return how many connections a worker's sessions share on each host; 0 if each session has its own.
 
-        At least as many as servers take streams for: gRPC lets further streams wait until others end.
+        There are enough for the streams that servers accept: gRPC queues further streams until others end.
         """
         count = int(self.options.get("connections", "0"))
         return max(count, math.ceil(sessions / STREAMS_PER_CONNECTION)) if count else 0
 
 
 def parse_target(text: str) -> TargetSpec:
-    """Read "[NAME=]KIND://HOST:PORT[,HOST:PORT...][?OPTION=VALUE&...]".
+    """Parse "[NAME=]KIND://HOST:PORT[,HOST:PORT...][?OPTION=VALUE&...]".
 
     Raises:
-        TargetError: it is none.
+        TargetError: the text is not a target.
 
     """
     found = _SPEC.fullmatch(text)

@@ -1,4 +1,4 @@
-"""What editors have in common that make a call for each request, and give it up at the user's next key."""
+"""Base of editors that make a call for each request and cancel it at the user's next key."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -11,19 +11,19 @@ DROPPED = "the connection was dropped"
 
 
 class CallEditor(ABC):
-    """One editor; its requests are tasks of their own."""
+    """One editor; each request is a task of its own."""
 
     is_connected = True
-    """It connects as it asks."""
+    """Calls connect as they are made."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Ask nothing yet."""
+        """Send nothing yet."""
         self.settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     async def ask(self, record: Record, max_tokens: int) -> None:
-        """Make the call and say in the record what comes; it may be cancelled at any time."""
+        """Make the call and write its events to the record. It may be cancelled at any time."""
 
     @abstractmethod
     def disconnect(self, host_shift: int | None) -> None:
@@ -42,7 +42,7 @@ class CallEditor(ABC):
         self.disconnect(host_shift)
 
     def close_nowait(self) -> list[asyncio.Task[None]]:
-        """Give up what is open; return what takes until it has ended."""
+        """Cancel open requests; return the tasks that end with them."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -60,7 +60,7 @@ class CallEditor(ABC):
             raise
 
     def _stale_at(self, request: TypedRequest) -> tuple[float, Outcome]:
-        """Return when the answer is wanted no more, and what that comes to."""
+        """Return when the request becomes stale, and its outcome then."""
         key_at_s = request.next_key_at_s if self.settings.cancels_at_key else float("inf")
         deadline_s = request.intended_at_s + (self.settings.deadline_s or float("inf"))
         return (deadline_s, Outcome.DEADLINE) if deadline_s < key_at_s else (key_at_s, Outcome.HUNG_UP)

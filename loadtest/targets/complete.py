@@ -10,10 +10,10 @@ from loadtest.targets.wire import RequestFactory, error_text, take_end
 
 
 class CompleteEditor(CallEditor):
-    """One editor; leaving a call cancels the work."""
+    """One editor; leaving a call cancels the request."""
 
     def __init__(self, channel: SessionChannel, factory: RequestFactory, settings: ClientSettings) -> None:
-        """Ask on a channel."""
+        """Send requests on a session's channel."""
         super().__init__(settings)
         self._channel = channel
         self._factory = factory

@@ -1,4 +1,4 @@
-"""How servers are asked for a completion over HTTP: the path, the body, and what a line of the answer says. Pure."""
+"""The HTTP dialects of completion servers: path, body and the lines of an answer. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -14,32 +14,32 @@ _DONE = b"[DONE]"
 
 
 class Dialect(Protocol):
-    """One way to ask."""
+    """A request format and its answer format."""
 
     @property
     def path(self) -> str:
-        """Where it is posted to."""
+        """The path of the POST."""
         ...
 
     def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
-        """Return what is posted."""
+        """Return the body of the POST."""
         ...
 
     def take(self, line: bytes, record: Record) -> None:
-        """Say in a record what a line of the answer says.
+        """Write the content of an answer's line to a record.
 
         Raises:
-            ValueError: it is not what this dialect speaks. So do KeyError and TypeError.
+            ValueError: the line is not of this dialect. KeyError and TypeError mean the same.
 
         """
         ...
 
 
 def dialect_of(spec: TargetSpec) -> Dialect:
-    """Return how a target is asked.
+    """Return a target's dialect.
 
     Raises:
-        TargetError: one of its options has no sense.
+        TargetError: one of its options is invalid.
 
     """
     extra = _extra(spec)
@@ -50,17 +50,17 @@ def dialect_of(spec: TargetSpec) -> Dialect:
 
 @dataclass(frozen=True, slots=True)
 class OpenAi:
-    """The completions API of OpenAI's kind, streaming, as `vllm serve` and many others have it."""
+    """The OpenAI completions API, streaming, as `vllm serve` and many others implement it."""
 
     model: str = ""
-    """"" where the server has one only and needs no name."""
+    """The model's name; "" if the server has one model and needs no name."""
     fim: str = ""
     """The prompt, with {prefix} and {suffix}; "" sends them as the API's own fields `prompt` and `suffix`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     path: str = "/v1/completions"
 
     def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
-        """See Dialect. A request that has token ids is sent as these."""
+        """See Dialect. A request with token ids is sent as token ids."""
         body: dict[str, Any] = {
             "max_tokens": max_tokens,
             "temperature": 0,
@@ -127,7 +127,7 @@ class Llama:
 
 @dataclass(frozen=True, slots=True)
 class Tabby:
-    """Tabby's completions: one answer, as a whole. How long it may be is the server's to say."""
+    """Tabby's completions: one answer, as a whole. The server sets its length."""
 
     extra: Mapping[str, Any] = field(default_factory=dict)
     path: str = "/v1/completions"
@@ -149,7 +149,7 @@ def _take_choices(chunk: Mapping[str, Any], record: Record) -> None:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """Return what a server-sent event holds; None for a line that holds nothing. llama-server says `error:` too."""
+    """Return the data of a server-sent event; None for a line without data. llama-server also sends `error:` lines."""
     if line.startswith(b"error:"):
         return {"error": line.removeprefix(b"error:").decode(errors="replace").strip()}
     data = line.removeprefix(_DATA).strip()

@@ -1,4 +1,4 @@
-"""The pure part of an editor: what it remembers, what its user takes, whether an answer fits.
+"""The pure part of an editor: its completion cache, and the comparison of completions with the text typed next.
 
 Knows neither targets nor clocks.
 """
@@ -10,7 +10,7 @@ from loadtest.traffic.trace import Text, TypedRequest
 
 
 def common_chars(completion: str, request: TypedRequest) -> int:
-    """Return how many characters a completion begins with that the user goes on to type."""
+    """Return how many of a completion's first characters the user types next."""
     before, end = request.text.before, request.end
     length = min(len(completion), len(before) - end)
     if before.startswith(completion[:length], end):
@@ -19,16 +19,16 @@ def common_chars(completion: str, request: TypedRequest) -> int:
 
 
 def accepted_chars(completion: str, request: TypedRequest, min_chars: int) -> int:
-    """Return how much of a completion that was seen the user takes: what agrees with the truth, if it is worth a key.
+    """Return how many characters of a shown completion the user accepts: those typed next, if they are enough.
 
-    What is typed afterwards does not depend on it, so every target meets the same traffic.
+    The text typed afterwards does not depend on it, so every target gets the same traffic.
     """
     found = common_chars(completion, request)
     return found if found >= min_chars else 0
 
 
 def is_typed_along(text: str, request: TypedRequest) -> bool:
-    """Tell whether the user types what an answer says, as far as both are known; of nothing it can't be said."""
+    """Tell whether the user types the text of an answer, as far as both are known. False for no text."""
     known = min(len(text), len(request.text.before) - request.end)
     return known > 0 and common_chars(text, request) == known
 
@@ -41,12 +41,12 @@ class _Remembered:
 
 
 class CompletionCache:
-    """An editor's recent completions: who types along one is shown its rest, and nobody is asked."""
+    """An editor's recent completions. A user who types one along sees its rest, without a request."""
 
     __slots__ = ("_recent",)
 
     def __init__(self, entries: int) -> None:
-        """Remember so many; 0 remembers none."""
+        """Remember up to `entries` completions."""
         self._recent: deque[_Remembered] = deque(maxlen=entries)
 
     def add(self, request: TypedRequest, completion: str) -> None:
@@ -54,7 +54,7 @@ class CompletionCache:
         self._recent.append(_Remembered(request.text, request.end, completion))
 
     def find(self, request: TypedRequest) -> str:
-        """Return what a remembered completion has for a request, the newest first; "" where none fits."""
+        """Return the rest of the newest remembered completion that fits a request; "" if none fits."""
         for each in reversed(self._recent):
             typed = request.end - each.end
             if each.text != request.text or not 0 <= typed < len(each.completion):

@@ -1,4 +1,4 @@
-"""A completion server that is asked over gRPC, by `Session` streams or by `Complete` calls."""
+"""A completion server over gRPC, by `Session` streams or by `Complete` calls."""
 
 import asyncio
 import uuid
@@ -22,7 +22,7 @@ _SETTLE_S = 0.1
 
 
 class GrpcTarget:
-    """A server that is asked over gRPC. Its connections are kept from run to run."""
+    """A completion server over gRPC. Its connections are kept from run to run."""
 
     def __init__(self, spec: TargetSpec, settings: ClientSettings) -> None:
         """Ask the servers of `spec`; each session asks the host of its region."""

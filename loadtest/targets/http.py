@@ -1,4 +1,4 @@
-"""A server that is asked over HTTP: a POST for each request, given up by closing the connection at the next key."""
+"""A server over HTTP: a POST for each request, cancelled by closing the connection at the next key."""
 
 import asyncio
 import json
@@ -23,10 +23,10 @@ class HttpTarget:
     """A server that speaks one of the dialects."""
 
     def __init__(self, spec: TargetSpec, settings: ClientSettings, body: Mapping[str, Any] | None = None) -> None:
-        """Ask the servers of `spec`; `body` is added to what is posted.
+        """Ask the servers of `spec`; `body` is added to each request's body.
 
         Raises:
-            TargetError: one of its options has no sense.
+            TargetError: one of its options is invalid.
 
         """
         self.name = spec.name
@@ -41,7 +41,7 @@ class HttpTarget:
 
     @asynccontextmanager
     async def editors(self, trace: Trace) -> AsyncIterator[Sequence[Editor]]:
-        """Return an editor for each session; connections are made as they are needed, and kept alive."""
+        """Yield an editor for each session; connections are opened when they are needed, and kept alive."""
         assert self._http is not None, "the target was not entered"
         found = [
             _HttpEditor(self._http, self._spec.hosts, session, self._dialect, self._settings, self._body)
@@ -55,7 +55,7 @@ class HttpTarget:
             await asyncio.gather(*closing, return_exceptions=True)
 
     async def generated_tokens(self) -> float:
-        """Return the engine's counter; nan where no place is known that shows it."""
+        """Return the engine's counter; nan if the target has no metrics URL."""
         if not self._spec.metrics_url:
             return float("nan")
         return await asyncio.to_thread(read_counter, self._spec.metrics_url, GENERATED_TOKENS)
@@ -107,7 +107,7 @@ class _HttpEditor(CallEditor):
             record.end(Outcome.ERROR, f"an answer that can't be read: {type(error).__name__}: {error}")
 
     def disconnect(self, host_shift: int | None) -> None:
-        """See CallEditor. Connections that no request uses are kept: which session had them is not known."""
+        """See CallEditor. Idle connections are kept, since they belong to no session."""
         if host_shift is not None:
             self._shift = host_shift
 

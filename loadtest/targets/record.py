@@ -1,4 +1,4 @@
-"""What is known of one request: what was asked, what came of it and when. Knows no target and no figures."""
+"""The record of one request: its events and their times. Knows no target and no figures."""
 
 import asyncio
 import time
@@ -15,18 +15,18 @@ class Outcome(Enum):
     ANSWERED = "answered"
     """Whole, with text that an editor can show."""
     EMPTY = "empty"
-    """Whole, without."""
+    """Whole, without such text."""
     CACHED = "cached"
-    """The editor had the answer from an older one; nothing was sent."""
+    """The editor's cache had the answer; nothing was sent."""
     SUPERSEDED = "superseded"
-    """The server dropped it for a newer one of the same user."""
+    """The server dropped it for a newer request of the same user."""
     SHED = "shed"
     DEADLINE = "deadline"
     HUNG_UP = "hung_up"
     """The client cancelled it because the user had typed on."""
     ERROR = "error"
     UNANSWERED = "unanswered"
-    """Not ended when the run was."""
+    """Not ended when the run ended."""
 
 
 WHOLE = (Outcome.ANSWERED, Outcome.EMPTY)
@@ -36,7 +36,7 @@ NOT_CONNECTED = "not connected"
 
 
 class RunClock:
-    """Seconds since a run's start, on the clock of the event loop, which nobody sets."""
+    """Seconds since a run's start, by the event loop's monotonic clock."""
 
     def __init__(self, lead_s: float = 0.0) -> None:
         """Start the run `lead_s` from now."""
@@ -45,7 +45,7 @@ class RunClock:
 
     @classmethod
     def starting_at(cls, unix_time: float) -> "RunClock":
-        """Return one that starts at a time of day, which is looked at once, now."""
+        """Return a clock that starts at a Unix time. The system clock is read once, now."""
         return cls(unix_time - time.time())
 
     def now_s(self) -> float:
@@ -53,11 +53,11 @@ class RunClock:
         return self._loop.time() - self._start
 
     def loop_time(self, at_s: float) -> float:
-        """Return the event loop's time of a time in the run."""
+        """Convert a time in the run to the event loop's time."""
         return self._start + at_s
 
     async def sleep_until(self, at_s: float) -> None:
-        """Wait for a time; return at once where it is past."""
+        """Wait for a time; return at once if it is past."""
         delay_s = at_s - self.now_s()
         if delay_s > 0:
             await asyncio.sleep(delay_s)
@@ -65,7 +65,7 @@ class RunClock:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Where the time went, as the server says; milliseconds."""
+    """The server's timings of a request, in milliseconds."""
 
     queue_ms: float
     tokenise_ms: float
@@ -76,31 +76,31 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a request. Times are in seconds from the run's start."""
+    """The result of a request. Times are in seconds from the run's start."""
 
     request: TypedRequest
     sent_at_s: float
     first_text_at_s: float | None
-    """When the first visible text came; None where none did."""
+    """When the first visible text came; None without visible text."""
     ended_at_s: float | None
     outcome: Outcome
     completion_tokens: int
-    """Tokens that the target says it generated for it, as far as was heard."""
+    """Generated tokens, by the target's last report."""
     error: str = ""
 
     @property
     def lag_s(self) -> float:
-        """How late the generator sent it."""
+        """How late the load generator sent the request."""
         return self.sent_at_s - self.request.intended_at_s
 
     @property
     def ttft_s(self) -> float | None:
-        """From the intended time to the first visible text, however it ended after that."""
+        """Time from the intended time to the first visible text, for any outcome."""
         return None if self.first_text_at_s is None else self.first_text_at_s - self.request.intended_at_s
 
 
 class Record:
-    """A request under way; whoever hears something of it says so here, and the time is taken."""
+    """A request in progress; each event is noted here with its time."""
 
     __slots__ = (
         "_has_ended", "_last_text_at_s", "_on_end", "accepted_tokens", "clock", "completion_tokens", "drafted_tokens",
@@ -111,21 +111,21 @@ class Record:
     def __init__(
         self, request: TypedRequest, clock: RunClock, on_end: "Callable[[Record], None] | None" = None
     ) -> None:
-        """Open it as it is sent; `on_end` is called once, when it ends."""
+        """Start the record when the request is sent; `on_end` is called once, when it ends."""
         self.request = request
         self.clock = clock
         self.text = ""
         self.gaps_s: list[float] = []
-        """Between texts that came one after another."""
+        """The times between consecutive texts."""
         self.is_sent = True
-        """Whether a target was asked."""
+        """Whether the request was sent to a target."""
         self.num_messages = 0
-        """Received for it, where the target counts them."""
+        """Messages received, if the target counts them."""
         self.completion_tokens = 0
         self.drafted_tokens = 0
-        """By the draft model, where the target says so."""
+        """Tokens that the draft model proposed, if the target reports them."""
         self.accepted_tokens = 0
-        """Of these, by the target model."""
+        """Of these, tokens that the target model accepted."""
         self.error = ""
         self.shed_reason = ""
         self.server: Stages | None = None
@@ -134,7 +134,7 @@ class Record:
         self._last_text_at_s: float | None = None
         self.ended_at_s: float | None = None
         self.outcome: Outcome | None = None
-        """None until somebody said how it ended."""
+        """None until the request ends."""
         self._on_end = on_end
         self._has_ended: asyncio.Event | None = None
 
@@ -144,7 +144,7 @@ class Record:
         return self.first_text_at_s is not None
 
     def text_came(self, text: str) -> None:
-        """Take text; blanks are nothing that an editor can show."""
+        """Note text. Blanks are not visible text."""
         now_s = self.clock.now_s()
         if self._last_text_at_s is not None:
             self.gaps_s.append(now_s - self._last_text_at_s)
@@ -154,19 +154,19 @@ class Record:
             self.first_text_at_s = now_s
 
     def count_tokens(self, completion_tokens: int) -> None:
-        """Say how many tokens it has come to."""
+        """Note the number of generated tokens."""
         self.completion_tokens = completion_tokens
 
     def count_drafts(self, drafted_tokens: int, accepted_tokens: int) -> None:
-        """Say what its drafts have come to."""
+        """Note the numbers of draft tokens."""
         self.drafted_tokens, self.accepted_tokens = drafted_tokens, accepted_tokens
 
     def stages(self, stages: Stages) -> None:
-        """Say where the server says the time went."""
+        """Note the server's timings."""
         self.server = stages
 
     def end(self, outcome: Outcome, error: str = "") -> None:
-        """Say how it ended; only the first word counts."""
+        """Note the outcome; only the first call counts."""
         if self.outcome is not None:
             return
         self.outcome, self.error = outcome, error
@@ -177,30 +177,30 @@ class Record:
             self._on_end(self)
 
     def end_whole(self) -> None:
-        """Say that the target has nothing to add."""
+        """Note that the completion is whole."""
         self.end(Outcome.ANSWERED if self.has_text else Outcome.EMPTY)
 
     def end_unsent(self, error: str) -> None:
-        """Say that it could not be sent."""
+        """Note that the request could not be sent."""
         self.is_sent = False
         self.end(Outcome.ERROR, error)
 
     def end_from_cache(self, text: str) -> None:
-        """Say that the editor had the answer when it was wanted."""
+        """Note that the editor's cache had the answer."""
         self.is_sent = False
         self.text = text
         self.first_text_at_s = self.request.intended_at_s
         self.end(Outcome.CACHED)
 
     async def wait_ended(self) -> None:
-        """Wait for its end."""
+        """Wait until the request ends."""
         if self.outcome is None:
             if self._has_ended is None:
                 self._has_ended = asyncio.Event()
             await self._has_ended.wait()
 
     def result(self) -> Result:
-        """Return what is known of it now."""
+        """Return the result as it is now."""
         return Result(
             request=self.request,
             sent_at_s=self.sent_at_s,

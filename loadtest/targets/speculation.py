@@ -1,4 +1,4 @@
-"""The draft lengths of a running server, as its operators see and set them."""
+"""Reads and sets the speculation schedule of a running server, over its admin listener."""
 
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -10,32 +10,34 @@ import grpc
 
 from completion.v1 import admin_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
+from completion_client import Endpoint
+from completion_client.errors import error_of_call
 from loadtest.targets import TargetError
 
 if TYPE_CHECKING:
     from completion.v1.admin_pb2_grpc import AdminServiceAsyncStub
 
 BY = "loadtest"
-"""As who it sets anything."""
+"""The operator's name in changes of the schedule."""
 
 _TIMEOUT_S = 10.0
 _MS = 1000.0
 
 
 class Operator:
-    """Somebody at a server's admin listener."""
+    """A client of a server's admin listener."""
 
     def __init__(self, address: str) -> None:
-        """Connect to HOST:PORT when first something is asked."""
+        """Connect to HOST:PORT with the first call."""
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),))
+        self._channel = Endpoint(address).open_aio_channel((("grpc.enable_http_proxy", 0),))
         self._stub: AdminServiceAsyncStub = AdminServiceStub(self._channel)
 
     async def status(self) -> pb.GetStatusResponse:
-        """Return what the server is doing.
+        """Return the server's status.
 
         Raises:
-            TargetError: it does not answer.
+            TargetError: the server does not answer.
 
         """
         try:
@@ -44,7 +46,7 @@ class Operator:
             raise self._failure(error) from error
 
     async def get(self) -> pb.GetSpeculationResponse:
-        """Return what is in force, and what it came to.
+        """Return the active schedule and its figures.
 
         Raises:
             TargetError: the server does not answer.
@@ -56,7 +58,7 @@ class Operator:
             raise self._failure(error) from error
 
     async def put(self, rows: Sequence[tuple[int, int, int]]) -> float:
-        """Put rows of (first, last, K) in force; return how long the call took, in milliseconds.
+        """Set a schedule of rows (first, last, K); return how long the call took, in milliseconds.
 
         Raises:
             TargetError: the server refuses, or does not answer.
@@ -69,9 +71,9 @@ class Operator:
         return await self._set(pb.SetSpeculationRequest(mode=pb.SPECULATION_MODE_SCHEDULE, schedule=schedule, by=BY))
 
     async def restore(self, before: pb.GetSpeculationResponse) -> None:
-        """Put in force again what `get` returned, in the name of who had set it.
+        """Set the schedule again that `get` returned, under the name of the operator who had set it.
 
-        A server that chose for itself begins anew with the table that it had to fall back to.
+        A server in mode AUTO begins anew with its fallback table.
 
         Raises:
             TargetError: the server refuses, or does not answer.
@@ -86,17 +88,17 @@ class Operator:
 
     @asynccontextmanager
     async def borrowed(self) -> AsyncIterator[pb.GetSpeculationResponse]:
-        """Give what is in force, for changes that are undone at the end, however that comes.
+        """Yield the active schedule, and restore it when the context is left.
 
         Raises:
-            TargetError: nothing can be changed on this server, it does not answer, or what was in force before could
-                not be put back.
+            TargetError: the server's schedule can't be changed, the server does not answer, or the schedule could not
+                be restored.
 
         """
         before = await self.get()
         if before.fixed_because or not before.max_num_speculative_tokens:
             why = before.fixed_because or "its engine was started with 0 draft tokens"
-            msg = f"{self.address}: the server can't change its draft lengths while it runs: {why}"
+            msg = f"{self.address}: the server can't change its speculation schedule while it runs: {why}"
             raise TargetError(msg)
         try:
             yield before
@@ -105,7 +107,7 @@ class Operator:
                 await self.restore(before)
             except TargetError as error:
                 rows = [[row.first_batch_size, row.last_batch_size, row.num_speculative_tokens] for row in before.table]
-                msg = f"{error}; what was in force before could not be put back, it was {rows}"
+                msg = f"{error}; the former schedule could not be restored, it was {rows}"
                 raise TargetError(msg) from error
 
     async def __aenter__(self) -> Self:
@@ -129,4 +131,4 @@ class Operator:
     def _failure(self, error: grpc.aio.AioRpcError) -> TargetError:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return TargetError(f"{self.address}: this is not a server's admin listener (server.admin_listen)")
-        return TargetError(f"{self.address}: the admin listener does not answer: {error.details()}")
+        return TargetError(f"{self.address}: the admin listener does not answer: {error_of_call(error).message}")

@@ -9,13 +9,13 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from target_model.__main__ import main
-from target_model.calibrate import Calibration, quantise_calibrated
-from target_model.errors import QuantiseError
-from target_model.quantise import quantise_folder
+from target_model.core.errors import QuantiseError
+from target_model.quantisation.calibrate import Calibration, quantise_calibrated
+from target_model.quantisation.quantise import quantise_folder
 from tests.support.models import TARGET_BF16
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXTS = [path.read_text() for path in sorted((ROOT / "target_model").glob("*.py"))]
+TEXTS = [path.read_text() for path in sorted((ROOT / "target_model").rglob("*.py"))]
 HELD_OUT = [path.read_text() for path in sorted((ROOT / "loadtest" / "report").glob("*.py"))[:4]]
 
 

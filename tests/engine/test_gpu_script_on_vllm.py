@@ -1,4 +1,4 @@
-"""What the scripts for a GPU ask of vLLM exists; they have no other test against it where there is no GPU."""
+"""The arguments and attributes of vLLM that the GPU scripts use exist. Without a GPU there is no other test of them."""
 
 from pathlib import Path
 
@@ -21,5 +21,5 @@ def test_vllm_has_the_arguments() -> None:
 def test_vllm_tells_the_size_of_its_kv_cache() -> None:
     from vllm.config import CacheConfig
 
-    # What `measure_models` reads of the engine's configuration.
+    # What `draft_model.gpu` reads of the engine's configuration.
     assert CacheConfig.__dataclass_fields__.keys() >= {"num_gpu_blocks", "block_size"}

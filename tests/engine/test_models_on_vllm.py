@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from draft_model.data.tokenizer import load_encoder
-from draft_model.evaluation.acceptance import Acceptance, replay
+from draft_model.evaluation.acceptance import AcceptanceCounts, replay
 from draft_model.evaluation.held_out import held_out_splits
-from draft_model.evaluation.loading import load_model
-from draft_model.evaluation.offline import Pair, complete, foretold, measure
+from draft_model.evaluation.offline import Pair, complete, draft_matches, measure
 from draft_model.evaluation.online import serve
+from draft_model.models.loading import load_model
 from draft_model.training.loss import token_losses
-from target_model.prompts import Prompts
-from target_model.served import serving
+from target_model.evaluation.prompts import Prompts
+from target_model.evaluation.served import serving
 from tests.support.models import DRAFT, TARGET
 
 ROOT = Path(__file__).parents[2]
@@ -24,16 +24,16 @@ NUM_CURSORS = 100
 MAX_TOKENS = 12
 SPECULATE = 4
 TEMPERATURES = (0.0, 0.2, 0.8)
-SOURCES = ("tasks.py", "scheme.py")
+SOURCES = ("evaluation/tasks.py", "quantisation/scheme.py")
 BEGUN = ("def __in", "for i in ra", "if __name__ == ", "import o")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Greedily offline on its own texts; at a temperature on those that the engine drew: any others would differ."""
+    """Acceptance offline and served; the greedy one is of the pair's own texts, the others of the engine's."""
 
-    offline: dict[float, Acceptance]
-    served: dict[float, Acceptance]
+    offline: dict[float, AcceptanceCounts]
+    served: dict[float, AcceptanceCounts]
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +54,21 @@ def measured() -> Measured:
         torch.manual_seed(0)
         texts = zip(prompts, one.texts, strict=True)
         offline[degree] = sum(
-            (replay_text(pair, prompt, text, degree) for prompt, text in texts), Acceptance(0, (0,) * SPECULATE)
+            (replay_text(pair, prompt, text, degree) for prompt, text in texts), AcceptanceCounts(0, (0,) * SPECULATE)
         )
     counted = [one.acceptance for one in served if one.acceptance is not None]
     return Measured(offline, dict(zip(TEMPERATURES, counted, strict=True)))
 
 
-def replay_text(pair: Pair, prompt: Sequence[int], text: Sequence[int], temperature: float) -> Acceptance:
-    """What is accepted along a text, and beyond its end, where nobody sees what the engine draws, along another."""
+def replay_text(pair: Pair, prompt: Sequence[int], text: Sequence[int], temperature: float) -> AcceptanceCounts:
+    """Replay the acceptance along a text. Beyond its end the engine's draws are unknown: another text replaces them."""
     beyond = complete(pair, [*prompt, *text], SPECULATE, temperature)
-    return replay(foretold(pair, prompt, [*text, *beyond]), SPECULATE, len(text))
+    return replay(draft_matches(pair, prompt, [*text, *beyond]), SPECULATE, len(text))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_the_engine_accepts_what_was_computed_offline(measured: Measured, temperature: float) -> None:
+def test_the_acceptance_in_the_engine_is_the_one_computed_offline(measured: Measured, temperature: float) -> None:
     offline, served = measured.offline[temperature], measured.served[temperature]
     assert served.num_drafts > 100
     assert served.per_token == pytest.approx(offline.per_token, abs=0.02)
@@ -77,7 +77,7 @@ def test_the_engine_accepts_what_was_computed_offline(measured: Measured, temper
 
 
 @pytest.mark.timeout(300)
-def test_a_served_target_has_the_loss_of_its_weights_and_ends_where_it_is_told_to() -> None:
+def test_a_served_target_has_the_loss_of_its_weights_and_ends_at_stops() -> None:
     encoder = load_encoder(TARGET)
     rows = [encoder.encode((ROOT / "target_model" / name).read_text(encoding="utf-8"))[:300] for name in SOURCES]
     prompts = [encoder.encode_prompt("import os\n\n\n", typed, "") for typed in BEGUN]

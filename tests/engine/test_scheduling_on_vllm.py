@@ -1,4 +1,4 @@
-"""The scheduler in front of the real engine: whatever users do, afterwards the engine has nothing to do."""
+"""The scheduler in front of the real engine: after any behaviour of users the engine is idle."""
 
 import asyncio
 import itertools
@@ -13,9 +13,15 @@ import pytest
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server import app as code
-from completion_server.core.request import Trigger
-from completion_server.engine.interface import Engine, EngineInfo, EngineStats, GenerationRequest, Output, Step
-from completion_server.speculation.schedule import Schedule
+from completion_server.engine.interface import (
+    Engine,
+    EngineInfo,
+    EngineStats,
+    EngineStep,
+    GenerationRequest,
+    Output,
+    SpeculationControl,
+)
 from tests.support.server import Answer, RunningServer, ask, eventually, make_config, request, run_server
 
 if TYPE_CHECKING:
@@ -27,8 +33,8 @@ KEYS = 4
 SOURCE = Path(cast("str", code.__file__)).read_text(encoding="utf-8")
 
 
-class Lent:
-    """The session's engine, which a server of one test neither starts nor stops."""
+class BorrowedEngine:
+    """The test session's engine, which the server of one test neither starts nor stops."""
 
     def __init__(self, engine: "VllmEngine") -> None:
         self._engine = engine
@@ -47,20 +53,17 @@ class Lent:
     async def stop(self) -> None:
         pass
 
-    def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
-        return self._engine.generate(job)
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
+        return self._engine.generate(request)
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
     @property
-    def speculation(self) -> Schedule:
+    def speculation(self) -> SpeculationControl | None:
         return self._engine.speculation
 
-    def set_speculation(self, schedule: Schedule) -> None:
-        self._engine.set_speculation(schedule)
-
-    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
+    def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
         self._engine.watch_steps(on_step)
 
     def cpu_seconds(self) -> float | None:
@@ -73,8 +76,8 @@ async def serving(engine: "VllmEngine", *overrides: str) -> AsyncIterator[Runnin
     sizes = ("engine.max_num_seqs=16", "scheduling.max_slots=16", "engine.heartbeat_s=0", "engine.warm_up=false")
     # All sessions type into one file: with a cache for each user the engine would compute it two hundred times.
     sizes += (f"server.max_concurrent_streams={2 * NUM_SESSIONS}", "engine.cache_scope=tenant")
-    lent: Engine = Lent(engine)
-    async with run_server(make_config(*sizes, *overrides), lambda: lent) as server:
+    borrowed: Engine = BorrowedEngine(engine)
+    async with run_server(make_config(*sizes, *overrides), lambda: borrowed) as server:
         # The statistics are those of the last step, so there has to be one before they can be compared.
         await ask(server.stub, request(max_tokens=2, session_id="before"))
         await idle(engine)
@@ -92,7 +95,7 @@ async def idle(engine: "VllmEngine") -> None:
 
 
 def key(session: int, number: int, **fields: object) -> pb.CompleteRequest:
-    """Return what an editor sends that is typing into a place of its own in a real file."""
+    """Return the request of an editor whose user types into a place of its own in a real file."""
     start = 400 + session * 37
     return pb.CompleteRequest(
         session_id=f"s{session}",
@@ -160,24 +163,35 @@ async def test_a_storm_of_one_users_requests_costs_the_engine_hardly_more_than_t
         assert vllm_engine.stats().num_generated_tokens - num_before < 200 * 4
 
 
-async def test_what_is_cancelled_in_the_queue_never_reaches_the_engine(vllm_engine: "VllmEngine") -> None:
+def num_arrived(server: RunningServer) -> float:
+    """Return how many requests have been queued so far."""
+    ended = (
+        one for metric in server.registry.collect() if metric.name == "completion_requests" for one in metric.samples
+    )
+    num_ended = sum(one.value for one in ended if one.name == "completion_requests_total")
+    return num_ended + server.count("completion_queued_requests") + server.count("completion_running_requests")
+
+
+async def test_a_request_cancelled_in_the_queue_never_reaches_the_engine(vllm_engine: "VllmEngine") -> None:
     async with serving(vllm_engine, "shed.when=never", "scheduling.max_slots=1") as server:
+        num_before = num_arrived(server)
         calls = [server.stub.Complete(key(session, 0, max_tokens=64)) for session in range(7)]
-        await eventually(lambda: server.count("completion_queued_requests") >= len(calls) // 2)
+        await eventually(lambda: num_arrived(server) == num_before + len(calls))
         last = server.stub.Complete(key(7, 0, max_tokens=64, trigger=pb.TRIGGER_PREFETCH))  # behind all others
-        await eventually(lambda: len(server.app._runner.book._queues[Trigger.PREFETCH]) == 1)
-        num_stopped = server.count("completion_stop_seconds_count")
+        await eventually(lambda: num_arrived(server) == num_before + len(calls) + 1)
+        assert server.count("completion_queued_requests") > 1
+        num_stopped = server.count("completion_abort_seconds_count")
         last.cancel()
         for call in calls:
             async for _ in call:
                 pass
         outcomes = {"trigger": "prefetch", "shed_reason": ""}
         await eventually(lambda: server.count("completion_requests_total", outcome="cancelled", **outcomes) == 1)
-        assert server.count("completion_stop_seconds_count") == num_stopped
+        assert server.count("completion_abort_seconds_count") == num_stopped
 
 
 @pytest.mark.parametrize("phase", ["prefilling", "decoding"])
-async def test_what_is_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEngine", phase: str) -> None:
+async def test_a_request_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEngine", phase: str) -> None:
     async with serving(vllm_engine, "shed.when=never") as server:
         for session in itertools.count():  # until one has not come to its end by itself before the cancel arrives
             call = server.stub.Complete(key(session, 0, max_tokens=64))
@@ -187,12 +201,12 @@ async def test_what_is_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEngin
                 await eventually(lambda: server.count("completion_running_requests") == 1)
             call.cancel()
             await eventually(lambda: server.count("completion_running_requests") == 0)
-            if server.count("completion_stop_seconds_count") == 1:
+            if server.count("completion_abort_seconds_count") == 1:
                 break
 
 
-async def test_a_stream_that_nobody_reads_frees_the_engine_when_it_is_left(vllm_engine: "VllmEngine") -> None:
-    # That a write really blocks takes more text than a model says: tests/fault/test_stalled_readers.py has that.
+async def test_an_unread_stream_frees_the_engine_when_it_is_cancelled(vllm_engine: "VllmEngine") -> None:
+    # A blocked write takes more text than a model generates: tests/fault/test_stalled_readers.py tests that.
     async with serving(vllm_engine, "shed.when=never") as server:
         call = server.stub.Session(metadata=(("x-user-id", "gone"),))
         for number in range(40):
@@ -202,10 +216,10 @@ async def test_a_stream_that_nobody_reads_frees_the_engine_when_it_is_left(vllm_
         await eventually(lambda: server.count("completion_running_requests") == 0)
 
 
-async def test_what_a_user_types_along_is_not_computed_again(vllm_engine: "VllmEngine") -> None:
+async def test_typed_along_text_is_not_computed_again(vllm_engine: "VllmEngine") -> None:
     prefix = "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self."
     whole = await _completion(vllm_engine, prefix)
-    assert len(whole) > 1, "the model has nothing to say here; choose another text"
+    assert len(whole) > 1, "the model completes nothing here; choose another text"
     async with serving(vllm_engine, "shed.when=never") as server:
         call = server.stub.Session(metadata=(("x-user-id", "along"),))
         await call.write(pb.SessionRequest(complete=_point(1, prefix)))

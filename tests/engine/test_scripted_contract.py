@@ -6,6 +6,7 @@ import pytest
 
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.engine.contract import EngineContract
+from tests.engine.speculation_contract import SpeculationContract
 
 QUICK = ServiceTimes(prefill_base_s=1e-3, prefill_per_token_s=1e-6, decode_base_s=1e-3)
 
@@ -23,6 +24,6 @@ def doomed_engine(engine: ScriptedEngine) -> ScriptedEngine:
     return engine
 
 
-class TestScriptedEngine(EngineContract):
+class TestScriptedEngine(EngineContract, SpeculationContract):
     quiet_s = 0.05
     num_steps_to_stop = 1

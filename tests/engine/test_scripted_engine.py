@@ -1,55 +1,21 @@
-"""The scripted engine's times, queue, cache and faults, in virtual time."""
+"""The scripted engine's times, queue, cache and text, in virtual time."""
 
 import asyncio
 from contextlib import aclosing
 
 import pytest
 
-from completion_server.engine.interface import EngineDeadError, EngineStats, GenerationRequest, Output, Sampling
+from completion_server.engine.interface import EngineStats, GenerationRequest, Sampling
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes, Token
 from completion_server.engine.settings import EngineSettings
 from loadtest.simulation.virtual_time import run
-
-TIMES = ServiceTimes(
-    prefill_base_s=0.010,
-    prefill_per_token_s=0.001,
-    decode_base_s=0.005,
-    decode_per_seq_s=0.001,
-    draft_s=0.002,
-    verify_per_token_s=0.0005,
-)
+from tests.support.scripted import collect, request, started, times_of
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def letters(_job: GenerationRequest) -> list[str]:
-    return list("abcdefghijklmnopqrstuvwxyz")
-
-
-def job(name: str, num_prompt: int = 10, max_tokens: int = 5, **fields: object) -> GenerationRequest:
-    return GenerationRequest(name, list(range(num_prompt)), max_tokens, **fields)  # type: ignore[arg-type]
-
-
-async def started(script: object = letters, times: ServiceTimes = TIMES, **kwargs: object) -> ScriptedEngine:
-    engine = ScriptedEngine(script, times, **kwargs)  # type: ignore[arg-type]
-    await engine.start()
-    return engine
-
-
-async def collect(engine: ScriptedEngine, one: GenerationRequest) -> list[tuple[float, Output]]:
-    return [(round(now(), 6), output) async for output in engine.generate(one)]
-
-
-def times_of(outputs: list[tuple[float, Output]]) -> list[float]:
-    return [time for time, _ in outputs]
-
-
-def test_a_lone_generation_takes_its_prefill_and_a_step_for_each_further_token() -> None:
+def test_a_single_generation_takes_its_prefill_and_a_step_for_each_further_token() -> None:
     async def main() -> None:
         engine = await started()
-        outputs = await collect(engine, job("a", num_prompt=10, max_tokens=3))
+        outputs = await collect(engine, request("a", num_prompt=10, max_tokens=3))
         assert times_of(outputs) == [0.020, 0.026, 0.032]
         assert [output.text for _, output in outputs] == ["a", "b", "c"]
         assert [output.finish for _, output in outputs] == [None, None, "length"]
@@ -61,7 +27,7 @@ def test_a_lone_generation_takes_its_prefill_and_a_step_for_each_further_token()
 def test_a_step_is_longer_the_more_generations_decode() -> None:
     async def main() -> None:
         engine = await started()
-        both = await asyncio.gather(*(collect(engine, job(name, max_tokens=2)) for name in "ab"))
+        both = await asyncio.gather(*(collect(engine, request(name, max_tokens=2)) for name in "ab"))
         assert [times_of(outputs) for outputs in both] == [[0.030, 0.037]] * 2
         await engine.stop()
 
@@ -71,9 +37,9 @@ def test_a_step_is_longer_the_more_generations_decode() -> None:
 def test_a_long_prompt_takes_several_steps_and_others_decode_meanwhile() -> None:
     async def main() -> None:
         engine = await started(max_num_batched_tokens=32)
-        long = asyncio.create_task(collect(engine, job("long", num_prompt=60, max_tokens=1)))
+        long = asyncio.create_task(collect(engine, request("long", num_prompt=60, max_tokens=1)))
         await asyncio.sleep(0.001)
-        short = await collect(engine, job("short", num_prompt=2, max_tokens=3))
+        short = await collect(engine, request("short", num_prompt=2, max_tokens=3))
         assert times_of(await long) == [0.042 + 0.040]
         assert times_of(short) == [0.082, 0.088, 0.094]
         await engine.stop()
@@ -84,13 +50,13 @@ def test_a_long_prompt_takes_several_steps_and_others_decode_meanwhile() -> None
 def test_prompts_that_are_computed_apart_delay_nobody() -> None:
     async def main() -> None:
         engine = await started(times=ServiceTimes(prefill_apart_s=0.045, decode_base_s=0.010), max_num_seqs=2)
-        first = asyncio.create_task(collect(engine, job("a", max_tokens=8)))
+        first = asyncio.create_task(collect(engine, request("a", max_tokens=8)))
         await asyncio.sleep(0.030)
-        late = asyncio.create_task(collect(engine, job("b", max_tokens=2)))
-        gone = asyncio.create_task(collect(engine, job("c", max_tokens=2)))
+        late = asyncio.create_task(collect(engine, request("b", max_tokens=2)))
+        gone = asyncio.create_task(collect(engine, request("c", max_tokens=2)))
         await asyncio.sleep(0.005)
         gone.cancel()  # while it waits for a place
-        # The first token comes with the step after the prompt is there, looked for every 10 ms.
+        # The first token comes with the step after the prompt is ready, which is checked every 10 ms.
         assert times_of(await first) == [0.055, 0.065, 0.075, 0.085, 0.095, 0.105, 0.115, 0.125]
         assert times_of(await late) == [0.095, 0.105]
         assert engine.stats() == EngineStats(num_generated_tokens=10)
@@ -102,12 +68,12 @@ def test_prompts_that_are_computed_apart_delay_nobody() -> None:
 def test_the_cache_shortens_prefill() -> None:
     async def main() -> None:
         engine = await started()
-        first = await collect(engine, job("a", num_prompt=48, max_tokens=1))
-        again = await collect(engine, job("b", num_prompt=50, max_tokens=1))
-        salted = await collect(engine, job("c", num_prompt=50, max_tokens=1, cache_salt="s"))
+        first = await collect(engine, request("a", num_prompt=48, max_tokens=1))
+        again = await collect(engine, request("b", num_prompt=50, max_tokens=1))
+        salted = await collect(engine, request("c", num_prompt=50, max_tokens=1, cache_salt="s"))
         assert [outputs[0][1].cached_prompt_tokens for outputs in (first, again, salted)] == [0, 48, 0]
         assert times_of(first + again + salted) == [0.058, 0.070, 0.130]
-        whole = await collect(engine, job("d", num_prompt=48, max_tokens=1))
+        whole = await collect(engine, request("d", num_prompt=48, max_tokens=1))
         assert whole[0][1].cached_prompt_tokens == 32
         await engine.stop()
 
@@ -137,7 +103,7 @@ def test_the_queue_runs_by_priority_then_arrival() -> None:
         ended = []
 
         async def consume(name: str, priority: int) -> None:
-            await collect(engine, job(name, max_tokens=2, priority=priority))
+            await collect(engine, request(name, max_tokens=2, priority=priority))
             ended.append(name)
 
         tasks = [asyncio.create_task(consume("first", 0))]
@@ -153,10 +119,10 @@ def test_the_queue_runs_by_priority_then_arrival() -> None:
     run(main())
 
 
-def test_what_memory_does_not_hold_waits() -> None:
+def test_generations_that_do_not_fit_into_memory_wait() -> None:
     async def main() -> None:
         engine = await started(num_kv_blocks=4)
-        tasks = [asyncio.create_task(collect(engine, job(name, num_prompt=30, max_tokens=2))) for name in "abc"]
+        tasks = [asyncio.create_task(collect(engine, request(name, num_prompt=30, max_tokens=2))) for name in "abc"]
         await asyncio.sleep(0.001)
         assert engine.stats() == EngineStats(num_running=2, num_waiting=1, kv_usage=1.0)
         await asyncio.gather(*tasks)
@@ -169,12 +135,12 @@ def test_what_memory_does_not_hold_waits() -> None:
 def test_an_abort_costs_the_step_that_runs_and_no_more() -> None:
     async def main() -> None:
         engine = await started()
-        async with aclosing(engine.generate(job("a", max_tokens=20))) as outputs:
+        async with aclosing(engine.generate(request("a", max_tokens=20))) as outputs:
             async for _output in outputs:
                 break
         assert engine.stats().num_running == 1
         await asyncio.sleep(0.0061)
-        assert engine.stats() == EngineStats(num_generated_tokens=2, num_wasted_tokens=1)
+        assert engine.stats() == EngineStats(num_generated_tokens=2, num_aborted_tokens=1)
         await asyncio.sleep(1.0)
         assert engine.num_steps == 2
         await engine.stop()
@@ -185,9 +151,9 @@ def test_an_abort_costs_the_step_that_runs_and_no_more() -> None:
 def test_an_abort_in_the_queue_costs_nothing() -> None:
     async def main() -> None:
         engine = await started(max_num_seqs=1)
-        first = asyncio.create_task(collect(engine, job("first", max_tokens=2)))
+        first = asyncio.create_task(collect(engine, request("first", max_tokens=2)))
         await asyncio.sleep(0.001)
-        queued = asyncio.create_task(collect(engine, job("queued")))
+        queued = asyncio.create_task(collect(engine, request("queued")))
         await asyncio.sleep(0.001)
         queued.cancel()
         await asyncio.wait([queued])
@@ -207,7 +173,7 @@ def test_an_abort_in_the_queue_costs_nothing() -> None:
 def test_speculation_writes_the_accepted_tokens_in_one_step(rate: float, times: list[float], accepted: int) -> None:
     async def main() -> None:
         engine = await started(num_speculative_tokens=3, acceptance_rate=rate)
-        outputs = await collect(engine, job("a", max_tokens=9))
+        outputs = await collect(engine, request("a", max_tokens=9))
         assert times_of(outputs) == pytest.approx(times)
         assert "".join(output.text for _, output in outputs) == "abcdefghi"
         assert outputs[-1][1].accepted_draft_tokens == accepted
@@ -220,7 +186,7 @@ def test_speculation_writes_the_accepted_tokens_in_one_step(rate: float, times: 
 def test_acceptance_is_drawn_from_the_seed() -> None:
     async def main() -> list[float]:
         engine = await started(num_speculative_tokens=4, acceptance_rate=0.5, seed=1)
-        outputs = await collect(engine, job("a", max_tokens=24))
+        outputs = await collect(engine, request("a", max_tokens=24))
         await engine.stop()
         return times_of(outputs)
 
@@ -231,8 +197,8 @@ def test_acceptance_is_drawn_from_the_seed() -> None:
 
 def test_a_script_that_runs_out_ends_with_a_token_of_its_own() -> None:
     async def main() -> None:
-        engine = await started(lambda _job: ["日", "", "👩", "é"])
-        outputs = await collect(engine, job("a", max_tokens=9))
+        engine = await started(lambda _request: ["日", "", "👩", "é"])
+        outputs = await collect(engine, request("a", max_tokens=9))
         assert [(output.text, output.num_tokens, output.finish) for _, output in outputs] == [
             ("日", 1, None),
             ("", 1, None),
@@ -247,10 +213,10 @@ def test_a_script_that_runs_out_ends_with_a_token_of_its_own() -> None:
 
 def test_a_stop_token_ends_it_and_its_text_is_sent() -> None:
     async def main() -> None:
-        engine = await started(lambda _job: ["a", Token("\n", 7), "b"])
-        ended = await collect(engine, job("a", stop_token_ids=(7,)))
+        engine = await started(lambda _request: ["a", Token("\n", 7), "b"])
+        ended = await collect(engine, request("a", stop_token_ids=(7,)))
         assert [(output.text, output.finish) for _, output in ended] == [("a", None), ("\n", "stop")]
-        other = await collect(engine, job("b", stop_token_ids=(8,)))
+        other = await collect(engine, request("b", stop_token_ids=(8,)))
         assert "".join(output.text for _, output in other) == "a\nb"
         await engine.stop()
 
@@ -260,7 +226,7 @@ def test_a_stop_token_ends_it_and_its_text_is_sent() -> None:
 def test_a_slow_consumer_gets_merged_outputs() -> None:
     async def main() -> None:
         engine = await started()
-        outputs = engine.generate(job("a", max_tokens=6))
+        outputs = engine.generate(request("a", max_tokens=6))
         assert (await anext(outputs)).text == "a"
         await asyncio.sleep(0.013)
         merged = await anext(outputs)
@@ -294,116 +260,12 @@ def test_the_default_script_depends_on_prompt_and_seed() -> None:
     run(main())
 
 
-def test_a_crash_ends_every_generation_and_refuses_the_next() -> None:
-    async def main() -> None:
-        engine = await started(max_num_seqs=1)
-        tasks = [asyncio.create_task(collect(engine, job(name, max_tokens=20))) for name in ("running", "waiting")]
-        await asyncio.sleep(0.030)
-        engine.crash("out of memory")
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [str(result) for result in results if isinstance(result, EngineDeadError)] == ["out of memory"] * 2
-        assert not engine.is_alive
-        assert engine.stats().num_running == engine.stats().num_waiting == 0
-        with pytest.raises(EngineDeadError, match="out of memory"):
-            await collect(engine, job("late"))
-        await engine.stop()
-
-    run(main())
-
-
-def test_an_output_said_before_the_crash_is_still_taken() -> None:
-    async def main() -> None:
-        engine = await started()
-        outputs = engine.generate(job("a", max_tokens=2))
-        await anext(outputs)
-        await asyncio.sleep(1.0)
-        engine.crash()
-        assert [output.finish async for output in outputs] == ["length"]
-        await engine.stop()
-
-    run(main())
-
-
-def test_a_hung_engine_is_silent_until_it_resumes() -> None:
-    async def main() -> None:
-        engine = await started()
-        task = asyncio.create_task(collect(engine, job("a", max_tokens=2)))
-        await asyncio.sleep(0.001)
-        engine.hang()
-        await asyncio.sleep(60.0)
-        assert engine.is_alive
-        assert not task.done()
-        engine.resume()
-        assert times_of(await task) == [60.001, 60.007]
-        engine.hang()
-        late = asyncio.create_task(collect(engine, job("b")))
-        await asyncio.sleep(1.0)
-        await engine.stop()
-        await engine.stop()
-        with pytest.raises(EngineDeadError, match="stopped"):
-            await late
-
-    run(main())
-
-
-def test_an_error_in_the_script_is_the_engines_death() -> None:
-    def broken(_job: GenerationRequest) -> list[str]:
-        return [5]  # type: ignore[list-item]
-
-    async def main() -> None:
-        engine = await started(broken)
-        with pytest.raises(EngineDeadError, match="the engine failed"):
-            await collect(engine, job("a"))
-        assert not engine.is_alive
-        await engine.stop()
-
-    run(main())
-
-
-def test_what_can_never_run_is_refused() -> None:
-    async def main() -> None:
-        engine = await started(max_model_len=100, num_kv_blocks=4)
-        with pytest.raises(ValueError, match="leaves no room in 100"):
-            await collect(engine, job("a", num_prompt=100))
-        with pytest.raises(ValueError, match="do not fit into 4"):
-            await collect(engine, job("b", num_prompt=90))
-        first = engine.generate(job("same"))
-        await anext(first)
-        with pytest.raises(ValueError, match="open already"):
-            await collect(engine, job("same"))
-        await first.aclose()
-        await engine.stop()
-
-    run(main())
-
-
 def test_the_models_length_bounds_a_generation() -> None:
     async def main() -> None:
         engine = await started(max_model_len=12)
-        outputs = await collect(engine, job("a", num_prompt=10, max_tokens=5))
+        outputs = await collect(engine, request("a", num_prompt=10, max_tokens=5))
         assert [output.finish for _, output in outputs] == [None, "length"]
         await engine.stop()
-
-    run(main())
-
-
-def test_starting() -> None:
-    async def main() -> None:
-        engine = ScriptedEngine(times=ServiceTimes(start_s=20.0))
-        with pytest.raises(EngineDeadError, match="not started"):
-            _ = engine.info
-        with pytest.raises(EngineDeadError, match="not started"):
-            await collect(engine, job("a"))
-        await engine.start()
-        assert now() == 20.0
-        with pytest.raises(RuntimeError, match="starts once"):
-            await engine.start()
-        await engine.stop()
-        broken = ScriptedEngine()
-        broken.crash("no such device")
-        with pytest.raises(EngineDeadError, match="no such device"):
-            await broken.start()
-        await broken.stop()
 
     run(main())
 
@@ -414,7 +276,7 @@ def test_settings_give_its_size() -> None:
         engine = ScriptedEngine.from_settings(settings)
         await engine.start()
         assert (engine.info.max_num_seqs, engine.info.num_speculative_tokens) == (3, 2)
-        outputs = await collect(engine, job("a", max_tokens=8))
+        outputs = await collect(engine, request("a", max_tokens=8))
         assert times_of(outputs)[-1] > 0.010
         await engine.stop()
 

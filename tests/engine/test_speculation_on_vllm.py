@@ -1,4 +1,4 @@
-"""Draft lengths that change on the real engine: what is said, what is drafted, in both kinds of scheduling."""
+"""Changes of K on the real engine, and their effect on text and drafts, with both schedulers."""
 
 import asyncio
 import itertools
@@ -12,11 +12,10 @@ import pytest
 import pytest_asyncio
 
 from completion_server.core.request import Sampling
-from completion_server.engine.interface import GenerationRequest, Step
+from completion_server.engine.interface import EngineStep, GenerationRequest, constant_lookup
 from completion_server.engine.settings import EngineSettings
-from completion_server.speculation.schedule import Schedule
 from tests.conftest import make_vllm_engine
-from tests.engine.contract import prompt, run_job
+from tests.engine.contract_checks import prompt, run_request
 
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine
@@ -28,54 +27,60 @@ NUM_SEQS = 16
 async def async_engine() -> "AsyncIterator[VllmEngine]":
     """An engine core that plans a step while the one before it runs.
 
-    vLLM switches that off on a CPU, where there is nothing to gain by it; it works all the same.
+    vLLM switches that off on a CPU, because it gains nothing; it works all the same.
     """
     engine = make_vllm_engine()
     from completion_server.engine.vllm import engine as module
 
     make_config = module.AsyncEngineArgs.create_engine_config
+    configs: list[Any] = []
 
     def make_async_config(*args: Any, **kwargs: Any) -> Any:
         config = make_config(*args, **kwargs)
         config.scheduler_config.async_scheduling = True
+        configs.append(config)
         return config
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.AsyncEngineArgs, "create_engine_config", make_async_config)
         await engine.start()
-    assert engine._llm is not None
-    assert engine._llm.vllm_config.scheduler_config.scheduler_cls.endswith(".LiveAsyncScheduler")
+    assert configs[-1].scheduler_config.scheduler_cls.endswith(".LookupAsyncScheduler")
     yield engine
     await engine.stop()
 
 
-async def say(engine: "VllmEngine", name: str, variant: int, *, changes: bool) -> str:
-    """Return what is said, with another K every few outputs where it changes."""
+def set_k(engine: "VllmEngine", k: int) -> None:
+    assert engine.speculation is not None
+    engine.speculation.set_lookup(constant_lookup(k, NUM_SEQS))
+
+
+async def generate_text(engine: "VllmEngine", name: str, variant: int, *, changes: bool) -> str:
+    """Return the text of a generation; `changes` sets another K every few outputs."""
     lengths = itertools.cycle((0, 2, 1, 3, 0, 3))
     text, num_outputs = "", 0
     async for output in engine.generate(GenerationRequest(f"{name}-{variant}", prompt(96, variant), 96)):
         text += output.text
         num_outputs += 1
         if changes and num_outputs % 3 == 0:
-            engine.set_speculation(Schedule.fixed(next(lengths), NUM_SEQS))
+            set_k(engine, next(lengths))
     return text
 
 
 async def check_changes(engine: "VllmEngine") -> None:
-    """Check that K moves while a generation runs, and that it says what it says undisturbed.
+    """Check that K changes while a generation runs, and that the text stays the same.
 
-    One at a time: which generations share a step may move the last bits of what is computed, with or without drafts.
+    Generations run one at a time: those that share a step may round differently, with or without drafts.
     """
-    assert engine.info.speculation_fixed_because == ""
-    engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
-    still = [await say(engine, "still", variant, changes=False) for variant in range(6)]
-    steps: list[Step] = []
+    assert engine.info.speculation_locked_reason == ""
+    set_k(engine, 3)
+    still = [await generate_text(engine, "still", variant, changes=False) for variant in range(6)]
+    steps: list[EngineStep] = []
     engine.watch_steps(steps.append)
-    moved = [await say(engine, "moved", variant, changes=True) for variant in range(6)]
+    moved = [await generate_text(engine, "moved", variant, changes=True) for variant in range(6)]
     engine.watch_steps(lambda _step: None)
-    engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
+    set_k(engine, 3)
     assert moved == still
-    assert {step.num_draft_tokens for step in steps} == {0, 1, 2, 3}
+    assert {step.num_speculative_tokens for step in steps} == {0, 1, 2, 3}
 
 
 async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -> None:
@@ -83,17 +88,17 @@ async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -
 
 
 async def test_drafted_text_is_drawn_at_the_temperature_asked_for(vllm_engine: "VllmEngine") -> None:
-    """Next to none draws the greedy text; at a high one hardly a text stays what it was, whoever shares the steps.
+    """A temperature near 0 gives the greedy text; a high one changes nearly every text. The requests share steps.
 
     The texts are short because a tie of two tokens in bfloat16 is drawn by lot at any temperature.
     """
 
     async def draw(degree: float, variant: int, *, speculate: bool = True) -> str:
         sampling = Sampling(degree, seed=variant + 1, speculate=speculate)
-        job = GenerationRequest(f"at-{degree}-{variant}-{speculate}", prompt(96, variant), 12, sampling)
-        return (await run_job(vllm_engine, job)).text
+        request = GenerationRequest(f"at-{degree}-{variant}-{speculate}", prompt(96, variant), 12, sampling)
+        return (await run_request(vllm_engine, request)).text
 
-    vllm_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
+    set_k(vllm_engine, 3)
     variants = range(NUM_SEQS // 2)
     greedy = [await draw(0, variant, speculate=False) for variant in variants]
     mixed = await asyncio.gather(*(draw(degree, variant) for variant in variants for degree in (0, 0.001, 2.0)))
@@ -108,8 +113,10 @@ async def test_a_seed_holds_for_a_prompt_that_is_computed_in_pieces(vllm_engine:
 
     async def draw(variant: int, salt: str) -> str:
         sampling = Sampling(0.8, seed=variant, speculate=False)
-        job = GenerationRequest(f"{salt}-{variant}", prompt(900, variant), 16, sampling, cache_salt=f"{salt}-{variant}")
-        return (await run_job(vllm_engine, job)).text
+        request = GenerationRequest(
+            f"{salt}-{variant}", prompt(900, variant), 16, sampling, cache_salt=f"{salt}-{variant}"
+        )
+        return (await run_request(vllm_engine, request)).text
 
     variants = range(NUM_SEQS)
     alone = [await draw(variant, "seeded-alone") for variant in variants]
@@ -118,13 +125,13 @@ async def test_a_seed_holds_for_a_prompt_that_is_computed_in_pieces(vllm_engine:
 
 
 async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler says that it can't follow; the engine runs with its K, and says why that stays."""
+    """The scheduler reports that it can't read the lookup; the engine runs with its K and has a locked reason."""
     engine = make_vllm_engine()
-    monkeypatch.setattr("completion_server.engine.vllm.engine._SCHEDULERS", "tests.support.schedulers")
+    monkeypatch.setattr("completion_server.engine.vllm.engine.SCHEDULERS_MODULE", "tests.support.schedulers")
     try:
         await engine.start()
-        assert "no longer reads a schedule" in engine.info.speculation_fixed_because
-        result = await run_job(engine, GenerationRequest("fixed", prompt(64, 1), 16))
+        assert "no longer reads a lookup" in engine.info.speculation_locked_reason
+        result = await run_request(engine, GenerationRequest("fixed", prompt(64, 1), 16))
         assert result.last.drafted_tokens > 0
     finally:
         await engine.stop()
@@ -135,39 +142,42 @@ async def test_greedy_text_is_the_same_over_changes_with_asynchronous_scheduling
 
 
 async def test_a_change_takes_effect_within_two_steps(async_engine: "VllmEngine") -> None:
-    """The step that runs and, where it is planned meanwhile, the next one have the old K; drafts show a step later."""
-    async_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
-    steps: list[Step] = []
+    """The running step and, if it is planned already, the next one have the old K; drafts are verified a step later."""
+    set_k(async_engine, 3)
+    steps: list[EngineStep] = []
     at_change = 0
 
-    def hear(step: Step) -> None:
+    def observe(step: EngineStep) -> None:
         nonlocal at_change
         steps.append(step)
         if len(steps) == 10:
             at_change = len(steps)
-            async_engine.set_speculation(Schedule.fixed(0, NUM_SEQS))
+            set_k(async_engine, 0)
 
-    async_engine.watch_steps(hear)
-    await run_job(async_engine, GenerationRequest("effect", prompt(64, 70), 64))
+    async_engine.watch_steps(observe)
+    await run_request(async_engine, GenerationRequest("effect", prompt(64, 70), 64))
     async_engine.watch_steps(lambda _step: None)
-    async_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
-    assert {step.num_draft_tokens for step in steps[1:at_change]} == {3}
-    assert {step.num_draft_tokens for step in steps[at_change + 3 :]} == {0}
+    set_k(async_engine, 3)
+    assert {step.num_speculative_tokens for step in steps[1:at_change]} == {3}
+    assert {step.num_speculative_tokens for step in steps[at_change + 3 :]} == {0}
 
 
 async def test_generations_side_by_side_go_on_over_changes(async_engine: "VllmEngine") -> None:
     """Which of them share a step may move the last bits, and with them a close choice of a token in a few."""
-    alone = [await say(async_engine, "alone", variant, changes=False) for variant in range(8)]
-    texts = await asyncio.gather(*(say(async_engine, "side", variant, changes=True) for variant in range(8)))
-    async_engine.set_speculation(Schedule.fixed(3, NUM_SEQS))
+    alone = [await generate_text(async_engine, "alone", variant, changes=False) for variant in range(8)]
+    texts = await asyncio.gather(*(generate_text(async_engine, "side", variant, changes=True) for variant in range(8)))
+    set_k(async_engine, 3)
     assert sum(text == undisturbed for text, undisturbed in zip(texts, alone, strict=True)) >= 4
 
 
-async def test_a_generation_may_want_no_drafts_with_asynchronous_scheduling(async_engine: "VllmEngine") -> None:
-    drafted = [await run_job(async_engine, GenerationRequest(f"drafted-{i}", prompt(64, 60 + i), 48)) for i in range(3)]
+async def test_a_request_may_refuse_drafts_with_asynchronous_scheduling(async_engine: "VllmEngine") -> None:
+    drafted = [
+        await run_request(async_engine, GenerationRequest(f"drafted-{i}", prompt(64, 60 + i), 48)) for i in range(3)
+    ]
     plain = Sampling(speculate=False)
     without = [
-        await run_job(async_engine, GenerationRequest(f"without-{i}", prompt(64, 60 + i), 48, plain)) for i in range(3)
+        await run_request(async_engine, GenerationRequest(f"without-{i}", prompt(64, 60 + i), 48, plain))
+        for i in range(3)
     ]
     assert [result.text for result in without] == [result.text for result in drafted]
     assert [result.last.drafted_tokens for result in without] == [0, 0, 0]
@@ -175,12 +185,12 @@ async def test_a_generation_may_want_no_drafts_with_asynchronous_scheduling(asyn
     mixed = [
         GenerationRequest(f"mixed-{i}", prompt(64, 60 + i % 3), 48, Sampling(speculate=i % 2 == 0)) for i in range(6)
     ]
-    results = await asyncio.gather(*(run_job(async_engine, job) for job in mixed))
+    results = await asyncio.gather(*(run_request(async_engine, request) for request in mixed))
     assert [result.last.drafted_tokens > 0 for result in results] == [True, False] * 3
     assert sum(result.text == drafted[i % 3].text for i, result in enumerate(results)) >= 3
 
 
-async def test_draft_lengths_change_under_tensor_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_k_changes_under_tensor_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models are split over two processes; the scheduler that follows the table is in neither."""
     cpus = sorted(os.sched_getaffinity(0))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cpus[0]}|{cpus[-1]}")
@@ -193,14 +203,14 @@ async def test_draft_lengths_change_under_tensor_parallelism(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("vllm", "said"),
+    ("vllm", "message"),
     [
         ({"data_parallel_size": 2}, "under data parallelism"),
-        ({"scheduler_cls": "some.other.Scheduler"}, "scheduler of another make"),
+        ({"scheduler_cls": "some.other.Scheduler"}, "names another scheduler"),
     ],
 )
-def test_where_vllm_keeps_k_fixed_it_is_started_without_a_schedule(
-    vllm_engine: "VllmEngine", vllm: dict[str, object], said: str
+def test_vllm_is_started_without_a_schedule_if_k_is_locked(
+    vllm_engine: "VllmEngine", vllm: dict[str, object], message: str
 ) -> None:
     from completion_server.engine.vllm import arguments as module
 
@@ -208,15 +218,15 @@ def test_where_vllm_keeps_k_fixed_it_is_started_without_a_schedule(
     rows = module.engine_args(plain)["speculative_config"]["num_speculative_tokens_per_batch_size"]
     assert rows == [[1, plain.max_num_seqs, plain.num_speculative_tokens]]
     assert "num_speculative_tokens_per_batch_size" not in module.engine_args(kept)["speculative_config"]
-    assert said in module.fixed_by_settings(kept)
-    assert module.fixed_by_settings(plain) == ""
+    assert message in module.settings_locked_reason(kept)
+    assert module.settings_locked_reason(plain) == ""
 
 
 def test_a_vllm_whose_schedulers_are_elsewhere_keeps_its_k(vllm_engine: "VllmEngine") -> None:
     from completion_server.engine.vllm import arguments as module
 
-    assert module.unfit_schedulers("completion_server.engine.vllm.schedulers") == ""
-    assert "other schedulers: No module named" in module.unfit_schedulers("tests.support.no_such_schedulers")
+    assert module.schedulers_locked_reason("completion_server.engine.vllm.schedulers") == ""
+    assert "other schedulers: No module named" in module.schedulers_locked_reason("tests.support.no_such_schedulers")
 
 
 @pytest.mark.parametrize(("draft", "before", "after"), [("d", None, "0"), ("d", "1", "1"), ("", None, None)])
@@ -233,7 +243,7 @@ def test_on_a_gpu_the_runner_is_one_that_drafts_k_tokens(
     assert os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == after
 
 
-def test_a_vllm_that_knows_no_schedule_is_started_without_one(
+def test_a_vllm_without_schedules_is_started_without_one(
     vllm_engine: "VllmEngine", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from completion_server.engine.vllm import arguments as module
@@ -242,4 +252,4 @@ def test_a_vllm_that_knows_no_schedule_is_started_without_one(
     monkeypatch.setattr(module, "SpeculativeConfig", older)
     settings = EngineSettings(model="m", draft_model="d")
     assert "num_speculative_tokens_per_batch_size" not in module.engine_args(settings)["speculative_config"]
-    assert "this vLLM has no" in module.fixed_by_settings(settings)
+    assert "this vLLM has no" in module.settings_locked_reason(settings)

@@ -10,6 +10,7 @@ from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
 from tests.conftest import make_vllm_engine
 from tests.engine.contract import EngineContract
+from tests.engine.speculation_contract import SpeculationContract
 
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine
@@ -28,11 +29,11 @@ async def doomed_engine() -> "AsyncIterator[VllmEngine]":
     await engine.stop()
 
 
-class TestVllmEngine(EngineContract):
+class TestVllmEngine(EngineContract, SpeculationContract):
     vocab_size = 4096
 
 
-def test_an_option_that_vllm_does_not_have_is_refused_with_the_nearest_one(vllm_engine: "VllmEngine") -> None:
+def test_an_unknown_option_is_refused_with_the_nearest_one(vllm_engine: "VllmEngine") -> None:
     from completion_server.engine.vllm.arguments import engine_args
 
     assert engine_args(EngineSettings(model="m", vllm={"block_size": 64}))["block_size"] == 64

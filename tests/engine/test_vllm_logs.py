@@ -1,4 +1,4 @@
-"""What vLLM logs of a step that failed holds no tokens of a user."""
+"""vLLM's logs of a failed step contain no tokens of a user."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ fail()
 """
 
 
-def test_what_vllm_logs_of_a_failed_step_holds_no_tokens() -> None:
+def test_the_logs_of_a_failed_step_contain_no_tokens() -> None:
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, cwd=ROOT)
     before, _, after = (done.stdout + done.stderr).partition(MARK)

@@ -1,4 +1,4 @@
-"""What vLLM's own processes do beside computing: where they listen, and what they use when there is nothing to do."""
+"""vLLM's own processes: the addresses they listen on, the CPU time of an idle engine, and their end."""
 
 import asyncio
 import ipaddress
@@ -9,7 +9,7 @@ import psutil
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.processes import child_ids, with_descendants
 from tests.conftest import make_vllm_engine
-from tests.engine.contract import run_job
+from tests.engine.contract_checks import run_request
 from tests.support.server import eventually
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ async def test_an_engine_listens_on_loopback_alone(vllm_engine: "VllmEngine") ->
 
 
 async def test_an_engine_is_idle_after_a_step(vllm_engine: "VllmEngine") -> None:
-    await run_job(vllm_engine, GenerationRequest("before", [1, 2, 3], 1))
+    await run_request(vllm_engine, GenerationRequest("before", [1, 2, 3], 1))
     await asyncio.sleep(1.5)
     before = vllm_engine.cpu_seconds()
     assert before
     for number in range(3):
-        await run_job(vllm_engine, GenerationRequest(f"step {number}", [1, 2, 3], 1))
+        await run_request(vllm_engine, GenerationRequest(f"step {number}", [1, 2, 3], 1))
         await asyncio.sleep(1.0)
     # A worker that spins for a second after each step uses 3 s.
     after = vllm_engine.cpu_seconds()

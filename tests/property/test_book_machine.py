@@ -9,19 +9,18 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from completion_server.core.clock import NEVER, Deadline
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
-from completion_server.scheduling.book import (
+from completion_server.scheduling.actions import (
     CANCELLED,
     SUPERSEDED,
     Abort,
     Action,
-    Book,
-    End,
-    Shedding,
+    Finish,
+    Reattach,
     Start,
-    TakeOver,
 )
-from completion_server.scheduling.claim import Claim
-from completion_server.scheduling.order import ORDERS
+from completion_server.scheduling.book import Book
+from completion_server.scheduling.queue import ORDERS, QueueEntry
+from completion_server.scheduling.shedding import Shedding
 
 STOPPED = Outcome(FinishReason.STOP)
 REFUSED = Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED)
@@ -33,13 +32,13 @@ class BookMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.claims: dict[str, Claim] = {}
+        self.entries: dict[str, QueueEntry] = {}
         self.ends: dict[str, Outcome] = {}
         self.newest: dict[object, tuple[int, float]] = {}
         """The newest sequence of each session, and when it last had a request."""
         self.working: set[str] = set()
         """Whom the work that goes on is for."""
-        self.heirs: set[str] = set()
+        self.reattached: set[str] = set()
         self.aborted: set[str] = set()
         self.waits_since: dict[str, float] = {}
         self.allowed_s: dict[str, float] = {}
@@ -61,41 +60,41 @@ class BookMachine(RuleBasedStateMachine):
             match action:
                 case Start(request_id):
                     self.start(request_id)
-                case TakeOver(request_id, from_id):
-                    self.take_over(request_id, from_id)
+                case Reattach(request_id, from_id):
+                    self.reattach(request_id, from_id)
                 case Abort(request_id):
                     assert request_id in self.working - self.aborted, "work that does not run was aborted"
                     self.aborted.add(request_id)
-                case End(request_id, outcome):
+                case Finish(request_id, outcome):
                     assert request_id not in self.ends, "a request ended twice"
                     self.ends[request_id] = outcome
                     self.waits_since.pop(request_id, None)
         self.check_sacrifices(actions)
         for request_id in self.waits_since:
-            self.allowed_s[request_id] = min(self.allowed_s.get(request_id, math.inf), self.book.pace.first_token_s)
+            self.allowed_s[request_id] = min(self.allowed_s.get(request_id, math.inf), self.book.latency.first_token_s)
 
     def check_sacrifices(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, End) and action.outcome.shed_reason is ShedReason.OVERLOAD:
-                waiting = [claim.trigger for claim in self.waiting()]
-                assert max(waiting, default=0) <= self.claims[action.id].trigger, "a better one was given up"
+            if isinstance(action, Finish) and action.outcome.shed_reason is ShedReason.OVERLOAD:
+                waiting = [entry.trigger for entry in self.waiting()]
+                assert max(waiting, default=0) <= self.entries[action.id].trigger, "a better one was given up"
 
-    def take_over(self, request_id: str, from_id: str) -> None:
+    def reattach(self, request_id: str, from_id: str) -> None:
         assert from_id in self.working - self.aborted, "work was taken over that does not go on"
         assert from_id not in self.ends, "work was taken over from an ended request"
         self.working = (self.working - {from_id}) | {request_id}
-        self.heirs = (self.heirs - {from_id}) | {request_id}
+        self.reattached = (self.reattached - {from_id}) | {request_id}
         del self.waits_since[request_id]
 
     def start(self, request_id: str) -> None:
         assert request_id not in self.ends, "an ended request started"
         assert request_id not in self.working, "a request started twice"
-        claim = self.claims[request_id]
+        entry = self.entries[request_id]
         for other in self.waiting():
-            assert (claim.trigger, self.book.order(claim)) <= (other.trigger, self.book.order(other)), "out of order"
+            assert (entry.trigger, self.book.order(entry)) <= (other.trigger, self.book.order(other)), "out of order"
         waits_since = self.waits_since.pop(request_id)
         if self.book.shedding is not Shedding.NEVER and waits_since < self.now:
-            assert self.now < claim.answer_by - self.book.pace.first_token_s, "one without hope started"
+            assert self.now < entry.ttft_deadline - self.book.latency.first_token_s, "one without hope started"
         self.working.add(request_id)
 
     @rule(
@@ -118,30 +117,34 @@ class BookMachine(RuleBasedStateMachine):
         timeout_s: float | None,
         data: st.DataObject,
     ) -> str:
-        request_id = f"r{len(self.claims)}"
+        request_id = f"r{len(self.entries)}"
         deadline = NEVER if timeout_s is None else Deadline(self.now + timeout_s)
-        answer_by = min(self.now + budget_s, deadline.at)
-        claim = Claim(request_id, f"u{user}", f"s{session}", sequence, trigger, deadline, self.now, answer_by)
-        rivals = self.book.rivals(claim)
-        assert set(rivals) == self.rivals_of(claim)
-        assert rivals == sorted(rivals, key=lambda rival: rival not in self.working), "those that run come first"
-        heir_of = data.draw(st.sampled_from([*rivals, None]), label="heir of")
-        holder = next((each for each in self.live() if self.lane(each) == self.lane(claim)), None)
+        ttft_deadline = min(self.now + budget_s, deadline.at)
+        entry = QueueEntry(
+            request_id, f"u{user}", f"s{session}", sequence, trigger, deadline, self.now, ttft_deadline, stamp=sequence
+        )
+        candidates = self.book.candidates(entry)
+        assert set(candidates) == self.candidates_of(entry)
+        assert candidates == sorted(candidates, key=lambda candidate: candidate not in self.working), (
+            "those that run come first"
+        )
+        reattach_to = data.draw(st.sampled_from([*candidates, None]), label="reattach to")
+        holder = next((each for each in self.live() if self.lane(each) == self.lane(entry)), None)
         has_free_slot = self.book.num_occupied < self.book.num_slots
-        goes_on = heir_of in self.working
-        self.claims[request_id] = claim
+        goes_on = reattach_to in self.working
+        self.entries[request_id] = entry
         self.waits_since[request_id] = self.now
-        self.carry_out(self.book.submit(claim, self.now, heir_of=heir_of))
-        if holder is not None and self.is_stale(claim, holder):
+        self.carry_out(self.book.submit(entry, self.now, reattach_to=reattach_to))
+        if holder is not None and self.is_stale(entry, holder):
             assert self.ends[request_id] == SUPERSEDED
             assert holder.id not in self.ends
             return request_id
-        known = self.newest.get((self.lane(claim), claim.session), (0, -math.inf))
-        self.newest[self.lane(claim), claim.session] = max(known[0] if self.is_fresh(known) else 0, sequence), self.now
-        for loser in {holder.id if holder else None, heir_of} - {None}:
+        known = self.newest.get((self.lane(entry), entry.session), (0, -math.inf))
+        self.newest[self.lane(entry), entry.session] = max(known[0] if self.is_fresh(known) else 0, sequence), self.now
+        for loser in {holder.id if holder else None, reattach_to} - {None}:
             assert self.ends[str(loser)] == SUPERSEDED
         if goes_on:
-            assert request_id in self.heirs & self.working
+            assert request_id in self.reattached & self.working
         elif has_free_slot:
             assert request_id in self.working, "who could have had a free slot was refused"
         elif holder is not None:
@@ -149,20 +152,29 @@ class BookMachine(RuleBasedStateMachine):
         return request_id
 
     @rule(target=ids, user=st.integers(0, 2), session=st.integers(0, 1), sequence=st.integers(0, 5))
-    def refuse(self, user: int, session: int, sequence: int) -> str:
-        request_id = f"r{len(self.claims)}"
-        claim = Claim(request_id, f"u{user}", f"s{session}", sequence, Trigger.AUTOMATIC, arrived_at=self.now)
-        holder = next((each for each in self.live() if self.lane(each) == self.lane(claim)), None)
-        is_stale = holder is not None and self.is_stale(claim, holder)
-        self.claims[request_id] = claim
-        self.carry_out(self.book.refuse(claim, REFUSED, self.now))
+    def answer(self, user: int, session: int, sequence: int) -> str:
+        request_id = f"r{len(self.entries)}"
+        entry = QueueEntry(request_id, f"u{user}", f"s{session}", sequence, Trigger.AUTOMATIC, arrived_at=self.now)
+        holder = next((each for each in self.live() if self.lane(each) == self.lane(entry)), None)
+        is_stale = holder is not None and self.is_stale(entry, holder)
+        self.entries[request_id] = entry
+        self.carry_out(self.book.answer(entry, REFUSED, self.now))
         assert self.ends[request_id] == (SUPERSEDED if is_stale else REFUSED)
         assert holder is None or (holder.id in self.ends) is not is_stale
         if not is_stale:
-            known = self.newest.get((self.lane(claim), claim.session), (0, -math.inf))
+            known = self.newest.get((self.lane(entry), entry.session), (0, -math.inf))
             newest = max(known[0] if self.is_fresh(known) else 0, sequence)
-            self.newest[self.lane(claim), claim.session] = newest, self.now
+            self.newest[self.lane(entry), entry.session] = newest, self.now
         return request_id
+
+    @rule(user=st.integers(0, 2), stamp=st.integers(0, 5))
+    def supersede_from_another_replica(self, user: int, stamp: int) -> None:
+        older = [each.id for each in self.live() if each.lane == f"u{user}" and each.stamp < stamp]
+        before = set(self.ends)
+        self.carry_out(self.book.supersede(f"u{user}", stamp, self.now))
+        assert {request_id for request_id in older if self.ends.get(request_id) != SUPERSEDED} == set()
+        superseded = {each for each in set(self.ends) - before if self.ends[each] == SUPERSEDED}
+        assert superseded == set(older), "only older ones of the lane are superseded"
 
     @rule(request_id=ids)
     def cancel(self, request_id: str) -> None:
@@ -177,13 +189,13 @@ class BookMachine(RuleBasedStateMachine):
         self.carry_out(self.book.work_done(request_id, STOPPED, self.now))
         assert request_id in self.ends
 
-    @precondition(lambda self: self.heirs & self.working - self.aborted)
+    @precondition(lambda self: self.reattached & self.working - self.aborted)
     @rule(data=st.data())
-    def parts(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.heirs & self.working - self.aborted)))
+    def diverges(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.reattached & self.working - self.aborted)))
         self.stop(request_id)
         self.waits_since[request_id] = self.now
-        self.carry_out(self.book.parted(request_id, self.now))
+        self.carry_out(self.book.diverged(request_id, self.now))
         assert request_id not in self.ends
 
     @precondition(lambda self: self.working - self.aborted)
@@ -213,54 +225,54 @@ class BookMachine(RuleBasedStateMachine):
 
     def tick(self) -> None:
         self.carry_out(self.book.tick(self.now))
-        for claim in self.live():
-            assert not claim.deadline.is_past(self.now)
+        for entry in self.live():
+            assert not entry.deadline.is_past(self.now)
         assert self.book.next_tick is None or self.book.next_tick > self.now
         if self.book.shedding is not Shedding.NEVER:
-            for claim in self.waiting():
-                assert self.now < claim.answer_by - self.allowed_s[claim.id], "one without hope waits"
+            for entry in self.waiting():
+                assert self.now < entry.ttft_deadline - self.allowed_s[entry.id], "one without hope waits"
 
-    def is_stale(self, claim: Claim, holder: Claim) -> bool:
-        if holder.session == claim.session:
-            return holder.sequence >= claim.sequence
-        known = self.newest.get((self.lane(claim), claim.session), (0, -math.inf))
-        return self.is_fresh(known) and known[0] > claim.sequence
+    def is_stale(self, entry: QueueEntry, holder: QueueEntry) -> bool:
+        if holder.session == entry.session:
+            return holder.sequence >= entry.sequence
+        known = self.newest.get((self.lane(entry), entry.session), (0, -math.inf))
+        return self.is_fresh(known) and known[0] > entry.sequence
 
     def is_fresh(self, known: tuple[int, float]) -> bool:
         return self.now - known[1] < 5.0
 
     def stop(self, request_id: str) -> None:
-        for each in (self.working, self.heirs, self.aborted):
+        for each in (self.working, self.reattached, self.aborted):
             each.discard(request_id)
 
-    def live(self) -> list[Claim]:
-        return [claim for request_id, claim in self.claims.items() if request_id not in self.ends]
+    def live(self) -> list[QueueEntry]:
+        return [entry for request_id, entry in self.entries.items() if request_id not in self.ends]
 
-    def waiting(self) -> list[Claim]:
-        return [self.claims[request_id] for request_id in self.waits_since]
+    def waiting(self) -> list[QueueEntry]:
+        return [self.entries[request_id] for request_id in self.waits_since]
 
-    def rivals_of(self, claim: Claim) -> set[str]:
-        is_prefetch = claim.trigger is Trigger.PREFETCH
+    def candidates_of(self, entry: QueueEntry) -> set[str]:
+        is_prefetch = entry.trigger is Trigger.PREFETCH
         return {
             each.id
             for each in self.live()
-            if each.lane == claim.lane and (each.trigger is Trigger.PREFETCH or not is_prefetch)
+            if each.lane == entry.lane and (each.trigger is Trigger.PREFETCH or not is_prefetch)
         }
 
     @staticmethod
-    def lane(claim: Claim) -> tuple[object, bool]:
-        return claim.lane, claim.trigger is Trigger.PREFETCH
+    def lane(entry: QueueEntry) -> tuple[object, bool]:
+        return entry.lane, entry.trigger is Trigger.PREFETCH
 
     @invariant()
     def at_most_one_live_request_per_lane(self) -> None:
-        lanes = [self.lane(claim) for claim in self.live()]
+        lanes = [self.lane(entry) for entry in self.live()]
         assert len(lanes) == len(set(lanes))
         assert len(lanes) == self.book.num_live
 
     @invariant()
     def slots_are_neither_lost_nor_idle_while_somebody_waits(self) -> None:
         assert self.book.num_occupied == len(self.working) <= self.most_slots
-        assert {claim.id for claim in self.live()} == set(self.waits_since) | (self.working - self.aborted)
+        assert {entry.id for entry in self.live()} == set(self.waits_since) | (self.working - self.aborted)
         assert self.book.num_queued == len(self.waits_since)
         assert not (self.book.num_queued and self.book.num_occupied < self.book.num_slots)
 
@@ -274,9 +286,9 @@ class BookMachine(RuleBasedStateMachine):
 
     @invariant()
     def whoever_may_run_out_of_time_is_looked_at_by_then(self) -> None:
-        times = [claim.deadline.at for claim in self.live()]
+        times = [entry.deadline.at for entry in self.live()]
         if self.book.shedding is not Shedding.NEVER:
-            times += [claim.answer_by for claim in self.waiting()]
+            times += [entry.ttft_deadline for entry in self.waiting()]
         if (earliest := min(times, default=math.inf)) < math.inf:
             assert self.book.next_tick is not None
             assert self.book.next_tick <= earliest
@@ -289,16 +301,14 @@ class BookMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "book"):
             return
-        for request_id in self.claims:
+        for request_id in self.entries:
             self.carry_out(self.book.end(request_id, CANCELLED, self.now))
         while self.working:
             request_id = self.working.pop()
             self.stop(request_id)
             self.carry_out(self.book.work_done(request_id, CANCELLED, self.now))
-        assert set(self.ends) == set(self.claims)
+        assert set(self.ends) == set(self.entries)
         assert (self.book.num_live, self.book.num_queued, self.book.num_occupied) == (0, 0, 0)
-        assert not self.book._entries
-        assert not self.book._lanes
         assert self.book.next_tick is None
 
 

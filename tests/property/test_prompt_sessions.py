@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Snippet
-from completion_server.prompt.plaintext import make_plain
 from completion_server.prompt.settings import PromptSettings
+from completion_server.prompt.tokens.plaintext import make_plain
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at, text_of
 from tests.unit.prompt.vocabularies import FAMILIES
 
@@ -98,6 +98,7 @@ def test_any_session(family: str, document: str, steps: list[tuple[str, object]]
             assert part.ids.tolist() == whole.encode(part.text, add_special_tokens=False).ids
         shown = layout.prefix.text + layout.typed.text
         assert shown.endswith(line)
-        assert prefix.endswith(shown[len(builder._kit.opening + layout.snippets.lead) :])
+        assert shown.removesuffix(layout.window + layout.typed.text).endswith(layout.snippets.lead)
+        assert prefix.endswith(layout.window + layout.typed.text)
         assert suffix.startswith(layout.suffix.text)
         assert text_of(FAMILIES[family](), prompt.token_ids).replace("▁", " ").count("# ours") >= 1

@@ -1,4 +1,4 @@
-"""What holds of every draft length schedule."""
+"""Properties of every speculation schedule."""
 
 from itertools import pairwise
 
@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.speculation.schedule import Row, Schedule, ScheduleError, parse_schedule
+from completion_server.speculation.schedule import ScheduleError, ScheduleRow, SpeculationSchedule, parse_schedule
 
-CEILING = 8
-lookups = st.lists(st.integers(0, CEILING), min_size=1, max_size=40).map(lambda ks: [0, *ks])
+MAX_K = 8
+lookups = st.lists(st.integers(0, MAX_K), min_size=1, max_size=40).map(lambda ks: [0, *ks])
 
 
 @st.composite
@@ -18,48 +18,50 @@ def row_lists(draw: st.DrawFn) -> list[list[int]]:
     rows, first = [], 1
     for _ in range(draw(st.integers(1, 6))):
         last = first + draw(st.integers(0, 9))
-        rows.append([first, last, draw(st.integers(0, CEILING))])
+        rows.append([first, last, draw(st.integers(0, MAX_K))])
         first = last + 1
     return rows
 
 
 @given(row_lists())
-def test_a_schedule_says_what_its_rows_say(rows: list[list[int]]) -> None:
-    schedule = parse_schedule(rows, CEILING)
+def test_a_schedule_equals_its_rows(rows: list[list[int]]) -> None:
+    schedule = parse_schedule(rows, MAX_K)
     assert schedule.as_lists() == rows
     for first, last, k in rows:
-        assert {schedule.num_draft_tokens(size) for size in range(first, last + 1)} == {k}
-    assert schedule.num_draft_tokens(10_000) == rows[-1][2]
+        assert {schedule.num_speculative_tokens(size) for size in range(first, last + 1)} == {k}
+    assert schedule.num_speculative_tokens(10_000) == rows[-1][2]
     assert schedule.largest == max(k for _, _, k in rows)
 
 
 @given(row_lists(), st.integers(1, 80))
 def test_the_lookup_has_an_entry_for_each_batch_size(rows: list[list[int]], max_batch_size: int) -> None:
-    schedule = parse_schedule(rows, CEILING)
+    schedule = parse_schedule(rows, MAX_K)
     lookup = schedule.lookup(max_batch_size)
     assert len(lookup) == max_batch_size + 1
-    assert lookup[1:] == [schedule.num_draft_tokens(size) for size in range(1, max_batch_size + 1)]
+    assert lookup[1:] == [schedule.num_speculative_tokens(size) for size in range(1, max_batch_size + 1)]
 
 
 @given(lookups)
 def test_a_lookup_and_its_schedule_are_the_same(lookup: list[int]) -> None:
-    schedule = Schedule.of_lookup(lookup)
+    schedule = SpeculationSchedule.of_lookup(lookup)
     assert schedule.lookup(len(lookup) - 1) == lookup
-    assert parse_schedule(schedule.as_lists(), CEILING) == schedule
-    assert all(before.num_draft_tokens != after.num_draft_tokens for before, after in pairwise(schedule.rows))
+    assert parse_schedule(schedule.as_lists(), MAX_K) == schedule
+    assert all(
+        before.num_speculative_tokens != after.num_speculative_tokens for before, after in pairwise(schedule.rows)
+    )
 
 
 @given(row_lists(), st.data())
 def test_a_fault_names_its_row(rows: list[list[int]], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(rows) - 1))
     first, last, k = rows[at]
-    spoilt, said = data.draw(
+    spoilt, message = data.draw(
         st.sampled_from(
             [
                 ([first + 1, last + 1, k], "gap" if at else "must begin at batch size 1"),
                 ([first - 1, last, k], "already" if at else "must begin at batch size 1"),
                 ([first, first - 1, k], "before it begins"),
-                ([first, last, CEILING + 1], "is over the 8"),
+                ([first, last, MAX_K + 1], "is over the 8"),
                 ([first, last, -1], "at least 0"),
                 ([first, last], "three whole numbers"),
                 ([first, last, 1.5], "three whole numbers"),
@@ -69,19 +71,19 @@ def test_a_fault_names_its_row(rows: list[list[int]], data: st.DataObject) -> No
             ]
         )
     )
-    with pytest.raises(ScheduleError, match=said) as caught:
-        parse_schedule([*rows[:at], spoilt, *rows[at + 1 :]], CEILING)
+    with pytest.raises(ScheduleError, match=message) as caught:
+        parse_schedule([*rows[:at], spoilt, *rows[at + 1 :]], MAX_K)
     assert caught.value.row == at
     assert f"schedule[{at}]" in str(caught.value)
 
 
 def test_an_empty_schedule_is_refused() -> None:
     with pytest.raises(ScheduleError, match="at least one row") as caught:
-        parse_schedule([], CEILING)
+        parse_schedule([], MAX_K)
     assert caught.value.row is None
 
 
-@given(st.integers(0, CEILING), st.integers(1, 200))
+@given(st.integers(0, MAX_K), st.integers(1, 200))
 def test_one_k_for_all(k: int, max_batch_size: int) -> None:
-    assert Schedule.fixed(k, max_batch_size).rows == (Row(1, max_batch_size, k),)
-    assert set(Schedule.fixed(k, max_batch_size).lookup(max_batch_size)[1:]) == {k}
+    assert SpeculationSchedule.fixed(k, max_batch_size).rows == (ScheduleRow(1, max_batch_size, k),)
+    assert set(SpeculationSchedule.fixed(k, max_batch_size).lookup(max_batch_size)[1:]) == {k}

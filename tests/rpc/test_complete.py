@@ -88,9 +88,9 @@ async def test_cancelling_the_call_frees_the_engine(server: RunningServer, engin
     generated = engine.stats().num_generated_tokens
     await asyncio.sleep(0.1)
     assert engine.stats().num_generated_tokens == generated
-    assert engine.stats().num_wasted_tokens <= 3  # one step: a token and two drafts
+    assert engine.stats().num_aborted_tokens <= 3  # one step: a token and two drafts
     assert server.count("completion_requests_total", outcome="cancelled", trigger="automatic", shed_reason="") == 1
-    assert server.count("completion_unwanted_tokens_total") == engine.stats().num_wasted_tokens
+    assert server.count("completion_engine_aborted_tokens_total") == engine.stats().num_aborted_tokens
 
 
 async def test_a_deadline_ends_the_work_wherever_it_is(
@@ -174,7 +174,7 @@ async def test_typing_what_is_being_said_goes_on_with_the_same_generation(
     await eventually(lambda: engine.stats().num_running == 1)
     engine.hang()  # so that the first request is still there when the second comes
     newer_asks = asyncio.create_task(ask(server.stub, request("x = alpha b", sequence=2)))
-    await eventually(lambda: server.count("completion_generations_taken_over_total") == 1)
+    await eventually(lambda: server.count("completion_generations_reattached_total") == 1)
     engine.resume()
     newer = await newer_asks
     assert (newer.text, newer.reason) == ("eta gamma delta", "stop")
@@ -184,7 +184,7 @@ async def test_typing_what_is_being_said_goes_on_with_the_same_generation(
     assert old.end is not None
     assert (old.reason, old.end.usage.completion_tokens) == ("superseded", 0)
     assert len(said.jobs) == 1
-    assert server.count("completion_generations_left_total") == 0
+    assert server.count("completion_generations_diverged_total") == 0
 
 
 async def test_typing_something_else_than_is_said_begins_anew(

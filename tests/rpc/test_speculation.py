@@ -1,4 +1,4 @@
-"""Operators ask for draft lengths, and change them."""
+"""Operators read and change the number of speculative tokens."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,12 +16,12 @@ from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.server import ask, make_config, request, run_server
 
-CEILING = 4
+MAX_K = 4
 FIXED, SCHEDULE, AUTO = pb.SPECULATION_MODE_FIXED, pb.SPECULATION_MODE_SCHEDULE, pb.SPECULATION_MODE_AUTO
 
 
 def make_engine() -> ScriptedEngine:
-    return ScriptedEngine(times=ServiceTimes(decode_base_s=1e-3), num_speculative_tokens=CEILING, max_num_seqs=16)
+    return ScriptedEngine(times=ServiceTimes(decode_base_s=1e-3), num_speculative_tokens=MAX_K, max_num_seqs=16)
 
 
 def rows(*numbers: tuple[int, int, int]) -> list[pb.SpeculationRow]:
@@ -33,7 +33,7 @@ def rows(*numbers: tuple[int, int, int]) -> list[pb.SpeculationRow]:
 
 @asynccontextmanager
 async def serving(config: Config, make_engine: Callable[[], Engine]) -> AsyncIterator[AdminServiceStub]:
-    """Run a server; give its operators' service once it has answered a request."""
+    """Run a server and yield its admin stub after a first request."""
     async with run_server(config, make_engine) as server:
         assert (await ask(server.stub, request(max_tokens=32))).end is not None
         async with grpc.aio.insecure_channel(server.ready.admin_address) as channel:
@@ -50,22 +50,22 @@ async def get(admin: AdminServiceStub) -> pb.GetSpeculationResponse:
     return await admin.GetSpeculation(pb.GetSpeculationRequest(), timeout=5)
 
 
-async def test_operators_see_what_is_in_force_and_what_came_of_it(admin: AdminServiceStub) -> None:
+async def test_operators_read_the_active_schedule_and_its_figures(admin: AdminServiceStub) -> None:
     answer = await get(admin)
-    assert list(answer.schedule) == list(answer.table) == rows((1, 16, CEILING))
-    assert (answer.max_num_speculative_tokens, answer.mode, answer.by) == (CEILING, FIXED, "configuration")
+    assert list(answer.schedule) == list(answer.table) == rows((1, 16, MAX_K))
+    assert (answer.max_num_speculative_tokens, answer.mode, answer.by) == (MAX_K, FIXED, "configuration")
     assert answer.since_unix_ms > 1_700_000_000_000
     assert answer.fixed_because == ""
     figures = answer.figures
     assert figures.generated_tokens > 0
     assert figures.drafted_tokens == figures.accepted_tokens + figures.wasted_tokens > 0
     assert figures.acceptance == pytest.approx(figures.accepted_tokens / figures.drafted_tokens)
-    assert len(figures.acceptance_by_position) == CEILING
-    assert 1 <= figures.mean_accepted_length <= 1 + CEILING
+    assert len(figures.acceptance_by_position) == MAX_K
+    assert 1 <= figures.mean_accepted_length <= 1 + MAX_K
     assert figures.tokens_per_s > 0
 
 
-async def test_operators_change_what_is_in_force(admin: AdminServiceStub) -> None:
+async def test_operators_change_the_schedule(admin: AdminServiceStub) -> None:
     answer = await admin.SetSpeculation(
         pb.SetSpeculationRequest(mode=FIXED, num_speculative_tokens=0, by="ada@host"), timeout=5
     )
@@ -81,7 +81,7 @@ async def test_operators_change_what_is_in_force(admin: AdminServiceStub) -> Non
 
 
 @pytest.mark.parametrize(
-    ("bad", "field", "said"),
+    ("bad", "field", "message"),
     [
         (pb.SetSpeculationRequest(), "mode", "must be FIXED, SCHEDULE or AUTO, got 0"),
         (pb.SetSpeculationRequest(mode=9), "mode", "must be FIXED"),
@@ -102,11 +102,11 @@ async def test_operators_change_what_is_in_force(admin: AdminServiceStub) -> Non
         (pb.SetSpeculationRequest(mode=AUTO, by="a" * 257), "by", "got 257"),
     ],
 )
-async def test_what_cant_be_used_is_refused_by_name(
-    admin: AdminServiceStub, bad: pb.SetSpeculationRequest, field: str, said: str
+async def test_an_invalid_field_is_refused_by_name(
+    admin: AdminServiceStub, bad: pb.SetSpeculationRequest, field: str, message: str
 ) -> None:
     before = await get(admin)
-    with pytest.raises(grpc.aio.AioRpcError, match=said) as caught:
+    with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
         await admin.SetSpeculation(bad, timeout=5)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     status = rpc_status.from_call(caught.value)
@@ -118,7 +118,7 @@ async def test_what_cant_be_used_is_refused_by_name(
     assert (after.schedule, after.since_unix_ms, after.mode) == (before.schedule, before.since_unix_ms, before.mode)
 
 
-async def test_an_engine_without_a_draft_says_that_nothing_can_be_changed() -> None:
+async def test_an_engine_without_a_draft_model_refuses_changes() -> None:
     async with serving(make_config(), ScriptedEngine) as admin:
         assert "without a draft model" in (await get(admin)).fixed_because
         with pytest.raises(grpc.aio.AioRpcError, match="without a draft model") as caught:
@@ -126,7 +126,7 @@ async def test_an_engine_without_a_draft_says_that_nothing_can_be_changed() -> N
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-async def test_the_configured_schedule_is_in_force_from_the_start() -> None:
+async def test_the_configured_schedule_is_active_from_the_start() -> None:
     config = make_config(
         "engine.draft_model=some/draft", 'speculation.mode="schedule"', "speculation.schedule=[[1, 2, 3], [3, 16, 0]]"
     )

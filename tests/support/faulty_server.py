@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.prompt.builder import PromptBuilder
-from completion_server.rpc import convert
-from completion_server.rpc.wire import Decoder
+from completion_server.rpc.messages import convert
+from completion_server.rpc.messages.decoder import Decoder
 from completion_server.streaming.mailbox import Mailbox
 from completion_server.streaming.text import TextRules
 from completion_server.telemetry import logs

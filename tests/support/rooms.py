@@ -9,27 +9,28 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from completion_server.admission.gate import AdmissionSettings, Gate
-from completion_server.admission.quotas import Quotas
-from completion_server.admission.strain import Strain
+from completion_server.admission.gate import AdmissionSettings
+from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.assembly import PipelineSettings, assemble
 from completion_server.completion import Completion
+from completion_server.core import events
 from completion_server.core.clock import Clock
 from completion_server.core.errors import Code
-from completion_server.core.events import Feedback, Marks
+from completion_server.core.events import Marks
 from completion_server.core.outcome import Delta, End, FinishReason
 from completion_server.core.request import Caller, Mode, Request
 from completion_server.engine.interface import Engine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline import Lookup, Pipeline
 from completion_server.prompt.builder import Prompt
-from completion_server.scheduling.book import Book, Shedding
-from completion_server.scheduling.runner import Runner
-from completion_server.scheduling.settings import SchedulingSettings
+from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 
 UNLIMITED = AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=0)
+FOUR_SLOTS = SchedulingSettings(max_slots=4, max_queued=4, step_tolerance=0)
+WITHOUT_HASTE = ShedSettings(budget_ms=10_000, when="never", lag_ms=0)
 REQUEST = Request("r", Caller("u", "s"), 0, "", "", "x = ", "", 8, 0.0, mode=Mode.MULTI_LINE)
 
 
@@ -55,41 +56,33 @@ class Prompts:
 
 @dataclass
 class Watcher:
-    """An observer that keeps what it is told."""
+    """Hears the events of a pipeline and keeps them."""
 
     ends: dict[str, End] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
-    taken_over: list[int] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
+    reattached: list[int] = field(default_factory=list)
+    diverged: list[int] = field(default_factory=list)
     refused: list[Code] = field(default_factory=list)
+    heard: list[events.Event] = field(default_factory=list)
 
     @property
     def ended(self) -> list[tuple[str, FinishReason]]:
         return [(request_id, end.outcome.reason) for request_id, end in self.ends.items()]
 
-    def request_ended(self, request: Request, end: End, marks: Marks) -> None:
-        assert request.id not in self.ends, "a request ended twice"
-        assert marks.ended is not None
-        self.ends[request.id] = end
-        self.marks[request.id] = marks
-
-    def request_refused(self, code: Code) -> None:
-        self.refused.append(code)
-
-    def request_streamed(self, seconds: float) -> None:
-        assert seconds >= 0
-
-    def generation_taken_over(self, num_tokens: int) -> None:
-        self.taken_over.append(num_tokens)
-
-    def generation_left(self, num_tokens: int) -> None:
-        self.left.append(num_tokens)
-
-    def feedback_reported(self, feedback: Feedback) -> None:
-        raise AssertionError
-
-    def feedback_refused(self) -> None:
-        raise AssertionError
+    def hear(self, event: events.Event) -> None:
+        self.heard.append(event)
+        match event:
+            case events.RequestEnded(request, end, marks):
+                assert request.id not in self.ends, "a request ended twice"
+                assert marks.ended is not None
+                self.ends[request.id] = end
+                self.marks[request.id] = marks
+            case events.RequestRefused(code):
+                self.refused.append(code)
+            case events.GenerationReattached(num_tokens):
+                self.reattached.append(num_tokens)
+            case events.GenerationDiverged(num_tokens):
+                self.diverged.append(num_tokens)
 
 
 @dataclass
@@ -104,14 +97,14 @@ class House:
 
     def open(self, request_id: str, prefix: str, **fields: Any) -> Completion:
         """Ask. Each request of the one session is newer than those before it."""
-        fields = {"received_at": self.pipeline.clock.now(), "sequence": next(self.sequences)} | fields
+        fields = {"received_at": self.pipeline.now(), "sequence": next(self.sequences)} | fields
         return self.pipeline.open(dataclasses.replace(REQUEST, id=request_id, prefix=prefix, **fields))
 
     @property
     def load(self) -> tuple[int, int, int]:
         """Live requests, taken slots and waiting requests."""
-        book = self.pipeline.runner.book
-        return book.num_live, book.num_occupied, book.num_queued
+        load = self.pipeline.load()
+        return load.num_live, load.num_occupied, load.num_queued
 
 
 @asynccontextmanager
@@ -120,36 +113,25 @@ async def house(
     clock: Clock,
     *,
     prompts: Prompts | None = None,
-    scheduling: SchedulingSettings | None = None,
-    quotas: AdmissionSettings = UNLIMITED,
-    book: Book | None = None,
-    strain: Strain | None = None,
+    scheduling: SchedulingSettings = FOUR_SLOTS,
+    admission: AdmissionSettings = UNLIMITED,
+    loop_lag: LoopLagMonitor | None = None,
+    lookup: Lookup = lambda _request: None,
 ) -> AsyncIterator[House]:
     """Run a pipeline, by default with four slots and without haste, and check that nothing is left in it."""
-    gate, watcher, prompts = Gate(AdmissionSettings()), Watcher(), prompts or Prompts()
+    watcher, prompts = Watcher(), prompts or Prompts()
     engine = SupervisedEngine(make_engine, EngineSettings(warm_up=False), clock)
-    runner = Runner(book or Book(4, 4, shedding=Shedding.NEVER), clock)
+    settings = PipelineSettings(admission, scheduling, WITHOUT_HASTE)
+    pipeline = assemble(settings, engine, prompts, clock, watcher.hear, loop_lag=loop_lag, lookup=lookup)
     await engine.start()
-    tasks = [asyncio.create_task(runner.run()), asyncio.create_task(engine.run())]
+    tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)
-    gate.set_engine_ready(True)
-    pipeline = Pipeline(
-        gate=gate,
-        quotas=Quotas(quotas),
-        runner=runner,
-        prompts=prompts,
-        engine=engine,
-        clock=clock,
-        observer=watcher,
-        scheduling=scheduling or SchedulingSettings(),
-        budget_s=10,
-        strain=strain,
-    )
+    pipeline.set_engine_ready(True)
     opened = House(pipeline, watcher, prompts, engine.current)
     yield opened
-    await runner.wait_idle()
+    await pipeline.wait_idle()
     assert opened.load == (0, 0, 0)
-    assert not {*runner._tasks, *runner._owners, *runner._works, *runner._aborted_at}
+    assert pipeline.load().num_held == 0
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -172,13 +154,13 @@ async def read(completion: Completion) -> Answer:
     """Read an answer to its end."""
     text = ""
     end: End | None = None
-    async for event in completion.events():
-        assert end is None, "an event came after the end"
-        if isinstance(event, Delta):
-            text += event.text
+    async for part in completion.parts():
+        assert end is None, "something came after the end"
+        if isinstance(part, Delta):
+            text += part.text
         else:
-            text += event.text
-            end = event
+            text += part.text
+            end = part
     assert end is not None
     return Answer(text, end)
 

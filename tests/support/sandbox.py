@@ -1,6 +1,6 @@
 """Whether this machine can confine programs, so that the sandbox's tests run where it can't, too."""
 
-from target_model.sandbox import Limits, Trial, WeakSandboxError, run_program
+from target_model.sandbox.runner import Limits, Trial, WeakSandboxError, run_program
 
 
 def _is_strong() -> bool:

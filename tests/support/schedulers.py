@@ -1,15 +1,15 @@
-"""Schedulers as those of a vLLM that keeps its list of draft lengths under another name."""
+"""Schedulers of a vLLM that keeps its lookup of K under another name."""
 
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from completion_server.engine.vllm import schedulers as vllm_speculation
+from completion_server.engine.vllm import schedulers
 
 
 class _Renamed(Scheduler):
-    """Has the list under the name that vLLM knows only while vLLM plans a step."""
+    """Has the lookup under vLLM's name only while vLLM plans a step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -23,9 +23,9 @@ class _Renamed(Scheduler):
             del self.dynamic_sd_lookup
 
 
-class LiveScheduler(vllm_speculation.LiveScheduler, _Renamed):
-    """Ours, on top of such a one."""
+class LookupScheduler(schedulers.LookupScheduler, _Renamed):
+    """The server's scheduler on top of the renamed one."""
 
 
-class LiveAsyncScheduler(vllm_speculation.LiveAsyncScheduler, _Renamed):
-    """The same, planning ahead."""
+class LookupAsyncScheduler(schedulers.LookupAsyncScheduler, _Renamed):
+    """The same, with asynchronous scheduling."""

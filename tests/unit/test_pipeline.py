@@ -1,25 +1,25 @@
 """The pipeline, with a prompt builder that remembers where it was called."""
 
 import asyncio
+import dataclasses
 import itertools
 import threading
 from dataclasses import dataclass
 
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.strain import Strain
+from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.core.clock import Deadline, MonotonicClock
-from completion_server.core.outcome import Delta, End, FinishReason, ShedReason
+from completion_server.core.outcome import Delta, End, FinishReason, ShedReason, Usage
 from completion_server.core.request import Caller, Trigger
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.scheduling.settings import SchedulingSettings
-from tests.support.rooms import House, house, in_virtual_time, read
+from tests.support.rooms import FOUR_SLOTS, House, house, in_virtual_time, read
 
 CLOCK = MonotonicClock()
 
 
-@dataclass(frozen=True)
-class StoppedClock:
+@dataclass
+class SettableClock:
     at: float
 
     def now(self) -> float:
@@ -48,7 +48,7 @@ async def test_a_short_prompt_is_built_where_it_is_and_a_long_one_elsewhere() ->
 
 def test_a_superseded_answer_has_no_text_left() -> None:
     async def scenario(opened: House) -> None:
-        reader = opened.open("old", "x", max_tokens=4096).events()
+        reader = opened.open("old", "x", max_tokens=4096).parts()
         assert isinstance(await anext(reader), Delta)
         await asyncio.sleep(0.05)  # it has gone on, and nobody has read it
         newer = opened.open("new", "y")
@@ -63,9 +63,9 @@ def test_a_superseded_answer_has_no_text_left() -> None:
 async def test_closing_an_answer_ends_its_request_once() -> None:
     async with house(quick_engine, CLOCK) as opened:
         completion = opened.open("r", "x" * 100_000)
-        completion.close()
-        completion.close()
-        assert [type(event) async for event in completion.events()] == [End]
+        completion.cancel()
+        completion.cancel()
+        assert [type(event) async for event in completion.parts()] == [End]
     assert opened.watcher.ended == [("r", FinishReason.CANCELLED)]
 
 
@@ -81,7 +81,7 @@ def test_who_asks_too_much_is_told_so_and_unseats_nobody() -> None:
         await asyncio.sleep(2.0)
         assert (await read(opened.open("r4", "x"))).reason is FinishReason.LENGTH
 
-    in_virtual_time(scenario, slow_engine, quotas=AdmissionSettings(user_requests_per_s=0.5, user_burst=1))
+    in_virtual_time(scenario, slow_engine, admission=AdmissionSettings(user_requests_per_s=0.5, user_burst=1))
 
 
 def test_who_waits_as_long_as_it_was_told_is_served() -> None:
@@ -94,11 +94,12 @@ def test_who_waits_as_long_as_it_was_told_is_served() -> None:
         await asyncio.sleep(retry_after_ms / 1000)
         assert (await read(opened.open("r3", "x"))).reason is FinishReason.LENGTH
 
-    in_virtual_time(scenario, slow_engine, quotas=AdmissionSettings(user_requests_per_s=20, user_burst=1))
+    in_virtual_time(scenario, slow_engine, admission=AdmissionSettings(user_requests_per_s=20, user_burst=1))
 
 
 def test_where_the_process_is_behind_only_who_asked_for_it_is_served() -> None:
-    strain = Strain(0.05, StoppedClock(-1.0))  # looked at the clock a second before it all began
+    clock = SettableClock(-1.0)
+    loop_lag = LoopLagMonitor(0.05, clock)  # looked at the clock a second before it all began
 
     async def scenario(opened: House) -> None:
         explicit = opened.open("explicit", "x", trigger=Trigger.EXPLICIT)
@@ -108,11 +109,11 @@ def test_where_the_process_is_behind_only_who_asked_for_it_is_served() -> None:
         assert refused.end.outcome.shed_reason is ShedReason.OVERLOAD
         await read(opened.open("newer", "xy", trigger=Trigger.AUTOMATIC))
         assert (await read(explicit)).reason is FinishReason.SUPERSEDED  # its user has typed on
-        strain._clock = opened.pipeline.clock
-        strain.look()
+        clock.at = opened.pipeline.now()
+        loop_lag.look()
         assert (await read(opened.open("later", "x", caller=other))).reason is FinishReason.LENGTH
 
-    in_virtual_time(scenario, slow_engine, strain=strain)
+    in_virtual_time(scenario, slow_engine, loop_lag=loop_lag)
 
 
 def test_an_unnamed_user_is_its_session_and_tenants_are_apart() -> None:
@@ -133,7 +134,7 @@ def test_a_lane_is_a_users_or_a_sessions_or_nobodys() -> None:
             answers.append(opened.open("r3", "y", caller=Caller("u", "b"), sequence=2))
             reasons.extend([(await read(each)).reason for each in answers])
 
-        in_virtual_time(scenario, slow_engine, scheduling=SchedulingSettings(**settings))  # type: ignore[arg-type]
+        in_virtual_time(scenario, slow_engine, scheduling=dataclasses.replace(FOUR_SLOTS, **settings))  # type: ignore[arg-type]
         return reasons
 
     superseded, served = FinishReason.SUPERSEDED, FinishReason.LENGTH
@@ -145,9 +146,40 @@ def test_a_lane_is_a_users_or_a_sessions_or_nobodys() -> None:
 def test_an_answer_is_due_within_the_budget_or_the_calls_deadline() -> None:
     async def scenario(opened: House) -> None:
         await asyncio.sleep(1.0)
-        patient = opened.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0)).claim
-        assert (patient.trigger, patient.arrived_at, patient.answer_by) == (Trigger.EXPLICIT, 1.0, 11.0)
-        hurried = opened.open("hurried", "x", deadline=Deadline(2.0)).claim
-        assert (hurried.deadline, hurried.answer_by) == (Deadline(2.0), 2.0)
+        patient = opened.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0)).entry
+        assert (patient.trigger, patient.arrived_at, patient.ttft_deadline) == (Trigger.EXPLICIT, 1.0, 11.0)
+        hurried = opened.open("hurried", "x", deadline=Deadline(2.0)).entry
+        assert (hurried.deadline, hurried.ttft_deadline) == (Deadline(2.0), 2.0)
+
+    in_virtual_time(scenario, slow_engine)
+
+
+def test_an_answer_that_is_known_takes_no_slot_and_supersedes() -> None:
+    async def scenario(opened: House) -> None:
+        older = opened.open("older", "x = ")
+        known = opened.open("known", "known = ")
+        answer = await read(known)
+        assert (answer.text, answer.reason, answer.end.usage) == ("42", FinishReason.STOP, Usage())
+        assert (await read(older)).reason is FinishReason.SUPERSEDED
+        assert opened.watcher.marks["known"].started is None
+
+    in_virtual_time(scenario, slow_engine, lookup=lambda request: "42" if request.prefix == "known = " else None)
+
+
+def test_a_word_from_another_replica_supersedes() -> None:
+    async def scenario(opened: House) -> None:
+        older = opened.open("older", "x")
+        opened.pipeline.supersede(older.entry.lane, 1)
+        assert (await read(older)).reason is FinishReason.SUPERSEDED
+
+    in_virtual_time(scenario, slow_engine)
+
+
+def test_the_marks_of_a_request_carry_its_trace_context() -> None:
+    async def scenario(opened: House) -> None:
+        await read(opened.open("r", "x", trace_context="00-trace"))
+        marks = opened.watcher.marks["r"]
+        assert marks.trace_context == "00-trace"
+        assert marks.unix_s(marks.received, 1000.0) == 1000.0
 
     in_virtual_time(scenario, slow_engine)

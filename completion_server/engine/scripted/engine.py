@@ -1,33 +1,38 @@
-"""A deterministic engine: says what a script says, in the time that a service-time model gives.
+"""A deterministic engine: the text comes from a script, the durations from a service-time model.
 
-It steps a batch as a continuous-batching engine does: each step admits what waits by priority, then computes one more
-token for each generation that decodes and as much of the prompts as still fits the step. Time is the event loop's, so
-that it runs unchanged where that is virtual. Knows nothing of requests or users.
-
-Left out: the KV cache of a generation is reserved as a whole when it is admitted, so nothing is preempted; generated
-tokens do not enter the prefix cache; live prompts are not pinned in it.
+It steps a batch as a continuous-batching engine does: each step admits waiting generations by priority, then computes
+one more token for each generation that decodes and as much of the prompts as still fits the step. Time is the event
+loop's, so that the engine also runs in virtual time. Knows nothing of users.
 """
 
 import asyncio
-import heapq
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
-from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, GenerationRequest, Output, Step
-from completion_server.engine.scripted.generation import Generation, Tally
+from completion_server.engine.interface import (
+    EngineDeadError,
+    EngineInfo,
+    EngineStats,
+    EngineStep,
+    GenerationRequest,
+    Output,
+    SpeculationControl,
+    SpeculationLookup,
+    check_lookup,
+    constant_lookup,
+)
+from completion_server.engine.scripted.batch import ScriptedBatch
+from completion_server.engine.scripted.generation import ScriptedGeneration
 from completion_server.engine.scripted.model import (
-    BLOCK_TOKENS,
     INSTANT,
     LARGE_MODEL_ON_A_GPU,
     SERVICE_TIMES,
     SMALL_MODEL_ON_TWO_CORES,
-    PrefixCache,
     Script,
     ServiceTimes,
     Token,
     plausible_code,
 )
 from completion_server.engine.settings import EngineSettings
-from completion_server.speculation.schedule import Schedule, SpeculationFixedError
 
 __all__ = [
     "INSTANT",
@@ -41,6 +46,25 @@ __all__ = [
 ]
 
 _MAX_MODEL_LEN = 8192
+_NO_DRAFT = "the engine was started without a draft model"
+
+
+class ScriptedSpeculation:
+    """The `SpeculationControl` of a scripted engine."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        """Begin with the lookup of the start."""
+        self._info = info
+        self._lookup = info.speculation_lookup
+
+    @property
+    def lookup(self) -> SpeculationLookup:
+        """The active K by number of sequences."""
+        return self._lookup
+
+    def set_lookup(self, lookup: Sequence[int]) -> None:
+        """Make `lookup` active from the next step on; see the interface."""
+        self._lookup = check_lookup(lookup, self._info)
 
 
 class ScriptedEngine:
@@ -62,8 +86,8 @@ class ScriptedEngine:
     ) -> None:
         """Prepare.
 
-        `max_num_batched_tokens` bounds what one step computes: longer prompts take several. `acceptance_rate` is the
-        chance of each draft token given that those before it were accepted.
+        `max_num_batched_tokens` bounds the tokens of one step: longer prompts take several steps. `acceptance_rate` is
+        the chance of each draft token, given that those before it were accepted.
         """
         self._script = script
         self._times = times
@@ -73,36 +97,27 @@ class ScriptedEngine:
             draft_model="scripted-draft" if num_speculative_tokens else "",
             num_speculative_tokens=num_speculative_tokens,
             max_num_seqs=max_num_seqs,
-            speculation_fixed_because="" if num_speculative_tokens else "the engine was started without a draft model",
+            speculation_lookup=constant_lookup(num_speculative_tokens, max_num_seqs),
+            speculation_locked_reason="" if num_speculative_tokens else _NO_DRAFT,
         )
-        self._schedule = Schedule.fixed(num_speculative_tokens, max_num_seqs)
-        self._lookup = self._schedule.lookup(max_num_seqs)
-        self._on_step: Callable[[Step], None] = _ignore
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._num_kv_blocks = num_kv_blocks
+        self._speculation = ScriptedSpeculation(self._info)
+        self._on_step: Callable[[EngineStep], None] = _ignore
+        self._batch = ScriptedBatch(times, max_num_seqs, max_num_batched_tokens, num_kv_blocks)
         self._seed = seed
-        self._cache = PrefixCache(num_kv_blocks)
-        self._open: dict[str, Generation] = {}
-        self._waiting: list[tuple[int, int, Generation]] = []
-        self._num_waiting = 0
-        self._running: list[Generation] = []
-        self._num_arrived = 0
-        self._num_used_blocks = 0
-        self._num_generated_tokens = 0
-        self._num_wasted_tokens = 0
+        self._open: dict[str, ScriptedGeneration] = {}
         self._loop_task: asyncio.Task[None] | None = None
         self._has_work = asyncio.Event()
         self._is_awake = asyncio.Event()
         self._is_awake.set()
         self._death = ""
         self.acceptance_rate = acceptance_rate
-        """The chance of each draft token; may change while it runs, as when a user turns from code to prose."""
+        """The chance of each draft token; may change at run time, as when a user turns from code to prose."""
         self.num_steps = 0
         """Steps taken since start."""
 
     @classmethod
     def from_settings(cls, settings: EngineSettings) -> "ScriptedEngine":
-        """Return an engine of the configured size and pace."""
+        """Return an engine of the configured size and service times."""
         return cls(
             times=SERVICE_TIMES[settings.scripted_times],
             model=settings.model or "scripted",
@@ -114,7 +129,7 @@ class ScriptedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded."""
+        """The configured sizes."""
         if self._loop_task is None:
             raise EngineDeadError("the engine has not started")
         return self._info
@@ -134,7 +149,7 @@ class ScriptedEngine:
         self._loop_task = asyncio.create_task(self._run(), name="scripted engine")
         self._loop_task.add_done_callback(self._see_end)
 
-    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate; see the interface.
 
         Raises:
@@ -142,10 +157,10 @@ class ScriptedEngine:
             ValueError: the prompt does not fit, or a generation of this id is open.
 
         """
-        generation = self._submit(job)
+        generation = self._submit(request)
         try:
             while True:
-                output = await generation.take()
+                output = await generation.read()
                 yield output
                 if output.finish is not None:
                     return
@@ -154,35 +169,26 @@ class ScriptedEngine:
 
     def stats(self) -> EngineStats:
         """Return the counters."""
+        batch = self._batch
         return EngineStats(
-            num_running=len(self._running),
-            num_waiting=self._num_waiting,
-            num_generated_tokens=self._num_generated_tokens,
-            num_wasted_tokens=self._num_wasted_tokens,
-            kv_usage=self._num_used_blocks / self._num_kv_blocks,
+            num_running=batch.num_running,
+            num_waiting=batch.num_waiting,
+            num_generated_tokens=batch.num_generated_tokens,
+            num_aborted_tokens=batch.num_aborted_tokens,
+            kv_usage=batch.kv_usage,
         )
 
     @property
-    def speculation(self) -> Schedule:
-        """The draft lengths in force."""
-        return self._schedule
+    def speculation(self) -> SpeculationControl | None:
+        """Changes K; see the interface."""
+        return self._speculation if self.is_alive and not self._info.speculation_locked_reason else None
 
-    def set_speculation(self, schedule: Schedule) -> None:
-        """Change the draft lengths from the next step on; see the interface."""
-        if not self.is_alive:
-            raise EngineDeadError(self._death or "the engine has not started")
-        if self._info.speculation_fixed_because:
-            raise SpeculationFixedError(self._info.speculation_fixed_because)
-        schedule.check_ceiling(self._info.num_speculative_tokens)
-        self._schedule = schedule
-        self._lookup = schedule.lookup(self._info.max_num_seqs)
-
-    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
-        """Tell of every step; see the interface."""
+    def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
+        """Call `on_step` after every step; see the interface."""
         self._on_step = on_step
 
     def cpu_seconds(self) -> float | None:
-        """Return None: it computes nothing."""
+        """Return None: there is no process that computes."""
         return None
 
     async def stop(self) -> None:
@@ -200,158 +206,65 @@ class ScriptedEngine:
             if not generation.is_over:
                 generation.fail(EngineDeadError(self._death))
         self._open.clear()
-        self._waiting.clear()
-        self._running.clear()
-        self._num_waiting = self._num_used_blocks = 0
+        self._batch.clear()
 
     def hang(self) -> None:
         """Stop in the middle of a step: no more outputs until `resume`."""
         self._is_awake.clear()
 
     def resume(self) -> None:
-        """Go on after `hang`."""
+        """Continue after `hang`."""
         self._is_awake.set()
 
     def _see_end(self, task: asyncio.Task[None]) -> None:
-        """Die of what ended the loop, such as an error in the script."""
+        """Crash with the error that ended the loop, such as one in the script."""
         if not task.cancelled():
             self.crash(f"the engine failed: {task.exception()!r}")
 
-    def _submit(self, job: GenerationRequest) -> Generation:
+    def _submit(self, request: GenerationRequest) -> ScriptedGeneration:
         if not self.is_alive:
             raise EngineDeadError(self._death or "the engine has not started")
-        max_tokens = min(job.max_tokens, self._info.max_model_len - len(job.prompt_token_ids))
-        if not job.prompt_token_ids or max_tokens < 1:
-            msg = f"a prompt of {len(job.prompt_token_ids)} tokens leaves no room in {self._info.max_model_len}"
+        num_prompt_tokens = len(request.prompt_token_ids)
+        max_tokens = min(request.max_tokens, self._info.max_model_len - num_prompt_tokens)
+        if not request.prompt_token_ids or max_tokens < 1:
+            msg = f"a prompt of {num_prompt_tokens} tokens leaves no room in {self._info.max_model_len}"
             raise ValueError(msg)
-        if job.id in self._open:
-            msg = f"a generation {job.id!r} is open already"
+        if request.id in self._open:
+            msg = f"a generation {request.id!r} is open already"
             raise ValueError(msg)
-        generation = Generation(job, max_tokens, iter(self._script(job)), self._seed)
-        if generation.num_blocks > self._num_kv_blocks:
-            msg = f"{generation.num_blocks} blocks do not fit into {self._num_kv_blocks}"
-            raise ValueError(msg)
-        self._open[job.id] = generation
-        self._num_arrived += 1
-        self._num_waiting += 1
-        heapq.heappush(self._waiting, (job.priority, self._num_arrived, generation))
+        generation = ScriptedGeneration(request, max_tokens, iter(self._script(request)), self._seed)
+        self._batch.add(generation)
+        self._open[request.id] = generation
         self._has_work.set()
         return generation
 
-    def _abort(self, generation: Generation) -> None:
-        """Take a generation out of the queue at once, or out of the batch at the end of the step."""
-        if self._open.get(generation.job.id) is not generation:
+    def _abort(self, generation: ScriptedGeneration) -> None:
+        if self._open.get(generation.request.id) is not generation:
             return
-        del self._open[generation.job.id]
+        del self._open[generation.request.id]
         if not generation.is_over:
-            generation.is_aborted = True
-            self._num_waiting -= not generation.is_running
+            self._batch.abort(generation)
 
     async def _run(self) -> None:
+        loop, batch = asyncio.get_running_loop(), self._batch
         while True:
             await self._has_work.wait()
-            self._admit()
-            num_draft_tokens = self._lookup[len(self._running)]
-            num_prefill_tokens, num_decoding = self._plan(num_draft_tokens)
-            step_s = self._times.step_s(num_prefill_tokens, num_decoding, num_draft_tokens)
-            await asyncio.sleep(step_s or self._prompt_due_s())
+            batch.admit(loop.time())
+            num_speculative_tokens = self._speculation.lookup[batch.num_running]
+            num_prefill_tokens, num_decoding = batch.plan(num_speculative_tokens, loop.time())
+            step_s = self._times.step_s(num_prefill_tokens, num_decoding, num_speculative_tokens)
+            await asyncio.sleep(step_s or batch.idle_s(loop.time()))
             await self._is_awake.wait()
-            self._end_step(num_draft_tokens, step_s)
+            self._finish_step(num_speculative_tokens, step_s)
 
-    def _admit(self) -> None:
-        """Move what waits into the batch, while there are slots and memory."""
-        while self._waiting and len(self._running) < self._info.max_num_seqs:
-            generation = self._waiting[0][2]
-            if not generation.is_aborted:
-                if self._num_used_blocks + generation.num_blocks > self._num_kv_blocks:
-                    return
-                job = generation.job
-                num_blocks = self._cache.num_cached(generation.blocks, job.cache_salt)
-                # The last token is computed in any case.
-                num_blocks = min(num_blocks, (len(job.prompt_token_ids) - 1) // BLOCK_TOKENS)
-                generation.num_cached = num_blocks * BLOCK_TOKENS
-                generation.num_prompt_left -= generation.num_cached
-                generation.is_running = True
-                generation.prompt_due_at = asyncio.get_running_loop().time() + self._times.prefill_apart_s
-                self._running.append(generation)
-                self._num_used_blocks += generation.num_blocks
-                self._num_waiting -= 1
-            heapq.heappop(self._waiting)
-
-    def _plan(self, num_draft_tokens: int) -> tuple[int, int]:
-        """Share a step out, decoding first; return its prompt tokens and how many generations decode."""
-        if self._times.prefill_apart_s:
-            return self._plan_apart()
-        num_decoding = 0
-        for generation in self._running:
-            generation.is_decoding = generation.num_prompt_left == 0
-            num_decoding += generation.is_decoding
-        budget = self._max_num_batched_tokens - num_decoding * (1 + num_draft_tokens)
-        num_prefill_tokens = 0
-        for generation in self._running:
-            num = max(0, min(generation.num_prompt_left, budget - num_prefill_tokens))
-            generation.num_prompt_now = num
-            num_prefill_tokens += num
-        return num_prefill_tokens, num_decoding
-
-    def _plan_apart(self) -> tuple[int, int]:
-        """Take in the prompts that were computed elsewhere meanwhile; their first token is decoded like any other."""
-        now = asyncio.get_running_loop().time()
-        num_decoding = 0
-        for generation in self._running:
-            generation.is_decoding = generation.num_prompt_left == 0
-            is_due = not generation.is_decoding and generation.prompt_due_at <= now
-            generation.num_prompt_now = generation.num_prompt_left if is_due else 0
-            num_decoding += generation.is_decoding or is_due
-        return 0, num_decoding
-
-    def _prompt_due_s(self) -> float:
-        """Return how long to wait where there is nothing to step: until a prompt is there, but look for others, too."""
-        if not self._times.prefill_apart_s or not self._running:
-            return 0.0
-        due_at = min(generation.prompt_due_at for generation in self._running)
-        return min(self._times.decode_base_s, max(0.0, due_at - asyncio.get_running_loop().time()))
-
-    def _end_step(self, num_draft_tokens: int, step_s: float) -> None:
-        """Hand out what the step computed, and drop what ended or was aborted."""
-        self.num_steps += bool(self._running)
-        tally = Tally(num_draft_tokens)
-        still_running = []
-        for generation in self._running:
-            num_tokens = self._num_computed(generation, tally)
-            if generation.is_aborted:
-                self._num_wasted_tokens += num_tokens
-            elif num_tokens:
-                num_tokens = generation.write(num_tokens)
-            tally.add_tokens(num_tokens)
-            if generation.is_aborted or generation.is_over:
-                self._num_used_blocks -= generation.num_blocks
-            else:
-                still_running.append(generation)
-        self._running = still_running
-        self._num_generated_tokens += tally.num_tokens
-        if tally.num_tokens:
-            self._on_step(tally.step(step_s))
-        if not self._running and not self._num_waiting:
-            self._waiting.clear()
+    def _finish_step(self, num_speculative_tokens: int, step_s: float) -> None:
+        self.num_steps += self._batch.num_running > 0
+        counts = self._batch.finish_step(num_speculative_tokens, self.acceptance_rate)
+        if counts.num_tokens:
+            self._on_step(counts.step(step_s))
+        if self._batch.is_empty:
             self._has_work.clear()
 
-    def _num_computed(self, generation: Generation, tally: Tally) -> int:
-        """Return how many tokens the step computed for a generation."""
-        if generation.is_decoding:
-            if not generation.job.sampling.speculate:
-                tally.has_undrafted = True
-                return 1
-            num_accepted = generation.num_accepted_of(tally.num_draft_tokens, self.acceptance_rate)
-            tally.add_draft(num_accepted)
-            return generation.num_room(1 + num_accepted)
-        generation.num_prompt_left -= generation.num_prompt_now
-        tally.has_prompts |= generation.num_prompt_now > 0
-        if generation.num_prompt_left:
-            return 0
-        self._cache.insert(generation.blocks, generation.job.cache_salt)
-        return 1
 
-
-def _ignore(_step: Step) -> None:
-    """Nobody watches the steps."""
+def _ignore(_step: EngineStep) -> None:
+    """Ignore a step."""

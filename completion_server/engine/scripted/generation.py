@@ -1,57 +1,57 @@
-"""A job in the scripted engine, how far it is and what it said that nobody took yet; and what a step came to."""
+"""One generation of the scripted engine, with its progress and its unread output; and the counts of one step."""
 
 import asyncio
 import random
 import zlib
 from collections.abc import Iterator
 
-from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output, Step
+from completion_server.engine.interface import EngineDeadError, EngineStep, GenerationRequest, Output
 from completion_server.engine.scripted.model import BLOCK_TOKENS, Token, blocks_of
 
 
-class Generation:
-    """One job in the engine: the engine moves it along, and whoever asked for it takes what it says."""
+class ScriptedGeneration:
+    """A generation that the engine writes to and that its caller reads from."""
 
-    def __init__(self, job: GenerationRequest, max_tokens: int, tokens: Iterator[str | Token], seed: int) -> None:
-        self.job = job
+    def __init__(self, request: GenerationRequest, max_tokens: int, tokens: Iterator[str | Token], seed: int) -> None:
+        self.request = request
         self.max_tokens = max_tokens
-        self.num_blocks = -(-(len(job.prompt_token_ids) + max_tokens) // BLOCK_TOKENS)
-        self.blocks = blocks_of(job.prompt_token_ids)
+        self.num_blocks = -(-(len(request.prompt_token_ids) + max_tokens) // BLOCK_TOKENS)
+        self.blocks = blocks_of(request.prompt_token_ids)
         """The prompt's whole blocks."""
         self.num_cached = 0
-        self.num_prompt_left = len(job.prompt_token_ids)
+        self.num_prompt_left = len(request.prompt_token_ids)
         self.num_prompt_now = 0
         """Prompt tokens that the current step computes."""
         self.prompt_due_at = 0.0
-        """When its prompt is computed, where that happens apart from the steps. Event loop seconds."""
+        """When its prompt will be computed, if prompts are computed apart from the steps. Event loop seconds."""
         self.is_decoding = False
         self.is_running = False
         self.is_aborted = False
         self.is_over = False
         self._tokens = tokens
-        self._stops = frozenset(job.stop_token_ids)
-        self._rng = random.Random(zlib.crc32(job.id.encode(), seed))
+        self._stops = frozenset(request.stop_token_ids)
+        self._rng = random.Random(zlib.crc32(request.id.encode(), seed))
         self._num_generated = 0
         self._num_drafted = 0
         self._num_accepted = 0
-        self._untaken: Output | None = None
+        self._unread: Output | None = None
         self._error: EngineDeadError | None = None
-        self._news = asyncio.Event()
+        self._has_event = asyncio.Event()
 
-    def num_accepted_of(self, num_draft_tokens: int, acceptance_rate: float) -> int:
-        """Draw how many draft tokens of a step the model agrees with: all up to the first that it does not."""
-        self._num_drafted += num_draft_tokens
-        for num in range(num_draft_tokens):
+    def draw_num_accepted(self, num_speculative_tokens: int, acceptance_rate: float) -> int:
+        """Draw how many draft tokens of a step the model accepts: all up to the first that it rejects."""
+        self._num_drafted += num_speculative_tokens
+        for num in range(num_speculative_tokens):
             if self._rng.random() >= acceptance_rate:
                 return num
-        return num_draft_tokens
+        return num_speculative_tokens
 
     def num_room(self, num_tokens: int) -> int:
         """Return how many of `num_tokens` more may still be generated."""
         return min(num_tokens, self.max_tokens - self._num_generated)
 
     def write(self, num_tokens: int) -> int:
-        """Say up to `num_tokens` more and return how many it were."""
+        """Add up to `num_tokens` to the output and return how many were added."""
         text = ""
         finish = None
         num = 0
@@ -73,61 +73,61 @@ class Generation:
         return num
 
     def fail(self, error: EngineDeadError) -> None:
-        """End without an output."""
+        """End with an error."""
         self._error = error
-        self._news.set()
+        self._has_event.set()
 
-    async def take(self) -> Output:
-        """Wait for what was said since the last call.
+    async def read(self) -> Output:
+        """Wait for output and return all since the last call, merged.
 
         Raises:
             EngineDeadError: the engine died before the end.
 
         """
-        while (output := self._untaken) is None:
+        while (output := self._unread) is None:
             if self._error is not None:
                 raise self._error
-            self._news.clear()
-            await self._news.wait()
-        self._untaken = None
+            self._has_event.clear()
+            await self._has_event.wait()
+        self._unread = None
         return output
 
     def _put(self, text: str, num_tokens: int, finish: str | None) -> None:
-        before = self._untaken
+        before = self._unread
         if before is not None:
             text, num_tokens = before.text + text, before.num_tokens + num_tokens
-        self._untaken = Output(text, num_tokens, finish, self.num_cached, self._num_drafted, self._num_accepted)
-        self._news.set()
+        self._unread = Output(text, num_tokens, finish, self.num_cached, self._num_drafted, self._num_accepted)
+        self._has_event.set()
 
 
-class Tally:
-    """What a step came to, counted generation by generation."""
+class StepCounts:
+    """The counts of one step, added generation by generation."""
 
-    def __init__(self, num_draft_tokens: int) -> None:
+    def __init__(self, num_speculative_tokens: int) -> None:
         """Begin the count of a step with this K."""
-        self.num_draft_tokens = num_draft_tokens
+        self.num_speculative_tokens = num_speculative_tokens
         self.num_tokens = 0
         self.has_prompts = False
         self.has_undrafted = False
         self._num_seqs = 0
         self._num_drafts = 0
-        self._accepted = [0] * num_draft_tokens
+        self._accepted = [0] * num_speculative_tokens
 
     def add_tokens(self, num_tokens: int) -> None:
-        """A generation got so many tokens."""
+        """Count the tokens of a generation."""
         self.num_tokens += num_tokens
         self._num_seqs += num_tokens > 0
 
     def add_draft(self, num_accepted: int) -> None:
-        """Of a generation's draft so many tokens were accepted."""
+        """Count the accepted tokens of a generation's draft."""
         self._num_drafts += 1
         for position in range(num_accepted):
             self._accepted[position] += 1
 
-    def step(self, step_s: float) -> Step:
-        """Return the whole; `step_s` is 0 where the step's time means nothing."""
-        drafted = (self._num_drafts,) * self.num_draft_tokens if self._num_drafts else ()
-        return Step(
+    def step(self, step_s: float) -> EngineStep:
+        """Return the sums; `step_s` is 0 if the step has no duration of its own."""
+        drafted = (self._num_drafts,) * self.num_speculative_tokens if self._num_drafts else ()
+        return EngineStep(
             num_seqs=self._num_seqs,
             num_tokens=self.num_tokens,
             seconds=step_s or None,

@@ -1,4 +1,4 @@
-"""What the scripted engine is made of: how long a step takes, which prompts are cached, and what is said.
+"""The models of the scripted engine: service times, prefix cache and text.
 
 Pure: no tasks, no clock. Knows nothing of requests or users.
 """
@@ -19,31 +19,31 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token with an id that a job may name in `stop_token_ids`."""
+    """A token with an id that a request may name in `stop_token_ids`."""
 
     text: str
-    """Whole characters; "" where the token only began one."""
+    """Whole characters; "" if the token only begins one."""
     id: int
 
 
 Script = Callable[[GenerationRequest], Iterable[str | Token]]
-"""What a job's generation says, token by token; a plain string is a token with an id that no job can name.
+"""Returns the tokens of a generation. A plain string is a token with an id that no request can name.
 
-Where it runs out the model ends the generation, which takes a token of its own without text.
+After the last token the model ends the generation, which takes a token of its own without text.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceTimes:
-    """How long things take, in seconds. By default everything is instant."""
+    """Durations in seconds. By default everything is instant."""
 
     start_s: float = 0.0
     prefill_base_s: float = 0.0
     """Once for a step in which any prompt token is computed."""
     prefill_per_token_s: float = 0.0
-    """For each prompt token that the prefix cache does not have."""
+    """For each prompt token that is not in the prefix cache."""
     prefill_apart_s: float = 0.0
-    """Where it is set, a prompt takes this long apart from all steps, as where other GPUs compute prompts."""
+    """If above 0, a prompt takes this long and delays no step, as if other GPUs computed prompts."""
     decode_base_s: float = 0.0
     """Once for a step in which any generation decodes."""
     decode_per_seq_s: float = 0.0
@@ -53,14 +53,14 @@ class ServiceTimes:
     verify_per_token_s: float = 0.0
     """For each draft token of each generation that decodes."""
 
-    def step_s(self, num_prefill_tokens: int, num_decoding: int, num_draft_tokens: int) -> float:
-        """Return how long a step takes, for K = `num_draft_tokens`."""
+    def step_s(self, num_prefill_tokens: int, num_decoding: int, num_speculative_tokens: int) -> float:
+        """Return the duration of a step with K = `num_speculative_tokens`."""
         seconds = 0.0
         if num_prefill_tokens:
             seconds += self.prefill_base_s + num_prefill_tokens * self.prefill_per_token_s
         if num_decoding:
-            per_seq = self.decode_per_seq_s + num_draft_tokens * self.verify_per_token_s
-            seconds += self.decode_base_s + num_decoding * per_seq + num_draft_tokens * self.draft_s
+            per_seq = self.decode_per_seq_s + num_speculative_tokens * self.verify_per_token_s
+            seconds += self.decode_base_s + num_decoding * per_seq + num_speculative_tokens * self.draft_s
         return seconds
 
 
@@ -74,7 +74,7 @@ SMALL_MODEL_ON_TWO_CORES = ServiceTimes(
     draft_s=1e-3,
     verify_per_token_s=5e-5,
 )
-"""Sizes, not a measurement of one model.
+"""Plausible sizes, not a measurement of one model.
 
 Decoding is fitted to 292 tokens/s alone and 2,500 at 64 (30M parameters, bf16, vLLM on two x86-64 cores), prefill to
 the TTFTs of a 14M model at two prompt lengths; the draft's share is an assumption.
@@ -84,12 +84,12 @@ LARGE_MODEL_ON_A_GPU = ServiceTimes(prefill_base_s=45e-3, decode_base_s=8e-3)
 """A 13B model on an A100: 45 ms of prefill, as a company reports at p50 for about 1,024 tokens; 8 ms for a decode step
 is an assumption. That neither depends on the batch is a simplification.
 
-A request alone has its first token after 45 ms and 20 more after 205 ms. Prompts and decoding share a step, so each
-step with a prompt in it takes those who decode 53 ms.
+A request alone has its first token after 45 ms and 20 more after 205 ms. Prompts and decoding share a step, so a step
+with a prompt takes 53 ms for the generations that decode.
 """
 
 LARGE_MODEL_PREFILLED_APART = ServiceTimes(prefill_apart_s=45e-3, decode_base_s=8e-3)
-"""The same where prompts don't delay those who decode."""
+"""The same, but prompts don't delay the generations that decode."""
 
 SERVICE_TIMES = {
     "instant": INSTANT,
@@ -97,11 +97,11 @@ SERVICE_TIMES = {
     "large_model_on_a_gpu": LARGE_MODEL_ON_A_GPU,
     "large_model_prefilled_apart": LARGE_MODEL_PREFILLED_APART,
 }
-"""By the name that the configuration has for them."""
+"""By their names in the configuration."""
 
 
 class PrefixCache:
-    """Which prompt blocks are computed: a tree of whole blocks under each salt, bounded by dropping the stalest."""
+    """The prompt blocks that are computed: a tree of whole blocks under each salt, with LRU eviction."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
@@ -123,7 +123,7 @@ class PrefixCache:
             key = (parent, block)
             parent = self._ids[key] = next(self._new_ids)
             keys.append(key)
-        for key in reversed(keys):  # a block is dropped before the one it continues
+        for key in reversed(keys):  # a block is evicted before its parent
             self._ids.move_to_end(key)
         while len(self._ids) > self._num_blocks:
             self._ids.popitem(last=False)
@@ -157,14 +157,15 @@ _TOKENS = {
 }
 
 
-def plausible_code(job: GenerationRequest) -> Iterator[Token]:
-    """Say lines of code without end, with token ids from 1,000 on.
+def plausible_code(request: GenerationRequest) -> Iterator[Token]:
+    """Yield lines of code without end, with token ids from 1,000 on.
 
-    For one prompt always the same, except where the job samples: then for one prompt and seed, or else job.
+    A greedy request gets the same text for the same prompt. A sampled one gets the same text for the same prompt and
+    seed, or for the same prompt and request id if it has no seed.
     """
-    sampling = job.sampling
-    source: int | str = job.id if sampling.seed is None else sampling.seed
-    prompt = zlib.crc32(array("I", job.prompt_token_ids).tobytes())
+    sampling = request.sampling
+    source: int | str = request.id if sampling.seed is None else sampling.seed
+    prompt = zlib.crc32(array("I", request.prompt_token_ids).tobytes())
     rng = random.Random(zlib.crc32(str(source).encode(), prompt) if sampling.temperature > 0 else prompt)
     indent = ""
     while True:

@@ -1,9 +1,8 @@
-"""What an engine's settings mean to vLLM: its arguments, and what they let become of the draft lengths.
+"""Translates an engine's settings to vLLM's arguments, and finds reasons to lock the number of speculative tokens.
 
 Imports vLLM, and starts nothing.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import importlib
@@ -16,9 +15,9 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from completion_server.core.errors import ConfigError
+from completion_server.engine.interface import SpeculationLookup, constant_lookup
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.vllm.schedule_table import MAX_DRAFT_TOKENS
-from completion_server.speculation.schedule import Schedule, ScheduleError, parse_schedule
+from completion_server.engine.vllm.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -26,19 +25,19 @@ _OWN_KEYS = (
     "model", "revision", "dtype", "max_model_len", "max_num_seqs", "tensor_parallel_size", "trust_remote_code",
     "enforce_eager",
 )  # fmt: skip
-"""Arguments that `[engine]` has a key of the same name for."""
+"""vLLM's arguments that are keys of `[engine]`, under the same name."""
 
 _V2_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
 
 _SCHEDULE_KEY = "num_speculative_tokens_per_batch_size"
-"""What tells vLLM that K may vary; a version without it runs with a fixed one."""
+"""The key that tells vLLM that K may vary; a version without it runs with a constant K."""
 
 
 def engine_args(settings: EngineSettings) -> dict[str, Any]:
-    """Return the keyword arguments of vLLM's AsyncEngineArgs that the settings mean.
+    """Return the settings as keyword arguments of vLLM's AsyncEngineArgs.
 
     Raises:
-        ConfigError: `[engine.vllm]` has a key that vLLM does not know, or one that has a place in `[engine]`.
+        ConfigError: `[engine.vllm]` has a key that vLLM does not know, or one that belongs to `[engine]`.
 
     """
     args: dict[str, Any] = {
@@ -61,8 +60,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
             "model": settings.draft_model,
             "num_speculative_tokens": settings.num_speculative_tokens,
         }
-        if not fixed_by_settings(settings):
-            # A schedule tells vLLM that K may vary; a GPU then does without full CUDA graphs (docs/speculation.md).
+        if not settings_locked_reason(settings):
+            # A schedule tells vLLM that K may vary; a GPU then has no full CUDA graphs (docs/speculation.md).
             row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
             args["speculative_config"][_SCHEDULE_KEY] = [row]
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
@@ -78,55 +77,57 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     return args | settings.vllm
 
 
-def fixed_by_settings(settings: EngineSettings) -> str:
-    """Return why these settings keep K as it is at start; "" where they don't."""
+def settings_locked_reason(settings: EngineSettings) -> str:
+    """Return why these settings lock K; "" if they don't."""
     if _SCHEDULE_KEY not in {field.name for field in dataclasses.fields(SpeculativeConfig)}:
         return f"this vLLM has no {_SCHEDULE_KEY}"
     if int(settings.vllm.get("data_parallel_size") or 1) > 1:
-        return "vLLM keeps the draft length fixed under data parallelism"
+        return "vLLM keeps K constant under data parallelism"
     if settings.vllm.get("scheduler_cls"):
-        return "engine.vllm.scheduler_cls names a scheduler of another make"
-    if settings.num_speculative_tokens > MAX_DRAFT_TOKENS:
-        return f"engine.num_speculative_tokens is over {MAX_DRAFT_TOKENS}"
+        return "engine.vllm.scheduler_cls names another scheduler"
+    if settings.num_speculative_tokens > MAX_NUM_SPECULATIVE_TOKENS:
+        return f"engine.num_speculative_tokens is over {MAX_NUM_SPECULATIVE_TOKENS}"
     return ""
 
 
 def choose_model_runner(settings: EngineSettings) -> None:
-    """Where K may vary on a GPU, let vLLM use the model runner that drafts K tokens; to be called before it is set up.
+    """Choose the model runner that drafts K tokens, on a GPU with a K that may vary; call it before vLLM is set up.
 
-    Its newer one, the default, drafts up to the ceiling at each step, whatever K is, and runs a draft model without
-    CUDA graphs (vLLM 0.32, by its code). Who sets VLLM_USE_V2_MODEL_RUNNER decides.
+    vLLM's newer runner, the default, always drafts the largest K, and runs a draft model without CUDA graphs (vLLM
+    0.32, by its code). A VLLM_USE_V2_MODEL_RUNNER of the operator's has precedence.
     """
-    if settings.draft_model and not current_platform.is_cpu() and not fixed_by_settings(settings):
+    if settings.draft_model and not current_platform.is_cpu() and not settings_locked_reason(settings):
         os.environ.setdefault(_V2_RUNNER_ENV, "0")
-        logger.info("draft lengths may change: %s=%s", _V2_RUNNER_ENV, os.environ[_V2_RUNNER_ENV])
+        logger.info("K may change: %s=%s", _V2_RUNNER_ENV, os.environ[_V2_RUNNER_ENV])
 
 
-def fixed_because(settings: EngineSettings, config: VllmConfig) -> str:
-    """Return why K can't be changed on an engine of this configuration; "" where it can."""
+def locked_reason(settings: EngineSettings, config: VllmConfig) -> str:
+    """Return why K can't be changed on an engine of this configuration; "" if it can."""
     speculative = config.speculative_config
     if speculative is None:
         return "the engine was started without a draft model"
     if getattr(speculative, _SCHEDULE_KEY, None) is None:
-        return fixed_by_settings(settings) or f"engine.vllm.speculative_config has no {_SCHEDULE_KEY}"
-    return fixed_by_settings(settings)
+        return settings_locked_reason(settings) or f"engine.vllm.speculative_config has no {_SCHEDULE_KEY}"
+    return settings_locked_reason(settings)
 
 
-def unfit_schedulers(module: str) -> str:
-    """Return why the module of schedulers that follow a schedule can't be used with this vLLM; "" where it can."""
+def schedulers_locked_reason(module: str) -> str:
+    """Return why the module of schedulers can't be used with this vLLM; "" if it can."""
     try:
         importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 - vLLM may have moved, renamed or remade what they are built on
+    except Exception as error:  # noqa: BLE001 - vLLM may have changed their base classes in any way
         return f"this vLLM has other schedulers: {error}"
     return ""
 
 
-def schedule_at_start(config: VllmConfig) -> Schedule:
-    """Return the schedule that vLLM starts with."""
+def lookup_at_start(config: VllmConfig) -> SpeculationLookup:
+    """Return the K by number of sequences that vLLM starts with."""
+    max_num_seqs = config.scheduler_config.max_num_seqs
     speculative = config.speculative_config
     if speculative is None:
-        return Schedule.fixed(0, config.scheduler_config.max_num_seqs)
-    ceiling = speculative.num_speculative_tokens
-    with contextlib.suppress(ScheduleError):  # vLLM takes some that have gaps
-        return parse_schedule(getattr(speculative, _SCHEDULE_KEY, None) or (), ceiling)
-    return Schedule.fixed(ceiling, config.scheduler_config.max_num_seqs)
+        return constant_lookup(0, max_num_seqs)
+    limit = speculative.num_speculative_tokens
+    lookup = list(constant_lookup(limit, max_num_seqs))
+    for first, _last, k in sorted(getattr(speculative, _SCHEDULE_KEY, None) or ()):
+        lookup[first:] = [min(k, limit)] * len(lookup[first:])  # as in vLLM, a row also holds for a gap after it
+    return tuple(lookup)

@@ -1,7 +1,6 @@
-"""vLLM behind the engine interface. Only this and the modules beside it whose names begin with `vllm` import vLLM.
+"""vLLM as an engine.
 
-The engine core runs in a process of its own; this side talks to it through `AsyncLLM`. Nothing here knows why a
-generation was asked for or who waits for it.
+The engine core runs in a process of its own; the server's process talks to it through `AsyncLLM`.
 """
 
 import asyncio
@@ -21,35 +20,44 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from completion_server.core.errors import ConfigError
-from completion_server.engine.interface import EngineDeadError, EngineInfo, EngineStats, GenerationRequest, Output, Step
+from completion_server.engine.interface import (
+    EngineDeadError,
+    EngineInfo,
+    EngineStats,
+    EngineStep,
+    GenerationRequest,
+    Output,
+    SpeculationControl,
+)
 from completion_server.engine.loading import Loading
 from completion_server.engine.processes import cpu_seconds, kill, with_descendants
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm.arguments import (
     choose_model_runner,
     engine_args,
-    fixed_because,
-    schedule_at_start,
-    unfit_schedulers,
+    locked_reason,
+    lookup_at_start,
+    schedulers_locked_reason,
 )
 from completion_server.engine.vllm.process import keep_on_loopback, yield_to_server
-from completion_server.engine.vllm.schedule_table import SPECULATE, LiveTable
-from completion_server.engine.vllm.token_accounting import Accounts, Progress, StepMeter
-from completion_server.speculation.schedule import Schedule, SpeculationFixedError
+from completion_server.engine.vllm.shared_lookup import SPECULATE, LookupPublisher
+from completion_server.engine.vllm.speculation import VllmSpeculation
+from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter, TokenAccounting
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
-"""vLLM's finish reasons in the interface's words; with any other ("abort", "error") it gave a generation up."""
+"""vLLM's finish reasons as those of the interface; any other ("abort", "error") means that it gave a generation up."""
 
-_SCHEDULERS = "completion_server.engine.vllm.schedulers"
+SCHEDULERS_MODULE = "completion_server.engine.vllm.schedulers"
+"""The module of the schedulers that the engine core loads."""
 
 _NICE_ON_A_CPU = 5
 
 _STOP_GRACE_S = 10.0
-"""How long a core may take to end by itself; one that hangs is killed after it."""
+"""How long a core may take to end by itself; after that it is killed."""
 
 
 class _Stats(StatLoggerBase):
-    """Keeps the scheduler's last word. vLLM calls it after each step that had news."""
+    """Keeps the scheduler's last statistics. vLLM calls it after each step that changed them."""
 
     def __init__(self, meter: StepMeter) -> None:
         self._meter = meter
@@ -65,7 +73,7 @@ class _Stats(StatLoggerBase):
             self._meter.end(scheduler_stats.spec_decoding_stats, self.num_running)
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Log nothing."""
 
 
 class VllmEngine:
@@ -77,16 +85,16 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._info: EngineInfo | None = None
         self._stats: _Stats | None = None
-        self._accounts = Accounts()
-        self._schedule = Schedule.fixed(0, settings.max_num_seqs)
-        self._table: LiveTable | None = None
-        self._fixed_because = ""
+        self._accounting = TokenAccounting()
+        self._publisher: LookupPublisher | None = None
+        self._locked_reason = ""
+        self._speculation: VllmSpeculation | None = None
         self._loading = Loading(self._load, self._discard)
         self._processes: list[psutil.Process] = []
 
     @property
     def info(self) -> EngineInfo:
-        """What was loaded."""
+        """The loaded models and their limits."""
         if self._info is None:
             msg = "the engine has not started"
             raise EngineDeadError(msg)
@@ -111,7 +119,7 @@ class VllmEngine:
         except Exception as error:
             msg = f"the engine did not start: {_reason(error)}"
             raise EngineDeadError(msg) from error
-        self._accounts.watch(self._llm.output_processor)
+        self._accounting.watch(self._llm.output_processor)
         manager = self._llm.engine_core.resources.engine_manager
         self._processes = with_descendants(process.pid for process in getattr(manager, "processes", ()))
         config = self._llm.vllm_config
@@ -122,9 +130,12 @@ class VllmEngine:
             draft_model=self._settings.draft_model if speculative else "",
             num_speculative_tokens=speculative.num_speculative_tokens if speculative else 0,
             max_num_seqs=config.scheduler_config.max_num_seqs,
-            speculation_fixed_because=self._fixed_because,
+            speculation_lookup=lookup_at_start(config),
+            speculation_locked_reason=self._locked_reason,
         )
-        self._put_in_force(schedule_at_start(config))
+        self._accounting.lookup = self._info.speculation_lookup
+        if self._publisher is not None and not self._locked_reason:
+            self._speculation = VllmSpeculation(self._info, self._publisher, self._accounting)
 
     def _load(self) -> AsyncLLM:
         nice = self._settings.nice
@@ -133,19 +144,19 @@ class VllmEngine:
         choose_model_runner(self._settings)
         args = AsyncEngineArgs(**engine_args(self._settings))
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
-        self._fixed_because = fixed_because(self._settings, config) or unfit_schedulers(_SCHEDULERS)
-        if self._fixed_because:
+        self._locked_reason = locked_reason(self._settings, config) or schedulers_locked_reason(SCHEDULERS_MODULE)
+        if self._locked_reason:
             return self._make_llm(args, config)
-        scheduler = "LiveAsyncScheduler" if config.scheduler_config.async_scheduling else "LiveScheduler"
-        config.scheduler_config.scheduler_cls = f"{_SCHEDULERS}.{scheduler}"
-        self._table = LiveTable(config.scheduler_config.max_num_seqs)
+        scheduler = "LookupAsyncScheduler" if config.scheduler_config.async_scheduling else "LookupScheduler"
+        config.scheduler_config.scheduler_cls = f"{SCHEDULERS_MODULE}.{scheduler}"
+        self._publisher = LookupPublisher(config.scheduler_config.max_num_seqs)
         try:
-            with self._table.offered():
+            with self._publisher.published():
                 llm = self._make_llm(args, config)
         except BaseException:
-            self._table.close()
+            self._publisher.close()
             raise
-        self._fixed_because = self._table.unfollowed_because
+        self._locked_reason = self._publisher.unread_reason
         return llm
 
     def _make_llm(self, args: AsyncEngineArgs, config: VllmConfig) -> AsyncLLM:
@@ -158,18 +169,19 @@ class VllmEngine:
         )
 
     def _make_stats(self, _vllm_config: Any, _engine_index: int = 0) -> _Stats:
-        self._stats = _Stats(self._accounts.meter)
+        self._stats = _Stats(self._accounting.meter)
         return self._stats
 
-    async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Output]:
         """Generate; see the interface."""
         llm = self._llm
         if llm is None:
             msg = "the engine is not running"
             raise EngineDeadError(msg)
-        progress = self._accounts.progress[job.id] = Progress(job.sampling.speculate or bool(self._fixed_because))
-        prompt = tokens_input(job.prompt_token_ids, cache_salt=job.cache_salt or None)
-        stream = llm.generate(prompt, _sampling_params(job), job.id, priority=job.priority)
+        speculates = request.sampling.speculate or bool(self._locked_reason)
+        progress = self._accounting.progress[request.id] = GenerationProgress(speculates)
+        prompt = tokens_input(request.prompt_token_ids, cache_salt=request.cache_salt or None)
+        stream = llm.generate(prompt, _sampling_params(request), request.id, priority=request.priority)
         try:
             async for result in stream:
                 yield self._output(result, progress)
@@ -177,11 +189,11 @@ class VllmEngine:
             msg = "the engine died"
             raise EngineDeadError(msg) from error
         finally:
-            # First forget it, so that what the engine still computes for it counts as unwanted; then abort it.
-            self._accounts.progress.pop(job.id, None)
+            # Forget it before the abort, so that tokens which the engine still computes for it count as aborted.
+            self._accounting.progress.pop(request.id, None)
             await stream.aclose()
 
-    def _output(self, result: RequestOutput, progress: Progress) -> Output:
+    def _output(self, result: RequestOutput, progress: GenerationProgress) -> Output:
         completion = result.outputs[0]
         finish = None
         if result.finished:
@@ -204,39 +216,22 @@ class VllmEngine:
         return EngineStats(
             num_running=stats.num_running if stats else 0,
             num_waiting=stats.num_waiting if stats else 0,
-            num_generated_tokens=self._accounts.num_generated_tokens,
-            num_wasted_tokens=self._accounts.num_wasted_tokens,
+            num_generated_tokens=self._accounting.num_generated_tokens,
+            num_aborted_tokens=self._accounting.num_aborted_tokens,
             kv_usage=stats.kv_usage if stats else 0.0,
         )
 
     @property
-    def speculation(self) -> Schedule:
-        """The draft lengths in force."""
-        return self._schedule
+    def speculation(self) -> SpeculationControl | None:
+        """Changes K; see the interface."""
+        return self._speculation if self.is_alive else None
 
-    def set_speculation(self, schedule: Schedule) -> None:
-        """Change the draft lengths from the next step on; see the interface."""
-        if self._llm is None or self._info is None:
-            msg = "the engine is not running"
-            raise EngineDeadError(msg)
-        if self._fixed_because:
-            raise SpeculationFixedError(self._fixed_because)
-        schedule.check_ceiling(self._info.num_speculative_tokens)
-        self._put_in_force(schedule)
-
-    def _put_in_force(self, schedule: Schedule) -> None:
-        """Tell the engine core, and the accounts, which estimate from it what an aborted generation's drafts were."""
-        self._schedule = schedule
-        self._accounts.lookup = schedule.lookup(self.info.max_num_seqs)
-        if self._table is not None and not self._fixed_because:
-            self._table.write(self._accounts.lookup)
-
-    def watch_steps(self, on_step: Callable[[Step], None]) -> None:
-        """Tell of every step; see the interface."""
-        self._accounts.meter.on_step = on_step
+    def watch_steps(self, on_step: Callable[[EngineStep], None]) -> None:
+        """Call `on_step` after every step; see the interface."""
+        self._accounting.meter.on_step = on_step
 
     def cpu_seconds(self) -> float | None:
-        """Return the CPU time of its processes; None on a GPU, where a process that waits for it uses as much."""
+        """Return the CPU time of its processes; None on a GPU: a process that waits for the GPU uses as much."""
         return cpu_seconds(self._processes) if current_platform.is_cpu() else None
 
     async def stop(self) -> None:
@@ -252,25 +247,25 @@ class VllmEngine:
     def _discard(self, llm: AsyncLLM) -> None:
         llm.shutdown(_STOP_GRACE_S)
         kill(self._processes)
-        if self._table is not None:
-            self._table.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
 
-def _sampling_params(job: GenerationRequest) -> SamplingParams:
+def _sampling_params(request: GenerationRequest) -> SamplingParams:
     return SamplingParams(
-        max_tokens=job.max_tokens,
-        temperature=job.sampling.temperature,
-        seed=job.sampling.seed,
-        stop_token_ids=list(job.stop_token_ids) or None,
+        max_tokens=request.max_tokens,
+        temperature=request.sampling.temperature,
+        seed=request.sampling.seed,
+        stop_token_ids=list(request.stop_token_ids) or None,
         include_stop_str_in_output=True,
         output_kind=RequestOutputKind.DELTA,
         skip_special_tokens=True,
-        extra_args=None if job.sampling.speculate else {SPECULATE: False},
+        extra_args=None if request.sampling.speculate else {SPECULATE: False},
     )
 
 
 def _reason(error: BaseException) -> str:
-    """Return the line of an error that says why: pydantic puts a heading before it and a link behind it."""
+    """Return the line of an error that has the reason: pydantic puts a heading before it and a link behind it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = (line for line in lines if line.startswith("Value error, "))
-    return next(said, lines[-1] if lines else type(error).__name__)
+    reasons = (line for line in lines if line.startswith("Value error, "))
+    return next(reasons, lines[-1] if lines else type(error).__name__)

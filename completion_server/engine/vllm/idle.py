@@ -4,11 +4,11 @@ Spin: a reader of vLLM's shared-memory queue polls it without a pause for a seco
 costs a second of a core. A few milliseconds are enough to bridge the gap between two steps. After that the reader
 waits for a notification, which wakes it within 0.1 ms.
 
-Gloo: vLLM makes about a dozen Gloo process groups, also where each has one member. Each has a thread that wakes 100
-times a second and a listening port. Groups of one member share one thread and one port here.
+Gloo: vLLM creates about a dozen Gloo process groups, even if each has one member. Each has a thread that wakes 100
+times a second and a listening port. With the patch, groups of one member share one thread and one port.
 
-The plugin in `vllm_process` applies both in each of vLLM's processes. A version of vLLM or torch that is built
-otherwise runs unpatched.
+The plugin in `process` applies both in each of vLLM's processes. A version of vLLM or torch with other internals runs
+unpatched.
 """
 
 import logging
@@ -20,7 +20,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 MAX_SPIN_S = 0.02
-"""Longer than the gap between two steps of a batch."""
+"""How long a reader polls; longer than the gap between two steps of a batch."""
 
 
 @cache
@@ -34,7 +34,7 @@ def patch() -> None:
 
 
 def shorten_spin() -> None:
-    """Have readers of the shared-memory queue wait for a notification after `MAX_SPIN_S`."""
+    """Make readers of the shared-memory queue wait for a notification after `MAX_SPIN_S`."""
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
     condition: Any = SpinCondition
@@ -48,7 +48,7 @@ def shorten_spin() -> None:
 
 
 def share_gloo_device() -> None:
-    """Have all Gloo process groups of one member use the same thread and port."""
+    """Make all Gloo process groups of one member use the same thread and port."""
     from torch.distributed import distributed_c10d
 
     gloo: Any = distributed_c10d.ProcessGroupGloo
@@ -56,7 +56,7 @@ def share_gloo_device() -> None:
 
     @cache
     def devices() -> list[Any]:
-        """Return what torch would make for a group, which has one device for each interface that is named."""
+        """Return the devices that torch would create for a group: one for each named interface."""
         if names := os.environ.get("GLOO_SOCKET_IFNAME"):
             return [gloo.create_device(interface=name) for name in names.split(",")]
         return [gloo.create_default_device()]

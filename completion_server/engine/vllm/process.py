@@ -1,4 +1,4 @@
-"""Manners of the engine's own processes: what they inherit, whom they obey, and when they end.
+"""Sets up the engine's own processes: environment, process group, priority, logs, and end with the server.
 
 Imports nothing of vLLM: `prepare` must run before vLLM is imported, and vLLM itself calls `register` in each of its
 processes, as one of its general plugins.
@@ -15,41 +15,41 @@ import psutil
 
 from completion_server.core import safe_logging
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.vllm import idle as vllm_idle
+from completion_server.engine.vllm import idle
 
 ENABLE_ENV = "COMPLETION_SERVER_ENGINE_CHILD"
-"""Set by the server for the processes it starts: the plugin does nothing in anybody else's vLLM."""
+"""Set by the server for the processes that it starts: the plugin does nothing in other uses of vLLM."""
 
 PARENT_ENV = "COMPLETION_SERVER_ENGINE_PARENT"
-"""The process id of the one that starts an engine's process."""
+"""The id of the process that starts an engine's process."""
 
 NICE_ENV = "COMPLETION_SERVER_ENGINE_NICE"
-"""How much less than the server's own these processes count where they all want the same cores."""
+"""Niceness of the engine's processes."""
 
 _OTHER_HOSTS_KEYS = (
     "nnodes", "node_rank", "master_addr", "data_parallel_address", "data_parallel_rank", "data_parallel_start_rank",
     "data_parallel_size_local", "data_parallel_backend", "data_parallel_hybrid_lb", "data_parallel_external_lb",
     "data_parallel_multi_port_external_lb", "kv_transfer_config", "kv_events_config", "ec_transfer_config",
 )  # fmt: skip
-"""Arguments of vLLM for engines that other hosts have a part of, or exchange data with."""
+"""vLLM's arguments for engines that span several hosts or exchange data with other hosts."""
 
 _LOOPBACK = ("127.0.0.1", "::1")
 
 _PARENT_POLL_S = 1.0
 
 _DUMPS = "vllm.logging_utils.dump_input"
-"""vLLM's logger for what a step that failed was given: draft tokens, which continue what a user typed, are in it."""
+"""vLLM's logger for the input of a failed step. The input has draft tokens, which continue a user's text."""
 
 
 def yield_to_server(nice: int) -> None:
-    """Have the engine's processes, when they start, let others go first: 0 to 19, as in nice(1)."""
+    """Set the niceness, 0 to 19, with which the engine's processes will start."""
     os.environ[NICE_ENV] = str(nice)
 
 
 def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
-    """Set what vLLM and its processes read from their environment, except where the operator has set it.
+    """Set the environment variables of vLLM and its processes, except those that the operator has set.
 
-    vLLM would log to standard output, which is the server's own.
+    Without them vLLM would log to standard output, which belongs to the server.
     """
     os.environ[ENABLE_ENV] = "1"
     os.environ[PARENT_ENV] = str(os.getpid())
@@ -65,9 +65,9 @@ def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
 
 
 def keep_on_loopback(settings: EngineSettings) -> None:
-    """Have the processes of an engine on one host listen on its loopback interface alone.
+    """Make the processes of an engine on one host listen on its loopback interface only.
 
-    They listen on the address of the host's name otherwise, without authentication. What the operator has set stays.
+    By default they listen on the address of the host's name, without authentication. The operator's variables stay.
     """
     if spans_hosts(settings):
         return
@@ -80,17 +80,17 @@ def keep_on_loopback(settings: EngineSettings) -> None:
 
 
 def spans_hosts(settings: EngineSettings) -> bool:
-    """Tell whether the settings may let other hosts take part in the engine."""
+    """Return whether the engine may span several hosts."""
     is_local = settings.vllm.get("distributed_executor_backend") in {None, "uni", "mp"}
     return not is_local or any(key in settings.vllm for key in _OTHER_HOSTS_KEYS)
 
 
 def register() -> None:
-    """Leave the server's process group, end with the server, log no client text, and be idle when the engine is.
+    """Set up a process of the engine; vLLM calls this as a plugin in each of its processes.
 
-    A terminal's Ctrl-C and a process manager's signal to the group mean the server, which then drains through this
-    engine; an engine that took the signal too would cut the answers short. A server that was killed outright can't
-    stop its engine, so the engine watches for that itself.
+    The process leaves the server's process group: a terminal's Ctrl-C and a process manager's signal to the group are
+    for the server, which drains through this engine. It ends with the server, because a killed server can't stop its
+    engine. It logs no client text, and uses no CPU time while the engine is idle.
     """
     if not _is_engine_process():
         return
@@ -98,13 +98,13 @@ def register() -> None:
     end_with_parent()
     os.setpgid(0, 0)
     os.nice(int(os.environ.get(NICE_ENV, "0")))
-    vllm_idle.patch()
+    idle.patch()
 
 
 def keep_client_text_out_of_logs() -> None:
-    """Have this process log exceptions without their messages, which may hold token ids, and no scheduler output.
+    """Make this process log exceptions without their messages, which may contain token ids, and no scheduler output.
 
-    Why an engine could not start is logged in full: it has seen no request by then.
+    Errors at start are logged in full: no request has arrived by then.
     """
     safe_logging.install(keep_startup_failures=True)
     logging.getLogger(_DUMPS).addFilter(_drop)
@@ -115,15 +115,15 @@ def _drop(_record: logging.LogRecord) -> bool:
 
 
 def end_with_parent() -> None:
-    """From now on, end this process when the one that started it has ended. Does nothing but in an engine's process.
+    """End this process when its parent ends; only in an engine's process.
 
-    That process has given its id in the environment. `os.getppid()` is another one if it has ended meanwhile, and
+    The parent's id comes from the environment: `os.getppid()` is wrong if the parent has ended meanwhile, and
     `parent_process()` is None while multiprocessing still imports the main module.
     """
     parent_id, own_id = os.environ.get(PARENT_ENV), str(os.getpid())
     if not _is_engine_process() or parent_id is None or parent_id == own_id:
         return
-    os.environ[PARENT_ENV] = own_id  # for the processes that this one starts, and so that it is watched once
+    os.environ[PARENT_ENV] = own_id  # for this process's own children, and to start only one watch
     threading.Thread(target=_watch_parent, args=(int(parent_id),), daemon=True, name="parent-watch").start()
 
 

@@ -1,19 +1,19 @@
-"""What vLLM's engine core computed, read as it comes: tokens by generation, and each step as a whole.
+"""Counts the tokens that vLLM's engine core computed, by generation and by step.
 
-Imports nothing of vLLM; it is handed what vLLM says. VLLM tells of a step in two calls: first its outputs, in one piece
-or several, then the scheduler's statistics.
+Imports nothing of vLLM; reads vLLM's objects. vLLM reports a step in two calls: first its outputs, in one piece or
+several, then the scheduler's statistics.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from completion_server.engine.interface import Step
+from completion_server.engine.interface import EngineStep, SpeculationLookup
 
 
 @dataclasses.dataclass(slots=True)
-class Progress:
-    """What the engine core has computed for one generation, read before outputs are merged for a slow consumer."""
+class GenerationProgress:
+    """The tokens computed for one generation, counted before outputs are merged for a slow consumer."""
 
     speculates: bool = True
     """Whether drafts are proposed for it."""
@@ -23,30 +23,30 @@ class Progress:
     spec_metrics: Any = None
 
     def drafted(self) -> int:
-        """Draft tokens proposed: exact once the engine has ended the generation, before that by K at each step."""
+        """Return the draft tokens proposed: exact after the generation's end, before that estimated by K."""
         if self.spec_metrics is not None:
             return int(self.spec_metrics.num_draft_tokens)
         return max(self.num_drafted, self.accepted())
 
     def accepted(self) -> int:
-        """Draft tokens accepted: each step writes one token of the target's own and the accepted ones."""
+        """Return the draft tokens accepted: each step gives one token of the target's own and the accepted ones."""
         return max(0, self.num_tokens - self.num_steps)
 
-    def add(self, num_tokens: int, num_draft_tokens: int) -> None:
-        """A step gave tokens. The first one verified no draft."""
+    def add(self, num_tokens: int, num_speculative_tokens: int) -> None:
+        """Count the tokens of a step. The first step of a generation verifies no draft."""
         if self.num_steps and self.speculates:
-            self.num_drafted += num_draft_tokens
+            self.num_drafted += num_speculative_tokens
         self.num_tokens += num_tokens
         self.num_steps += 1
 
 
 class StepMeter:
-    """Puts a step together from what vLLM says of it."""
+    """Assembles steps from vLLM's reports."""
 
     def __init__(self) -> None:
-        self.on_step: Callable[[Step], None] = lambda _step: None
+        self.on_step: Callable[[EngineStep], None] = lambda _step: None
         self._ended_at: float | None = None
-        """When the step before ended, by the engine core's clock; None where it may have rested since."""
+        """End of the previous step, by the engine core's clock; None if it may have been idle since."""
         self._now: float | None = None
         self._num_seqs = 0
         self._num_tokens = 0
@@ -57,7 +57,7 @@ class StepMeter:
     def output(
         self, num_tokens: int, at: float, *, is_first: bool = False, is_last: bool = False, is_undrafted: bool = False
     ) -> None:
-        """A generation got tokens in the step that ended `at`, perhaps its first or last ones."""
+        """Add the tokens that a generation got in the step that ended `at`, perhaps its first or last ones."""
         self._now = at
         self._num_seqs += 1
         self._num_tokens += num_tokens
@@ -66,16 +66,17 @@ class StepMeter:
         self._has_undrafted |= is_undrafted
 
     def end(self, speculation: Any, num_running: int) -> None:
-        """All outputs of the step were told. `speculation` is vLLM's SpecDecodingStats, None without drafts."""
+        """End the step after all its outputs. `speculation` is vLLM's SpecDecodingStats, None without drafts."""
         before, now = self._ended_at, self._now
-        # Without outputs it was a piece of a prompt, or nothing: the next step's beginning is not known.
+        # A step without outputs computed a part of a prompt, or nothing: the next step's beginning is unknown.
         self._ended_at = now if num_running else None
         if now is not None:
-            # What runs and got nothing had a piece of its prompt computed, or will in the next step, which is planned.
+            # A running generation without output had a part of its prompt computed, or will in the next step, which is
+            # planned already.
             has_pieces = num_running > self._num_seqs - self._num_ended
             drafted = _drafted(speculation) if speculation is not None else ()
             accepted = tuple(speculation.num_accepted_tokens_per_pos[: len(drafted)]) if drafted else ()
-            step = Step(
+            step = EngineStep(
                 num_seqs=self._num_seqs,
                 num_tokens=self._num_tokens,
                 seconds=None if before is None else now - before,
@@ -89,16 +90,17 @@ class StepMeter:
             self.on_step(step)
 
 
-class Accounts:
-    """Counts tokens as they leave the engine core, for whom they were computed, wanted or not."""
+class TokenAccounting:
+    """Counts tokens as they leave the engine core, also those for aborted generations."""
 
     def __init__(self) -> None:
         self.num_generated_tokens = 0
-        self.num_wasted_tokens = 0
-        self.progress: dict[str, Progress] = {}
+        self.num_aborted_tokens = 0
+        """Tokens computed for a generation after it was aborted."""
+        self.progress: dict[str, GenerationProgress] = {}
         self.meter = StepMeter()
-        self.lookup: Sequence[int] = (0,)
-        """K by batch size, as it is in force."""
+        self.lookup: SpeculationLookup = (0,)
+        """The active K by number of sequences."""
 
     def watch(self, processor: Any) -> None:
         """Read each step's outputs before vLLM drops those of aborted generations and merges the rest."""
@@ -106,11 +108,11 @@ class Accounts:
         states = processor.request_states
 
         def counted(outputs: Sequence[Any], at: float, *args: Any, **kwargs: Any) -> Any:
-            num_draft_tokens = self.lookup[min(len(outputs), len(self.lookup) - 1)]
+            num_speculative_tokens = self.lookup[min(len(outputs), len(self.lookup) - 1)]
             for output in outputs:
                 state = states.get(output.request_id)
                 progress = self.progress.get(state.external_req_id) if state is not None else None
-                self._count(output, progress, num_draft_tokens)
+                self._count(output, progress, num_speculative_tokens)
                 if output.new_token_ids:
                     self.meter.output(
                         len(output.new_token_ids), at,
@@ -122,14 +124,14 @@ class Accounts:
 
         processor.process_outputs = counted
 
-    def _count(self, output: Any, progress: Progress | None, num_draft_tokens: int) -> None:
+    def _count(self, output: Any, progress: GenerationProgress | None, num_speculative_tokens: int) -> None:
         num_tokens = len(output.new_token_ids)
         self.num_generated_tokens += num_tokens
         if progress is None:
-            self.num_wasted_tokens += num_tokens
+            self.num_aborted_tokens += num_tokens
             return
         if num_tokens:
-            progress.add(num_tokens, num_draft_tokens)
+            progress.add(num_tokens, num_speculative_tokens)
         if output.spec_decode_metrics is not None:
             progress.spec_metrics = output.spec_decode_metrics
 
@@ -137,7 +139,7 @@ class Accounts:
 def _drafted(speculation: Any) -> tuple[int, ...]:
     """Return the draft tokens that a step verified, by position up to the last.
 
-    As if all drafts had the same length, where this vLLM does not say.
+    A vLLM that does not report positions is read as if all drafts had the same length.
     """
     counts = getattr(speculation, "num_draft_tokens_per_pos", None)
     if counts is None:

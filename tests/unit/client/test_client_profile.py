@@ -8,8 +8,8 @@ from client_fakes import GOOD_ANSWER, FakeServer, Run, Serve, end
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion
-from completion_server.client.commands import profile
-from completion_server.client.cursor import PlaceError
+from completion_server.client.cursor import PositionError
+from completion_server.client.profile_command import profile
 from completion_server.client.sources import samples, standard_library
 from completion_server.client.waterfall import percentiles, stage_times_ms, waterfall
 
@@ -59,7 +59,7 @@ def test_places_repeat_with_the_seed_and_lie_within_code() -> None:
 
 def test_files_without_enough_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\n")
-    with pytest.raises(PlaceError, match="none of 1 files"):
+    with pytest.raises(PositionError, match="none of 1 files"):
         next(samples([tmp_path / "a.py"], 0))
 
 

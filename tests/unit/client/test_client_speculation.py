@@ -6,7 +6,7 @@ import pytest
 from client_fakes import Failure, FakeServer, Run, Serve
 
 from completion.v1 import admin_pb2 as pb
-from completion_server.client.commands import speculation
+from completion_server.client.speculation_command import speculation
 
 SCHEDULE = [
     pb.SpeculationRow(first_batch_size=1, last_batch_size=4, num_speculative_tokens=4),
@@ -39,7 +39,7 @@ async def test_get_is_a_small_table(serve: Serve, run: Run) -> None:
     assert result.exit_code == 0, result.output
     for part in (
         "K=4 for batch 1 to 4, K=0 for batch 5 and more; 5 at most", "ada@host, auto", "2027-01-15",
-        "60% (80%, 40% by position), 2.20 tokens a step", "1000 drafted, 400 of them in vain",
+        "60% (80%, 40% by position), 2.20 tokens a step", "1000 drafted, 400 of them wasted",
         "4.0 tokens/s over the last 300 s", "falls back to",
     ):  # fmt: skip
         assert part in result.stdout

@@ -4,10 +4,10 @@ from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion
-from completion_server.client.cursor import Place, split_text
+from completion_server.client.cursor import Position, split_text
 from completion_server.client.terminal import CompletionView, footer
 
-CURSOR = split_text("x = [1, ]\n", Place("f", 1, 9))
+CURSOR = split_text("x = [1, ]\n", Position("f", 1, 9))
 
 
 def show(*, is_terminal: bool, is_silent: bool = False, pieces: tuple[str, ...] = ("2, ", "3")) -> str:

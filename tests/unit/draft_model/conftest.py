@@ -6,14 +6,14 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from completion_server.prompt.templates import EMBEDDED
+from draft_model.core.presets import Preset
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.readers import read_repositories
 from draft_model.corpus.store import Corpus
-from draft_model.data.encoder import LayoutEncoder
-from draft_model.data.layouts import EMBEDDED
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import make_encoder, train_tokenizer
-from draft_model.presets import Preset
 from tests.unit.draft_model.tiny import PRESET, VOCAB_SIZE, different_source
 
 MIT = "Permission is hereby granted, free of charge, to any person obtaining a copy of this software"
@@ -49,7 +49,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session")
-def encoder(tokenizer: PreTrainedTokenizerFast) -> LayoutEncoder:
+def encoder(tokenizer: PreTrainedTokenizerFast) -> TemplateEncoder:
     return make_encoder(tokenizer)
 
 

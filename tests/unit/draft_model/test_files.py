@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from draft_model.errors import PipelineError
-from draft_model.files import folder_atomically, locked, write_atomically
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import locked, replacing_folder, write_atomically
 from tests.support.disk import files_up_to
 
 LIMIT = 50_000
@@ -22,7 +22,7 @@ def full_disk(*_: object) -> None:
 
 
 def fill_and_fail(path: Path, failure: Exception) -> None:
-    with folder_atomically(path, MARK) as folder:
+    with replacing_folder(path, MARK) as folder:
         (folder / "weights").write_text("new")
         raise failure
 
@@ -59,17 +59,17 @@ def save_with_torch(path: Path) -> None:
 def test_a_disk_that_refuses_leaves_the_old_folder_whoever_writes(
     write: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    with folder_atomically(tmp_path / "model", MARK) as folder:
+    with replacing_folder(tmp_path / "model", MARK) as folder:
         (folder / "weights").write_text("old")
     refused = pytest.raises(PipelineError, match="File too large; nothing was changed")
-    with files_up_to(LIMIT), refused, folder_atomically(tmp_path / "model", MARK) as folder:
+    with files_up_to(LIMIT), refused, replacing_folder(tmp_path / "model", MARK) as folder:
         write(folder)
     assert (tmp_path / "model" / "weights").read_text() == "old"
 
 
 def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     for content in ("old", "new"):
-        with folder_atomically(tmp_path / "model", mark="old") as folder:
+        with replacing_folder(tmp_path / "model", mark="old") as folder:
             (folder / content).write_text(content)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["new"]
@@ -78,9 +78,9 @@ def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("mark", "why"), [(MARK, "something else: it has no weights"), ("", "exists already")])
 def test_what_is_not_of_the_kind_is_not_replaced(mark: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(PipelineError, match=why), folder_atomically(tmp_path, mark):
+    with pytest.raises(PipelineError, match=why), replacing_folder(tmp_path, mark):
         pytest.fail("it is refused before anything is done")
-    with pytest.raises(PipelineError, match=why), folder_atomically(tmp_path / "thesis.txt", mark):
+    with pytest.raises(PipelineError, match=why), replacing_folder(tmp_path / "thesis.txt", mark):
         pytest.fail("nor is a file")
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
@@ -88,14 +88,14 @@ def test_what_is_not_of_the_kind_is_not_replaced(mark: str, why: str, tmp_path: 
 def test_the_folder_where_one_stands_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with folder_atomically(Path(), MARK) as folder:
+    with replacing_folder(Path(), MARK) as folder:
         (folder / "weights").write_text("new")
     assert (tmp_path / "here" / "weights").read_text() == "new"
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), ValueError("other")])
 def test_a_failure_leaves_the_old_folder(tmp_path: Path, failure: Exception) -> None:
-    with folder_atomically(tmp_path / "model", MARK) as folder:
+    with replacing_folder(tmp_path / "model", MARK) as folder:
         (folder / "weights").write_text("old")
     with pytest.raises((PipelineError, ValueError)):
         fill_and_fail(tmp_path / "model", failure)
@@ -104,7 +104,7 @@ def test_a_failure_leaves_the_old_folder(tmp_path: Path, failure: Exception) -> 
 
 
 def test_a_failing_swap_brings_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with folder_atomically(tmp_path / "model", MARK) as folder:
+    with replacing_folder(tmp_path / "model", MARK) as folder:
         (folder / "weights").write_text("old")
     rename = Path.rename
 
@@ -116,25 +116,25 @@ def test_a_failing_swap_brings_the_old_folder_back(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "rename", refuse_new)
     with (
         pytest.raises(PipelineError, match="nothing was changed"),
-        folder_atomically(tmp_path / "model", MARK) as folder,
+        replacing_folder(tmp_path / "model", MARK) as folder,
     ):
         (folder / "weights").write_text("new")
     assert (tmp_path / "model" / "weights").read_text() == "old"
 
 
 def test_what_killed_processes_left_is_removed_and_what_others_fill_is_not(tmp_path: Path) -> None:
-    with folder_atomically(tmp_path / "model", MARK) as filled:
+    with replacing_folder(tmp_path / "model", MARK) as filled:
         left = filled.with_name(filled.name.replace(".tmp", "killed.tmp"))
     left.mkdir()
     (left / "weights").write_text("half")
-    with folder_atomically(tmp_path / "model", MARK) as filled:
+    with replacing_folder(tmp_path / "model", MARK) as filled:
         assert left.exists(), "another process may just have made it"
         (filled / "weights").write_text("mine")
     os.utime(left, (0, 0))
-    with folder_atomically(tmp_path / "model", MARK) as filled:
+    with replacing_folder(tmp_path / "model", MARK) as filled:
         assert not left.exists()
         os.utime(filled, (0, 0))
-        with folder_atomically(tmp_path / "model", MARK) as another:
+        with replacing_folder(tmp_path / "model", MARK) as another:
             (another / "weights").write_text("theirs")
         (filled / "weights").write_text("mine")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -163,6 +163,6 @@ def test_a_process_killed_while_it_swapped_lost_nothing(tmp_path: Path) -> None:
 def test_what_a_process_killed_after_the_swap_left_is_removed(tmp_path: Path) -> None:
     for name in (".model.123.old", "model"):
         (tmp_path / name).mkdir()
-    with folder_atomically(tmp_path / "model", MARK) as folder:
+    with replacing_folder(tmp_path / "model", MARK) as folder:
         (folder / "weights").write_text("new")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

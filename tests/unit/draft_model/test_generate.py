@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from draft_model.core.errors import PipelineError
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
 from draft_model.corpus.documents import Document
 from draft_model.corpus.store import Corpus
-from draft_model.data.encoder import LayoutEncoder
+from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split
 from draft_model.data.generated import load_splits
 from draft_model.distil import generate as module
-from draft_model.distil.generate import Generation, draw_cursors, generate
-from draft_model.engine import Completion, SpeculationCounts, open_engine
-from draft_model.errors import PipelineError
+from draft_model.distil.generate import GenerationSettings, draw_cursors, generate
+from draft_model.models.engine import Completion, SpeculationCounts, open_engine
 from tests.unit.draft_model.tiny import different_source
 
 Answer = Callable[[int], Completion]
@@ -64,7 +64,7 @@ def open_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answering], None]:
 
 
 def test_the_completions_are_the_targets_and_the_prompts_those_of_the_server(
-    encoder: LayoutEncoder, target: Path, tmp_path: Path, open_with: Callable[[Answering], None]
+    encoder: TemplateEncoder, target: Path, tmp_path: Path, open_with: Callable[[Answering], None]
 ) -> None:
     corpus = tmp_path / "corpus"
     texts = [different_source(1), "MARKER = 1  # <|fim_middle|>\n" + different_source(2), different_source(3)]
@@ -77,7 +77,7 @@ def test_the_completions_are_the_targets_and_the_prompts_those_of_the_server(
     engine = Answering(lambda number: Completion(encoder.encode(answers[number]), None if number == 1 else encoder.end))
     open_with(engine)
     out = tmp_path / "g.jsonl"
-    num_written = generate(target, encoder, cursors, Generation(8, 0.2, 1), out, options={"max_model_len": 99})
+    num_written = generate(target, encoder, cursors, GenerationSettings(8, 0.2, 1), out, options={"max_model_len": 99})
     splits = load_splits(out)
     assert num_written == len(splits) == len(cursors) - 1
     assert engine.asked == [encoder.encode_prompt(one.before, one.typed, one.after) for one in cursors]
@@ -88,12 +88,12 @@ def test_the_completions_are_the_targets_and_the_prompts_those_of_the_server(
 
 
 def test_a_killed_generation_goes_on_behind_the_last_chunk(
-    encoder: LayoutEncoder, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    encoder: TemplateEncoder, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     open_with: Callable[[Answering], None],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(module, "CHUNK", 2)
     cursors = [Split("", f"x{number} = ", "one", "") for number in range(5)]
-    generation, out = Generation(8, 0.2, 10), tmp_path / "g.jsonl"
+    generation, out = GenerationSettings(8, 0.2, 10), tmp_path / "g.jsonl"
 
     def killed_at_the_fourth(number: int) -> Completion:
         if number == 3:
@@ -122,17 +122,17 @@ def test_a_killed_generation_goes_on_behind_the_last_chunk(
 
 
 def test_prompts_that_leave_no_room_for_a_completion_are_left_out(
-    encoder: LayoutEncoder, target: Path, tmp_path: Path, open_with: Callable[[Answering], None]
+    encoder: TemplateEncoder, target: Path, tmp_path: Path, open_with: Callable[[Answering], None]
 ) -> None:
     short, long = Split("", "x = ", "one", ""), Split("y = 1\n" * 9, "x = ", "two", "")
     room = len(encoder.encode_prompt(short.before, short.typed, short.after)) + 8
     engine = Answering(lambda _: Completion(encoder.encode("abc"), encoder.end), context_tokens=room)
     open_with(engine)
-    generate(target, encoder, [long, short], Generation(8, 0.0, 1), tmp_path / "g.jsonl")
+    generate(target, encoder, [long, short], GenerationSettings(8, 0.0, 1), tmp_path / "g.jsonl")
     assert load_splits(tmp_path / "g.jsonl") == [Split("", "x = ", "abc", "")]
     assert len(engine.asked) == 1
     with pytest.raises(PipelineError, match="wrote nothing at 1 cursors: either it ends at once, or none leaves room"):
-        generate(target, encoder, [long], Generation(8, 0.0, 1), tmp_path / "other.jsonl")
+        generate(target, encoder, [long], GenerationSettings(8, 0.0, 1), tmp_path / "other.jsonl")
 
 
 def test_settings_that_the_figures_rest_on_are_not_to_choose() -> None:

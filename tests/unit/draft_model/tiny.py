@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import torch
 
-from draft_model import presets
-from draft_model.presets import Preset, Shape, TrainSettings
+from draft_model.core import presets
+from draft_model.core.presets import Preset, Shape, TrainSettings
 
 VOCAB_SIZE = 320
 VERBS = ("read", "write", "open", "close", "count", "merge", "split", "parse", "render", "send")

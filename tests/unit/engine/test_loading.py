@@ -1,4 +1,4 @@
-"""Loads that are given up, with real processes. `sleep` stands for an engine that starts a worker of its own."""
+"""Loads that are given up, with real processes. `sleep` stands for the worker of an engine."""
 
 import asyncio
 import multiprocessing
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from completion_server.engine import loading
 from completion_server.engine.loading import GivenUpError, Loading
 from completion_server.engine.processes import child_ids, cpu_seconds, kill_children, with_descendants
 from tests.support.server import eventually
@@ -20,7 +19,7 @@ CONTEXT = multiprocessing.get_context("spawn")
 
 
 def start_core() -> psutil.Process:
-    """Start a process that starts another one and waits for its end, which never comes."""
+    """Start a process that starts another one and waits for it without end."""
     process = CONTEXT.Process(target=subprocess.run, args=(["sleep", "600"],))
     process.start()
     assert process.pid is not None
@@ -28,7 +27,7 @@ def start_core() -> psutil.Process:
 
 
 class EngineLoad:
-    """Loads an engine that gets ready when it is told to, and fails when its core dies, as vLLM does."""
+    """Loads an engine that is ready after `may_end`, and fails when its core dies, as vLLM does."""
 
     def __init__(self) -> None:
         self.may_end = threading.Event()
@@ -63,13 +62,13 @@ async def given_up(load: EngineLoad) -> None:
     await asyncio.wait([running])
 
 
-async def test_a_load_returns_what_it_loaded() -> None:
+async def test_a_load_returns_its_result() -> None:
     load = EngineLoad()
     load.may_end.set()
     assert await load.loading.run() == "engine"
 
 
-async def test_a_load_that_fails_says_why() -> None:
+async def test_a_load_that_fails_raises_its_error() -> None:
     def fail() -> str:
         raise OSError("no such model")
 
@@ -106,10 +105,7 @@ async def test_a_result_that_came_before_it_was_given_up_is_handed_over() -> Non
     assert not load.discarded
 
 
-async def test_a_result_that_comes_later_is_discarded_before_another_load_begins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(loading, "_GIVE_UP_S", 0.0)
+async def test_a_result_that_comes_later_is_discarded_before_another_load_begins() -> None:
     begun, may_end, events = threading.Event(), threading.Event(), []
 
     def stubborn() -> str:
@@ -125,7 +121,7 @@ async def test_a_result_that_comes_later_is_discarded_before_another_load_begins
         events.append("loaded the next one")
         return "next"
 
-    first = Loading(stubborn, discard)
+    first = Loading(stubborn, discard, give_up_s=0.0)
     running = asyncio.create_task(first.run())
     await eventually(begun.is_set)
     running.cancel()

@@ -10,7 +10,7 @@ FRESH = [7]
 
 
 def fail_with(quarantine: Quarantine, *prompts: list[int], now: float = 0.0) -> None:
-    """Fail while these prompts are computed, which their callers hear of after it."""
+    """Fail while these prompts are computed; their generations end after the failure."""
     entries = [quarantine.enter(prompt, now) for prompt in prompts]
     quarantine.engine_failed(now)
     for entry in entries:
@@ -18,8 +18,8 @@ def fail_with(quarantine: Quarantine, *prompts: list[int], now: float = 0.0) -> 
 
 
 def finish(quarantine: Quarantine, entry: Entry) -> None:
-    quarantine.heard(entry)
-    quarantine.finished(entry)
+    quarantine.output_received(entry)
+    quarantine.last_output_received(entry)
     quarantine.leave(entry)
 
 
@@ -73,7 +73,7 @@ def test_suspects_are_tried_one_at_a_time_so_that_the_innocent_are_not_refused()
         finish(quarantine, quarantine.enter(prompt, 3))
 
 
-def test_a_suspect_whose_caller_gave_up_is_not_cleared_before_the_engine_says_something() -> None:
+def test_a_suspect_whose_caller_gave_up_is_not_cleared_before_the_next_output() -> None:
     quarantine = Quarantine(300)
     fail_with(quarantine, BAD, GOOD)
     quarantine.leave(quarantine.enter(BAD, 1))
@@ -85,11 +85,11 @@ def test_a_suspect_whose_caller_gave_up_is_not_cleared_before_the_engine_says_so
     quarantine.leave(quarantine.enter(GOOD, 12))
 
 
-def test_an_output_clears_what_ended_before_it() -> None:
+def test_an_output_clears_the_prompts_that_ended_before_it() -> None:
     quarantine = Quarantine(300)
     fail_with(quarantine, BAD, GOOD)
     quarantine.leave(quarantine.enter(GOOD, 1))
-    quarantine.heard()
+    quarantine.output_received()
     quarantine.engine_failed(2)
     quarantine.leave(quarantine.enter(GOOD, 3))
 
@@ -106,9 +106,9 @@ def test_a_suspect_that_was_cut_short_after_an_output_is_none_once_the_engine_ha
     quarantine = Quarantine(300)
     fail_with(quarantine, GOOD)
     cut_short = quarantine.enter(GOOD, 1)
-    quarantine.heard(cut_short)
+    quarantine.output_received(cut_short)
     quarantine.leave(cut_short)
-    quarantine.heard()
+    quarantine.output_received()
     fail_with(quarantine, GOOD, now=2)
     quarantine.leave(quarantine.enter(GOOD, 3))
 
@@ -117,7 +117,7 @@ def test_a_suspect_without_an_output_stays_one() -> None:
     quarantine = Quarantine(300)
     fail_with(quarantine, BAD)
     quarantine.leave(quarantine.enter(BAD, 1))
-    quarantine.heard()
+    quarantine.output_received()
     fail_with(quarantine, BAD, now=2)
     with pytest.raises(SuspectedPromptError):
         quarantine.enter(BAD, 3)

@@ -1,4 +1,4 @@
-"""The supervisor in virtual time: what it takes for a failure, and how it comes back from one."""
+"""The supervisor in virtual time: the detection of failures, and the recovery."""
 
 import asyncio
 import gc
@@ -17,16 +17,16 @@ from loadtest.simulation import virtual_time
 POISON = [6, 6, 6]
 
 
-def code(job: GenerationRequest) -> Iterator[str]:
-    """Say words without end; die of the poison."""
-    if job.prompt_token_ids == POISON:
+def code(request: GenerationRequest) -> Iterator[str]:
+    """Yield words without end; raise an error for the poison."""
+    if request.prompt_token_ids == POISON:
         raise RuntimeError("this prompt is too much")
     while True:
         yield " x"
 
 
 class ShiftedClock:
-    """The loop's time, and what a process that was stopped did not see of it."""
+    """The loop's time, plus the time in which the process was stopped."""
 
     def __init__(self) -> None:
         self.shift_s = 0.0
@@ -39,7 +39,7 @@ class ComputingEngine(ScriptedEngine):
     """An engine whose processes have used `cpu_s` seconds of CPU time."""
 
     cpu_rate = 0.0
-    """CPU seconds that its processes use in a second."""
+    """CPU seconds that its processes use in each second."""
 
     def cpu_seconds(self) -> float | None:
         return asyncio.get_running_loop().time() * self.cpu_rate
@@ -47,7 +47,7 @@ class ComputingEngine(ScriptedEngine):
 
 @dataclass
 class Bench:
-    """A supervised scripted engine, and those before it."""
+    """A supervised scripted engine, and the engines before it."""
 
     settings: EngineSettings
     times: ServiceTimes
@@ -72,7 +72,7 @@ class Bench:
         return self.supervised.generate(GenerationRequest(name, prompt or [1, 2, 3], num_tokens))
 
     async def ask(self, name: str = "a", prompt: list[int] | None = None, num_tokens: int = 5) -> int:
-        """Return how many tokens came."""
+        """Return the number of generated tokens."""
         return sum([output.num_tokens async for output in self.generate(name, prompt, num_tokens)])
 
     async def until_ready(self) -> None:
@@ -91,7 +91,7 @@ STEP_S = 0.01
 
 
 def on_bench(scenario: Callable[[Bench], Awaitable[None]], step_s: float = STEP_S, **settings: float) -> None:
-    """Run a scenario on a supervised engine, which does not warm up and has no heartbeat unless the settings say so."""
+    """Run a scenario on a supervised engine, by default without warm-up and heartbeats."""
 
     async def main() -> None:
         values = {"warm_up": False, "heartbeat_s": 0.0, "restart_backoff_min_s": 1.0} | settings

@@ -8,173 +8,173 @@ SETTINGS = EngineSettings(hang_timeout_s=10, step_timeout_s=60, heartbeat_s=5)
 
 
 class Watch:
-    """Looks at an engine's vitals five times a second."""
+    """Checks an engine's vitals five times a second."""
 
     def __init__(self, settings: EngineSettings = SETTINGS) -> None:
         self.vitals = Vitals(settings, 0.0)
-        self._num_looks = 0
+        self._num_checks = 0
         self._cpu_seconds = 0.0
 
     def hangs_at(self, until: float, cores: float | None = None) -> float | None:
-        """Look until a time, and return when the engine was first seen to hang. Its processes use so many cores."""
-        while self._num_looks < 5 * until:
-            self._num_looks += 1
-            now = self._num_looks / 5
+        """Check until a time, and return when the engine was first considered hung. Its processes use `cores`."""
+        while self._num_checks < 5 * until:
+            self._num_checks += 1
+            now = self._num_checks / 5
             self._cpu_seconds += (cores or 0.0) / 5
             if self.vitals.wants_cpu_seconds(now):
-                self.vitals.note_cpu_seconds(now, None if cores is None else self._cpu_seconds)
-            if self.vitals.look(now):
+                self.vitals.record_cpu_seconds(now, None if cores is None else self._cpu_seconds)
+            if self.vitals.check(now):
                 return now
         return None
 
 
-def test_an_engine_that_owes_an_answer_and_is_silent_too_long_hangs() -> None:
+def test_an_engine_with_an_open_generation_that_is_silent_too_long_hangs() -> None:
     watch = Watch()
     watch.hangs_at(1)
-    watch.vitals.opened(1)
+    watch.vitals.generation_opened(1)
     assert watch.hangs_at(20) == pytest.approx(11, abs=0.3)
 
 
 def test_every_output_is_a_sign_of_life() -> None:
     watch = Watch()
-    watch.vitals.opened(0)
+    watch.vitals.generation_opened(0)
     assert watch.hangs_at(3) is None
-    watch.vitals.heard(3)
+    watch.vitals.output_received(3)
     assert watch.hangs_at(20) == pytest.approx(13, abs=0.3)
 
 
 def test_a_newcomer_does_not_hide_that_the_engine_hangs() -> None:
     watch = Watch()
-    watch.vitals.opened(0)
+    watch.vitals.generation_opened(0)
     assert watch.hangs_at(9) is None
-    watch.vitals.opened(9)
+    watch.vitals.generation_opened(9)
     assert watch.hangs_at(20) == pytest.approx(10, abs=0.3)
 
 
-def test_an_idle_engine_owes_nothing() -> None:
+def test_an_idle_engine_does_not_hang() -> None:
     watch = Watch()
     assert watch.hangs_at(1000) is None
-    number = watch.vitals.opened(1000)
+    number = watch.vitals.generation_opened(1000)
     assert watch.hangs_at(1001) is None
-    watch.vitals.closed(number)
+    watch.vitals.generation_closed(number)
     assert watch.hangs_at(2000) is None
 
 
 def test_an_engine_whose_callers_all_give_up_before_an_output_is_busy_and_not_hung() -> None:
     watch = Watch()
     for now in range(100):
-        number = watch.vitals.opened(now)
+        number = watch.vitals.generation_opened(now)
         assert watch.hangs_at(now + 1) is None
-        watch.vitals.closed(number)
+        watch.vitals.generation_closed(number)
 
 
-def test_a_gap_between_two_looks_counts_as_a_quarter_of_the_timeout_at_most() -> None:
+def test_a_gap_between_two_checks_counts_as_a_quarter_of_the_timeout_at_most() -> None:
     time = WatchedTime(2.5, 100.0)
     assert time.at(102.0) == 2.0
     assert time.at(1000.0) == 2.5
-    time.look(1000.0)
+    time.check(1000.0)
     assert time.at(1001.0) == 3.5
 
 
-def test_a_watch_that_slept_looks_again_before_it_says_that_the_engine_hangs() -> None:
+def test_a_watch_that_slept_checks_again_before_it_finds_a_hang() -> None:
     vitals = Vitals(SETTINGS, 0.0)
-    vitals.opened(0.0)
-    assert vitals.look(5.0) == ""
-    assert vitals.look(3600.0) == ""
-    assert vitals.look(3600.2) == ""
-    vitals.heard(3600.3)
-    assert vitals.look(3610.0) == ""
+    vitals.generation_opened(0.0)
+    assert vitals.check(5.0) == ""
+    assert vitals.check(3600.0) == ""
+    assert vitals.check(3600.2) == ""
+    vitals.output_received(3600.3)
+    assert vitals.check(3610.0) == ""
 
 
 def test_a_watch_that_is_always_late_finds_a_hang_too() -> None:
     vitals = Vitals(SETTINGS, 0.0)
-    vitals.opened(0.0)
-    assert [bool(vitals.look(60.0 * look)) for look in range(1, 6)] == [False, False, False, False, True]
+    vitals.generation_opened(0.0)
+    assert [bool(vitals.check(60.0 * number)) for number in range(1, 6)] == [False, False, False, False, True]
 
 
 def test_an_output_that_is_read_before_the_watch_wakes_does_not_excuse_a_later_hang() -> None:
     vitals = Vitals(SETTINGS, 0.0)
-    vitals.opened(0.0)
-    vitals.heard(3600.0)
-    vitals.look(3600.1)
-    assert any(vitals.look(3600.1 + look / 5) for look in range(1, 70))
+    vitals.generation_opened(0.0)
+    vitals.output_received(3600.0)
+    vitals.check(3600.1)
+    assert any(vitals.check(3600.1 + number / 5) for number in range(1, 70))
 
 
 def test_steps_that_take_long_give_it_more_time() -> None:
     watch = Watch()
-    watch.vitals.opened(0)
+    watch.vitals.generation_opened(0)
     assert watch.hangs_at(8) is None
-    watch.vitals.heard(8)
+    watch.vitals.output_received(8)
     assert watch.hangs_at(100) == pytest.approx(8 + 3 * 8, abs=0.3)
 
 
 def test_a_step_of_long_ago_gives_it_no_more_time() -> None:
     watch = Watch()
-    watch.vitals.opened(0)
+    watch.vitals.generation_opened(0)
     watch.hangs_at(8)
     for now in range(8, 1000):
-        watch.vitals.heard(now)
+        watch.vitals.output_received(now)
         assert watch.hangs_at(now + 1) is None
     assert watch.hangs_at(1100) == pytest.approx(999 + 10, abs=0.3)
 
 
 def test_no_step_gives_it_more_time_than_a_step_may_take() -> None:
     watch = Watch()
-    watch.vitals.opened(0)
+    watch.vitals.generation_opened(0)
     watch.hangs_at(9)
-    watch.vitals.heard(9)
+    watch.vitals.output_received(9)
     assert watch.hangs_at(30) is None
-    watch.vitals.heard(30)
+    watch.vitals.output_received(30)
     assert watch.hangs_at(100) == pytest.approx(30 + 60, abs=0.3)
 
 
 @pytest.mark.parametrize(("cores", "after"), [(None, 10), (0.0, 10), (0.05, 10), (0.2, 60), (2.0, 60)])
 def test_an_engine_that_computes_hangs_later(cores: float | None, after: float) -> None:
     watch = Watch()
-    watch.vitals.opened(0)
+    watch.vitals.generation_opened(0)
     assert watch.hangs_at(100, cores) == pytest.approx(after, abs=0.3)
 
 
 def test_an_engine_that_stops_computing_hangs_from_then_on() -> None:
     watch = Watch()
-    watch.vitals.opened(0)
+    watch.vitals.generation_opened(0)
     assert watch.hangs_at(15, 2.0) is None
     assert watch.hangs_at(100, 0.0) == pytest.approx(15 + 10, abs=1.3)
 
 
-def test_what_it_computed_in_an_earlier_silence_does_not_count() -> None:
+def test_cpu_time_of_an_earlier_silence_does_not_count() -> None:
     watch = Watch()
-    number = watch.vitals.opened(0)
+    number = watch.vitals.generation_opened(0)
     assert watch.hangs_at(5, 0.0) is None
-    watch.vitals.heard(5)
-    watch.vitals.closed(number)
+    watch.vitals.output_received(5)
+    watch.vitals.generation_closed(number)
     assert watch.hangs_at(100, 2.0) is None
-    watch.vitals.opened(100)
+    watch.vitals.generation_opened(100)
     assert watch.hangs_at(200, 0.0) == pytest.approx(115, abs=0.3)  # its longest step took 5 s
 
 
-def test_an_idle_engine_is_asked_for_a_sign_of_life() -> None:
+def test_an_idle_engine_gets_heartbeats() -> None:
     watch = Watch()
     watch.hangs_at(4.9)
     assert not watch.vitals.wants_heartbeat(4.9)
     assert watch.vitals.wants_heartbeat(5.1)
-    watch.vitals.heard(5.1)
+    watch.vitals.output_received(5.1)
     watch.hangs_at(10)
     assert not watch.vitals.wants_heartbeat(10)
 
 
-def test_where_all_callers_give_up_the_heartbeat_proves_a_hang() -> None:
+def test_if_all_callers_give_up_the_heartbeat_proves_a_hang() -> None:
     watch = Watch()
     watch.hangs_at(2.4)
-    caller = watch.vitals.opened(2.4)
+    caller = watch.vitals.generation_opened(2.4)
     watch.hangs_at(2.6)
     assert watch.vitals.wants_heartbeat(2.6)
-    watch.vitals.opened(2.6)  # the heartbeat
-    watch.vitals.closed(caller)
+    watch.vitals.generation_opened(2.6)  # the heartbeat
+    watch.vitals.generation_closed(caller)
     assert watch.hangs_at(20) == pytest.approx(12.6, abs=0.3)
 
 
-def test_a_heartbeat_of_zero_never_asks() -> None:
+def test_an_interval_of_zero_sends_no_heartbeats() -> None:
     watch = Watch(EngineSettings(heartbeat_s=0))
     watch.hangs_at(1000)
     assert not watch.vitals.wants_heartbeat(1000)
@@ -182,4 +182,4 @@ def test_a_heartbeat_of_zero_never_asks() -> None:
 
 def test_the_wait_doubles_until_an_engine_has_served_for_long() -> None:
     backoff = Backoff(EngineSettings(restart_backoff_min_s=1, restart_backoff_max_s=5, restart_backoff_reset_s=60))
-    assert [backoff.failed(served_s) for served_s in (1000, 0, 59, 59, 60, 0)] == [1, 2, 4, 5, 1, 2]
+    assert [backoff.next_wait_s(served_s) for served_s in (1000, 0, 59, 59, 60, 0)] == [1, 2, 4, 5, 1, 2]

@@ -1,4 +1,4 @@
-"""What is mended of vLLM's sampling on a CPU, piece by piece."""
+"""The patches of vLLM's sampling on a CPU."""
 
 import pytest
 import torch
@@ -15,10 +15,10 @@ def test_every_token_has_its_requests_value(dtype: torch.dtype) -> None:
     assert given.tolist() == [0, 5, 7]
 
 
-def test_who_is_not_computed_yet_draws_nothing() -> None:
+def test_requests_without_a_computed_prompt_draw_nothing() -> None:
     generators = {index: torch.Generator().manual_seed(index) for index in range(3)}
     asleep = generators[1]
-    torch.rand(1, generator=asleep)  # As one that was preempted has drawn before.
+    torch.rand(1, generator=asleep)  # As a preempted request has drawn before.
     state = asleep.get_state()
     with without(generators, [1, 7]):
         assert sorted(generators) == [0, 2]

@@ -1,4 +1,4 @@
-"""What the engine's processes inherit."""
+"""The environment of the engine's processes."""
 
 import os
 import socket
@@ -51,7 +51,7 @@ def outer_address() -> str:
 
 
 def listening_on_a_networked_host(settings: str) -> str:
-    """Return where a process of vLLM's kind listens on a host whose name is known by an outer address."""
+    """Return the addresses on which a process like vLLM's listens on a host whose name has an outer address."""
     in_namespace = ["unshare", "--user", "--map-root-user", "--uts"]
     if subprocess.run([*in_namespace, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine allows no host name of the test's own")
@@ -63,15 +63,15 @@ def listening_on_a_networked_host(settings: str) -> str:
     return done.stdout.strip()
 
 
-def test_an_engine_on_one_host_listens_on_loopback_whatever_the_host_is_called() -> None:
+def test_an_engine_on_one_host_listens_on_loopback_for_any_host_name() -> None:
     assert listening_on_a_networked_host("") == "127.0.0.1"
 
 
-def test_an_engine_on_several_hosts_listens_where_they_reach_it() -> None:
+def test_an_engine_on_several_hosts_listens_on_the_outer_address() -> None:
     assert listening_on_a_networked_host(OTHER_HOSTS) == outer_address()
 
 
-def test_what_the_operator_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_operator_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     vllm_process.keep_on_loopback(EngineSettings())
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"

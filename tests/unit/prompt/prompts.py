@@ -1,4 +1,4 @@
-"""Requests and builders for the tests of the prompt room."""
+"""Requests and builders for the tests of the prompt library."""
 
 import inspect
 import textwrap
@@ -54,7 +54,7 @@ def builder_of(
 
 def layout_of(builder: PromptBuilder, request: Request) -> Layout:
     """Return what the builder remembers of a request's document."""
-    layout = builder._documents.get(request)
+    layout = builder.documents.get(request)
     assert layout is not None
     return layout
 

@@ -1,5 +1,3 @@
-"""The budget, and what stays from key to key."""
-
 import threading
 from itertools import pairwise
 
@@ -9,9 +7,9 @@ from tokenizers import Tokenizer, models
 from completion_server.core.errors import ConfigError, InvalidRequestError
 from completion_server.core.request import Snippet
 from completion_server.prompt.builder import PromptBuilder
-from completion_server.prompt.plaintext import make_plain
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.templates import PREFIX_ONLY
+from completion_server.prompt.tokens.plaintext import make_plain
 from loadtest.bench.prompt.keystrokes import typed
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at, text_of
 from tests.unit.prompt.vocabularies import FAMILIES
@@ -110,7 +108,7 @@ def test_the_window_moves_seldom_and_far() -> None:
     for number in range(100, 260):
         request = request_at("".join(LINES[:number]) + CURSOR)
         builder.build(request)
-        starts.append(layout_of(builder, request).place.start)
+        starts.append(layout_of(builder, request).span.start)
     moves = [(one, other) for one, other in pairwise(starts) if one != other]
     assert len(moves) <= 25
     assert all(other - one >= 100 for one, other in moves)
@@ -138,11 +136,11 @@ def test_a_client_that_sends_a_fixed_number_of_characters_keeps_its_window() -> 
 def test_going_up_lays_out_anew_when_little_is_left_above() -> None:
     builder = builder_of("embedded", max_prompt_tokens=300)
     builder.build(request_at("".join(LINES[:200]) + CURSOR + "".join(LINES[200:])))
-    start = layout_of(builder, request_at(CURSOR)).place.start
+    start = layout_of(builder, request_at(CURSOR)).span.start
     lines_shown = "".join(LINES[:200])[start:].count("\n")
     up = 200 - lines_shown + 1
     prompt = builder.build(request_at("".join(LINES[:up]) + CURSOR + "".join(LINES[up:])))
-    assert layout_of(builder, request_at(CURSOR)).place.start < start
+    assert layout_of(builder, request_at(CURSOR)).span.start < start
     assert len(prompt.token_ids) > 200
 
 
@@ -237,66 +235,18 @@ def test_a_document_of_long_lines() -> None:
     assert prompt.num_tokenised < 4000
 
 
-def snippet_named(name: str, text: str = "") -> Snippet:
-    return Snippet(f"file:///{name}.py", text or f"def {name}():\n    return '{name}'\n", 1.0)
-
-
-def test_changed_snippets_stay_until_they_are_old_or_the_window_moves() -> None:
-    builder = builder_of("embedded", max_prompt_tokens=400)
-    one, more, changed = (
-        (snippet_named("one"),),
-        (snippet_named("one"), snippet_named("other")),
-        (snippet_named("one", "def changed():\n    return 1\n"),),
-    )
-    document = "".join(LINES[:30]) + CURSOR
-
-    def shown(snippets: tuple[Snippet, ...], at_s: float) -> str:
-        prompt = builder.build(request_at(document, snippets=snippets, received_at=at_s))
-        return text_of(FAMILIES["embedded"](), prompt.token_ids)
-
-    assert "def one" in shown(one, 0.0)
-    assert "def other" not in shown(more, 28.0), "others beside it can wait"
-    assert "def one" in shown(changed, 29.0), "so can its new text"
-    assert "def one" in shown(one, 100.0), "not stale while they are offered"
-    assert "def other" in shown(more, 101.0)
-
-
-@pytest.mark.parametrize("newer", [(), (snippet_named("other"),)])
-def test_a_snippet_that_is_no_longer_offered_leaves_the_prompt_at_once(newer: tuple[Snippet, ...]) -> None:
-    builder = builder_of("embedded", max_prompt_tokens=400)
-    secret = snippet_named("keys", "def keys():\n    return 'sk-CANARY'\n")
-    document = "".join(LINES[:30])
-    for number, snippets in enumerate([(secret,), newer]):
-        request = request_at(document + f"x{number}" + CURSOR, snippets=snippets, received_at=number / 10)
-        prompt = text_of(FAMILIES["embedded"](), builder.build(request).token_ids)
-        assert ("CANARY" in prompt) == (number == 0)
-
-
-def test_the_best_snippets_are_shown_next_to_the_text() -> None:
-    builder = builder_of("embedded", max_prompt_tokens=300)
-    snippets = tuple(
-        Snippet(f"file:///{number}.py", f"def f_{number}():\n" + f"    return {number}\n" * 4, number / 10)
-        for number in range(9)
-    )
-    prompt = builder.build(request_at("".join(LINES[:200]) + CURSOR, snippets=snippets))
-    head = text_of(FAMILIES["embedded"](), prompt.token_ids).partition("<|fim_prefix|>")[0]
-    order = [number for number in range(9) if f"f_{number}" in head]
-    assert order[-1] == 8
-    assert 1 <= len(order) <= 3
-    assert head.rindex("f_8") > head.index(f"f_{order[0]}") or len(order) == 1
-
-
 def test_several_threads_build_at_once() -> None:
     builder = builder_of("embedded", max_prompt_tokens=300)
     states = typed(CODE, 40, seed=8)
     requests = [request_at(state.prefix + CURSOR + state.suffix) for state in states]
+    middle = FAMILIES["embedded"]().token_to_id("<|fim_middle|>")
     whole = make_plain(FAMILIES["embedded"]()).tokenizer
     failures: list[object] = []
 
     def build(turn: int) -> None:
         for request in requests[turn::2] + requests[::-1]:
             prompt = builder.build(request)
-            typed_ids = prompt.token_ids[prompt.token_ids.index(builder._ids["<|fim_middle|>"]) + 1 :]
+            typed_ids = prompt.token_ids[prompt.token_ids.index(middle) + 1 :]
             line = request.prefix[request.prefix.rfind("\n") + 1 :]
             if typed_ids != whole.encode(line).ids:
                 failures.append(request)

@@ -80,7 +80,7 @@ def test_a_layout_larger_than_all_the_memory_is_not_kept() -> None:
 def test_large_documents_count_for_what_they_take() -> None:
     """Characters outside the basic plane take four bytes each in memory."""
     builder = builder_of("embedded", max_prompt_tokens=2000, settings=PromptSettings(documents_mib=1))
-    documents = builder._documents
+    documents = builder.documents
     for number in range(200):
         builder.build(request_at("\U0001f642 = 1\n" * 3000 + CURSOR, uri=f"{number}" * 1000))
         assert documents.num_bytes <= 1024 * 1024

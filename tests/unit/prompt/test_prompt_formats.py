@@ -6,8 +6,8 @@ from completion_server.core.request import Mode, Snippet
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.detection import detect_template
 from completion_server.prompt.settings import PromptSettings
-from completion_server.prompt.stops import MAX_NEWLINE_TOKENS, newline_token_ids
 from completion_server.prompt.templates import FAMILIES as TEMPLATES
+from completion_server.prompt.tokens.stops import MAX_NEWLINE_TOKENS, newline_token_ids
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, request_at, text_of
 from tests.unit.prompt.vocabularies import ANGLE, FAMILIES, PIPED, VOCABULARY_SIZE, split_by, train
 

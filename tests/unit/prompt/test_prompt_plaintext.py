@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from completion_server.core.errors import ConfigError
-from completion_server.prompt.boundaries import LineRule, ScannerRule
-from completion_server.prompt.plaintext import make_plain
-from completion_server.prompt.reuse import Encoder
+from completion_server.prompt.tokens.boundaries import LineRule, ScannerRule
+from completion_server.prompt.tokens.plaintext import make_plain
+from completion_server.prompt.tokens.reuse import Encoder
 from tests.unit.prompt.vocabularies import FAMILIES, gemma, llama2, llama3, metaspace, qwen, split_by, train
 
 RULES = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from completion_server.prompt.plaintext import make_plain
-from completion_server.prompt.reuse import Encoded, Encoder
+from completion_server.prompt.tokens.plaintext import make_plain
+from completion_server.prompt.tokens.reuse import Encoded, Encoder
 from completion_server.prompt.window import (
     HEAD_CHARACTERS,
     choose_start,

@@ -6,7 +6,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.core.errors import CompletionError, InvalidRequestError, Violation
 from completion_server.core.outcome import Delta, End, FinishReason, Outcome, ShedReason, Timings, Usage
 from completion_server.core.request import Caller, Mode, Sampling, Snippet, Trigger
-from completion_server.rpc import convert
+from completion_server.rpc.messages import convert
 from completion_server.rpc.settings import LimitSettings
 
 CALLER = Caller("u", "s")

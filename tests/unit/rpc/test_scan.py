@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.rpc import scan
-from completion_server.rpc.scan import ScanError
+from completion_server.rpc.messages import scan
+from completion_server.rpc.messages.scan import ScanError
 from completion_server.rpc.settings import LimitSettings
 
 LIMITS = LimitSettings(

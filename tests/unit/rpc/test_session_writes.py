@@ -1,6 +1,7 @@
 """One stream, many requests: what is written when the reader is slow, what is refused, and when the stream ends."""
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -17,8 +18,7 @@ from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionStream, StreamTimes
 from completion_server.rpc.settings import LimitSettings
-from completion_server.scheduling.settings import SchedulingSettings
-from tests.support.rooms import House, in_virtual_time
+from tests.support.rooms import FOUR_SLOTS, House, in_virtual_time
 from tests.support.server import request
 
 IDENTITY = Identity("u", "", "127.0.0.1:1", "127.0.0.1")
@@ -66,7 +66,7 @@ class Stream:
     def __init__(self, opened: House, caller: Caller, **options: Any) -> None:
         times = {"first_request_s": LONG_S, "idle_s": LONG_S, "max_age_s": LONG_S, "stall_timeout_s": 60.0}
         budget = options.pop("budget", RefusalBudget(0, 1))
-        intake = Intake(LIMITS, budget, RefusalBudget(0, 1), 10.0, opened.pipeline.clock)
+        intake = Intake(LIMITS, budget, RefusalBudget(0, 1), 10.0, opened.pipeline.now, lambda _context: IDENTITY)
         stream = SessionStream(
             opened.pipeline,
             intake,
@@ -132,7 +132,7 @@ def test_a_request_too_many_is_refused_and_cancels_are_read_on() -> None:
         assert len([each for each in caller.written if each.sequence == 4 and each.HasField("end")]) == 2
         await stream.cut()
 
-    run(scenario, scheduling=SchedulingSettings(supersede=False))
+    run(scenario, scheduling=dataclasses.replace(FOUR_SLOTS, supersede=False))
 
 
 def test_a_caller_that_types_faster_than_it_reads_gets_its_newest_answer() -> None:

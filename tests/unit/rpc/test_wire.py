@@ -1,7 +1,7 @@
 from completion.v1 import completion_pb2 as pb
-from completion_server.rpc import scan
+from completion_server.rpc.messages import scan
+from completion_server.rpc.messages.decoder import Decoder, Malformed
 from completion_server.rpc.settings import LimitSettings
-from completion_server.rpc.wire import Decoder, Malformed
 
 LIMITS = LimitSettings(max_snippets=2)
 DECODE_COMPLETE = Decoder(pb.CompleteRequest, scan.complete_request(LIMITS))

@@ -3,21 +3,22 @@ import pytest
 from completion_server.core.clock import Deadline
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
-from completion_server.scheduling.book import (
+from completion_server.scheduling.actions import (
     CANCELLED,
     DEADLINE,
     SUPERSEDED,
     Abort,
     Action,
-    Book,
-    End,
-    IllegalTransitionError,
-    Shedding,
+    Finish,
+    Reattach,
     Start,
-    TakeOver,
 )
-from completion_server.scheduling.order import earliest_deadline, newest_first
-from tests.unit.scheduling.claims import STOPPED, claim
+from completion_server.scheduling.book import Book, IllegalTransitionError
+from completion_server.scheduling.lanes import Sequences
+from completion_server.scheduling.queue import Queue, earliest_deadline, newest_first
+from completion_server.scheduling.records import Ticks
+from completion_server.scheduling.shedding import Shedding
+from tests.unit.scheduling.queue_entries import STOPPED, entry
 
 LATE = Outcome(FinishReason.SHED, ShedReason.DEADLINE_UNREACHABLE, 50)
 OVERLOAD = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 50)
@@ -28,89 +29,90 @@ def busy_book(num_slots: int = 1, max_queued: int = 10, shedding: Shedding = She
     book = Book(num_slots, max_queued, shedding=shedding)
     for number in range(num_slots):
         request_id = "busy" if num_slots == 1 else f"busy{number}"
-        assert book.submit(claim(request_id), 0.0) == [Start(request_id)]
+        assert book.submit(entry(request_id), 0.0) == [Start(request_id)]
         book.first_token(request_id, 0.0)
     return book
 
 
 def shed_by(actions: list[Action]) -> list[str]:
-    return [a.id for a in actions if isinstance(a, End) and a.outcome.reason is FinishReason.SHED]
+    return [a.id for a in actions if isinstance(a, Finish) and a.outcome.reason is FinishReason.SHED]
 
 
 def test_a_request_starts_when_a_slot_is_free_and_the_next_one_when_the_first_is_done() -> None:
     book = Book(num_slots=1, max_queued=10)
-    assert book.submit(claim("a"), 0.0) == [Start("a")]
-    assert book.submit(claim("b"), 0.0) == []
-    assert book.work_done("a", STOPPED, 1.0) == [End("a", STOPPED), Start("b")]
-    assert book.work_done("b", STOPPED, 2.0) == [End("b", STOPPED)]
+    assert book.submit(entry("a"), 0.0) == [Start("a")]
+    assert book.submit(entry("b"), 0.0) == []
+    assert book.work_done("a", STOPPED, 1.0) == [Finish("a", STOPPED), Start("b")]
+    assert book.work_done("b", STOPPED, 2.0) == [Finish("b", STOPPED)]
     assert (book.num_live, book.num_occupied, book.num_queued) == (0, 0, 0)
 
 
 def test_a_newer_request_takes_the_place_of_one_that_waits_at_no_cost() -> None:
     book = busy_book()
-    book.submit(claim("old", lane="user", sequence=1), 0.0)
-    assert book.submit(claim("new", lane="user", sequence=2), 0.0) == [End("old", SUPERSEDED)]
+    book.submit(entry("old", lane="user", sequence=1), 0.0)
+    assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED)]
     assert book.num_queued == 1
 
 
 def test_a_newer_request_aborts_one_that_runs_and_waits_for_its_slot() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("old", lane="user", sequence=1), 0.0)
-    assert book.submit(claim("new", lane="user", sequence=2), 0.0) == [End("old", SUPERSEDED), Abort("old")]
+    book.submit(entry("old", lane="user", sequence=1), 0.0)
+    assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
     assert book.num_occupied == 1  # the engine has not stopped yet
     assert book.work_done("old", CANCELLED, 1.0) == [Start("new")]
 
 
 def test_an_older_sequence_that_comes_late_never_unseats_a_newer_one() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("new", lane="user", sequence=2), 0.0)
-    assert book.submit(claim("old", lane="user", sequence=1), 0.0) == [End("old", SUPERSEDED)]
-    assert book.submit(claim("old too", lane="user", sequence=1), 0.0, heir_of="new") == [End("old too", SUPERSEDED)]
+    book.submit(entry("new", lane="user", sequence=2), 0.0)
+    assert book.submit(entry("old", lane="user", sequence=1), 0.0) == [Finish("old", SUPERSEDED)]
+    assert book.submit(entry("old too", lane="user", sequence=1), 0.0, reattach_to="new") == [
+        Finish("old too", SUPERSEDED)
+    ]
     assert book.num_live == 1
 
 
 def test_an_older_sequence_that_comes_late_unseats_nobody_of_another_session_either() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("x5", lane="user", session="x", sequence=5), 0.0)
+    book.submit(entry("x5", lane="user", session="x", sequence=5), 0.0)
     book.work_done("x5", STOPPED, 1.0)
-    book.submit(claim("y1", lane="user", session="y", sequence=1), 1.0)
-    assert book.submit(claim("x4", lane="user", session="x", sequence=4), 1.5) == [End("x4", SUPERSEDED)]
-    assert End("y1", SUPERSEDED) in book.submit(claim("x6", lane="user", session="x", sequence=6), 2.0)
+    book.submit(entry("y1", lane="user", session="y", sequence=1), 1.0)
+    assert book.submit(entry("x4", lane="user", session="x", sequence=4), 1.5) == [Finish("x4", SUPERSEDED)]
+    assert Finish("y1", SUPERSEDED) in book.submit(entry("x6", lane="user", session="x", sequence=6), 2.0)
     # After a while it is an editor that has begun anew.
-    assert End("x6", SUPERSEDED) in book.submit(claim("y2", lane="user", session="y", sequence=2), 3.0)
-    assert End("y2", SUPERSEDED) in book.submit(claim("x1", lane="user", session="x", sequence=1), 9.0)
-    assert len(book._sequences) == 1
+    assert Finish("x6", SUPERSEDED) in book.submit(entry("y2", lane="user", session="y", sequence=2), 3.0)
+    assert Finish("y2", SUPERSEDED) in book.submit(entry("x1", lane="user", session="x", sequence=1), 9.0)
 
 
 def test_who_asks_again_under_an_old_number_is_served_where_nobody_is_in_its_way() -> None:
     book = Book(num_slots=1, max_queued=10)
     for request_id in ("first", "again"):
-        book.submit(claim(request_id, lane="user", session="x", sequence=1), 0.0)
-        assert book.work_done(request_id, STOPPED, 0.5) == [End(request_id, STOPPED)]
+        book.submit(entry(request_id, lane="user", session="x", sequence=1), 0.0)
+        assert book.work_done(request_id, STOPPED, 0.5) == [Finish(request_id, STOPPED)]
 
 
 def test_across_sessions_of_a_user_the_later_arrival_is_the_newer() -> None:
     book = Book(num_slots=2, max_queued=10)
-    book.submit(claim("first", lane="user", session="x", sequence=9), 0.0)
-    assert End("first", SUPERSEDED) in book.submit(claim("second", lane="user", session="y", sequence=1), 0.0)
+    book.submit(entry("first", lane="user", session="x", sequence=9), 0.0)
+    assert Finish("first", SUPERSEDED) in book.submit(entry("second", lane="user", session="y", sequence=1), 0.0)
 
 
 def test_a_prefetch_and_what_was_typed_leave_each_other_alone() -> None:
     book = Book(num_slots=4, max_queued=10)
     prefetch = Trigger.PREFETCH
-    assert book.submit(claim("typed", lane="user", sequence=1), 0.0) == [Start("typed")]
-    assert book.submit(claim("ahead", lane="user", sequence=2, trigger=prefetch), 0.0) == [Start("ahead")]
-    assert book.submit(claim("further", lane="user", sequence=3, trigger=prefetch), 0.0) == [
-        End("ahead", SUPERSEDED), Abort("ahead"), Start("further"),
+    assert book.submit(entry("typed", lane="user", sequence=1), 0.0) == [Start("typed")]
+    assert book.submit(entry("ahead", lane="user", sequence=2, trigger=prefetch), 0.0) == [Start("ahead")]
+    assert book.submit(entry("further", lane="user", sequence=3, trigger=prefetch), 0.0) == [
+        Finish("ahead", SUPERSEDED), Abort("ahead"), Start("further"),
     ]  # fmt: skip
-    assert book.submit(claim("typed on", lane="user", sequence=4), 0.0)[0] == End("typed", SUPERSEDED)
+    assert book.submit(entry("typed on", lane="user", sequence=4), 0.0)[0] == Finish("typed", SUPERSEDED)
     assert book.num_live == 2
 
 
 def test_explicit_goes_before_automatic_before_prefetch() -> None:
     book = busy_book()
     for request_id, trigger in (("p", Trigger.PREFETCH), ("a", Trigger.AUTOMATIC), ("e", Trigger.EXPLICIT)):
-        book.submit(claim(request_id, trigger=trigger), 0.0)
+        book.submit(entry(request_id, trigger=trigger), 0.0)
     started = []
     done = "busy"
     for _ in range(3):
@@ -123,90 +125,90 @@ def test_explicit_goes_before_automatic_before_prefetch() -> None:
 def test_within_a_trigger_the_earliest_deadline_goes_first_or_whoever_the_order_says() -> None:
     for order, first in (({}, "hurried"), ({"order": newest_first}, "last")):
         book = Book(1, 10, **order)  # type: ignore[arg-type]
-        book.submit(claim("busy"), 0.0)
-        book.submit(claim("first", arrived_at=1.0, answer_by=8.0), 1.0)
-        book.submit(claim("hurried", arrived_at=2.0, answer_by=5.0), 2.0)
-        book.submit(claim("last", arrived_at=3.0, answer_by=9.0), 3.0)
-        assert book.work_done("busy", STOPPED, 4.0) == [End("busy", STOPPED), Start(first)]
+        book.submit(entry("busy"), 0.0)
+        book.submit(entry("first", arrived_at=1.0, ttft_deadline=8.0), 1.0)
+        book.submit(entry("hurried", arrived_at=2.0, ttft_deadline=5.0), 2.0)
+        book.submit(entry("last", arrived_at=3.0, ttft_deadline=9.0), 3.0)
+        assert book.work_done("busy", STOPPED, 4.0) == [Finish("busy", STOPPED), Start(first)]
 
 
 def test_a_full_queue_sheds_the_newcomer_but_not_one_that_replaces_its_own() -> None:
     book = busy_book(max_queued=1)
-    book.submit(claim("waits", lane="user", sequence=1), 0.0)
-    assert book.submit(claim("late"), 0.0) == [End("late", OVERLOAD)]
-    assert book.submit(claim("newer", lane="user", sequence=2), 0.0) == [End("waits", SUPERSEDED)]
+    book.submit(entry("waits", lane="user", sequence=1), 0.0)
+    assert book.submit(entry("late"), 0.0) == [Finish("late", OVERLOAD)]
+    assert book.submit(entry("newer", lane="user", sequence=2), 0.0) == [Finish("waits", SUPERSEDED)]
 
 
 def test_a_full_queue_gives_up_the_last_of_the_least_class_for_a_better_one() -> None:
     book = busy_book(max_queued=3)
     for request_id, trigger in (("a", Trigger.AUTOMATIC), ("p1", Trigger.PREFETCH), ("p2", Trigger.PREFETCH)):
-        book.submit(claim(request_id, trigger=trigger), 0.0)
-    given_up = [shed_by(book.submit(claim(f"e{i}", trigger=Trigger.EXPLICIT), 0.0)) for i in range(4)]
+        book.submit(entry(request_id, trigger=trigger), 0.0)
+    given_up = [shed_by(book.submit(entry(f"e{i}", trigger=Trigger.EXPLICIT), 0.0)) for i in range(4)]
     assert given_up == [["p2"], ["p1"], ["a"], ["e3"]]
-    assert shed_by(book.submit(claim("a2"), 0.0)) == ["a2"]
+    assert shed_by(book.submit(entry("a2"), 0.0)) == ["a2"]
     assert book.num_queued == 3
 
 
 def test_who_goes_last_by_the_order_is_given_up_by_a_full_queue() -> None:
     for order, given_up in ((newest_first, "r1"), (earliest_deadline, "r3")):
         book = Book(1, 2, order=order)
-        book.submit(claim("busy"), 0.0)
+        book.submit(entry("busy"), 0.0)
         for number in (1, 2):
-            book.submit(claim(f"r{number}", arrived_at=float(number), answer_by=10.0 + number), float(number))
-        newcomer = claim("r3", arrived_at=3.0, answer_by=13.0)
+            book.submit(entry(f"r{number}", arrived_at=float(number), ttft_deadline=10.0 + number), float(number))
+        newcomer = entry("r3", arrived_at=3.0, ttft_deadline=13.0)
         assert shed_by(book.submit(newcomer, 3.0)) == [given_up]
         assert book.num_queued == 2
 
 
 def test_who_gives_way_is_told_its_own_time_to_wait_and_not_the_newcomers() -> None:
     book = busy_book(max_queued=3)
-    book.pace.held.add(0.1)
+    book.latency.held.add(0.1)
     for number in range(3):
-        book.submit(claim(f"p{number}", trigger=Trigger.PREFETCH), 0.0)
-    action = book.submit(claim("e", trigger=Trigger.EXPLICIT), 0.0)[0]
-    assert action == End("p2", Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 400))
+        book.submit(entry(f"p{number}", trigger=Trigger.PREFETCH), 0.0)
+    action = book.submit(entry("e", trigger=Trigger.EXPLICIT), 0.0)[0]
+    assert action == Finish("p2", Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 400))
 
 
 def test_a_full_server_serves_the_newer_request_of_a_user_whose_older_one_it_stops() -> None:
     book = Book(num_slots=1, max_queued=0)
-    book.submit(claim("old", lane="user", sequence=1), 0.0)
-    assert book.submit(claim("new", lane="user", sequence=2), 0.0) == [End("old", SUPERSEDED), Abort("old")]
+    book.submit(entry("old", lane="user", sequence=1), 0.0)
+    assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
     assert book.work_done("old", CANCELLED, 1.0) == [Start("new")]
 
 
 def test_a_deadline_ends_what_waits_and_what_runs() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("runs", deadline=Deadline(10.0)), 0.0)
-    book.submit(claim("waits", deadline=Deadline(5.0)), 0.0)
+    book.submit(entry("runs", deadline=Deadline(10.0)), 0.0)
+    book.submit(entry("waits", deadline=Deadline(5.0)), 0.0)
     assert book.next_tick == 5.0
     assert book.tick(4.9) == []
-    assert book.tick(5.0) == [End("waits", DEADLINE)]
-    assert book.tick(10.0) == [End("runs", DEADLINE), Abort("runs")]
+    assert book.tick(5.0) == [Finish("waits", DEADLINE)]
+    assert book.tick(10.0) == [Finish("runs", DEADLINE), Abort("runs")]
     assert book.next_tick is None
 
 
 def test_the_deadline_of_an_ended_request_wakes_nobody() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("a", deadline=Deadline(5.0)), 0.0)
+    book.submit(entry("a", deadline=Deadline(5.0)), 0.0)
     book.work_done("a", STOPPED, 1.0)
     assert book.next_tick is None
 
 
 def test_who_waits_is_given_up_when_even_a_slot_at_once_would_be_too_late() -> None:
     book = busy_book()
-    book.pace.first_token.add(0.1)
-    book.submit(claim("waits", answer_by=1.0), 0.0)
+    book.latency.first_token.add(0.1)
+    book.submit(entry("waits", ttft_deadline=1.0), 0.0)
     assert book.next_tick == 0.9
     assert book.tick(0.8999) == []
-    assert book.tick(0.9) == [End("waits", LATE)]
+    assert book.tick(0.9) == [Finish("waits", LATE)]
     assert book.next_tick is None
 
 
 def test_a_slot_that_comes_free_goes_past_those_who_have_no_time_left() -> None:
     book = busy_book()
-    book.pace.first_token.add(0.1)
-    book.submit(claim("hopeless", answer_by=1.0), 0.0)
-    book.submit(claim("in time", answer_by=2.0), 0.0)
+    book.latency.first_token.add(0.1)
+    book.submit(entry("hopeless", ttft_deadline=1.0), 0.0)
+    book.submit(entry("in time", ttft_deadline=2.0), 0.0)
     actions = book.work_done("busy", STOPPED, 0.95)
     assert shed_by(actions) == ["hopeless"]
     assert actions[-1] == Start("in time")
@@ -215,80 +217,80 @@ def test_a_slot_that_comes_free_goes_past_those_who_have_no_time_left() -> None:
 def test_a_free_slot_refuses_nobody_however_late_they_are() -> None:
     for shedding in Shedding:
         book = Book(1, 0, shedding=shedding)
-        book.pace.first_token.add(9.0)
-        assert book.submit(claim("r", answer_by=1.0), 1.0) == [Start("r")]
+        book.latency.first_token.add(9.0)
+        assert book.submit(entry("r", ttft_deadline=1.0), 1.0) == [Start("r")]
 
 
 def test_who_never_sheds_lets_everybody_wait_for_their_deadline() -> None:
     book = busy_book(shedding=Shedding.NEVER)
-    book.submit(claim("waits", answer_by=1.0, deadline=Deadline(5.0)), 0.0)
+    book.submit(entry("waits", ttft_deadline=1.0, deadline=Deadline(5.0)), 0.0)
     assert book.next_tick == 5.0
     assert book.tick(4.0) == []
-    assert book.work_done("busy", STOPPED, 4.0) == [End("busy", STOPPED), Start("waits")]
+    assert book.work_done("busy", STOPPED, 4.0) == [Finish("busy", STOPPED), Start("waits")]
 
 
 def test_who_holds_a_slot_without_a_token_when_the_time_is_up_gives_it_to_another_that_waits() -> None:
     book = Book(1, 10)
-    book.submit(claim("slow", answer_by=1.0), 0.0)
-    book.submit(claim("waits", answer_by=5.0), 0.5)
-    assert book.tick(1.0) == [End("slow", LATE), Abort("slow")]
+    book.submit(entry("slow", ttft_deadline=1.0), 0.0)
+    book.submit(entry("waits", ttft_deadline=5.0), 0.5)
+    assert book.tick(1.0) == [Finish("slow", LATE), Abort("slow")]
     assert book.work_done("slow", CANCELLED, 1.5) == [Start("waits")]
 
 
 def test_who_holds_a_slot_keeps_it_with_a_token_or_where_nobody_waits() -> None:
     alone = Book(1, 10)
-    alone.submit(claim("slow", answer_by=1.0), 0.0)
+    alone.submit(entry("slow", ttft_deadline=1.0), 0.0)
     assert alone.tick(1.0) == []
     assert alone.next_tick is None
     book = busy_book()
-    book.submit(claim("waits", answer_by=5.0), 0.0)
+    book.submit(entry("waits", ttft_deadline=5.0), 0.0)
     assert book.tick(4.0) == []
 
 
 def test_who_kept_a_slot_beyond_its_time_gives_it_to_whoever_comes_next() -> None:
     book = Book(2, 10)
-    book.submit(claim("slow", answer_by=1.0), 0.0)
-    book.submit(claim("slower", answer_by=1.1), 0.0)
+    book.submit(entry("slow", ttft_deadline=1.0), 0.0)
+    book.submit(entry("slower", ttft_deadline=1.1), 0.0)
     assert book.tick(1.5) == []
-    assert book.submit(claim("waits", answer_by=5.0), 2.0) == [End("slow", LATE), Abort("slow")]
-    assert book.submit(claim("a user's", lane="u", sequence=1, answer_by=5.0), 2.0) == [
-        End("slower", LATE),
+    assert book.submit(entry("waits", ttft_deadline=5.0), 2.0) == [Finish("slow", LATE), Abort("slow")]
+    assert book.submit(entry("a user's", lane="u", sequence=1, ttft_deadline=5.0), 2.0) == [
+        Finish("slower", LATE),
         Abort("slower"),
     ]
-    assert book.submit(claim("third", answer_by=5.0), 2.0) == []
+    assert book.submit(entry("third", ttft_deadline=5.0), 2.0) == []
     assert book.work_done("slow", CANCELLED, 2.1) == [Start("waits")]
 
 
 def test_one_slot_that_is_coming_free_is_enough_for_one_that_waits() -> None:
     book = Book(2, 10)
     for request_id in ("slow", "slower"):
-        book.submit(claim(request_id, answer_by=1.0), 0.0)
+        book.submit(entry(request_id, ttft_deadline=1.0), 0.0)
     book.tick(1.5)
     book.end("slow", CANCELLED, 1.6)
-    assert book.submit(claim("waits", answer_by=5.0), 2.0) == []
+    assert book.submit(entry("waits", ttft_deadline=5.0), 2.0) == []
     book.first_token("slower", 2.1)
-    assert book.submit(claim("waits too", answer_by=5.0), 2.2) == []
+    assert book.submit(entry("waits too", ttft_deadline=5.0), 2.2) == []
 
 
 def test_a_newcomer_is_refused_where_it_would_wait_too_long_by_prediction() -> None:
     for shedding in Shedding:
         book = busy_book(shedding=shedding)
-        book.pace.held.add(1.0)  # a slot a second
-        refused = shed_by(book.submit(claim("r", answer_by=0.9), 0.0))
+        book.latency.held.add(1.0)  # a slot a second
+        refused = shed_by(book.submit(entry("r", ttft_deadline=0.9), 0.0))
         assert refused == (["r"] if shedding is Shedding.PREDICTED else [])
-        assert shed_by(book.submit(claim("patient", answer_by=9.0), 0.0)) == []
+        assert shed_by(book.submit(entry("patient", ttft_deadline=9.0), 0.0)) == []
 
 
 def test_the_prediction_knows_that_most_of_the_queue_vanishes() -> None:
     def refuses(*, vanish: bool) -> bool:
         book = Book(1, 100, shedding=Shedding.PREDICTED)
-        book.submit(claim("busy"), 0.0)
-        book.pace.held.add(0.1)
+        book.submit(entry("busy"), 0.0)
+        book.latency.held.add(0.1)
         for number in range(50):
-            book.submit(claim(f"r{number}", answer_by=0.9), 0.0)
+            book.submit(entry(f"r{number}", ttft_deadline=0.9), 0.0)
         for number in range(40 if vanish else 0):
-            book.submit(claim(f"r{number} on", lane=f"r{number}", sequence=1, answer_by=0.92), 0.02)
-        return bool(shed_by(book.submit(claim("newcomer", answer_by=1.0), 0.05)))
+            book.submit(entry(f"r{number} on", lane=f"r{number}", sequence=1, ttft_deadline=0.92), 0.02)
+        return bool(shed_by(book.submit(entry("newcomer", ttft_deadline=1.0), 0.05)))
 
     assert refuses(vanish=False)
     assert not refuses(vanish=True)
@@ -296,131 +298,131 @@ def test_the_prediction_knows_that_most_of_the_queue_vanishes() -> None:
 
 def test_the_prediction_counts_only_those_who_go_first() -> None:
     book = busy_book(shedding=Shedding.PREDICTED)
-    book.pace.held.add(1.0)
+    book.latency.held.add(1.0)
     for number in range(5):
-        book.submit(claim(f"r{number}", answer_by=20.0), 0.0)
-    assert shed_by(book.submit(claim("hurried", answer_by=3.0), 0.0)) == []
-    assert shed_by(book.submit(claim("as hurried", answer_by=3.0), 0.0)) == ["as hurried"]
-    assert shed_by(book.submit(claim("asked", answer_by=3.0, trigger=Trigger.EXPLICIT), 0.0)) == []
+        book.submit(entry(f"r{number}", ttft_deadline=20.0), 0.0)
+    assert shed_by(book.submit(entry("hurried", ttft_deadline=3.0), 0.0)) == []
+    assert shed_by(book.submit(entry("as hurried", ttft_deadline=3.0), 0.0)) == ["as hurried"]
+    assert shed_by(book.submit(entry("asked", ttft_deadline=3.0, trigger=Trigger.EXPLICIT), 0.0)) == []
 
 
 def test_a_shed_caller_is_told_to_wait_as_long_as_is_predicted_within_bounds() -> None:
     for held_s, expected_ms in ((0.001, 50), (0.3, 300), (9.0, 1000)):
         book = Book(1, 0, max_retry_after_ms=1000)
-        book.submit(claim("busy"), 0.0)
-        book.pace.held.add(held_s)
-        action = book.submit(claim("late"), 0.0)[0]
-        assert isinstance(action, End)
+        book.submit(entry("busy"), 0.0)
+        book.latency.held.add(held_s)
+        action = book.submit(entry("late"), 0.0)[0]
+        assert isinstance(action, Finish)
         assert action.outcome.retry_after_ms == expected_ms
 
 
 def test_work_that_is_taken_over_changes_hands_with_its_slot() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("old", lane="user", sequence=1), 0.0)
-    newer = claim("new", lane="user", sequence=2)
-    assert book.rivals(newer) == ["old"]
-    assert book.submit(newer, 0.5, heir_of="old") == [TakeOver("new", "old"), End("old", SUPERSEDED)]
+    book.submit(entry("old", lane="user", sequence=1), 0.0)
+    newer = entry("new", lane="user", sequence=2)
+    assert book.candidates(newer) == ["old"]
+    assert book.submit(newer, 0.5, reattach_to="old") == [Reattach("new", "old"), Finish("old", SUPERSEDED)]
     assert (book.num_live, book.num_occupied, book.num_queued) == (1, 1, 0)
-    assert book.work_done("new", STOPPED, 1.0) == [End("new", STOPPED)]
+    assert book.work_done("new", STOPPED, 1.0) == [Finish("new", STOPPED)]
     assert book.num_occupied == 0
 
 
 def test_a_typed_request_takes_over_a_prefetch_and_unseats_the_typed_one_before_it() -> None:
     book = Book(num_slots=2, max_queued=10)
-    book.submit(claim("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
-    book.submit(claim("typed", lane="user", sequence=2), 0.0)
-    newer = claim("new", lane="user", sequence=3)
-    assert book.submit(newer, 0.5, heir_of="prefetch") == [
-        TakeOver("new", "prefetch"), End("prefetch", SUPERSEDED), End("typed", SUPERSEDED), Abort("typed"),
+    book.submit(entry("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
+    book.submit(entry("typed", lane="user", sequence=2), 0.0)
+    newer = entry("new", lane="user", sequence=3)
+    assert book.submit(newer, 0.5, reattach_to="prefetch") == [
+        Reattach("new", "prefetch"), Finish("prefetch", SUPERSEDED), Finish("typed", SUPERSEDED), Abort("typed"),
     ]  # fmt: skip
     assert (book.num_live, book.num_occupied) == (1, 2)
 
 
 def test_a_typed_request_ends_the_prefetch_for_the_same_that_has_not_begun() -> None:
     book = busy_book()
-    book.submit(claim("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
-    assert book.submit(claim("typed", lane="user", sequence=2), 0.5, heir_of="prefetch") == [
-        End("prefetch", SUPERSEDED)
+    book.submit(entry("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
+    assert book.submit(entry("typed", lane="user", sequence=2), 0.5, reattach_to="prefetch") == [
+        Finish("prefetch", SUPERSEDED)
     ]
     assert book.num_queued == 1
 
 
 def test_a_prefetch_takes_over_prefetches_only() -> None:
     book = Book(num_slots=2, max_queued=10)
-    book.submit(claim("typed", lane="user", sequence=1), 0.0)
-    newer = claim("new", lane="user", sequence=3, trigger=Trigger.PREFETCH)
-    assert book.rivals(newer) == []
-    book.submit(claim("prefetch", lane="user", sequence=2, trigger=Trigger.PREFETCH), 0.0)
-    assert book.rivals(newer) == ["prefetch"]
+    book.submit(entry("typed", lane="user", sequence=1), 0.0)
+    newer = entry("new", lane="user", sequence=3, trigger=Trigger.PREFETCH)
+    assert book.candidates(newer) == []
+    book.submit(entry("prefetch", lane="user", sequence=2, trigger=Trigger.PREFETCH), 0.0)
+    assert book.candidates(newer) == ["prefetch"]
 
 
 def test_work_that_runs_is_taken_over_before_work_that_waits() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
-    book.submit(claim("typed", lane="user", sequence=2), 0.0)
-    assert book.rivals(claim("new", lane="user", sequence=3)) == ["prefetch", "typed"]
+    book.submit(entry("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
+    book.submit(entry("typed", lane="user", sequence=2), 0.0)
+    assert book.candidates(entry("new", lane="user", sequence=3)) == ["prefetch", "typed"]
 
 
 def test_who_took_over_what_is_of_no_use_waits_for_a_slot_of_its_own() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("old", lane="user", sequence=1), 0.0)
-    book.submit(claim("new", lane="user", sequence=2), 0.0, heir_of="old")
-    book.submit(claim("asked", trigger=Trigger.EXPLICIT), 0.0)
-    assert book.parted("new", 1.0) == [Start("asked")]
+    book.submit(entry("old", lane="user", sequence=1), 0.0)
+    book.submit(entry("new", lane="user", sequence=2), 0.0, reattach_to="old")
+    book.submit(entry("asked", trigger=Trigger.EXPLICIT), 0.0)
+    assert book.diverged("new", 1.0) == [Start("asked")]
     assert (book.num_live, book.num_occupied, book.num_queued) == (2, 1, 1)
-    assert book.work_done("asked", STOPPED, 2.0) == [End("asked", STOPPED), Start("new")]
+    assert book.work_done("asked", STOPPED, 2.0) == [Finish("asked", STOPPED), Start("new")]
 
 
 def test_who_took_over_what_is_of_no_use_gets_the_slot_again_however_late() -> None:
     book = Book(num_slots=1, max_queued=0)
-    book.submit(claim("old", lane="user", sequence=1), 0.0)
-    book.submit(claim("new", lane="user", sequence=2, answer_by=1.0), 0.0, heir_of="old")
-    assert book.parted("new", 2.0) == [Start("new")]
+    book.submit(entry("old", lane="user", sequence=1), 0.0)
+    book.submit(entry("new", lane="user", sequence=2, ttft_deadline=1.0), 0.0, reattach_to="old")
+    assert book.diverged("new", 2.0) == [Start("new")]
 
 
 def test_only_work_that_was_begun_for_a_request_says_how_long_first_tokens_take() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("old", lane="user", sequence=1), 1.0)
-    book.submit(claim("new", lane="user", sequence=2), 1.25, heir_of="old")
+    book.submit(entry("old", lane="user", sequence=1), 1.0)
+    book.submit(entry("new", lane="user", sequence=2), 1.25, reattach_to="old")
     book.first_token("new", 1.5)
-    assert book.pace.first_token.mean == 0.0
-    book.parted("new", 2.0)
+    assert book.latency.first_token.mean == 0.0
+    book.diverged("new", 2.0)
     book.first_token("new", 2.25)
     book.first_token("new", 9.0)
-    assert book.pace.first_token.mean == 0.25
+    assert book.latency.first_token.mean == 0.25
     book.first_token("unknown", 9.0)
     book.work_done("new", STOPPED, 3.0)
-    assert book.pace.held.mean == 1.0  # of old and new together, and of new alone
+    assert book.latency.held.mean == 1.0  # of old and new together, and of new alone
 
 
 def test_where_all_give_up_before_their_first_token_it_is_known_to_take_at_least_so_long() -> None:
     book = Book(num_slots=1, max_queued=10)
     for number, (waited_s, known_s) in enumerate(((0.25, 0.25), (0.125, 0.25), (1.25, 0.75))):
-        book.submit(claim(f"r{number}"), float(number))
+        book.submit(entry(f"r{number}"), float(number))
         book.end(f"r{number}", CANCELLED, number + waited_s)
         book.work_done(f"r{number}", CANCELLED, number + waited_s)
-        assert book.pace.first_token.mean == known_s
-    book.submit(claim("served"), 5.0)
+        assert book.latency.first_token.mean == known_s
+    book.submit(entry("served"), 5.0)
     book.first_token("served", 5.75)
     book.end("served", CANCELLED, 9.0)
-    assert book.pace.first_token.mean == 0.75
+    assert book.latency.first_token.mean == 0.75
 
 
 def test_more_slots_are_given_out_at_once_and_fewer_as_they_come_free() -> None:
     book = busy_book(num_slots=2)
     for number in range(3):
-        book.submit(claim(f"r{number}"), 0.0)
+        book.submit(entry(f"r{number}"), 0.0)
     assert book.resize(3, 1.0) == [Start("r0")]
     assert book.resize(1, 2.0) == []
-    assert book.work_done("busy0", STOPPED, 3.0) == [End("busy0", STOPPED)]
-    assert book.work_done("busy1", STOPPED, 3.0) == [End("busy1", STOPPED)]
-    assert book.work_done("r0", STOPPED, 3.0) == [End("r0", STOPPED), Start("r1")]
+    assert book.work_done("busy0", STOPPED, 3.0) == [Finish("busy0", STOPPED)]
+    assert book.work_done("busy1", STOPPED, 3.0) == [Finish("busy1", STOPPED)]
+    assert book.work_done("r0", STOPPED, 3.0) == [Finish("r0", STOPPED), Start("r1")]
 
 
 def test_ending_twice_says_nothing_the_second_time() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("a"), 0.0)
-    assert book.end("a", CANCELLED, 0.0) == [End("a", CANCELLED), Abort("a")]
+    book.submit(entry("a"), 0.0)
+    assert book.end("a", CANCELLED, 0.0) == [Finish("a", CANCELLED), Abort("a")]
     assert book.end("a", CANCELLED, 0.0) == []
     assert book.work_done("a", STOPPED, 0.0) == []
     assert book.end("a", CANCELLED, 0.0) == []
@@ -428,32 +430,58 @@ def test_ending_twice_says_nothing_the_second_time() -> None:
 
 def test_events_that_no_request_can_have_are_errors() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(claim("a"), 0.0)
-    book.submit(claim("b"), 0.0)
+    book.submit(entry("a"), 0.0)
+    book.submit(entry("b"), 0.0)
     with pytest.raises(IllegalTransitionError):
-        book.submit(claim("a"), 0.0)
+        book.submit(entry("a"), 0.0)
     with pytest.raises(IllegalTransitionError):
         book.work_done("b", STOPPED, 0.0)
     with pytest.raises(IllegalTransitionError):
         book.work_done("unknown", STOPPED, 0.0)
     with pytest.raises(IllegalTransitionError):
-        book.parted("b", 0.0)
+        book.diverged("b", 0.0)
     book.end("a", CANCELLED, 0.0)
     with pytest.raises(IllegalTransitionError):
-        book.parted("a", 0.0)
+        book.diverged("a", 0.0)
+
+
+def test_a_request_that_has_its_token_keeps_its_slot_when_its_time_is_up() -> None:
+    book = Book(1, 10)
+    book.submit(entry("runs", ttft_deadline=1.0), 0.0)
+    book.first_token("runs", 0.5)
+    book.submit(entry("waits"), 0.6)
+    assert book.tick(1.0) == []
+
+
+def test_a_newer_stamp_of_another_replica_supersedes() -> None:
+    book = Book(1, 10)
+    book.submit(entry("runs", lane="user", stamp=3), 0.0)
+    book.submit(entry("ahead", lane="user", trigger=Trigger.PREFETCH, stamp=5), 0.0)
+    assert book.supersede("user", 3, 0.1) == book.supersede("another", 9, 0.1) == []
+    assert book.supersede("user", 4, 0.1) == [Finish("runs", SUPERSEDED), Abort("runs")]
+    assert book.supersede("user", 9, 0.1) == [Finish("ahead", SUPERSEDED)]
 
 
 def test_a_long_queue_of_ended_requests_is_not_kept() -> None:
-    book = busy_book(max_queued=10_000)
-    for sequence in range(5000):
-        book.submit(claim(f"r{sequence}", lane="user", sequence=sequence), 0.0)
-    assert book.num_queued == 1
-    queue = book._queues[Trigger.AUTOMATIC]
-    assert len(queue._first) + len(queue._last) < 200
+    queue = Queue()
+    for number in range(5000):
+        queue.add(f"r{number}", (0.0, number))
+        if number:
+            queue.remove(f"r{number - 1}")
+    assert len(queue) == 1
+    assert queue.num_kept < 200
 
 
-def test_the_deadlines_of_ended_requests_are_not_kept() -> None:
-    book = busy_book(max_queued=10_000)
-    for sequence in range(5000):
-        book.submit(claim(f"r{sequence}", lane="user", sequence=sequence, deadline=Deadline(30.0)), 0.0)
-    assert len(book._ticks) < 200
+def test_the_times_of_ended_requests_are_not_kept() -> None:
+    ticks = Ticks(lambda request_id: request_id == "r4999")
+    for number in range(5000):
+        ticks.add(30.0 + number, f"r{number}", num_live=1)
+    assert len(ticks) < 200
+    assert ticks.next == 30.0 + 4999
+
+
+def test_sequences_are_forgotten_after_a_while() -> None:
+    sequences = Sequences()
+    for number in range(10):
+        sequences.note(f"s{number}", 1, float(number))
+    assert len(sequences) == 5

@@ -111,4 +111,3 @@ def test_it_is_always_between_its_ends(least: int, more: int, windows: list[tupl
     for step_s, num_in_engine in windows:
         assert least <= observe(limiter, step_s, num_in_engine) <= least + more
         assert limiter.floor_s > 0
-        assert not math.isnan(limiter._limit)

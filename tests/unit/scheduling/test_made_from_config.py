@@ -2,16 +2,17 @@
 
 import pytest
 
-from completion_server.app import make_runner
+from completion_server.assembly import PipelineSettings, make_runner
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
 from completion_server.scheduling.book import Book, Shedding
-from completion_server.scheduling.order import earliest_deadline, newest_first
+from completion_server.scheduling.queue import earliest_deadline, newest_first
 
 
 def book_of(*overrides: str) -> Book:
     config = load_config(None, overrides, {})
-    return make_runner(config, MonotonicClock(), lambda _seconds: None).book
+    settings = PipelineSettings(config.admission, config.scheduling, config.shed)
+    return make_runner(settings, MonotonicClock(), lambda _event: None).book
 
 
 def test_by_default_the_earliest_deadline_goes_first_and_who_is_late_is_shed() -> None:

@@ -18,7 +18,20 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 HERE = Path(__file__).parent
 ROOM = "completion_server.scheduling"
-CHECKS = {"book": "test_book", "runner": "test_runner", "typing_through": "test_typing_through"}
+TESTS = "tests.unit.scheduling"
+CHECKS = {
+    "lanes": "test_book",
+    "queue": "test_book",
+    "shedding": "test_book",
+    "book": "test_book",
+    "generation": "test_runner",
+    "runner": "test_runner",
+    "reattach": "test_reattach",
+}
+"""The tests that must notice a mistake in a module."""
+LOADED = ("reattach", "queue", "records", "lanes", "shedding", "book", "generation", "runner")
+"""The modules of the room, each after those that it imports: all are loaded anew around a mistake."""
+HELPERS = ("queue_entries", "subscribers")
 
 
 @dataclass(frozen=True)
@@ -31,94 +44,116 @@ class Mutant:
     new: str
 
 
-BOOK = (
-    ("the oldest wins", "holder.claim.sequence >= claim.sequence", "holder.claim.sequence <= claim.sequence"),
-    ("late sequences win", "holder.claim.sequence >= claim.sequence", "holder.claim.sequence > 10**9"),
-    ("sequences of sessions are compared", "if holder.claim.session == claim.session:", "if True:"),
-    ("a slot leaks", "        self._num_occupied -= 1\n", ""),
-    (
-        "a slot is free when its work is told to stop",
-        "entry.state = State.ABORTING\n",
-        "entry.state = State.ABORTING\n            self._num_occupied -= 1\n",
+MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "lanes": (
+        ("the oldest wins", "holder.entry.sequence >= entry.sequence", "holder.entry.sequence <= entry.sequence"),
+        ("late sequences win", "holder.entry.sequence >= entry.sequence", "holder.entry.sequence > 10**9"),
+        ("sequences of sessions are compared", "holder.entry.session == entry.session:", "True:"),
+        (
+            "an overtaken request supersedes another session",
+            "is_overtaken((record.lane, entry.session), entry.sequence,",
+            "is_overtaken((record.lane, entry.session), 10**9,",
+        ),
+        (
+            "a waiting generation is a candidate before a running one",
+            ".state is not State.RUNNING)",
+            ".state is State.RUNNING)",
+        ),
     ),
-    (
-        "an aborted request has a second End",
-        "if entry is None or entry.state is State.ABORTING:\n            return []",
-        "if entry is None:\n            return []",
+    "queue": (
+        (
+            "classes are served the wrong way round",
+            "for queue in self._queues:\n",
+            "for queue in reversed(self._queues):\n",
+        ),
+        (
+            "the best class is given up first",
+            "self._queues[: entry.trigger - 1 if entry.trigger else None : -1]",
+            "self._queues[: entry.trigger + 1]",
+        ),
+        ("the first of a class is given up", "(last := queue.last())", "(last := queue.first())"),
     ),
-    (
-        "work that stops ends its request again",
-        "            self._leave_lane(entry)\n            actions.append(",
-        "            self._leave_lane(entry)\n        actions.append(",
+    "shedding": (
+        (
+            "a waiting request is forgotten by the clock",
+            "        if record.state is State.QUEUED:\n            return min(",
+            "        if False:\n            return min(",
+        ),
+        ("a request with a token is past its budget", "not record.has_token and len(", "len("),
     ),
-    (
-        "classes are served the wrong way round",
-        "for queue in self._queues:\n            while",
-        "for queue in reversed(self._queues):\n            while",
+    "book": (
+        ("a slot leaks", "        self.num_occupied -= 1\n", ""),
+        (
+            "a slot is free when its work is told to stop",
+            "record.state = State.ABORTING\n",
+            "record.state = State.ABORTING\n            self.num_occupied -= 1\n",
+        ),
+        (
+            "an aborted request has a second Finish",
+            "if record is None or record.state is State.ABORTING:\n            return []",
+            "if record is None:\n            return []",
+        ),
+        (
+            "work that stops ends its request again",
+            "            self._lanes.leave(record)\n            actions.append(",
+            "            self._lanes.leave(record)\n        actions.append(",
+        ),
+        ("a request past its budget keeps its slot", "return actions + self._reclaim(now)", "return actions"),
+        ("two slots are reclaimed for one", "self.num_queued - num_aborting", "self.num_queued"),
+        ("a request with a token is reclaimed", "        self._past_budget.pop(request_id, None)\n", ""),
+        ("the queue is not bounded", "if self.num_queued < self.max_queued:", "if True:"),
+        ("a reattach forgets the lane", "        self._lanes.leave(older)\n", ""),
+        (
+            "a request is shed beside a free slot",
+            "        if self.num_occupied < self.num_slots:\n            return []\n",
+            "",
+        ),
+        (
+            "a diverged request keeps its slot",
+            "        self._free_slot(record, now)\n        record.state, record.is_reattached",
+            "        record.state, record.is_reattached",
+        ),
+        (
+            "an unreachable request is started",
+            "if record.queued_at < now and self._shedder.is_unreachable(record, now):",
+            "if False:",
+        ),
     ),
-    (
-        "the best class is given up first",
-        "self._queues[: claim.trigger - 1 if claim.trigger else None : -1]",
-        "self._queues[: claim.trigger + 1]",
+    "generation": (
+        ("a request reattaches to a generation that is over", "if self.is_over or ", "if "),
+        (
+            "a reattached request reads from the beginning",
+            'self._filter = TypedPrefixFilter(typed or "")',
+            'self._filter = TypedPrefixFilter("")',
+        ),
+        ("a diverged generation is still read", "        if self._filter.has_diverged:\n            return True\n", ""),
     ),
-    ("the first of a class is given up", "(last := queue.last())", "(last := queue.first())"),
-    (
-        "who is overtaken unseats another session",
-        "is_overtaken((entry.lane, claim.session), claim.sequence,",
-        "is_overtaken((entry.lane, claim.session), 10**9,",
+    "runner": (
+        ("an aborted generation goes on", "            work.task.cancel()\n", ""),
+        ("a diverged request is done", "if outcome is None and work.aborted_at is None:", "if False:"),
+        (
+            "an aborted generation counts as diverged",
+            "if outcome is None and work.aborted_at is None:",
+            "if outcome is None:",
+        ),
+        (
+            "the clock is not set after an action",
+            "            self._is_draining = False\n        self._alarm.set_nowait(self._book.next_tick)\n",
+            "            self._is_draining = False\n",
+        ),
+        ("actions are carried out inside others", "        if self._is_draining:\n            return\n", ""),
     ),
-    ("who is overdue keeps its slot", "return actions + self._reclaim(now)", "return actions"),
-    ("two slots are taken back for one", "self.num_queued - num_aborting", "self.num_queued"),
-    ("whoever has its token is taken for overdue", "        self._overdue.pop(request_id, None)\n", ""),
-    ("the queue is not bounded", "if self.num_queued < self.max_queued:", "if True:"),
-    ("a work taken over forgets the lane", "        self._leave_lane(other)\n", ""),
-    ("who is shed has a free slot", "        if self._num_occupied < self.num_slots:\n            return []\n", ""),
-    (
-        "a prefetch unseats what was typed",
-        "return self.claim.lane, self.claim.trigger is Trigger.PREFETCH",
-        "return self.claim.lane, False",
+    "reattach": (
+        ("the typed text is not compared", "if not newer.prefix.startswith(older.prefix) or ", "if "),
+        ("another suffix is the same", "request.snippets, request.suffix,", "request.snippets,"),
+        ("an ended line goes on", "if older.is_single_line and", "if False and"),
+        ("a user who is ahead has diverged", "not typed.startswith(text)", "True"),
+        ("no generation ever diverges", "not typed.startswith(text)", "False"),
+        ("the typed text is said again", "return text[len(typed) :]", "return text"),
+        ("little that is left is enough", "_MIN_SHARE_LEFT = 0.5", "_MIN_SHARE_LEFT = 0.0"),
     ),
-    (
-        "who parted keeps its slot",
-        "        self._free_slot(entry, now)\n        entry.state, entry.is_heir",
-        "        entry.state, entry.is_heir",
-    ),
-    ("who has no hope is started", "if entry.queued_at < now and self._is_hopeless(entry, now):", "if False:"),
-    (
-        "who waits is forgotten by the clock",
-        "            if entry.state is State.QUEUED:\n                at =",
-        "            if False:\n                at =",
-    ),
-    ("what waits is taken over before what runs", ".state is not State.RUNNING)", ".state is State.RUNNING)"),
-)
-RUNNER = (
-    (
-        "an heir's work is not cancelled with it",
-        "self._tasks[request_id].cancel()",
-        "self._works[request_id].num_runs and self._tasks[request_id].cancel()",
-    ),
-    (
-        "an heir's outcome is the older one's",
-        "        self._owners[task] = request_id\n        try:",
-        "        try:",
-    ),
-    ("who parted is done", "if outcome is None and aborted_at is None:", "if False:"),
-    ("work that was aborted counts as parted", "if outcome is None and aborted_at is None:", "if outcome is None:"),
-    ("nobody wakes for an earlier tick", "if at is None or at >= self._armed_for:", "if at is None or self._timer:"),
-)
-TYPING_THROUGH = (
-    ("what was typed is not compared", "if not newer.prefix.startswith(older.prefix):", "if False:"),
-    ("another suffix is the same", '"snippets", "suffix")', '"snippets")'),
-    ("an ended line goes on", "older.mode is Mode.SINGLE_LINE", "False"),
-    ("who is ahead has parted", "not typed.startswith(text)", "True"),
-    ("nobody ever parts", "not typed.startswith(text)", "False"),
-    ("what was typed is said again", "return text[len(typed) :]", "return text"),
-)
-MUTANTS = tuple(
-    Mutant(module, *mistake)
-    for module, mistakes in (("book", BOOK), ("runner", RUNNER), ("typing_through", TYPING_THROUGH))
-    for mistake in mistakes
-)
+}
+MUTANTS = tuple(Mutant(module, *mistake) for module, mistakes in MISTAKES.items() for mistake in mistakes)
 
 
 def load(name: str, path: Path, source: str) -> ModuleType:
@@ -154,12 +189,15 @@ def first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    names = {f"{ROOM}.{each}": path_of(each) for each in LOADED}
+    names |= {f"{TESTS}.{each}": HERE / f"{each}.py" for each in HELPERS}
+    names["checks"] = HERE / f"{CHECKS[module]}.py"
     with monkeypatch.context() as patch:
-        for name in (f"{ROOM}.{module}", "checks"):
+        for name in names:
             patch.setitem(sys.modules, name, sys.modules.get(name, ModuleType(name)))
-        load(f"{ROOM}.{module}", path_of(module), source)
-        path = HERE / f"{CHECKS[module]}.py"
-        for name, check in cases(load("checks", path, path.read_text(encoding="utf-8"))):
+        for name, path in names.items():
+            loaded = load(name, path, source if name == f"{ROOM}.{module}" else path.read_text(encoding="utf-8"))
+        for name, check in cases(loaded):
             try:
                 check()
             except Exception:  # noqa: BLE001 - whatever it is, the mistake was noticed

@@ -1,13 +1,13 @@
 import pytest
 
-from completion_server.scheduling.order import ORDERS
+from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.settings import SchedulingSettings
-from tests.unit.scheduling.claims import claim
+from tests.unit.scheduling.queue_entries import entry
 
 CLAIMS = (
-    claim("old and patient", arrived_at=1.0, answer_by=9.0),
-    claim("hurried", arrived_at=2.0, answer_by=2.5),
-    claim("new", arrived_at=3.0, answer_by=4.0),
+    entry("old and patient", arrived_at=1.0, ttft_deadline=9.0),
+    entry("hurried", arrived_at=2.0, ttft_deadline=2.5),
+    entry("new", arrived_at=3.0, ttft_deadline=4.0),
 )
 
 

@@ -1,117 +1,42 @@
 """The runner: what the book decides is carried out, and nothing is left behind."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+import contextlib
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import Code, UnavailableError
-from completion_server.core.outcome import FinishReason, Outcome
+from completion_server.core.events import Event, GenerationAborted, GenerationDiverged, GenerationReattached
+from completion_server.core.outcome import FinishReason, Outcome, Usage
 from completion_server.core.request import Trigger
+from completion_server.engine.interface import Output
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.claim import Claim
+from completion_server.scheduling.generation import Progress, PromptReady
 from completion_server.scheduling.limiter import Limiter
 from completion_server.scheduling.runner import Runner
-from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
-from tests.unit.scheduling.claims import STOPPED, claim
+from tests.unit.scheduling.queue_entries import STOPPED
+from tests.unit.scheduling.subscribers import ask, key, run, saying, slow_to_abort, typed
 
 
-@dataclass
-class Job:
-    """Work that a test scripts."""
-
-    claim: Claim
-    script: Callable[[], Coroutine[Any, Any, Outcome | None]]
-    matches: bool = False
-    ends: list[Outcome] = field(default_factory=list)
-    taken_over: list[str] = field(default_factory=list)
-    num_runs: int = 0
-    was_cancelled: bool = False
-
-    def can_take_over(self, _other: "Job") -> bool:
-        return self.matches
-
-    def take_over(self, other: "Job") -> None:
-        assert not other.ends
-        self.taken_over.append(other.claim.id)
-
-    async def run(self) -> Outcome | None:
-        self.num_runs += 1
-        try:
-            return await self.script()
-        except asyncio.CancelledError:
-            self.was_cancelled = True
-            raise
-
-    def end(self, outcome: Outcome) -> None:
-        self.ends.append(outcome)
-
-    @property
-    def reasons(self) -> list[str]:
-        return [end.reason.value for end in self.ends]
-
-
-def job(
-    request_id: str, *, seconds: float = 1.0, result: Outcome | None = STOPPED, matches: bool = False, **fields: Any
-) -> Job:
-    async def script() -> Outcome | None:
-        await asyncio.sleep(seconds)
-        return result
-
-    return Job(claim(request_id, **fields), script, matches)
-
-
-def key(sequence: int, **fields: Any) -> Job:
-    """Return one of a user's requests."""
-    return job(f"r{sequence}", lane="user", sequence=sequence, **fields)
-
-
-def run(scenario: Callable[[Runner], Coroutine[Any, Any, None]], *, num_slots: int = 2, **options: Any) -> None:
-    """Run a scenario in virtual time, and check that it leaves nothing behind."""
-
-    async def main() -> None:
-        runner = Runner(Book(num_slots, max_queued=10), LoopClock(), **options)
-        task = asyncio.create_task(runner.run())
-        await asyncio.sleep(0)
-        await scenario(runner)
-        await runner.wait_idle()
-        assert (runner.book.num_live, runner.book.num_occupied, runner.book.num_queued) == (0, 0, 0)
-        assert not {*runner._tasks, *runner._owners, *runner._works, *runner._aborted_at}
-        task.cancel()
-        await asyncio.wait([task])
-
-    virtual_time.run(main())
-
-
-def test_work_waits_for_a_slot_and_ends_once() -> None:
+def test_a_request_waits_for_a_slot_and_ends_once() -> None:
     async def scenario(runner: Runner) -> None:
-        jobs = [job(f"r{i}") for i in range(5)]
-        for each in jobs:
+        requests = [ask(f"r{i}") for i in range(5)]
+        for each in requests:
             runner.submit_nowait(each)
         await runner.wait_idle()
-        assert [each.reasons for each in jobs] == [["stop"]] * 5
+        assert [each.reasons for each in requests] == [["stop"]] * 5
+        assert [each.text for each in requests] == ["abcd"] * 5
         assert LoopClock().now() == 3.0  # five seconds of work on two slots
 
     run(scenario)
 
 
-def test_a_newer_request_ends_the_older_at_once_and_runs_when_its_work_has_stopped() -> None:
+def test_a_newer_request_ends_the_older_at_once_and_runs_when_that_has_stopped() -> None:
     async def scenario(runner: Runner) -> None:
-        stopping = asyncio.Event()
-
-        async def slow_to_stop() -> Outcome:
-            try:
-                await asyncio.sleep(10)
-            finally:
-                await stopping.wait()
-            return STOPPED
-
-        older, newer = key(1), key(2)
-        older.script = slow_to_stop
+        older, newer = key(1, script=slow_to_abort(5)), key(2)
         runner.submit_nowait(older)
         await asyncio.sleep(0.1)
         runner.submit_nowait(newer)
@@ -119,184 +44,218 @@ def test_a_newer_request_ends_the_older_at_once_and_runs_when_its_work_has_stopp
         await asyncio.sleep(1)
         assert newer.reasons == []
         assert runner.book.num_queued == 1
-        stopping.set()
         await runner.wait_idle()
         assert (older.reasons, newer.reasons) == (["superseded"], ["stop"])
+        assert LoopClock().now() == pytest.approx(6.1)
 
     run(scenario, num_slots=1)
 
 
-def test_work_that_is_taken_over_goes_on_and_its_outcome_is_the_heirs() -> None:
+def test_a_generation_goes_on_for_the_request_that_reattaches() -> None:
+    heard: list[Event] = []
+
     async def scenario(runner: Runner) -> None:
-        older, newer = key(1), key(2, matches=True)
+        older, newer = typed(1, "x"), typed(2, "xab")
         runner.submit_nowait(older)
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(0.3)  # "a" was said
         runner.submit_nowait(newer)
-        assert (older.reasons, newer.taken_over, runner.book.num_occupied) == (["superseded"], ["r1"], 1)
+        assert (older.reasons, older.usages, runner.book.num_occupied) == (["superseded"], [Usage()], 1)
         await runner.wait_idle()
-        assert (newer.reasons, newer.num_runs, older.num_runs) == (["stop"], 0, 1)
-        assert not older.was_cancelled
+        assert (newer.reasons, newer.text, newer.num_generations, older.num_generations) == (["stop"], "cd", 0, 1)
+        assert newer.usages == [Usage(prompt_tokens=3, completion_tokens=4)]
+        assert (newer.marks.started, newer.marks.first_output, newer.marks.last_output) == (0.3, 0.75, 1.0)
+        assert newer.marks.tokens_at_first_output == 3
+        assert not older.was_aborted
         assert LoopClock().now() == 1.0
 
+    run(scenario, emit=heard.append)
+    assert heard == [GenerationReattached(1)]
+
+
+def test_what_was_generated_beyond_the_typed_text_is_received_at_once() -> None:
+    async def scenario(runner: Runner) -> None:
+        older, newer = typed(1, "x"), typed(2, "xa")
+        runner.submit_nowait(older)
+        await asyncio.sleep(0.8)  # "abc" was said
+        runner.submit_nowait(newer)
+        assert (older.text, newer.text, newer.marks.first_output) == ("abc", "bc", 0.8)
+
     run(scenario)
 
 
-def test_work_is_handed_on_from_heir_to_heir() -> None:
+def test_requests_reattach_one_after_another() -> None:
     async def scenario(runner: Runner) -> None:
-        jobs = [key(0), *(key(sequence, matches=True) for sequence in range(1, 5))]
-        for each in jobs:
+        requests = [typed(sequence, "x" + "abcd"[:sequence]) for sequence in range(4)]
+        for each in requests:
             runner.submit_nowait(each)
         await runner.wait_idle()
-        assert [each.reasons for each in jobs] == [["superseded"]] * 4 + [["stop"]]
-        assert [each.taken_over for each in jobs] == [[], ["r0"], ["r1"], ["r2"], ["r3"]]
-        assert [each.num_runs for each in jobs] == [1, 0, 0, 0, 0]
+        assert [each.reasons for each in requests] == [["superseded"]] * 3 + [["stop"]]
+        assert [each.num_generations for each in requests] == [1, 0, 0, 0]
+        assert requests[-1].text == "d"
 
     run(scenario)
 
 
-def test_nothing_is_taken_over_where_that_is_not_wanted() -> None:
+def test_no_request_reattaches_where_that_is_switched_off() -> None:
     async def scenario(runner: Runner) -> None:
-        older, newer = key(1), key(2, matches=True)
+        older, newer = typed(1, "x"), typed(2, "xa")
         runner.submit_nowait(older)
         await asyncio.sleep(0.25)
-        runner.submit_nowait(newer, takes_over=False)
+        runner.submit_nowait(newer, reattaches=False)
         await runner.wait_idle()
-        assert (older.was_cancelled, newer.taken_over, newer.num_runs) == (True, [], 1)
+        assert (older.was_aborted, newer.num_generations, newer.text) == (True, 1, "abcd")
 
     run(scenario)
 
 
-def test_cancelling_the_heir_cancels_the_work_and_cancelling_the_older_one_nothing() -> None:
+def test_cancelling_a_reattached_request_aborts_the_generation_and_cancelling_the_older_one_nothing() -> None:
     async def scenario(runner: Runner) -> None:
-        older, newer = key(1), key(2, matches=True)
+        older, newer = typed(1, "x"), typed(2, "xa")
         runner.submit_nowait(older)
         await asyncio.sleep(0.25)
         runner.submit_nowait(newer)
         runner.cancel_nowait("r1")
         await asyncio.sleep(0.25)
-        assert not older.was_cancelled
+        assert not older.was_aborted
         runner.cancel_nowait("r2")
         await runner.wait_idle()
-        assert (older.was_cancelled, newer.reasons) == (True, ["cancelled"])
+        assert (older.was_aborted, newer.reasons) == (True, ["cancelled"])
         assert LoopClock().now() == 0.5
 
     run(scenario)
 
 
-def test_a_deadline_of_the_heirs_ends_the_work_that_it_took_over() -> None:
+def test_the_deadline_of_a_reattached_request_ends_the_generation() -> None:
     async def scenario(runner: Runner) -> None:
-        older, newer = key(1, seconds=100), key(2, seconds=100, matches=True, deadline=Deadline(0.5))
+        older, newer = typed(1, "x", seconds=100), typed(2, "xa", deadline=Deadline(0.5))
         runner.submit_nowait(older)
         await asyncio.sleep(0.25)
         runner.submit_nowait(newer)
         await runner.wait_idle()
-        assert (newer.reasons, older.was_cancelled, LoopClock().now()) == (["deadline"], True, 0.5)
+        assert (newer.reasons, older.was_aborted, LoopClock().now()) == (["deadline"], True, 0.5)
 
     run(scenario)
 
 
-def test_an_heir_that_can_not_use_what_it_took_over_begins_anew() -> None:
+def test_a_request_whose_generation_diverges_begins_another() -> None:
+    heard: list[Event] = []
+
     async def scenario(runner: Runner) -> None:
-        older, newer = key(1, result=None), key(2, matches=True)
+        older, newer = typed(1, "x"), typed(2, "xaq", script=saying("n", "e", "w"))
         runner.submit_nowait(older)
         runner.submit_nowait(newer)
-        await asyncio.sleep(1.5)
-        assert (newer.num_runs, newer.reasons, runner.book.num_occupied) == (1, [], 1)
+        await asyncio.sleep(0.6)  # "ab" was said, not "aq"
+        assert (newer.num_generations, newer.reasons, runner.book.num_occupied) == (1, [], 1)
         await runner.wait_idle()
-        assert (older.reasons, newer.reasons) == (["superseded"], ["stop"])
-        assert LoopClock().now() == 2.0
+        assert (older.reasons, newer.reasons, newer.text) == (["superseded"], ["stop"], "new")
+        assert newer.marks.started == 0.5
+        assert LoopClock().now() == pytest.approx(1.5)
 
-    run(scenario)
+    run(scenario, emit=heard.append)
+    assert heard == [GenerationReattached(0), GenerationDiverged(2)]
 
 
-def test_an_heir_that_begins_anew_waits_behind_a_better_one() -> None:
+def test_a_request_whose_generation_diverged_waits_behind_a_better_one() -> None:
     async def scenario(runner: Runner) -> None:
-        older, newer = key(1, result=None), key(2, matches=True)
+        older, newer = typed(1, "x"), typed(2, "xq")
         runner.submit_nowait(older)
         runner.submit_nowait(newer)
-        runner.submit_nowait(job("asked", trigger=Trigger.EXPLICIT))
-        await asyncio.sleep(1.5)
-        assert (newer.num_runs, runner.book.num_queued) == (0, 1)
+        runner.submit_nowait(ask("explicit", trigger=Trigger.EXPLICIT))
+        await asyncio.sleep(0.5)
+        assert (newer.num_generations, runner.book.num_queued) == (0, 1)
         await runner.wait_idle()
         assert newer.reasons == ["stop"]
 
     run(scenario, num_slots=1)
 
 
-def test_an_heir_that_was_ended_while_its_work_let_go_does_not_begin_anew() -> None:
+def test_a_request_that_ended_while_its_diverged_generation_stopped_does_not_begin_another() -> None:
     async def scenario(runner: Runner) -> None:
-        async def lets_go_slowly() -> None:
+        async def lets_go_slowly() -> AsyncGenerator[Progress]:
             try:
-                await asyncio.sleep(10)
-            except asyncio.CancelledError:
-                await asyncio.sleep(1)  # and returns, as if it had parted
+                yield PromptReady(3, 3)
+                await asyncio.sleep(0.25)
+                yield Output("b", 1)
+            finally:
+                with contextlib.suppress(asyncio.CancelledError):  # as a library might
+                    await asyncio.sleep(1)
 
-        older, newer = key(1), key(2, matches=True)
-        older.script = lets_go_slowly
+        older, newer = typed(1, "x", script=lets_go_slowly), typed(2, "xq")
         runner.submit_nowait(older)
-        await asyncio.sleep(0.1)
         runner.submit_nowait(newer)
+        await asyncio.sleep(0.5)  # it diverged, and is letting go
         runner.cancel_nowait("r2")
         await runner.wait_idle()
-        assert (newer.reasons, newer.num_runs) == (["cancelled"], 0)
+        assert (newer.reasons, newer.num_generations, newer.usages) == (["cancelled"], 0, [Usage()])
 
     run(scenario)
 
 
-def test_it_is_told_how_long_aborted_work_went_on() -> None:
-    stopped: list[float] = []
+def test_no_request_reattaches_to_a_generation_that_is_over() -> None:
+    async def scenario(runner: Runner) -> None:
+        async def lets_go_slowly() -> AsyncGenerator[Progress]:
+            try:
+                yield PromptReady(3, 3)
+                yield Output("ab", 1, "stop")
+            finally:
+                await asyncio.sleep(1)
+
+        older, newer = typed(1, "x", script=lets_go_slowly), typed(2, "xa")
+        runner.submit_nowait(older)
+        await asyncio.sleep(0.5)
+        runner.submit_nowait(newer)
+        await runner.wait_idle()
+        assert (newer.text, newer.num_generations) == ("abcd", 1)
+
+    run(scenario)
+
+
+def test_it_reports_how_long_aborted_generations_went_on() -> None:
+    heard: list[Event] = []
 
     async def scenario(runner: Runner) -> None:
-        async def slow_to_stop() -> Outcome:
-            try:
-                await asyncio.sleep(10)
-            finally:
-                await asyncio.sleep(0.25)
-            return STOPPED
-
-        slow = job("slow")
-        slow.script = slow_to_stop
-        for each in (slow, job("quick", seconds=10), job("unscathed")):
+        slow = ask("slow", script=slow_to_abort(0.25))
+        for each in (slow, ask("quick", seconds=10), ask("unscathed")):
             runner.submit_nowait(each)
         await asyncio.sleep(0.5)
         runner.cancel_nowait("quick")
         runner.cancel_nowait("slow")
         await runner.wait_idle()
 
-    run(scenario, num_slots=3, on_stopped=stopped.append)
-    assert stopped == [0.0, 0.25]
+    run(scenario, num_slots=3, emit=heard.append)
+    assert heard == [GenerationAborted(0.0), GenerationAborted(0.25)]
 
 
 def test_slots_follow_the_limiter() -> None:
     async def scenario(runner: Runner) -> None:
-        jobs = [job(f"r{i}", seconds=10) for i in range(6)]
-        for each in jobs:
+        quick = [ask(f"q{i}", script=saying(*"x" * 100, seconds=1.0)) for i in range(6)]
+        for each in quick:
             runner.submit_nowait(each)
         assert runner.book.num_occupied == 2
-        for _ in range(200):
-            runner.step_nowait(0.01)
+        await asyncio.sleep(0.99)
         assert runner.book.num_occupied == runner.book.num_slots == 4
-        for _ in range(200):
-            runner.step_nowait(0.1)
-        assert (runner.book.num_occupied, runner.book.num_slots) == (4, 1)
+        await runner.wait_idle()
+        for i in range(4):
+            runner.submit_nowait(ask(f"s{i}", script=saying(*"x" * 100, seconds=10.0)))
+        await runner.wait_idle()
+        assert runner.book.num_slots == 1
 
     run(scenario, limiter=Limiter(1, 4, 1.0, 3.0))
 
 
-def test_a_first_token_is_told_to_the_book() -> None:
+def test_the_book_learns_first_tokens_and_prompt_sizes() -> None:
     async def scenario(runner: Runner) -> None:
-        runner.submit_nowait(job("r"))
-        await asyncio.sleep(0.25)
-        runner.first_token_nowait("r")
-        assert runner.book.pace.first_token.mean == 0.25
+        runner.submit_nowait(ask("r"))
+        await runner.wait_idle()
+        assert runner.book.latency.first_token.mean == 0.25
 
     run(scenario)
 
 
-def test_a_deadline_ends_what_runs_and_what_waits() -> None:
+def test_a_deadline_ends_running_and_waiting_requests() -> None:
     async def scenario(runner: Runner) -> None:
-        runs = job("runs", seconds=100, deadline=Deadline(2.0))
-        waits = job("waits", seconds=100, deadline=Deadline(1.0))
+        runs = ask("runs", seconds=100, deadline=Deadline(2.0))
+        waits = ask("waits", seconds=100, deadline=Deadline(1.0))
         runner.submit_nowait(runs)
         runner.submit_nowait(waits)
         await asyncio.sleep(1.0)
@@ -304,20 +263,18 @@ def test_a_deadline_ends_what_runs_and_what_waits() -> None:
         await runner.wait_idle()
         assert LoopClock().now() == 2.0
         assert (runs.reasons, waits.reasons) == (["deadline"], ["deadline"])
-        assert runs.was_cancelled
+        assert runs.was_aborted
 
     run(scenario, num_slots=1)
 
 
-def test_who_is_out_of_time_is_shed_when_that_shows_and_not_later() -> None:
+def test_a_request_without_time_is_shed_when_that_shows_and_not_later() -> None:
     async def scenario(runner: Runner) -> None:
-        runs = job("runs", seconds=10)
-        waits = job("waits", answer_by=0.5)
+        runs, waits = ask("runs", script=saying(*"x" * 80, seconds=10)), ask("waits", ttft_deadline=0.5)
         runner.submit_nowait(runs)
-        await asyncio.sleep(0.125)
-        runner.first_token_nowait("runs")
+        await asyncio.sleep(0.2)  # its first token took 0.125 s
         runner.submit_nowait(waits)
-        await asyncio.sleep(0.249)
+        await asyncio.sleep(0.174)
         assert waits.reasons == []
         await asyncio.sleep(0.002)  # 0.375 is 0.125 before its time
         assert waits.reasons == ["shed"]
@@ -327,9 +284,9 @@ def test_who_is_out_of_time_is_shed_when_that_shows_and_not_later() -> None:
     run(scenario, num_slots=1)
 
 
-def test_work_that_is_cancelled_before_its_first_step_frees_its_slot() -> None:
+def test_a_request_that_is_cancelled_before_its_first_step_frees_its_slot() -> None:
     async def scenario(runner: Runner) -> None:
-        first = job("first")
+        first = ask("first")
         runner.submit_nowait(first)
         runner.cancel_nowait("first")
         runner.cancel_nowait("first")
@@ -341,18 +298,27 @@ def test_work_that_is_cancelled_before_its_first_step_frees_its_slot() -> None:
 
 def test_one_requests_failure_is_its_own() -> None:
     async def scenario(runner: Runner) -> None:
-        async def expected() -> Outcome:
+        async def expected() -> AsyncGenerator[Progress]:
+            yield PromptReady(3, 3)
             raise UnavailableError("away", retry_after_ms=70)
 
-        async def bug() -> Outcome:
+        async def bug() -> AsyncGenerator[Progress]:
+            yield PromptReady(3, 3)
             raise ZeroDivisionError
 
-        told, failed, fine = job("told"), job("failed"), job("fine")
-        told.script, failed.script = expected, bug
-        for each in (told, failed, fine):
+        async def silent() -> AsyncGenerator[Progress]:
+            yield PromptReady(3, 3)
+
+        told, failed, ended, fine = (
+            ask("told", script=expected),
+            ask("bug", script=bug),
+            ask("e", script=silent),
+            ask("f"),
+        )
+        for each in (told, failed, ended, fine):
             runner.submit_nowait(each)
         await runner.wait_idle()
-        assert (told.reasons, failed.reasons, fine.reasons) == (["error"], ["error"], ["stop"])
+        assert [each.reasons for each in (told, failed, ended, fine)] == [["error"]] * 3 + [["stop"]]
         error = told.ends[0].error
         assert error is not None
         assert (error.code, told.ends[0].retry_after_ms) == (Code.UNAVAILABLE, 70)
@@ -363,14 +329,10 @@ def test_one_requests_failure_is_its_own() -> None:
     run(scenario)
 
 
-def test_an_end_that_can_not_be_told_holds_nobody_up() -> None:
+def test_an_end_that_can_not_be_told_holds_no_other_request_up() -> None:
     async def scenario(runner: Runner) -> None:
-        class Deaf(Job):
-            def end(self, outcome: Outcome) -> None:
-                super().end(outcome)
-                raise ZeroDivisionError
-
-        deaf, other = Deaf(claim("deaf"), job("").script), job("other")
+        deaf, other = ask("deaf"), ask("other")
+        deaf.fault = "end"
         runner.submit_nowait(deaf)
         runner.submit_nowait(other)
         await runner.wait_idle()
@@ -379,20 +341,77 @@ def test_an_end_that_can_not_be_told_holds_nobody_up() -> None:
     run(scenario, num_slots=1)
 
 
+def test_a_request_that_is_submitted_and_one_that_is_cancelled_inside_an_end_are_carried_out_in_turn() -> None:
+    async def scenario(runner: Runner) -> None:
+        order: list[str] = []
+
+        class Reacts(type(ask("x"))):  # type: ignore[misc]
+            def end(self, outcome: Outcome, usage: Usage) -> None:
+                super().end(outcome, usage)
+                order.append(self.entry.id)
+                if self.entry.id == "r1":
+                    runner.submit_nowait(third)
+                    runner.cancel_nowait("other")
+                    order.append("reacted")
+
+        first, second, third, other = (
+            Reacts(each.entry, each.script) for each in (key(1), key(2), key(3), ask("other", seconds=5))
+        )
+        runner.submit_nowait(other)
+        runner.submit_nowait(first)
+        runner.submit_nowait(second)
+        assert order[:2] == ["r1", "reacted"], "an end was told inside another"
+        assert sorted(order[2:]) == ["other", "r2"]
+        await runner.wait_idle()
+        assert [each.reasons for each in (first, second, third, other)] == [
+            ["superseded"], ["superseded"], ["stop"], ["cancelled"],
+        ]  # fmt: skip
+
+    run(scenario)
+
+
+def test_a_request_that_is_answered_without_a_generation_supersedes_all_the_same() -> None:
+    async def scenario(runner: Runner) -> None:
+        older, newer = key(1, seconds=100), key(2)
+        runner.submit_nowait(older)
+        await asyncio.sleep(0.5)
+        runner.answer_nowait(newer, STOPPED)
+        assert (older.reasons, newer.reasons, newer.num_generations) == (["superseded"], ["stop"], 0)
+        await runner.wait_idle()
+        assert older.was_aborted
+
+    run(scenario)
+
+
+def test_a_newer_request_on_another_replica_supersedes() -> None:
+    async def scenario(runner: Runner) -> None:
+        older, prefetch = key(1, seconds=100, stamp=5), ask("p", lane="user", trigger=Trigger.PREFETCH, stamp=9)
+        runner.submit_nowait(older)
+        runner.submit_nowait(prefetch)
+        runner.supersede_nowait("user", 5)
+        runner.supersede_nowait("somebody else", 7)
+        assert (older.reasons, prefetch.reasons) == ([], [])
+        runner.supersede_nowait("user", 7)
+        runner.supersede_nowait("user", 7)
+        assert (older.reasons, prefetch.reasons) == (["superseded"], [])
+
+    run(scenario)
+
+
 def test_all_can_be_ended_at_once() -> None:
     async def scenario(runner: Runner) -> None:
-        jobs = [job(f"r{i}", seconds=100) for i in range(4)]
-        for each in jobs:
+        requests = [ask(f"r{i}", seconds=100) for i in range(4)]
+        for each in requests:
             runner.submit_nowait(each)
         await asyncio.sleep(1)
         runner.end_all_nowait(Outcome(FinishReason.CANCELLED))
         await runner.wait_idle()
-        assert [each.reasons for each in jobs] == [["cancelled"]] * 4
+        assert [each.reasons for each in requests] == [["cancelled"]] * 4
         assert LoopClock().now() == 1.0
 
     run(scenario)
 
 
-def test_nothing_is_taken_in_by_a_runner_that_does_not_run() -> None:
+def test_a_runner_that_does_not_run_takes_nothing_in() -> None:
     with pytest.raises(RuntimeError):
-        Runner(Book(1, 1), LoopClock()).submit_nowait(job("r"))
+        Runner(Book(1, 1), LoopClock()).submit_nowait(ask("r"))

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from target_model.__main__ import main
-from target_model.calibrate import MAX_CHARACTERS, Calibration, quantise_calibrated, sample
-from target_model.errors import QuantiseError
-from target_model.quantise import quantise_folder
+from target_model.core.errors import QuantiseError
+from target_model.quantisation.calibrate import MAX_CHARACTERS, Calibration, quantise_calibrated, sample
+from target_model.quantisation.quantise import quantise_folder
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 PASSES = 'tell(done=1, total=2); tell(warning="odd"); tell(warning="odd"); write(); tell(done=2, total=2)'
@@ -95,7 +95,7 @@ def test_the_other_environment_is_told_what_to_do(model: Path, tmp_path: Path) -
     quantise_calibrated(model, tmp_path / "out", how)
     arguments, job = json.loads((tmp_path / "called.json").read_text())
     assert arguments[0] == "-I"
-    assert arguments[1].endswith("target_model/llmcompressor_job.py")
+    assert arguments[1].endswith("target_model/quantisation/llmcompressor_job.py")
     assert job["model"] == str(model)
     assert job["texts"] == ["x = 1\n"]
     assert job["smoothing"] == 0.25

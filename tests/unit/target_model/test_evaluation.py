@@ -11,23 +11,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from target_model.__main__ import main, named_model, spread
-from target_model.errors import EvaluationError
-from target_model.evaluate import (
-    LINE_TOKENS,
-    Material,
-    TargetFigures,
-    TextLosses,
-    measure_all,
-    read_texts,
-    render,
-    to_json,
-)  # fmt: skip
-from target_model.prompts import Prompts, build_prompts
-from target_model.sandbox import Limits, Trial, WeakSandboxError
-from target_model.scoring import Share, mean_per_unit, score, share_of_groups, wilson
-from target_model.served import Speed, serving
-from target_model.tasks import Task, is_exact, only_function, only_line, read_tasks
+from target_model.__main__ import main
+from target_model.commands.evaluate import named_model, spread
+from target_model.core.errors import EvaluationError
+from target_model.evaluation.figures import TargetFigures, render, to_json
+from target_model.evaluation.measure import LINE_TOKENS, Material, TextLosses, measure_all
+from target_model.evaluation.prompts import Prompts, build_prompts
+from target_model.evaluation.scoring import Share, mean_per_unit, score, share_of_groups, wilson
+from target_model.evaluation.served import Speed, serving
+from target_model.evaluation.tasks import Task, is_exact, only_function, only_line, read_tasks
+from target_model.evaluation.texts import read_texts
+from target_model.sandbox.runner import Limits, Trial, WeakSandboxError
 from tests.support.models import TARGET
 from tests.support.sandbox import LIMITS
 
@@ -256,7 +250,7 @@ def test_what_was_measured_is_told_before_a_later_model_fails(tmp_path: Path, mo
         assert json.loads(out.read_text())[0]["name"] == "first"
         raise ValueError("what vLLM says")
 
-    monkeypatch.setattr("target_model.__main__.measure_all", measured)
+    monkeypatch.setattr("target_model.commands.evaluate.measure_all", measured)
     result = CliRunner().invoke(main, ["evaluate", "--model", "first", "--model", "second", "--out", str(out)])
     assert str(result.exception) == "what vLLM says"
     assert "| figure | first |" in result.stdout
@@ -267,7 +261,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
 ) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "earlier.json").write_text("hours of measuring")
-    monkeypatch.setattr("target_model.__main__.measure_all", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("target_model.commands.evaluate.measure_all", lambda *_: pytest.fail("measured"))
     result = CliRunner().invoke(main, ["evaluate", "--model", "first", "--out", str(tmp_path / "file" / "out.json")])
     assert result.exit_code == 1
     assert "Error: cannot write" in result.output
@@ -297,8 +291,8 @@ def test_without_a_sandbox_nothing_is_measured_unless_that_is_allowed(monkeypatc
         if not limits.allow_weak:
             raise WeakSandboxError("Landlock")
 
-    monkeypatch.setattr("target_model.__main__.measure_all", measured)
-    monkeypatch.setattr("target_model.__main__.run_program", run_weak)
+    monkeypatch.setattr("target_model.commands.evaluate.measure_all", measured)
+    monkeypatch.setattr("target_model.commands.evaluate.run_program", run_weak)
     command = ["evaluate", "--model", "first", "--humaneval", str(BENCHMARKS / "HumanEval.jsonl.gz")]
     refused = CliRunner().invoke(main, command)
     assert refused.exit_code == 1

@@ -15,10 +15,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from target_model.__main__ import main
-from target_model.errors import QuantiseError
-from target_model.files import new_folder
-from target_model.quantise import CARD_NOTE, quantise_folder
-from target_model.scheme import dequantise_weight, quantise_weight, quantization_config
+from target_model.core.errors import QuantiseError
+from target_model.core.files import new_folder
+from target_model.quantisation.quantise import CARD_NOTE, quantise_folder
+from target_model.quantisation.scheme import dequantise_weight, quantise_weight, quantization_config
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 rows = st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=6, max_size=6), min_size=1, max_size=5)
@@ -146,7 +146,7 @@ def test_a_full_disk_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: py
     def full_disk(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("target_model.quantise.save_file", full_disk)
+    monkeypatch.setattr("target_model.quantisation.quantise.save_file", full_disk)
     with pytest.raises(QuantiseError, match="No space left"):
         quantise_folder(model, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -6,8 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from target_model import confined
-from target_model.sandbox import Limits, Trial, Verdict, WeakSandboxError, run_program, run_programs
+from target_model.sandbox.runner import Limits, Trial, Verdict, WeakSandboxError, confined, run_program, run_programs
 from tests.support import sandbox
 
 LIMITS = replace(sandbox.LIMITS, cpu_s=1)

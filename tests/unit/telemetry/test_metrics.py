@@ -1,10 +1,12 @@
+from typing import get_args
 from urllib.request import urlopen
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from completion_server.core import events
 from completion_server.core.errors import Code
-from completion_server.core.events import Feedback, Marks
+from completion_server.core.events import Marks
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason, Usage
 from completion_server.core.request import Caller, Request
 from completion_server.telemetry.metrics import Metrics, Snapshot
@@ -24,7 +26,7 @@ def registry() -> CollectorRegistry:
 
 def test_a_request_is_counted_and_each_of_its_stages_timed(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
-    metrics.request_ended(REQUEST, End(Outcome(FinishReason.STOP), Usage(100, 80, 5, 8, 3)), MARKS)
+    metrics.hear(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP), Usage(100, 80, 5, 8, 3)), MARKS))
     expected = {
         "admission": 0.001, "queue": 0.010, "tokenise": 0.002, "prefill": 0.040, "decode_token": 0.010, "total": 0.094,
     }  # fmt: skip
@@ -42,50 +44,63 @@ def test_a_request_is_counted_and_each_of_its_stages_timed(registry: CollectorRe
 def test_a_request_that_was_shed_has_no_stages_that_it_did_not_reach(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
     end = End(Outcome(FinishReason.SHED, ShedReason.OVERLOAD))
-    metrics.request_ended(REQUEST, end, Marks(0.0, admitted=0.001, ended=0.002))
+    metrics.hear(events.RequestEnded(REQUEST, end, Marks(0.0, admitted=0.001, ended=0.002)))
     assert registry.get_sample_value("completion_stage_seconds_count", {"stage": "prefill"}) == 0
     labels = {"outcome": "shed", "trigger": "automatic", "shed_reason": "overload"}
     assert registry.get_sample_value("completion_requests_total", labels) == 1
 
 
 def test_what_was_not_taken_in_is_counted_too(registry: CollectorRegistry) -> None:
-    Metrics(registry).request_refused(Code.INVALID_ARGUMENT)
+    Metrics(registry).hear(events.RequestRefused(Code.INVALID_ARGUMENT))
     assert registry.get_sample_value("completion_refused_requests_total", {"code": "invalid_argument"}) == 1
 
 
 def test_no_text_of_a_request_is_in_the_metrics(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
-    metrics.request_ended(REQUEST, End(Outcome(FinishReason.STOP)), MARKS)
+    metrics.hear(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP)), MARKS))
     assert b"secret" not in generate_latest(registry)
 
 
 def test_feedback_is_counted(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
-    metrics.feedback_reported(Feedback("accepted", accepted_characters=12))
-    metrics.feedback_refused()
+    metrics.hear(events.FeedbackReported(events.Feedback("accepted", accepted_characters=12)))
+    metrics.hear(events.FeedbackRefused())
     assert registry.get_sample_value("completion_feedback_total", {"kind": "accepted"}) == 1
     assert registry.get_sample_value("completion_feedback_total", {"kind": "refused"}) == 1
     assert registry.get_sample_value("completion_accepted_characters_total") == 12
 
 
-def test_typing_through_is_counted_and_so_are_tokens_that_were_for_nobody(registry: CollectorRegistry) -> None:
+def test_reattached_generations_and_wasted_tokens_are_counted(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
-    metrics.generation_taken_over(7)
-    metrics.generation_taken_over(0)
-    metrics.generation_left(3)
-    metrics.request_ended(REQUEST, End(Outcome(FinishReason.CANCELLED), Usage(completion_tokens=5)), MARKS)
-    metrics.request_ended(REQUEST, End(Outcome(FinishReason.STOP), Usage(completion_tokens=50)), MARKS)
-    assert registry.get_sample_value("completion_generations_taken_over_total") == 2
-    assert registry.get_sample_value("completion_taken_over_tokens_total") == 7
-    assert registry.get_sample_value("completion_generations_left_total") == 1
-    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "left"}) == 3
+    metrics.hear(events.GenerationReattached(7))
+    metrics.hear(events.GenerationReattached(0))
+    metrics.hear(events.GenerationDiverged(3))
+    metrics.hear(events.RequestEnded(REQUEST, End(Outcome(FinishReason.CANCELLED), Usage(completion_tokens=5)), MARKS))
+    metrics.hear(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP), Usage(completion_tokens=50)), MARKS))
+    assert registry.get_sample_value("completion_generations_reattached_total") == 2
+    assert registry.get_sample_value("completion_reattached_tokens_total") == 7
+    assert registry.get_sample_value("completion_generations_diverged_total") == 1
+    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "diverged"}) == 3
     assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "cancelled"}) == 5
     assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "stop"}) is None
 
 
-def test_it_is_timed_how_long_the_engine_takes_to_let_go(registry: CollectorRegistry) -> None:
-    Metrics(registry).work_stopped(0.25)
-    assert registry.get_sample_value("completion_stop_seconds_sum") == 0.25
+def test_the_time_from_an_abort_to_a_free_slot_is_observed(registry: CollectorRegistry) -> None:
+    Metrics(registry).hear(events.GenerationAborted(0.25))
+    assert registry.get_sample_value("completion_abort_seconds_sum") == 0.25
+
+
+def test_every_event_is_heard(registry: CollectorRegistry) -> None:
+    metrics = Metrics(registry)
+    end = End(Outcome(FinishReason.STOP))
+    one_of_each: list[events.Event] = [
+        events.RequestEnded(REQUEST, end, MARKS), events.RequestRefused(Code.INTERNAL), events.EndWritten(0.1),
+        events.GenerationReattached(1), events.GenerationDiverged(1), events.GenerationAborted(0.1),
+        events.FeedbackReported(events.Feedback("shown")), events.FeedbackRefused(), events.LoopLagged(0.1),
+    ]  # fmt: skip
+    assert {type(event) for event in one_of_each} == set(get_args(events.Event))
+    for event in one_of_each:
+        metrics.hear(event)
 
 
 def test_the_parts_are_read_when_somebody_asks(registry: CollectorRegistry) -> None:

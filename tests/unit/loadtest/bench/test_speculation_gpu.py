@@ -1,6 +1,6 @@
 """The GPU benchmark of speculation measures this project's draft, which it cannot import, with a target that fits."""
 
-from draft_model.presets import find_preset
+from draft_model.core.presets import find_preset
 from loadtest.bench.speculation.gpu import DRAFT, TARGET
 
 

@@ -10,9 +10,9 @@ import pytest
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.outcome import FinishReason
 from completion_server.engine.interface import EngineStats, GenerationRequest
-from completion_server.scheduling.book import Shedding
-from completion_server.scheduling.order import ORDERS
+from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
+from completion_server.scheduling.shedding import Shedding
 from loadtest.simulation import virtual_time
 from loadtest.simulation.editors import SimulatedRequest
 from loadtest.simulation.engine import SlotEngine

@@ -1,0 +1,84 @@
+"""Builds a pipeline from settings: the same one for the server, for simulations and for tests."""
+
+from dataclasses import dataclass, field
+
+from completion_server.admission.gate import AdmissionSettings, Gate
+from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.admission.quotas import Quotas
+from completion_server.core.clock import Clock
+from completion_server.core.events import Emit
+from completion_server.engine.settings import CacheScope
+from completion_server.generator import Generates, Generator, Prompts
+from completion_server.pipeline import Lookup, Parts, Pipeline
+from completion_server.scheduling.book import Book
+from completion_server.scheduling.limiter import Limiter
+from completion_server.scheduling.queue import ORDERS
+from completion_server.scheduling.runner import Runner
+from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
+from completion_server.scheduling.shedding import Shedding
+
+_FIRST_TOKEN_SHARE = 0.75
+"""Of a request's budget that the engine may take: the rest is for waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """The settings that a pipeline is built from."""
+
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
+    shed: ShedSettings = field(default_factory=ShedSettings)
+    delta_pause_s: float = 0.0
+    """Between two messages with text of one answer."""
+    cache_scope: CacheScope = "user"
+    """Whose prompts share entries of the prefix cache."""
+
+
+def assemble(
+    settings: PipelineSettings,
+    engine: Generates,
+    prompts: Prompts,
+    clock: Clock,
+    emit: Emit,
+    *,
+    loop_lag: LoopLagMonitor | None = None,
+    lookup: Lookup = lambda _request: None,
+) -> Pipeline:
+    """Return a pipeline. `loop_lag` is run by the caller; without one no request is shed for loop lag."""
+    admission = settings.admission
+    parts = Parts(
+        gate=Gate(admission),
+        quotas=Quotas(admission),
+        runner=make_runner(settings, clock, emit),
+        prompts=prompts,
+        generator=Generator(
+            prompts, engine, clock, cache_scope=settings.cache_scope, retry_after_ms=admission.retry_after_ms
+        ),
+        loop_lag=loop_lag or LoopLagMonitor(0.0, clock, emit),
+    )
+    return Pipeline(
+        parts,
+        clock,
+        emit,
+        settings.scheduling,
+        budget_s=settings.shed.budget_ms / 1000,
+        retry_after_ms=admission.retry_after_ms,
+        delta_pause_s=settings.delta_pause_s,
+        lookup=lookup,
+    )
+
+
+def make_runner(settings: PipelineSettings, clock: Clock, emit: Emit) -> Runner:
+    """Return the scheduler that the settings describe."""
+    scheduling, shed = settings.scheduling, settings.shed
+    least = min(scheduling.min_slots, scheduling.max_slots)
+    first_token_s = _FIRST_TOKEN_SHARE * shed.budget_ms / 1000
+    limiter = Limiter(least, scheduling.max_slots, first_token_s, scheduling.step_tolerance)
+    book = Book(
+        limiter.limit,
+        scheduling.max_queued,
+        order=ORDERS[scheduling.order],
+        shedding=Shedding(shed.when),
+        max_retry_after_ms=settings.admission.retry_after_ms,
+    )
+    return Runner(book, clock, limiter, emit)

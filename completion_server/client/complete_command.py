@@ -1,0 +1,126 @@
+"""The `complete` command: streams one completion to the terminal."""
+
+import json
+import sys
+import uuid
+from typing import TypedDict, Unpack
+
+import click
+from rich.console import Console
+
+from completion.v1 import completion_pb2 as pb
+from completion_client import Completion, Endpoint, blocking
+from completion_client.endpoint import Metadata
+from completion_server.client.cursor import (
+    STDIN,
+    Cursor,
+    PositionError,
+    language_of,
+    parse_position,
+    read_text,
+    split_text,
+    uri_of,
+)
+from completion_server.client.json_output import completion_dict
+from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
+from completion_server.client.terminal import CompletionView, footer
+
+_MODES = {"single": pb.MODE_SINGLE_LINE, "multi": pb.MODE_MULTI_LINE}
+
+
+class _Options(TypedDict):
+    mode: str
+    max_tokens: int | None
+    temperature: float | None
+    seed: int | None
+    no_speculation: bool
+    stop: tuple[str, ...]
+    session: str | None
+    language: str | None
+
+
+@click.command()
+@click.argument("position", metavar="FILE:LINE[:COL]")
+@endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server")
+@click.option("--mode", type=click.Choice(list(_MODES)), default="single", show_default=True, help="A line or a block.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Upper limit of tokens; the server's default if not given.")
+@click.option("--temperature", type=click.FloatRange(0), help="0 is greedy.")
+@click.option("--seed", type=click.IntRange(0), help="Makes sampling repeatable.")
+@click.option("--no-speculation", is_flag=True, help="Use no draft model for this request.")
+@click.option("--stop", multiple=True, help="A string that ends the completion. May be given more than once.")
+@click.option(
+    "--timeout-ms", type=click.IntRange(1), default=10_000, show_default=True, help="The deadline of the request."
+)
+@click.option("--user", help="The request's user; a newer request of the same user supersedes it.")
+@click.option("--session", help="The editor session's name; a fresh one if not given.")
+@click.option("--language", help='The language, such as "python"; guessed from the file\'s name if not given.')
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
+def complete(
+    endpoint: Endpoint, position: str, timeout_ms: int, user: str | None, as_json: bool, **options: Unpack[_Options]
+) -> None:
+    """Stream the completion at a cursor position in a file to the terminal.
+
+    Lines and columns count from 1; without COL the cursor is at the end of the line. "-" as FILE reads standard input;
+    without LINE the cursor is at its end. A pipe gets the completion alone; times and token counts go to stderr.
+
+    The exit status is 0 if the server answered, even without text; 1 if it could not be reached or failed; 2 if
+    FILE:LINE:COL does not exist.
+
+    \b
+    Examples:
+      completion-server complete app.py:12
+      completion-server complete app.py:12:17 --mode multi --max-tokens 64
+      printf 'def add(a, b):\\n    return ' | completion-server complete - --language python
+    """
+    file, cursor = _read_cursor(position)
+    request = _request(file, cursor, options)
+    view = CompletionView(Console(highlight=False), cursor, is_silent=as_json)
+    completion, reached = _complete(endpoint, request, timeout_ms / 1000, endpoint.metadata(user), view)
+    if as_json:
+        origin = {"server": endpoint.address, "file": file, "line": cursor.line, "column": cursor.column}
+        click.echo(json.dumps(completion_dict(completion) | origin))
+    if completion.error:
+        fail(completion.error, endpoint.address, reached=reached)
+    if not as_json:
+        Console(stderr=True, highlight=False).print(footer(completion), soft_wrap=True)
+
+
+def _read_cursor(position: str) -> tuple[str, Cursor]:
+    try:
+        parsed = parse_position(position)
+        standard_input = sys.stdin.buffer.read() if parsed.file == STDIN else None
+        return parsed.file, split_text(read_text(parsed.file, standard_input), parsed)
+    except PositionError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _request(file: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest:
+    return pb.CompleteRequest(
+        session_id=options["session"] or f"cli-{uuid.uuid4().hex[:12]}",
+        sequence=1,
+        document_uri=uri_of(file),
+        language_id=options["language"] or language_of(file),
+        prefix=cursor.prefix,
+        suffix=cursor.suffix,
+        trigger=pb.TRIGGER_EXPLICIT,
+        mode=_MODES[options["mode"]],
+        max_tokens=options["max_tokens"] or 0,
+        temperature=options["temperature"],
+        seed=options["seed"],
+        stop=options["stop"],
+        without_speculation=options["no_speculation"],
+    )
+
+
+def _complete(
+    endpoint: Endpoint, request: pb.CompleteRequest, timeout_s: float, metadata: Metadata, view: CompletionView
+) -> tuple[Completion, bool]:
+    """Return the completion and whether there was a connection."""
+    with blocking.open_channel(endpoint) as channel:
+        reached = blocking.connect(channel, timeout_s)
+        if reached:
+            view.begin()
+        completion = blocking.complete(channel, request, timeout_s=timeout_s, metadata=metadata, on_text=view.add)
+        if reached:
+            view.finish()
+        return completion, reached

@@ -1,0 +1,167 @@
+"""The queue and the batch of the scripted engine: continuous batching, step by step.
+
+Pure: the caller gives the time and the acceptance rate. The KV cache of a generation is reserved as a whole when it is
+admitted, so nothing is preempted; generated tokens do not enter the prefix cache; live prompts are not pinned in it.
+"""
+
+import heapq
+
+from completion_server.engine.scripted.generation import ScriptedGeneration, StepCounts
+from completion_server.engine.scripted.model import BLOCK_TOKENS, PrefixCache, ServiceTimes
+
+
+class ScriptedBatch:
+    """Generations that wait and generations that run."""
+
+    def __init__(self, times: ServiceTimes, max_num_seqs: int, max_num_batched_tokens: int, num_kv_blocks: int) -> None:
+        """Begin empty. `max_num_batched_tokens` bounds the tokens of one step: longer prompts take several steps."""
+        self._times = times
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._num_kv_blocks = num_kv_blocks
+        self._cache = PrefixCache(num_kv_blocks)
+        self._waiting: list[tuple[int, int, ScriptedGeneration]] = []
+        self._running: list[ScriptedGeneration] = []
+        self._num_arrived = 0
+        self._num_used_blocks = 0
+        self.num_waiting = 0
+        """Generations in the queue, without the aborted ones."""
+        self.num_generated_tokens = 0
+        self.num_aborted_tokens = 0
+        """Tokens computed for a generation after it was aborted."""
+
+    @property
+    def num_running(self) -> int:
+        """Generations in the batch."""
+        return len(self._running)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV cache that is reserved, 0 to 1."""
+        return self._num_used_blocks / self._num_kv_blocks
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        return not self._running and not self.num_waiting
+
+    def add(self, generation: ScriptedGeneration) -> None:
+        """Add a generation to the queue.
+
+        Raises:
+            ValueError: it needs more memory than there is.
+
+        """
+        if generation.num_blocks > self._num_kv_blocks:
+            msg = f"{generation.num_blocks} blocks do not fit into {self._num_kv_blocks}"
+            raise ValueError(msg)
+        self._num_arrived += 1
+        self.num_waiting += 1
+        heapq.heappush(self._waiting, (generation.request.priority, self._num_arrived, generation))
+
+    def abort(self, generation: ScriptedGeneration) -> None:
+        """Remove a generation: from the queue at once, from the batch at the end of the step."""
+        generation.is_aborted = True
+        self.num_waiting -= not generation.is_running
+
+    def clear(self) -> None:
+        """Drop everything that waits or runs."""
+        self._waiting.clear()
+        self._running.clear()
+        self.num_waiting = self._num_used_blocks = 0
+
+    def admit(self, now: float) -> None:
+        """Move generations from the queue into the batch, while there are slots and memory."""
+        while self._waiting and len(self._running) < self._max_num_seqs:
+            generation = self._waiting[0][2]
+            if not generation.is_aborted:
+                if self._num_used_blocks + generation.num_blocks > self._num_kv_blocks:
+                    return
+                self._start(generation, now)
+            heapq.heappop(self._waiting)
+
+    def _start(self, generation: ScriptedGeneration, now: float) -> None:
+        request = generation.request
+        num_blocks = self._cache.num_cached(generation.blocks, request.cache_salt)
+        # The last prompt token is always computed.
+        num_blocks = min(num_blocks, (len(request.prompt_token_ids) - 1) // BLOCK_TOKENS)
+        generation.num_cached = num_blocks * BLOCK_TOKENS
+        generation.num_prompt_left -= generation.num_cached
+        generation.is_running = True
+        generation.prompt_due_at = now + self._times.prefill_apart_s
+        self._running.append(generation)
+        self._num_used_blocks += generation.num_blocks
+        self.num_waiting -= 1
+
+    def plan(self, num_speculative_tokens: int, now: float) -> tuple[int, int]:
+        """Plan a step, decoding first; return its number of prompt tokens and of generations that decode."""
+        if self._times.prefill_apart_s:
+            return self._plan_apart(now)
+        num_decoding = 0
+        for generation in self._running:
+            generation.is_decoding = generation.num_prompt_left == 0
+            num_decoding += generation.is_decoding
+        budget = self._max_num_batched_tokens - num_decoding * (1 + num_speculative_tokens)
+        num_prefill_tokens = 0
+        for generation in self._running:
+            num = max(0, min(generation.num_prompt_left, budget - num_prefill_tokens))
+            generation.num_prompt_now = num
+            num_prefill_tokens += num
+        return num_prefill_tokens, num_decoding
+
+    def _plan_apart(self, now: float) -> tuple[int, int]:
+        """Plan a step without prompts, which are computed elsewhere. It decodes the first token after each of them."""
+        num_decoding = 0
+        for generation in self._running:
+            generation.is_decoding = generation.num_prompt_left == 0
+            is_due = not generation.is_decoding and generation.prompt_due_at <= now
+            generation.num_prompt_now = generation.num_prompt_left if is_due else 0
+            num_decoding += generation.is_decoding or is_due
+        return 0, num_decoding
+
+    def idle_s(self, now: float) -> float:
+        """Return how long to wait when there is nothing to compute.
+
+        That is until the next prompt is ready, but at most a decode step, so that new arrivals are admitted.
+        """
+        if not self._times.prefill_apart_s or not self._running:
+            return 0.0
+        due_at = min(generation.prompt_due_at for generation in self._running)
+        return min(self._times.decode_base_s, max(0.0, due_at - now))
+
+    def finish_step(self, num_speculative_tokens: int, acceptance_rate: float) -> StepCounts:
+        """Write the tokens of the step, drop generations that ended or were aborted, and return the counts."""
+        counts = StepCounts(num_speculative_tokens)
+        still_running = []
+        for generation in self._running:
+            num_tokens = self._compute(generation, counts, acceptance_rate)
+            if generation.is_aborted:
+                self.num_aborted_tokens += num_tokens
+            elif num_tokens:
+                num_tokens = generation.write(num_tokens)
+            counts.add_tokens(num_tokens)
+            if generation.is_aborted or generation.is_over:
+                self._num_used_blocks -= generation.num_blocks
+            else:
+                still_running.append(generation)
+        self._running = still_running
+        self.num_generated_tokens += counts.num_tokens
+        if self.is_empty:
+            self._waiting.clear()
+        return counts
+
+    def _compute(self, generation: ScriptedGeneration, counts: StepCounts, acceptance_rate: float) -> int:
+        """Return how many tokens the step computed for a generation."""
+        if generation.is_decoding:
+            if not generation.request.sampling.speculate:
+                counts.has_undrafted = True
+                return 1
+            num_accepted = generation.draw_num_accepted(counts.num_speculative_tokens, acceptance_rate)
+            counts.add_draft(num_accepted)
+            return generation.num_room(1 + num_accepted)
+        generation.num_prompt_left -= generation.num_prompt_now
+        counts.has_prompts |= generation.num_prompt_now > 0
+        if generation.num_prompt_left:
+            return 0
+        self._cache.insert(generation.blocks, generation.request.cache_salt)
+        return 1

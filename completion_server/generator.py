@@ -1,0 +1,108 @@
+"""Generates for a request: builds its prompt, asks the engine, and charges its caller for the tokens computed."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from completion_server.admission.quotas import Reservation
+from completion_server.core.clock import Clock
+from completion_server.core.errors import UnavailableError
+from completion_server.core.request import Caller, Request
+from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
+from completion_server.engine.settings import CacheScope
+from completion_server.prompt.builder import Prompt
+from completion_server.scheduling.generation import Progress, PromptReady
+
+_INLINE_CHARACTERS = 16_384
+"""Up to this much text the prompt is built on the event loop: handing it to a thread would take longer."""
+
+
+class Prompts(Protocol):
+    """Turns a request into token ids; may be called from several threads at once."""
+
+    def build(self, request: Request) -> Prompt:
+        """Return the prompt. Raises InvalidRequestError if it can't fit."""
+        ...
+
+    def expected_new_tokens(self, request: Request) -> int:
+        """Return about how many of a request's prompt tokens the engine will have to compute; cheap."""
+        ...
+
+
+class Generates(Protocol):
+    """The part of an engine that generates, see `engine.interface.Engine`."""
+
+    def generate(self, request: GenerationRequest, /) -> AsyncGenerator[Output]:
+        """Generate. Closing the generator aborts the work in the engine."""
+        ...
+
+
+class Generator:
+    """Where generations come from."""
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        engine: Generates,
+        clock: Clock,
+        *,
+        cache_scope: CacheScope = "user",
+        retry_after_ms: int = 1000,
+    ) -> None:
+        """Generate with `engine`; if it fails, a caller is told to ask again in `retry_after_ms`."""
+        self._prompts = prompts
+        self._engine = engine
+        self._clock = clock
+        self._cache_scope = cache_scope
+        self._retry_after_ms = retry_after_ms
+
+    async def generate(self, request: Request, reservation: Reservation) -> AsyncGenerator[Progress]:
+        """Yield PromptReady once, then the engine's outputs. Closing the generator aborts the work in the engine.
+
+        The tokens computed are charged at the end.
+
+        Raises:
+            InvalidRequestError: the prompt does not fit.
+            UnavailableError: the engine failed.
+
+        """
+        prompt = await self._build_prompt(request)
+        yield PromptReady(len(prompt.token_ids), prompt.num_new_tokens)
+        generation = GenerationRequest(
+            id=request.id,
+            prompt_token_ids=prompt.token_ids,
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            stop_token_ids=prompt.stop_token_ids,
+            priority=request.trigger,
+            cache_salt=cache_salt(request.caller, self._cache_scope),
+        )
+        num_new, num_generated = prompt.num_new_tokens, 0
+        try:
+            async with aclosing(self._engine.generate(generation)) as outputs:
+                async for output in outputs:
+                    num_new = len(prompt.token_ids) - output.cached_prompt_tokens
+                    num_generated += output.num_tokens
+                    yield output
+        except EngineDeadError as error:
+            msg = "the engine failed and is being restarted"
+            raise UnavailableError(msg, retry_after_ms=self._retry_after_ms) from error
+        finally:
+            reservation.settle(num_new + num_generated, self._clock.now())
+
+    async def _build_prompt(self, request: Request) -> Prompt:
+        build = self._prompts.build
+        num_characters = len(request.prefix) + len(request.suffix) + sum(len(s.text) for s in request.snippets)
+        if num_characters <= _INLINE_CHARACTERS:
+            return build(request)
+        return await asyncio.to_thread(build, request)
+
+
+def cache_salt(caller: Caller, scope: CacheScope) -> str:
+    """Return the salt under which a caller's prompts share entries of the prefix cache.
+
+    Under a common salt the number of cached tokens, and the time to a first token, would tell callers which text others
+    have open.
+    """
+    return caller.tenant if scope == "tenant" else caller.owner

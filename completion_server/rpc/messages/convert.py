@@ -1,0 +1,212 @@
+"""Messages to core and back. Finds bad values before any work is done; `scan` has checked all sizes before."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+from completion.v1 import completion_pb2 as pb
+from completion_server.core.clock import Deadline
+from completion_server.core.errors import CompletionError, InvalidRequestError
+from completion_server.core.events import Feedback
+from completion_server.core.outcome import AnswerPart, Delta, End, FinishReason, ShedReason
+from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet, Trigger
+from completion_server.rpc.settings import LimitSettings
+
+_TRIGGERS = {
+    pb.TRIGGER_UNSPECIFIED: Trigger.AUTOMATIC,
+    pb.TRIGGER_AUTOMATIC: Trigger.AUTOMATIC,
+    pb.TRIGGER_EXPLICIT: Trigger.EXPLICIT,
+    pb.TRIGGER_PREFETCH: Trigger.PREFETCH,
+}
+_MODES = {
+    pb.MODE_UNSPECIFIED: Mode.SINGLE_LINE,
+    pb.MODE_SINGLE_LINE: Mode.SINGLE_LINE,
+    pb.MODE_MULTI_LINE: Mode.MULTI_LINE,
+}
+_FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.SUPERSEDED: pb.FINISH_REASON_SUPERSEDED,
+    FinishReason.SHED: pb.FINISH_REASON_SHED,
+    FinishReason.DEADLINE: pb.FINISH_REASON_DEADLINE,
+    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+_SHED_REASONS = {
+    ShedReason.OVERLOAD: pb.SHED_REASON_OVERLOAD,
+    ShedReason.DEADLINE_UNREACHABLE: pb.SHED_REASON_DEADLINE_UNREACHABLE,
+    ShedReason.RATE_LIMITED: pb.SHED_REASON_RATE_LIMITED,
+    ShedReason.DRAINING: pb.SHED_REASON_DRAINING,
+}
+_FEEDBACK_KINDS = {
+    pb.FEEDBACK_KIND_SHOWN: "shown",
+    pb.FEEDBACK_KIND_ACCEPTED: "accepted",
+    pb.FEEDBACK_KIND_ACCEPTED_WORD: "accepted_word",
+    pb.FEEDBACK_KIND_ACCEPTED_LINE: "accepted_line",
+    pb.FEEDBACK_KIND_REJECTED: "rejected",
+    pb.FEEDBACK_KIND_SURVIVED: "survived",
+}
+T = TypeVar("T")
+V = TypeVar("V", bound=int)
+
+_SURVIVAL_TIMES_S = (30, 90, 180, 360)
+_MAX_TEMPERATURE = 2.0
+_MAX_SEED = 2**63 - 1
+
+_request_numbers = itertools.count(1)
+
+
+def request_of(
+    message: pb.CompleteRequest,
+    caller: Caller,
+    limits: LimitSettings,
+    deadline_s: float | None,
+    now: float,
+    trace_context: str = "",
+) -> Request:
+    """Return the request that a message means.
+
+    `deadline_s` is the time that the call leaves, None for no end.
+
+    Raises:
+        InvalidRequestError: a field is bad; says which, the limit and what was given.
+
+    """
+    mode = _known("mode", message.mode, _MODES)
+    return Request(
+        id=f"r{next(_request_numbers)}",
+        caller=caller,
+        sequence=message.sequence,
+        document_uri=message.document_uri,
+        language_id=message.language_id,
+        prefix=message.prefix,
+        suffix=message.suffix,
+        max_tokens=_max_tokens(message.max_tokens, mode, limits),
+        received_at=now,
+        snippets=tuple(_snippets(message)),
+        trigger=_known("trigger", message.trigger, _TRIGGERS),
+        mode=mode,
+        sampling=_sampling(message),
+        stop=tuple(_stops(message)),
+        deadline=Deadline.after(min(limits.max_deadline_s, math.inf if deadline_s is None else deadline_s), now),
+        trace_context=trace_context,
+    )
+
+
+def session_id_of(message: pb.CompleteRequest | pb.ReportFeedbackRequest) -> str:
+    """Return a message's session id.
+
+    Raises:
+        InvalidRequestError: it is empty.
+
+    """
+    if not message.session_id:
+        raise InvalidRequestError("session_id", "must not be empty")
+    return message.session_id
+
+
+def feedback_of(message: pb.ReportFeedbackRequest) -> Feedback:
+    """Return the feedback that a message means.
+
+    Raises:
+        InvalidRequestError: a field is bad.
+
+    """
+    kind = _known("kind", message.kind, _FEEDBACK_KINDS)
+    if kind == "survived" and message.survived_after_s not in _SURVIVAL_TIMES_S:
+        times = ", ".join(map(str, _SURVIVAL_TIMES_S))
+        raise InvalidRequestError("survived_after_s", f"must be one of {times}, got {message.survived_after_s}")
+    if not 0.0 <= message.survived_share <= 1.0:
+        raise InvalidRequestError("survived_share", f"must be from 0 to 1, got {message.survived_share:g}")
+    return Feedback(kind, message.accepted_characters, message.survived_after_s, message.survived_share)
+
+
+def _known(field: str, value: V, known: Mapping[V, T]) -> T:
+    try:
+        return known[value]
+    except KeyError:
+        values = ", ".join(str(number) for number in sorted(known))
+        raise InvalidRequestError(field, f"must be one of {values}, got {value}") from None
+
+
+def _max_tokens(given: int, mode: Mode, limits: LimitSettings) -> int:
+    if not 0 <= given <= limits.max_tokens:
+        raise InvalidRequestError("max_tokens", f"must be from 0 (the default) to {limits.max_tokens}, got {given}")
+    if given:
+        return given
+    return limits.default_tokens_multi_line if mode is Mode.MULTI_LINE else limits.default_tokens_single_line
+
+
+def _sampling(message: pb.CompleteRequest) -> Sampling:
+    temperature = message.temperature if message.HasField("temperature") else 0.0
+    if not 0.0 <= temperature <= _MAX_TEMPERATURE:  # also refuses NaN
+        raise InvalidRequestError("temperature", f"must be from 0 to {_MAX_TEMPERATURE:g}, got {temperature:g}")
+    if message.HasField("seed") and message.seed > _MAX_SEED:
+        raise InvalidRequestError("seed", f"must be at most {_MAX_SEED}, got {message.seed}")
+    seed = message.seed if message.HasField("seed") else None
+    return Sampling(temperature, seed, speculate=not message.without_speculation)
+
+
+def _snippets(message: pb.CompleteRequest) -> Iterator[Snippet]:
+    for i, snippet in enumerate(message.snippets):
+        if not math.isfinite(snippet.score):
+            raise InvalidRequestError(f"snippets[{i}].score", f"must be a finite number, got {snippet.score:g}")
+        yield Snippet(snippet.uri, snippet.text, snippet.score)
+
+
+def _stops(message: pb.CompleteRequest) -> Iterator[str]:
+    for i, stop in enumerate(message.stop):
+        if not stop:
+            raise InvalidRequestError(f"stop[{i}]", "must not be empty")
+        yield stop
+
+
+def end_message(end: End) -> pb.End:
+    """Return the wire's form of an end."""
+    outcome, usage, timings = end.outcome, end.usage, end.timings
+    message = pb.End(
+        text=end.text,
+        finish_reason=_FINISH_REASONS[outcome.reason],
+        usage=pb.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            cached_prompt_tokens=usage.cached_prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            drafted_tokens=usage.drafted_tokens,
+            accepted_draft_tokens=usage.accepted_draft_tokens,
+        ),
+        timings=pb.Timings(
+            queue_ms=timings.queue_ms,
+            tokenise_ms=timings.tokenise_ms,
+            prefill_ms=timings.prefill_ms,
+            decode_ms=timings.decode_ms,
+            total_ms=timings.total_ms,
+        ),
+    )
+    if outcome.shed_reason is not None:
+        message.shed_reason = _SHED_REASONS[outcome.shed_reason]
+    if outcome.retry_after_ms is not None:
+        message.retry_after_ms = outcome.retry_after_ms
+    if outcome.error is not None:
+        message.error.CopyFrom(error_message(outcome.error))
+    return message
+
+
+def error_message(error: CompletionError) -> pb.RequestError:
+    """Return the wire's form of a failure inside a session."""
+    violations = [pb.FieldViolation(field=v.field, description=v.description) for v in error.violations]
+    return pb.RequestError(code=int(error.code), message=error.message, field_violations=violations)
+
+
+def response_of(event: AnswerPart) -> pb.CompleteResponse:
+    """Return the wire's form of an event."""
+    if isinstance(event, Delta):
+        return pb.CompleteResponse(delta=pb.Delta(text=event.text))
+    return pb.CompleteResponse(end=end_message(event))
+
+
+def session_response_of(sequence: int, event: AnswerPart) -> pb.SessionResponse:
+    """Return the wire's form of an event of a session's request."""
+    if isinstance(event, Delta):
+        return pb.SessionResponse(sequence=sequence, delta=pb.Delta(text=event.text))
+    return pb.SessionResponse(sequence=sequence, end=end_message(event))

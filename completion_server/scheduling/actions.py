@@ -1,0 +1,42 @@
+"""Actions: what the book decides and the runner carries out."""
+
+from dataclasses import dataclass
+
+from completion_server.core.outcome import FinishReason, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Begin a generation for a request, which holds a slot from now on."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reattach:
+    """Have a request read the generation of an older one. The older request's Finish follows."""
+
+    id: str
+    from_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Stop the generation of a request; report `work_done` when it has stopped."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Tell the caller of a request how it ended. Each request has exactly one Finish."""
+
+    id: str
+    outcome: Outcome
+
+
+Action = Start | Reattach | Abort | Finish
+
+SUPERSEDED = Outcome(FinishReason.SUPERSEDED)
+CANCELLED = Outcome(FinishReason.CANCELLED)
+DEADLINE = Outcome(FinishReason.DEADLINE)

@@ -1,0 +1,114 @@
+"""Latency estimates from recent requests: first tokens, held slots, and how fast the queue shrinks. Pure."""
+
+import math
+from dataclasses import dataclass, field
+
+_WEIGHT = 0.05
+"""Of a new sample: the last 20 or so count."""
+_MIN_HAZARD = 1e-3
+_SIZE_NOISE = 64.0
+"""Tokens: where prompts differ by less than this, differences in time are taken for noise and not for a slope."""
+
+
+@dataclass(slots=True)
+class Estimate:
+    """A moving mean and mean deviation; 0 before the first sample."""
+
+    mean: float = 0.0
+    deviation: float = 0.0
+    _num: int = 0
+
+    def add(self, value: float) -> None:
+        """Take a sample in. The first ones weigh more, so that it does not start from 0."""
+        self._num += 1
+        weight = max(_WEIGHT, 1 / self._num)
+        self.deviation += weight * (abs(value - self.mean) - self.deviation) if self._num > 1 else 0.0
+        self.mean += weight * (value - self.mean)
+
+
+@dataclass(slots=True)
+class SizedEstimate:
+    """A moving estimate of what takes longer the larger it is: a line fitted by least squares, and its mean deviation.
+
+    Sizes are of any unit; 0 for all makes it a moving mean. Recent samples count more, as in `Estimate`.
+    """
+
+    mean: float = 0.0
+    """Of all samples, whatever their size."""
+    deviation: float = 0.0
+    """From the line."""
+    median_size: float = 0.0
+    """About the median of the sizes: some large ones do not move it."""
+    _mean_size: float = 0.0
+    _variance: float = 0.0
+    _covariance: float = 0.0
+    _num: int = 0
+
+    def add(self, value: float, size: float = 0.0) -> None:
+        """Take a sample in."""
+        self._num += 1
+        weight = max(_WEIGHT, 1 / self._num)
+        self.deviation += weight * (abs(value - self.at(size)) - self.deviation) if self._num > 1 else 0.0
+        step = weight * max(self.median_size, _SIZE_NOISE)
+        self.median_size += max(-step, min(step, size - self.median_size))
+        from_mean_size, from_mean = size - self._mean_size, value - self.mean
+        self._mean_size += weight * from_mean_size
+        self.mean += weight * from_mean
+        self._variance = (1 - weight) * (self._variance + weight * from_mean_size**2)
+        self._covariance = (1 - weight) * (self._covariance + weight * from_mean_size * from_mean)
+
+    def at(self, size: float) -> float:
+        """Return what to expect of a size; never less for a larger one, never below 0."""
+        slope = max(0.0, self._covariance) / (self._variance + _SIZE_NOISE**2)
+        return max(0.0, self.mean + slope * (size - self._mean_size))
+
+
+@dataclass(slots=True)
+class LatencyEstimates:
+    """Estimates in seconds."""
+
+    first_token: SizedEstimate = field(default_factory=SizedEstimate)
+    """From the start of work to its first token, by the prompt tokens that the prefix cache does not have."""
+    held: Estimate = field(default_factory=Estimate)
+    """How long a slot is taken, by work that ends and by work that is stopped."""
+    _abandoned_share: float = 0.0
+    _waited_s: float = 0.0
+
+    def left_queue(self, waited_s: float, *, abandoned: bool) -> None:
+        """A request has stopped waiting: it got a slot, or it was abandoned by its user."""
+        self._abandoned_share += (abandoned - self._abandoned_share) * _WEIGHT
+        self._waited_s += (waited_s - self._waited_s) * _WEIGHT
+
+    def gave_up(self, waited_s: float, num_new_tokens: float) -> None:
+        """A request was aborted before its first token. If all are, nothing else shows how long a first token takes."""
+        if waited_s > self.first_token.at(num_new_tokens):
+            self.first_token.add(waited_s, num_new_tokens)
+
+    @property
+    def first_token_s(self) -> float:
+        """Seconds to allow from the start of work to its first token, for a prompt of median size."""
+        return self.first_token_after(self.first_token.median_size)
+
+    def first_token_after(self, num_new_tokens: float) -> float:
+        """Return the seconds to allow from the start of work to its first token, for a prompt with so many new tokens.
+
+        One user's long prompts must not make everybody else's requests look unreachable.
+        """
+        return self.first_token.at(num_new_tokens) + self.first_token.deviation
+
+    @property
+    def abandon_rate(self) -> float:
+        """Chance that a waiting request is abandoned, per second of its wait."""
+        return self._abandoned_share / self._waited_s if self._waited_s else 0.0
+
+    def wait_s(self, num_ahead: int, num_slots: int) -> float:
+        """Predict how long a request waits with so many ahead of it, 0 before anything is known.
+
+        The queue shrinks at the rate that slots come free, and because waiting requests are abandoned when their users
+        type on, each with the same chance in any second (h): dn/dt = -(rate + h n), from n to 0.
+        """
+        rate = num_slots / self.held.mean if self.held.mean else math.inf
+        hazard = self.abandon_rate
+        if hazard < _MIN_HAZARD:
+            return (num_ahead + 1) / rate
+        return math.log1p(hazard * (num_ahead + 1) / rate) / hazard

@@ -1,0 +1,73 @@
+"""Shedding: when a request is given up for lack of time, and what its caller is told. Pure."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from completion_server.core.outcome import FinishReason, Outcome, ShedReason
+from completion_server.scheduling.latency import LatencyEstimates
+from completion_server.scheduling.queue import QueueEntry, TriggerQueues
+from completion_server.scheduling.records import Record, State
+
+_MIN_RETRY_AFTER_MS = 50
+
+
+class Shedding(Enum):
+    """When a request is given up for lack of time."""
+
+    NEVER = "never"
+    """It waits until its deadline."""
+    LATE = "late"
+    """As soon as even a slot at once would give it no token in time."""
+    PREDICTED = "predicted"
+    """Also when it arrives, if it is predicted to end so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shedder:
+    """The rules of one mode of shedding."""
+
+    shedding: Shedding
+    latency: LatencyEstimates
+    queues: TriggerQueues
+    max_retry_after_ms: int
+
+    def outcome(self, entry: QueueEntry, reason: ShedReason, num_slots: int) -> Outcome:
+        """Return the outcome of a request that is shed; its caller may ask again when a newcomer would have a slot."""
+        retry_after_ms = max(_MIN_RETRY_AFTER_MS, round(self._wait_s(entry, num_slots) * 1000))
+        return Outcome(FinishReason.SHED, reason, min(self.max_retry_after_ms, retry_after_ms))
+
+    def is_predicted_late(self, entry: QueueEntry, now: float, num_slots: int) -> bool:
+        """Return whether a newcomer that has to wait is predicted to have no first token in time."""
+        if self.shedding is not Shedding.PREDICTED:
+            return False
+        first_token_s = self.latency.first_token_after(entry.num_new_tokens)
+        return now + self._wait_s(entry, num_slots) + first_token_s > entry.ttft_deadline
+
+    def is_unreachable(self, record: Record, now: float) -> bool:
+        """Return whether a request can't have its first token in time. A running one only ends if another waits."""
+        if self.shedding is Shedding.NEVER:
+            return False
+        if record.state is State.QUEUED:
+            return now >= self._latest_start(record)
+        return not record.has_token and len(self.queues) > 0 and now >= record.entry.ttft_deadline
+
+    def next_look(self, record: Record, now: float | None) -> float:
+        """Return when a request may have to end: at its deadline, or before, when time for its first token runs out.
+
+        `now` is None for one that has just changed its state, and has not been looked at in that state.
+        """
+        at = record.entry.deadline.at
+        if self.shedding is Shedding.NEVER:
+            return at
+        if record.state is State.QUEUED:
+            return min(at, self._latest_start(record))
+        if not record.has_token and (now is None or now < record.entry.ttft_deadline):
+            return min(at, record.entry.ttft_deadline)
+        return at
+
+    def _wait_s(self, entry: QueueEntry, num_slots: int) -> float:
+        return self.latency.wait_s(self.queues.num_ahead(entry), num_slots)
+
+    def _latest_start(self, record: Record) -> float:
+        """Return when a slot would come too late for a first token in time."""
+        return record.entry.ttft_deadline - self.latency.first_token_after(record.num_new_tokens)

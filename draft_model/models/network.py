@@ -1,0 +1,94 @@
+"""The network is transformers' own Llama, so the trained network is the one that is exported and served."""
+
+from dataclasses import replace
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from draft_model.core.errors import PipelineError
+from draft_model.core.presets import Shape
+
+INIT_STD = 0.02
+ROPE_THETA = 10_000.0
+IN_EVERY_LAYER = ("attention_bias", "hidden_act", "mlp_bias", "rms_norm_eps", "rope_parameters", "tie_word_embeddings")
+"""Fields that must be equal in two Llama configurations, besides sizes, for a layer of one to work in the other."""
+
+
+def make_config(shape: Shape, end_token_id: int = 0) -> LlamaConfig:
+    """The Hugging Face configuration of a shape; the end token is the begin token too."""
+    return LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.context_tokens,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        initializer_range=INIT_STD,
+        bos_token_id=end_token_id,
+        eos_token_id=end_token_id,
+        pad_token_id=None,
+        use_cache=True,
+    )
+
+
+def make_model(shape: Shape, seed: int) -> LlamaForCausalLM:
+    """A freshly initialised model in float32; the projections back into the residual stream start at zero."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(make_config(shape))  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            torch.nn.init.zeros_(parameter)
+    return model
+
+
+def make_pruned(shape: Shape, source: LlamaForCausalLM) -> LlamaForCausalLM:
+    """A model of `shape` from a deeper one: its embedding, its last norm, and layers spread evenly over its depth.
+
+    Such a draft has its target's features from the first step. Raises PipelineError when the two models differ in more
+    than their depth.
+    """
+    sizes = _shape_of(source)
+    widths = replace(sizes, num_layers=shape.num_layers, context_tokens=shape.context_tokens)
+    config = make_config(shape)
+    had = vars(widths) | {name: getattr(source.config, name) for name in IN_EVERY_LAYER}
+    asked = vars(shape) | {name: getattr(config, name) for name in IN_EVERY_LAYER}
+    differing = [f"{name} {value}, not {asked[name]}" for name, value in had.items() if value != asked[name]]
+    if differing:
+        told = "; ".join(differing)
+        raise PipelineError(f"a model to start from may differ in its number of layers only; it has {told}")
+    depth = sizes.num_layers
+    if depth < shape.num_layers:
+        raise PipelineError(f"a model of {depth} layers has no {shape.num_layers} to start from")
+    model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model.model.embed_tokens.load_state_dict(source.model.embed_tokens.state_dict())
+    model.model.norm.load_state_dict(source.model.norm.state_dict())
+    for layer, number in zip(model.model.layers, spread_layers(depth, shape.num_layers), strict=True):
+        state = source.model.layers[number].state_dict()  # A layer that was INT8 still has its scales in it.
+        layer.load_state_dict({name: state[name] for name in layer.state_dict()})
+    return model
+
+
+def spread_layers(depth: int, num_layers: int) -> list[int]:
+    """The layers to take of `depth`: the first, the last, and others at even distances; a single one is the last."""
+    if num_layers == 1:
+        return [depth - 1]
+    return [round(number * (depth - 1) / (num_layers - 1)) for number in range(num_layers)]
+
+
+def _shape_of(model: LlamaForCausalLM) -> Shape:
+    config = model.config
+    return Shape(
+        config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads,
+        int(config.num_key_value_heads or 0), int(config.head_dim or 0), config.vocab_size,
+        config.max_position_embeddings,
+    )  # fmt: skip
+
+
+def num_parameters(model: PreTrainedModel) -> int:
+    """Number of distinct parameters, the tied embedding counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,1 @@
+"""The commands of `target-model`, one module each."""

@@ -1,0 +1,1 @@
+"""Parts that all rooms of the package share: errors and atomic files."""

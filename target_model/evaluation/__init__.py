@@ -1,0 +1,1 @@
+"""Quality, speed and memory of a target in vLLM: tasks, prompts, completions and their scores."""

@@ -1,0 +1,236 @@
+"""Samples, shards and the order of blocks."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from completion_server.prompt.templates import EMBEDDED
+from draft_model.core.errors import PipelineError
+from draft_model.corpus.store import Corpus
+from draft_model.data.blocks import BlockSource
+from draft_model.data.encoder import TemplateEncoder
+from draft_model.data.fim import Split
+from draft_model.data.generated import keeping_chunks, load_splits
+from draft_model.data.samples import CorpusText, SampleMaker, window_chars
+from draft_model.data.shards import MANIFEST, DataManifest, DataSettings, build_data, load_manifest, shard_paths
+
+positions = st.floats(0, 1, exclude_max=True)
+
+
+@given(positions, st.integers(1, 500))
+def test_a_window_is_whole_lines_of_one_document(source: str, position: float, num_chars: int) -> None:
+    corpus = CorpusText([source, "other = 1\n" * 30])
+    window = corpus.window(position, num_chars)
+    assert window.endswith("\n")
+    assert any(f"\n{window}" in f"\n{document}" for document in (source, "other = 1\n" * 30))
+
+
+def test_a_corpus_without_text_is_refused() -> None:
+    with pytest.raises(PipelineError, match="no text"):
+        CorpusText(["", "  \n"])
+
+
+def test_a_row_is_full_and_marks_what_stands_behind_the_middle_marker(source: str, encoder: TemplateEncoder) -> None:
+    maker = SampleMaker(CorpusText([source]), encoder)
+    ends = 0
+    for seed in range(30):
+        ids, is_middle, slot = maker.row(seed * 100, 128, Random(seed))
+        assert len(ids) == len(is_middle) == 128
+        assert slot > seed * 100
+        assert all(mark for token, mark in zip(ids, is_middle, strict=True) if token == encoder.end)
+        ends += ids.count(encoder.end)
+    assert ends > 20
+
+
+def test_what_a_target_wrote_has_its_share_of_a_rows_samples_however_long_the_rest_is(
+    source: str, encoder: TemplateEncoder
+) -> None:
+    written = Split("before = 1\n" * 60, "re", "turn 7", "\n" + "after = 1\n" * 60)
+    maker = SampleMaker(CorpusText([source]), encoder, generated=(written,), generated_share=0.5)
+    behind = [*encoder.encode_prompt("", "re", "")[-1:], *encoder.encode("turn 7"), encoder.end]
+    middle = encoder.encode_prompt("", "", "")[-1]
+    num_splits = num_written = 0
+    for seed in range(60):
+        ids, _, _ = maker.row(seed * 100, 512, Random(seed))
+        num_splits += ids.count(middle)
+        num_written += sum(ids[at : at + len(behind)] == behind for at in range(len(ids)))
+    assert num_splits > 60
+    assert 0.45 < num_written / num_splits < 0.75, "seven in ten of the other half are split too"
+
+
+def test_a_share_of_the_splits_shows_other_files_of_the_folder(source: str, encoder: TemplateEncoder) -> None:
+    texts = [source, "\n".join(f"other = {number}" for number in range(30)) + "\n", "alone = 1\n" * 30]
+    corpus = CorpusText(texts, ["pack/one.py", "pack/two.py", "elsewhere/three.py"])
+    opened = encoder.encode_file([])
+    shown = []
+    for seed in range(60):
+        maker = SampleMaker(corpus, encoder, fim_share=1.0, snippet_share=0.5)
+        at_one, at_three = (maker.draw(position, 500, Random(seed)) for position in (0.1, 0.99))
+        assert at_three.ids[:1] != opened, "its folder has no other"
+        shown.append(at_one.ids[:1] == opened)
+        if shown[-1]:
+            marker = at_one.ids.index(encoder.encode_prompt("", "", "")[0])
+            assert encoder.decode(at_one.ids[:marker]).startswith("other = ")
+            assert len(at_one.ids) <= 500
+    assert 15 < sum(shown) < 45
+    maker = SampleMaker(CorpusText(texts), encoder, fim_share=1.0, snippet_share=1.0)
+    assert maker.draw(0.1, 500, Random(1)).ids[:1] != opened, "nobody says which texts are of one folder"
+
+
+def test_shards_are_the_same_whoever_makes_them_and_in_whatever_order(
+    data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
+) -> None:
+    out = tmp_path / "data"
+    build_data(corpus, tokenizer_folder, EMBEDDED, out, data_settings, num_workers=2)
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["data.json", "ids-00000.npy", "ids-00001.npy", "middle-00000.npy", "middle-00001.npy", "tokenizer"]
+    assert all((out / name).read_bytes() == (data / name).read_bytes() for name in names if name != "tokenizer")
+
+
+def test_an_interrupted_build_goes_on_with_what_is_missing(
+    data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
+) -> None:
+    out, told = tmp_path / "data", []
+    build_data(corpus, tokenizer_folder, EMBEDDED, out, data_settings)
+    kept, _ = shard_paths(out, 0)
+    made_at = kept.stat().st_mtime_ns
+    shard_paths(out, 1)[1].unlink()
+    with pytest.raises(PipelineError, match="lacks 1 of 2 shards"):
+        BlockSource(out, 1)
+    build_data(
+        corpus, tokenizer_folder, EMBEDDED, out, data_settings, on_shard=lambda done, total: told.append((done, total))
+    )
+    assert told == [(1, 2), (2, 2)]
+    assert kept.stat().st_mtime_ns == made_at
+    assert shard_paths(out, 1)[1].read_bytes() == shard_paths(data, 1)[1].read_bytes()
+
+
+def test_data_made_otherwise_is_not_mixed_in(
+    data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings
+) -> None:
+    with pytest.raises(PipelineError, match=r"made otherwise \(seed 5, not 6\)"):
+        build_data(corpus, tokenizer_folder, EMBEDDED, data, replace(data_settings, seed=6))
+    with pytest.raises(ValueError, match="divide the block"):
+        replace(data_settings, row_tokens=(48,))
+
+
+def test_data_with_generated_text_that_was_drawn_otherwise_is_not_mixed_in(tmp_path: Path, data: Path) -> None:
+    """Data made before a drawing had a number: without generated text it is what it would be now."""
+    told = json.loads((data / MANIFEST).read_text())
+    del told["settings"]["drawing"]
+    (tmp_path / MANIFEST).write_text(json.dumps(told))
+    assert load_manifest(tmp_path) == load_manifest(data)
+    told["settings"]["generated_share"] = 0.5
+    (tmp_path / MANIFEST).write_text(json.dumps(told))
+    before = load_manifest(tmp_path)
+    now = replace(before, settings=replace(before.settings, drawing=2))
+    assert before.fingerprint != now.fingerprint
+    assert "drawing" not in before.fingerprint, "runs on it go on"
+    assert "drawing" not in load_manifest(data).fingerprint
+
+
+def test_a_file_of_no_splits_is_refused_before_anything_is_written(
+    corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "generated.jsonl").write_text("no JSON\n")
+    with pytest.raises(PipelineError, match="holds no splits"):
+        build_data(
+            corpus, tokenizer_folder, EMBEDDED, tmp_path / "data", data_settings,
+            generated=tmp_path / "generated.jsonl",
+        )  # fmt: skip
+    assert not (tmp_path / "data").exists()
+
+
+def test_blocks_have_rows_of_one_length_each(data: Path) -> None:
+    source = BlockSource(data, 1)
+    shapes = {tuple(source.block(place).ids.shape) for place in range(source.num_blocks)}
+    assert shapes == {(1, 64), (2, 32)}
+    assert source.block(0).is_middle.shape == source.block(0).ids.shape
+
+
+def test_every_block_comes_once_an_epoch_in_an_order_that_the_seed_decides(data: Path) -> None:
+    source = BlockSource(data, 1)
+
+    def visited(blocks: BlockSource, epoch: int) -> list[bytes]:
+        places = range(epoch * blocks.num_blocks, (epoch + 1) * blocks.num_blocks)
+        return [blocks.block(place).ids.numpy().tobytes() for place in places]
+
+    assert sorted(visited(source, 0)) == sorted(visited(source, 1))
+    assert visited(source, 0) != visited(source, 1)
+    assert visited(source, 1) == visited(BlockSource(data, 1), 1)
+    assert visited(source, 0) != visited(BlockSource(data, 2), 0)
+
+
+def test_the_marks_are_those_that_were_packed(data: Path, encoder: TemplateEncoder) -> None:
+    source = BlockSource(data, 1)
+    for place in range(source.num_blocks):
+        block = source.block(place)
+        assert bool(block.is_middle[block.ids == encoder.end].all())
+    assert np.load(shard_paths(data, 0)[0]).dtype == np.uint16
+    assert source.block(0).ids.dtype == torch.int64
+
+
+def test_few_shards_are_open_at_a_time(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draft_model.data.blocks.OPEN_SHARDS", 1)
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+    source = BlockSource(data, 1)
+    for place in range(source.num_blocks):
+        source.block(place)
+    assert len(list(descriptors.iterdir())) - before == 2
+
+
+def test_long_rows_have_long_samples_and_those_of_the_embedded_models_stay(encoder: TemplateEncoder) -> None:
+    assert [window_chars(tokens) for tokens in (64, 1024, 4096)] == [2800, 2800, 11_200]
+    corpus = CorpusText(["value = compute(first, second)\n" * 1000])
+    maker = SampleMaker(corpus, encoder, max_window_chars=window_chars(4096))
+    lengths = [len(maker.draw(0.1, 4096, Random(seed)).ids) for seed in range(40)]
+    assert max(lengths) > 2000
+
+
+def test_generated_text_comes_back_and_nothing_else_is_taken_for_it(tmp_path: Path) -> None:
+    splits = [Split("a\n", "b", "c\nd", ""), Split("", "", "é", "\n")]
+    path = tmp_path / "g.jsonl"
+    with keeping_chunks(path, "one") as begun:
+        begun.write(1, splits[1:])
+        assert begun.missing(3) == [0, 2]
+        with pytest.raises(PipelineError, match="another process is writing"), keeping_chunks(path, "one"):
+            pass
+    with keeping_chunks(path, "two") as other:
+        assert other.missing(3) == [0, 1, 2]
+        other.write(0, [])
+        other.join(1)
+    with pytest.raises(PipelineError, match="is empty"):
+        load_splits(path)
+    with keeping_chunks(path, "one") as again:
+        again.write(0, splits[:1])
+        again.write(2, [])
+        assert not again.is_joined
+        again.join(3)
+        assert again.is_joined
+    assert load_splits(path) == splits
+    assert [file.name for file in tmp_path.iterdir()] == ["g.jsonl"]
+    with pytest.raises(PipelineError, match="cannot write beside"), keeping_chunks(path / "below", "one"):
+        pass
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "other").write_text('{"a": 1}\n')
+    for name, message in (("missing", "draft-model generate"), ("empty", "is empty"), ("other", "holds no splits")):
+        with pytest.raises(PipelineError, match=message):
+            load_splits(tmp_path / name)
+
+
+def test_the_fingerprint_of_data_has_the_form_that_checkpoints_carry() -> None:
+    manifest = DataManifest(DataSettings(4096), EMBEDDED, "c", "t", "", 320)
+    assert manifest.fingerprint == (
+        "DataManifest(settings=DataSettings(num_tokens=4096, block_tokens=2048, row_tokens=(1024, 256, 512, 256), "
+        "blocks_a_shard=1024, fim_share=0.7, generated_share=0.0, seed=20), layout=Layout(name='embedded', "
+        "order='prefix_first', prefix='<|fim_prefix|>', suffix='<|fim_suffix|>', middle='<|fim_middle|>', "
+        "file='<|file_sep|>', is_typed_line_only=True), corpus='c', tokenizer='t', generated='', vocab_size=320)"
+    )

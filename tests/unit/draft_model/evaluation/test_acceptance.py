@@ -1,0 +1,258 @@
+"""Acceptance: the arithmetic, the kinds of code, and the figures of a pair."""
+
+import json
+from math import sqrt
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft_model.core.presets import Preset
+from draft_model.data.encoder import TemplateEncoder
+from draft_model.data.fim import Split
+from draft_model.evaluation.acceptance import (
+    AcceptanceCounts,
+    expected_speedup,
+    expected_tokens,
+    replay,
+    share_interval,
+)
+from draft_model.evaluation.held_out import held_out_splits
+from draft_model.evaluation.kinds import Kind, kinds_of, kinds_of_pieces
+from draft_model.evaluation.offline import (
+    MAX_DRAFT,
+    AcceptanceTally,
+    Pair,
+    complete,
+    draft_matches,
+    measure,
+    token_kinds,
+)
+from draft_model.evaluation.report import (
+    DecodeTimes,
+    EngineFigures,
+    conditional_acceptance,
+    engine_run,
+    offline_figures,
+    render_report,
+    write_report,
+)
+from draft_model.models.network import make_model
+
+lists = st.lists(st.booleans(), max_size=40)
+lengths = st.integers(1, 8)
+
+
+@given(lists, lengths)
+def test_a_replay_is_what_a_step_by_step_speculation_does(matches: list[bool], length: int) -> None:
+    at, drafts, accepted = 1, 0, 0
+    while at < len(matches):
+        drafts += 1
+        taken = 0
+        for match in matches[at : at + length]:
+            if not match:
+                break
+            taken += 1
+        accepted += taken
+        at += taken + 1
+    found = replay(matches, length)
+    assert (found.num_drafts, sum(found.accepted_at)) == (drafts, accepted)
+    assert list(found.accepted_at) == sorted(found.accepted_at, reverse=True)
+
+
+def test_what_is_counted_by_hand() -> None:
+    #                 t      draft 1        draft 2      draft 3
+    found = replay([True, True, True, False, False, True, True], 2)
+    assert found == AcceptanceCounts(3, (2, 2))
+    assert found.per_token == pytest.approx(2 / 3)
+    assert found.per_position == pytest.approx((2 / 3, 2 / 3))
+    assert found.mean_length == pytest.approx(7 / 3)
+    assert (found + found).num_drafts == 6
+    assert conditional_acceptance(found) == pytest.approx(4 / 5)
+    assert replay([], 3).per_token == 0.0
+
+
+def test_the_formula_is_the_sum_that_it_stands_for() -> None:
+    assert expected_tokens(0.8, 5) == pytest.approx(sum(0.8**power for power in range(6)))
+    assert expected_tokens(1.0, 4) == 5.0
+    assert expected_speedup(0.8, 5, 0.0) == pytest.approx(expected_tokens(0.8, 5))
+    assert expected_speedup(0.0, 4, 0.25) == pytest.approx(0.5)
+
+
+CODE = '''import os.path
+# why
+def size(self, items):
+    """Count them."""
+    for item in items:
+        total = total + item * 2
+    return len(items)
+'''
+
+
+@pytest.mark.parametrize(
+    ("piece", "kind"),
+    [
+        ("import", Kind.IDIOMS),
+        ("path", Kind.IDIOMS),
+        ("# why", Kind.COMMENTS),
+        ("size", Kind.IDENTIFIERS),
+        ("self", Kind.IDIOMS),
+        ("):", Kind.SYNTAX),
+        ("Count", Kind.COMMENTS),
+        ("in ", Kind.IDIOMS),
+        ("= total", Kind.LOGIC),
+        ("* 2", Kind.LOGIC),
+        ("len", Kind.IDIOMS),
+        ("item *", Kind.IDENTIFIERS),
+    ],
+)
+def test_each_kind_of_code(piece: str, kind: Kind) -> None:
+    assert kinds_of(CODE)[CODE.index(piece)] is kind
+
+
+def test_a_string_that_begins_a_line_inside_brackets_is_no_docstring() -> None:
+    text = 'call(\n    # why\n    "text",\n)\n# why\n"""Said."""\n'
+    kinds = kinds_of(text)
+    assert kinds[text.index("text")] is Kind.LOGIC
+    assert kinds[text.index("Said")] is Kind.COMMENTS
+
+
+def test_a_piece_of_a_file_has_the_kinds_of_the_whole() -> None:
+    piece = CODE[CODE.index("        total") :] + "\ndef more(x):\n    return x\n"
+    kinds = kinds_of(piece)
+    assert kinds[piece.index("return len")] is Kind.IDIOMS
+    assert kinds[piece.index("more")] is Kind.IDENTIFIERS
+    assert kinds[piece.index("(x)")] is Kind.SYNTAX
+
+
+def test_a_form_feed_ends_no_line() -> None:
+    text = "x = 1\n\f\ny = len(z)\n"
+    kinds = kinds_of(text)
+    assert (kinds[text.index("y")], kinds[text.index("len")]) == (Kind.IDENTIFIERS, Kind.IDIOMS)
+
+
+def test_an_open_string_costs_its_own_line_at_most() -> None:
+    text = 'x = "abc\ny = len(z)\n'
+    assert kinds_of(text)[text.index("len")] is Kind.IDIOMS
+
+
+@given(st.text(alphabet="ab1 ()'\"#\n\\=é", max_size=80))
+def test_every_character_has_a_kind_whatever_the_text(text: str) -> None:
+    assert len(kinds_of(text)) == len(text)
+
+
+def test_a_piece_has_the_kind_of_what_one_sees_first() -> None:
+    start = CODE.index("        total")
+    pieces = ["        total", " =", " total", " +", "\n"]
+    kinds = kinds_of_pieces(CODE, start, pieces[:4])
+    assert kinds == [Kind.IDENTIFIERS, Kind.LOGIC, Kind.IDENTIFIERS, Kind.LOGIC]
+    assert kinds_of_pieces("x\n", 1, ["\n", ""]) == [Kind.SYNTAX, Kind.SYNTAX]
+
+
+@pytest.fixture
+def pair(preset: Preset, encoder: TemplateEncoder) -> Pair:
+    return Pair(make_model(preset.shape, 1).eval(), make_model(preset.shape, 2).eval(), encoder)
+
+
+def test_what_the_draft_predicts_is_what_it_would_draft_token_by_token(pair: Pair) -> None:
+    prompt = pair.encoder.encode_prompt("", "def f(", "")
+    written = complete(pair, prompt, 8)
+    matches = draft_matches(pair, prompt, written)
+    for at, token in enumerate(written):
+        with torch.inference_mode():
+            logits = pair.draft(input_ids=torch.tensor([[*prompt, *written[:at]]])).logits[0, -1]
+        assert matches[at] is (int(logits.argmax()) == token)
+
+
+def test_a_completion_ends_with_the_first_of_its_stops(pair: Pair) -> None:
+    prompt = pair.encoder.encode_prompt("", "def f(", "")
+    written = complete(pair, prompt, 8)
+    other = next(token for token in range(pair.encoder.vocab_size) if token not in written)
+    assert len(written) == 8
+    assert complete(pair, prompt, 8, stops=[other, written[3]]) == written[: written.index(written[3]) + 1]
+
+
+def test_a_models_own_defaults_for_writing_do_not_matter(pair: Pair) -> None:
+    prompt = pair.encoder.encode_prompt("", "def f(", "")
+    written = complete(pair, prompt, 8)
+    pair.target.generation_config.repetition_penalty = 1e9
+    assert complete(pair, prompt, 8) == written
+
+
+def test_a_model_predicts_itself(pair: Pair, source: str) -> None:
+    twin = Pair(pair.target, pair.target, pair.encoder)
+    splits = held_out_splits([source], 4)
+    tally = measure(twin, splits, 6)
+    assert tally.agreement == 1.0
+    figures = offline_figures(4, {0.0: tally}).greedy
+    assert figures.acceptance_by_length[4] == 1.0, "a draft over the end counts whole, as in the engine"
+    assert figures.per_position[0] == 1.0
+    assert sum(count for _, count in figures.by_kind.values()) == tally.num_tokens
+
+
+def test_a_draft_over_the_end_counts_with_what_the_target_would_write_there() -> None:
+    whole = replay([True, True, False, True, True, True, True], 3, num_tokens=4)
+    assert whole == AcceptanceCounts(2, (2, 1, 1))
+    assert replay([True, True, False, True], 3) == AcceptanceCounts(2, (2, 0, 0))
+
+
+def test_at_a_temperature_the_share_predicted_is_the_targets_probability_of_the_drafts_token(pair: Pair) -> None:
+    prompt = pair.encoder.encode_prompt("", "x", "")
+    with torch.inference_mode():
+        ids = torch.tensor([prompt])
+        chosen = int(pair.draft(input_ids=ids).logits[0, -1].argmax())
+        theirs = torch.softmax(pair.target(input_ids=ids).logits[0, -1] / 0.05, dim=-1)
+    torch.manual_seed(1)
+    first = [complete(pair, prompt, 1, 0.05)[0] for _ in range(400)]
+    assert first.count(chosen) / 400 == pytest.approx(float(theirs[chosen]), abs=0.09)
+
+
+def test_a_measurement_is_the_same_again(pair: Pair, source: str) -> None:
+    splits = held_out_splits([source], 2)
+    assert measure(pair, splits, 4, 0.8) == measure(pair, splits, 4, 0.8)
+
+
+def test_tokens_of_a_completion_have_the_kinds_of_their_place(encoder: TemplateEncoder) -> None:
+    split = Split("", "x = f(", "", "# end\n")
+    written = [*encoder.encode("y)"), encoder.end]
+    kinds = token_kinds(encoder, split, written)
+    assert kinds[0] is Kind.IDENTIFIERS
+    assert kinds[-1] is Kind.SYNTAX
+
+
+def test_an_interval_is_as_wide_as_completions_differ() -> None:
+    """Twenty completions of ten tokens, half with 4 and half with 6 predicted: a completion counts as one draw."""
+    low, high = share_interval([4, 6] * 10, [10] * 20)
+    assert (low, high) == pytest.approx((0.5 - 1.96 * 0.1 / sqrt(19), 0.5 + 1.96 * 0.1 / sqrt(19)))
+    assert share_interval([5, 5, 5], [10, 10, 10]) == (0.5, 0.5)
+    assert share_interval([5], [10]) == share_interval([], []) == (0.0, 1.0)
+    tally = AcceptanceTally()
+    for matches in ([True, True, False], [True, False, False], [True, True, True]):
+        tally.add(matches, [Kind.LOGIC] * 3)
+    assert tally.agreement == 6 / 9
+    assert tally.agreement_interval == share_interval([2, 1, 3], [3, 3, 3])
+    assert tally.acceptance(1) == AcceptanceCounts(4, (2,))
+    assert tally.acceptance_interval(1) == share_interval([1, 0, 1], [1, 2, 1])
+
+
+def test_the_report_shows_what_was_measured(tmp_path: Path) -> None:
+    tally = AcceptanceTally()
+    tally.add([True, True, False, True], [Kind.SYNTAX, Kind.LOGIC, Kind.LOGIC, Kind.IDIOMS])
+    offline = offline_figures(1, {0.0: tally, 0.2: tally})
+    counts = {0.0: AcceptanceCounts(10, (8, 4)), 0.2: AcceptanceCounts(10, (5, 1))}
+    steps = (DecodeTimes(4.0, 1.0), DecodeTimes(5.0, 2.5))
+    run = engine_run(counts, 0.9, 200.0, 100.0, steps)
+    assert run.speedup == 2.0
+    assert run.expected_speedup == pytest.approx(expected_speedup(12 / 18, 2, 0.375))
+    write_report(tmp_path / "report", offline, EngineFigures((run,), (90.0, 110.0), steps))
+    told = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert told["engine"]["runs"][0]["acceptance"] == {"0.0": 0.6, "0.2": 0.3}
+    assert (tmp_path / "report" / "acceptance.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| logic | 50.0% | 50.0% | 2 |" in text
+    assert "| 2 | 60.0% | 30.0% | 2.20 | 1.60 | 90.0% | 200 | 2.00 |" in text
+    assert "of the target 4.00 and 5.00 ms, of the draft 1.00 and 2.50 ms" in text
+    assert "In vLLM" not in render_report(offline, None)
+    assert len(offline.greedy.per_position) == MAX_DRAFT

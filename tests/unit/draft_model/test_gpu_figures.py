@@ -1,0 +1,104 @@
+"""The GPU figures: what the program writes is what the parts that it starts read. `--tiny` runs all of it by hand."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from transformers import AutoConfig
+
+from draft_model.core.presets import PRESETS
+from draft_model.data.blocks import BlockSource
+from draft_model.gpu.__main__ import main
+from draft_model.gpu.decoding import max_sequences, time_steps, write_model
+from draft_model.gpu.sizes import FULL, PROMPT_SHARE, TINY
+from draft_model.gpu.training import write_data
+from target_model.quantisation.scheme import quantization_config
+
+
+def test_the_trainer_reads_its_random_data(tmp_path: Path) -> None:
+    plan = replace(FULL, block_tokens=4096)
+    write_data(plan, tmp_path / "data")
+    source = BlockSource(tmp_path / "data", 0)
+    assert source.manifest.vocab_size == PRESETS["draft-1b"].shape.vocab_size
+    block = source.block(0)
+    assert block.ids.shape == block.is_middle.shape == (1, 4096)
+    assert 0 <= int(block.ids.min()) <= int(block.ids.max()) < 32_016
+    assert plan.batch_tokens % FULL.block_tokens == 0
+    assert FULL.block_tokens % PRESETS["draft-1b"].shape.context_tokens == 0
+
+
+def test_the_target_is_a_13b_llama_in_int8(tmp_path: Path) -> None:
+    write_model(FULL.target, tmp_path / "target", is_int8=True)
+    assert 12.5e9 < FULL.target.num_parameters < 13.5e9
+    config = AutoConfig.from_pretrained(tmp_path / "target")
+    assert (config.num_hidden_layers, config.hidden_size, config.vocab_size) == (40, 5120, 32_016)
+    assert json.loads((tmp_path / "target" / "config.json").read_text())["quantization_config"] == quantization_config()
+
+
+def test_the_figures_are_the_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(command: list[str]) -> str:
+        if "--step" in command:
+            target, draft = {"1": 4.0, "2": 8.0, "4": None}, {"1": 1.0, "2": 4.0, "4": 5.0}
+            return f"chatter\n{json.dumps(target if 'target' in command[4] else draft)}\n"
+        out = Path(command[command.index("--out") + 1])
+        out.mkdir()
+        steps = [{"tokens_per_s": 100.0 * number, "utilisation": 0.1} for number in range(1, 6)]
+        (out / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        return ""
+
+    for module in ("decoding", "training"):
+        monkeypatch.setattr(f"draft_model.gpu.{module}.run", run)
+    monkeypatch.setattr("draft_model.gpu.__main__.device_name", lambda: "cpu")
+    result = CliRunner().invoke(main, ["--tiny"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert (told["train"]["tokens_per_s"], told["train"]["steps"]) == (450, 2)
+    assert told["target"]["step_ms"]["4"] is None
+    assert told["draft_to_target"] == {"1": 0.25, "2": 0.5, "4": None}
+    assert told["target"]["scheme"] == "w8a8"
+
+
+class FakeLLM:
+    """In vLLM's place: a KV cache of 24 blocks of 16 tokens, one of them vLLM's own."""
+
+    def __init__(self, **_: Any) -> None:
+        cache = SimpleNamespace(num_gpu_blocks=24, block_size=16)
+        self.llm_engine = SimpleNamespace(
+            vllm_config=SimpleNamespace(cache_config=cache), engine_core=SimpleNamespace(shutdown=lambda: None)
+        )
+
+    def generate(self, prompts: list[dict[str, list[int]]], *_: Any, **__: Any) -> None:
+        assert [len(prompt["prompt_token_ids"]) for prompt in prompts] == [32] * len(prompts)
+        assert len(prompts) <= 7
+
+
+def test_a_batch_that_the_kv_cache_cannot_hold_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    platforms = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: True))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=FakeLLM, SamplingParams=dict))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    errors = SimpleNamespace(EngineDeadError=RuntimeError)
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", errors)
+    write_model(TINY.target, tmp_path / "model", is_int8=False)
+    # 32 tokens of prompt, 8 timed and 1 before them: 3 blocks each.
+    found = time_steps(tmp_path / "model", replace(TINY, batch_sizes=(1, 7, 8)))
+    assert list(found) == ["1", "7", "8"]
+    assert [value is None for value in found.values()] == [False, False, True]
+    told = capsys.readouterr().err
+    assert told == "left out: 8 sequences of 41 tokens at once; the KV cache holds 7, in 24 blocks of 16 tokens\n"
+
+
+def test_all_batches_fit_beside_the_target_on_80_gb() -> None:
+    shape, block_tokens = FULL.target, 16
+    weights = shape.num_parameters + shape.vocab_size * shape.hidden_size  # int8, the embedding bfloat16
+    free = 0.9 * 80e9 - weights - 8e9  # vLLM's default share; activations and CUDA graphs, generously
+    token_bytes = 2 * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    sequence_tokens = shape.context_tokens // PROMPT_SHARE + 1 + FULL.timed_tokens
+    most = max_sequences(int(free / (token_bytes * block_tokens)), block_tokens, sequence_tokens)
+    assert most >= max(FULL.batch_sizes)

@@ -1,0 +1,162 @@
+"""What a plan counts: operations by hand, the peak of a GPU by its name, utilisation by where it is from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from draft_model.commands.train import plan as plan_command
+from draft_model.core.errors import PipelineError
+from draft_model.core.presets import find_preset
+from draft_model.training import flops
+from draft_model.training.flops import PEAK_FLOPS, flops_per_token, known_flops, peak_flops
+from draft_model.training.plan import (
+    DOLLARS_PER_HOUR,
+    GPU_GIB,
+    Utilisation,
+    describe_plan,
+    make_plan,
+    measured_utilisation,
+)
+from draft_model.training.record import METRICS
+
+DRAFT = find_preset("draft-1b")
+COMMAND = ["--gpus", "8", "--gpu", "a100", "--tokens", "50e9"]
+
+
+def write_run(folder: Path, *shares: float, divergence: float = 0.0) -> Path:
+    folder.mkdir()
+    steps = [{"utilisation": share, "divergence": divergence} for share in shares]
+    (folder / METRICS).write_text("".join(json.dumps(step) + "\n" for step in steps))
+    return folder
+
+
+def told(*more: str) -> dict[str, Any]:
+    result = CliRunner().invoke(plan_command, [*COMMAND, *more, "--json"])
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_operations_are_counted_by_hand() -> None:
+    shape = DRAFT.shape
+    dense = 6 * (shape.num_matrix_parameters + 32_016 * 2048)
+    assert flops_per_token(shape, 0) == dense
+    assert flops_per_token(shape, 4096) == dense + 6 * 12 * 2048 * 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA A10", 125),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("AMD Instinct MI300X", 1307),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_a_gpus_peak_is_that_of_its_very_name(name: str, tera: float | None) -> None:
+    assert known_flops(name) == (None if tera is None else tera * 1e12)
+
+
+def test_a_peak_that_is_not_known_is_measured_in_a_product_as_large_as_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[tuple[str, int]] = []
+
+    def measure(device: str, size: int) -> float:
+        measured.append((device, size))
+        return 1e12
+
+    monkeypatch.setattr(flops, "measured_flops", measure)
+    monkeypatch.setattr(torch.cuda, "get_device_name", {"cuda:0": "NVIDIA A10G", "cuda:1": "NVIDIA RTX A1000"}.get)
+    assert [peak_flops(device) for device in ("cuda:0", "cuda:1", "cpu")] == [70e12, 1e12, 1e12]
+    assert measured == [("cuda:1", 8192), ("cpu", 1024)]
+
+
+def test_a_product_takes_time() -> None:
+    assert 1e6 < flops.measured_flops("cpu", 64) < 1e15
+
+
+def test_a_plan_is_what_the_mission_took() -> None:
+    plan = make_plan(DRAFT, 50e9, "a100", 8, Utilisation(0.4, "given"))
+    assert 2.5 < plan.days < 5.0
+    assert plan.gpu_hours == pytest.approx(plan.days * 24 * 8)
+    assert plan.state_gib_per_gpu < plan.gib_per_gpu
+    assert "1.00B parameters" in describe_plan(plan)
+    assert "teacher" not in describe_plan(plan)
+    assert set(GPU_GIB) == set(DOLLARS_PER_HOUR) == set(PEAK_FLOPS)
+
+
+def test_a_plan_of_nothing_or_for_an_unknown_gpu_is_refused() -> None:
+    with pytest.raises(PipelineError, match="no figures for the GPU 'abacus'"):
+        make_plan(DRAFT, 1e9, "abacus", 8)
+    with pytest.raises(PipelineError, match="tokens: must be above 0, not 0"):
+        make_plan(DRAFT, 0, "a100", 8)
+    with pytest.raises(PipelineError, match="teacher parameters: must be 0 or more, not -5"):
+        make_plan(DRAFT, 1e9, "a100", 8, num_teacher_parameters=-5)
+
+
+def test_a_teacher_adds_a_forward_pass_to_days_hours_and_cost() -> None:
+    alone, taught = (make_plan(DRAFT, 50e9, "a100", 8, num_teacher_parameters=size) for size in (0, 13_000_000_000))
+    assert taught.teacher_flops == 50e9 * 2 * 13e9
+    assert taught.flops == alone.flops + taught.teacher_flops
+    more = taught.flops / alone.flops
+    for name in ("days", "gpu_hours", "dollars"):
+        assert getattr(taught, name) == pytest.approx(more * getattr(alone, name))
+    assert taught.tokens_per_s == pytest.approx(alone.tokens_per_s / more)
+    assert taught.state_gib_per_gpu - alone.state_gib_per_gpu == pytest.approx(26e9 / 8 / 2**30)
+    assert "1.30e+21 of them in a teacher of 13.00B parameters" in describe_plan(taught)
+
+
+def test_the_plan_says_where_its_utilisation_is_from(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 0.0, 0.01, 0.4, 0.42)
+    assert (told()["utilisation"], told()["utilisation_source"]) == (0.35, "assumed")
+    given = told("--utilisation", "0.5")
+    assert (given["utilisation"], given["utilisation_source"]) == (0.5, "given")
+    measured = told("--from-run", str(run), "--teacher-parameters", "13e9")
+    assert (measured["utilisation"], measured["utilisation_source"]) == (0.4, f"measured in {run}")
+    assert measured["num_teacher_parameters"] == 13_000_000_000
+    shown = CliRunner().invoke(plan_command, [*COMMAND, "--from-run", str(run)]).output
+    assert f"at 40.0% of the peak (measured in {run})" in shown
+
+
+def test_a_utilisation_is_given_or_measured_not_both(tmp_path: Path) -> None:
+    result = CliRunner().invoke(plan_command, [*COMMAND, "--utilisation", "0.5", "--from-run", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "give --utilisation or --from-run, one of them" in result.output
+
+
+def test_a_run_that_measured_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"there is no run in .*nowhere"):
+        measured_utilisation(tmp_path / "nowhere")
+    with pytest.raises(PipelineError, match="no step with a utilisation above 0 among 2"):
+        measured_utilisation(write_run(tmp_path / "zeros", 0.0, 0.0))
+    with pytest.raises(PipelineError, match=r"must be at most 1, it is 1\.3"):
+        measured_utilisation(write_run(tmp_path / "above", 1.3))
+    result = CliRunner().invoke(plan_command, [*COMMAND, "--from-run", str(tmp_path / "zeros")])
+    assert (result.exit_code, "Traceback" in result.output) == (1, False)
+
+
+def test_the_teacher_of_a_measured_run_does_not_count_twice(tmp_path: Path) -> None:
+    distilled = measured_utilisation(write_run(tmp_path / "run", 0.2, divergence=1.5))
+    assert distilled.source.endswith("run, its teacher's time included")
+    assert make_plan(DRAFT, 1e9, "a100", 8, distilled).teacher_flops == 0
+    with pytest.raises(PipelineError, match="the teacher would count twice"):
+        make_plan(DRAFT, 1e9, "a100", 8, distilled, num_teacher_parameters=13)

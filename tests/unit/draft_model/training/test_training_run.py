@@ -1,0 +1,184 @@
+"""A run in its folder: records, locks, teachers and the model."""
+
+import errno
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from draft_model.core.errors import PipelineError
+from draft_model.core.files import locked
+from draft_model.core.presets import Preset
+from draft_model.data.tokenizer import load_tokenizer
+from draft_model.models.export import export_model
+from draft_model.models.loading import load_model
+from draft_model.models.network import make_model
+from draft_model.training.budget import Budget
+from draft_model.training.record import BOARD, METRICS, PICTURE, read_metrics, recording
+from draft_model.training.run import LOCK, Distillation, load_outcome, train
+from draft_model.training.trainer import Trainer, Watcher
+from draft_model.training.world import World
+
+CONSOLE = Console(file=StringIO())
+ROOT = Path(__file__).parents[4]
+
+
+class FullDiskBoard:
+    """In the place of TensorBoard's writer, whose own thread meets the full disk."""
+
+    def __init__(self, folder: str, purge_step: int) -> None:
+        """Start as if there were room."""
+
+    def add_scalar(self, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def stop(watcher: Watcher) -> None:
+    watcher.begin(0)
+    raise PipelineError("the loss is nan")
+
+
+def test_records_on_a_full_disk_end_the_run_with_one_line(
+    data: Path, preset: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", FullDiskBoard)
+    with pytest.raises(PipelineError, match=r"cannot write to .*: No space left on device"):
+        train(preset, data, tmp_path / "run", Budget(steps=2), World(), CONSOLE)
+    with pytest.raises(PipelineError, match="No space left on device"), recording(tmp_path) as recorder:
+        recorder.begin(0)
+    with pytest.raises(PipelineError, match="the loss is nan"), recording(tmp_path) as stopped:
+        stop(stopped)
+
+
+def test_a_run_is_one_processes_at_a_time(
+    data: Path, preset: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+
+    def export_held(*arguments: Any) -> None:
+        with pytest.raises(PipelineError, match="another process"), locked(out / LOCK, "it"):
+            pytest.fail("until the model is written")
+        export_model(*arguments)
+
+    monkeypatch.setattr("draft_model.training.run.export_model", export_held)
+    train(preset, data, out, Budget(steps=1), World(), CONSOLE)
+    before = (out / "metrics.jsonl").read_bytes()
+    with locked(out / LOCK, "it"), pytest.raises(PipelineError, match=f"another process is writing the run in {out}"):
+        train(preset, data, out, Budget(steps=2), World(), CONSOLE)
+    assert (out / "metrics.jsonl").read_bytes() == before
+    assert train(preset, data, out, Budget(steps=2), World(), CONSOLE).num_steps == 2
+
+
+def test_going_on_removes_what_a_killed_process_left_of_a_checkpoint(
+    trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    (tmp_path / ".run.123.tmp").write_bytes(b"half a checkpoint")
+    (tmp_path / ".other.123.tmp").write_bytes(b"of another run")
+    trainer(tmp_path / "run", Budget(steps=1))
+    assert [path.name for path in tmp_path.iterdir()] == [".other.123.tmp"]
+
+
+def test_a_run_that_starts_from_a_model_is_another_run(data: Path, preset: Preset, tmp_path: Path) -> None:
+    train(preset, data, tmp_path / "target", Budget(steps=2), World(), CONSOLE)
+    start = tmp_path / "target" / "model"
+    train(preset, data, tmp_path / "draft", Budget(steps=2), World(), CONSOLE, start_from=start)
+    first, begun = (read_metrics(tmp_path / name)[0]["loss"] for name in ("target", "draft"))
+    assert begun < first, "it begins with what the other has learnt"
+    with pytest.raises(PipelineError, match="another"):
+        train(preset, data, tmp_path / "draft", Budget(steps=3), World(), CONSOLE)
+    train(preset, data, tmp_path / "target", Budget(steps=3), World(), CONSOLE)
+    with pytest.raises(PipelineError, match="another"):  # of the same name, trained on
+        train(preset, data, tmp_path / "draft", Budget(steps=3), World(), CONSOLE, start_from=start)
+
+
+def test_a_run_leaves_a_model_its_figures_and_a_picture(data: Path, preset: Preset, tmp_path: Path) -> None:
+    result = train(preset, data, tmp_path / "run", Budget(steps=6), World(), CONSOLE)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {".lock", "checkpoint.pt", "loss.png", "metrics.jsonl", "model", "run.json", "tensorboard"}
+    assert (tmp_path / "run" / PICTURE).read_bytes().startswith(b"\x89PNG")
+    steps = read_metrics(tmp_path / "run")
+    assert [step["step"] for step in steps] == list(range(1, 7))
+    assert all(step["utilisation"] > 0.0 for step in steps)
+    outcome = load_outcome(tmp_path / "run")
+    assert outcome is not None
+    assert outcome.num_tokens == result.num_tokens == 6 * 256
+    assert load_outcome(tmp_path) is None
+    # A second call has nothing to train, and distils nothing from a teacher of another vocabulary.
+    assert train(preset, data, tmp_path / "run", Budget(steps=6), World(), CONSOLE).num_steps == 6
+
+
+def test_a_teacher_of_another_vocabulary_is_refused_before_anything_is_written(
+    data: Path, preset: Preset, tmp_path: Path
+) -> None:
+    embedded = ROOT / "target_model" / "embedded"
+    with pytest.raises(PipelineError, match="tokens differ"):
+        train(
+            preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, distillation=Distillation(embedded, 0.5)
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_draft_has_as_many_embeddings_as_its_target_which_may_be_padded(
+    data: Path, preset: Preset, tmp_path: Path
+) -> None:
+    padded = replace(preset.shape, vocab_size=preset.shape.vocab_size + 8)
+    tokenizer = load_tokenizer(data / "tokenizer")
+    export_model(make_model(padded, 1).state_dict(), padded, tokenizer, "", tmp_path / "target")
+    taught = {"distillation": Distillation(tmp_path / "target", 0.5)}
+    for name, learnt_from in (("taught", taught), ("begun", {"start_from": tmp_path / "target"})):
+        train(preset, data, tmp_path / name, Budget(steps=1), World(), CONSOLE, **learnt_from)  # type: ignore[arg-type]
+        config = json.loads((tmp_path / name / "model" / "config.json").read_text())
+        assert config["vocab_size"] == padded.vocab_size
+
+
+def test_a_target_of_another_family_teaches_with_its_own_network_and_is_no_start(
+    data: Path, preset: Preset, tmp_path: Path
+) -> None:
+    shape = preset.shape
+    qwen = Qwen2ForCausalLM(  # type: ignore[no-untyped-call]
+        Qwen2Config(
+            vocab_size=shape.vocab_size,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+        )
+    )
+    torch.nn.init.normal_(qwen.model.layers[0].self_attn.q_proj.bias)
+    qwen.save_pretrained(str(tmp_path / "qwen"))
+    load_tokenizer(data / "tokenizer").save_pretrained(str(tmp_path / "qwen"))
+    ids = torch.arange(16)[None]
+    assert torch.equal(load_model(tmp_path / "qwen")(input_ids=ids).logits, qwen.eval()(input_ids=ids).logits)
+    distillation = Distillation(tmp_path / "qwen", 0.5)
+    train(preset, data, tmp_path / "run", Budget(steps=1), World(), CONSOLE, distillation=distillation)
+    with pytest.raises(PipelineError, match="a Llama, not qwen2"):
+        train(preset, data, tmp_path / "other", Budget(steps=1), World(), CONSOLE, start_from=tmp_path / "qwen")
+
+
+def test_lines_behind_the_checkpoint_and_torn_lines_are_forgotten(data: Path, preset: Preset, tmp_path: Path) -> None:
+    train(preset, data, tmp_path / "run", Budget(steps=3), World(), CONSOLE)
+    with (tmp_path / "run" / METRICS).open("a") as lines:
+        lines.write('{"step": 4}\n{"step": 5, "lo')
+    with closing(SummaryWriter(str(tmp_path / "run" / BOARD))) as board:
+        board.add_scalar("loss", 99.0, 4)
+    train(preset, data, tmp_path / "run", Budget(steps=5), World(), CONSOLE)
+    told = read_metrics(tmp_path / "run")
+    assert [step["step"] for step in told] == [1, 2, 3, 4, 5]
+    board = EventAccumulator(str(tmp_path / "run" / BOARD)).Reload()
+    drawn = {point.step: point.value for point in board.Scalars("loss")}
+    assert drawn == pytest.approx({step["step"]: step["loss"] for step in told}, rel=1e-6)

@@ -1,0 +1,128 @@
+"""Requests whose generation and reactions a test scripts, and a runner in virtual time."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from completion_server.core.events import Marks
+from completion_server.core.outcome import FinishReason, Outcome, Usage
+from completion_server.engine.interface import Output
+from completion_server.scheduling.book import Book
+from completion_server.scheduling.generation import Progress, PromptReady
+from completion_server.scheduling.queue import QueueEntry
+from completion_server.scheduling.runner import Runner
+from loadtest.simulation import virtual_time
+from loadtest.simulation.virtual_time import LoopClock
+from tests.unit.scheduling.queue_entries import entry
+
+Script = Callable[[], AsyncGenerator[Progress]]
+
+
+@dataclass
+class ScriptedRequest:
+    """A subscriber that a test scripts."""
+
+    entry: QueueEntry
+    script: Script
+    marks: Marks = field(default_factory=lambda: Marks(0.0))
+    text: str = ""
+    ends: list[Outcome] = field(default_factory=list)
+    usages: list[Usage] = field(default_factory=list)
+    num_generations: int = 0
+    was_aborted: bool = False
+    fault: str = ""
+    """The method that raises."""
+
+    def generate(self) -> AsyncGenerator[Progress]:
+        self.num_generations += 1
+        return self._watched()
+
+    def receive(self, text: str) -> None:
+        self.text += text
+        self._fail("receive")
+
+    def finish(self, reason: FinishReason | None) -> Outcome | None:
+        self._fail("finish")
+        return None if reason is None else Outcome(reason)
+
+    def end(self, outcome: Outcome, usage: Usage) -> None:
+        self.ends.append(outcome)
+        self.usages.append(usage)
+        self._fail("end")
+
+    @property
+    def reasons(self) -> list[str]:
+        return [end.reason.value for end in self.ends]
+
+    async def _watched(self) -> AsyncGenerator[Progress]:
+        try:
+            async with aclosing(self.script()) as steps:
+                async for progress in steps:
+                    yield progress
+                    self._fail("generate")
+        except asyncio.CancelledError:
+            self.was_aborted = True
+            raise
+
+    def _fail(self, where: str) -> None:
+        if self.fault == where:
+            raise ZeroDivisionError
+
+
+def saying(*words: str, seconds: float = 1.0, finish: str = "stop") -> Script:
+    """Return a script that says its words, a token each, and ends after `seconds` in all."""
+
+    async def script() -> AsyncGenerator[Progress]:
+        yield PromptReady(3, 3)
+        for number, word in enumerate(words, 1):
+            await asyncio.sleep(seconds / len(words))
+            yield Output(word, 1, finish if number == len(words) else None)
+
+    return script
+
+
+def slow_to_abort(seconds: float) -> Script:
+    """Return a script that says nothing for long, and takes `seconds` to let go."""
+
+    async def script() -> AsyncGenerator[Progress]:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(seconds)
+        yield Output("late", 1, "stop")
+
+    return script
+
+
+def ask(request_id: str, *, seconds: float = 1.0, script: Script | None = None, **fields: Any) -> ScriptedRequest:
+    """Return a request whose generation takes so long."""
+    return ScriptedRequest(entry(request_id, **fields), script or saying("a", "b", "c", "d", seconds=seconds))
+
+
+def key(sequence: int, **fields: Any) -> ScriptedRequest:
+    """Return one of a user's requests."""
+    return ask(f"r{sequence}", lane="user", sequence=sequence, **fields)
+
+
+def typed(sequence: int, prefix: str, **fields: Any) -> ScriptedRequest:
+    """Return one of a user's requests, which may reattach."""
+    return key(sequence, prefix=prefix, **fields)
+
+
+def run(scenario: Callable[[Runner], Coroutine[Any, Any, None]], *, num_slots: int = 2, **options: Any) -> None:
+    """Run a scenario in virtual time, and check that it leaves nothing behind."""
+
+    async def main() -> None:
+        runner = Runner(Book(num_slots, max_queued=10), LoopClock(), **options)
+        task = asyncio.create_task(runner.run())
+        await asyncio.sleep(0)
+        await scenario(runner)
+        await runner.wait_idle()
+        assert (runner.book.num_live, runner.book.num_occupied, runner.book.num_queued) == (0, 0, 0)
+        assert runner.num_held == 0
+        task.cancel()
+        await asyncio.wait([task])
+
+    virtual_time.run(main())

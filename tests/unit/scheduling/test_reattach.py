@@ -1,0 +1,174 @@
+import dataclasses
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet, Trigger
+from completion_server.scheduling.reattach import Continuation, TypedPrefixFilter, typed_since, typed_through
+
+OLDER = Request("r1", Caller("u", "s"), 1, "file:///a.py", "python", "x = f", "\n", 16, 0.0, mode=Mode.MULTI_LINE)
+CHARACTERS = st.text("ab(é漢🙂\u0301\r\n ", max_size=12)
+
+
+def newer(prefix: str, **changes: Any) -> Request:
+    return dataclasses.replace(OLDER, id="r2", sequence=2, received_at=0.3, prefix=prefix, **changes)
+
+
+def typed_between(older: Request, newer: Request) -> str | None:
+    return typed_since(Continuation.of(older), Continuation.of(newer))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "expected"),
+    [
+        ("x = f", ""),
+        ("x = foo", "oo"),
+        ("x = fé漢🙂", "é漢🙂"),
+        ("x = f(\r\n\tg", "(\r\n\tg"),
+        ("x = ", None),
+        ("x = g", None),
+        ("y = foo", None),
+        ("\nx = foo", None),
+    ],
+)
+def test_what_was_typed_is_what_the_new_text_has_more(prefix: str, expected: str | None) -> None:
+    assert typed_between(OLDER, newer(prefix)) == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"suffix": ")\n"},
+        {"suffix": ""},
+        {"mode": Mode.SINGLE_LINE},
+        {"max_tokens": 17},
+        {"sampling": Sampling(0.5)},
+        {"sampling": Sampling(seed=1)},
+        {"stop": (";",)},
+        {"snippets": (Snippet("b.py", "def f(): ..."),)},
+        {"document_uri": "file:///b.py"},
+        {"language_id": "ruby"},
+    ],
+)
+def test_a_request_for_something_else_has_nothing_in_common(changes: dict[str, Any]) -> None:
+    assert typed_between(OLDER, newer("x = foo")) == "oo"
+    assert typed_between(OLDER, newer("x = foo", **changes)) is None
+
+
+def test_what_made_the_editor_ask_and_when_does_not_matter() -> None:
+    asked = newer("x = foo", trigger=Trigger.EXPLICIT, caller=Caller("u", "another"))
+    assert typed_between(OLDER, asked) == "oo"
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r"])
+def test_a_line_that_was_ended_is_beyond_what_a_single_line_generation_says(line_break: str) -> None:
+    older = dataclasses.replace(OLDER, mode=Mode.SINGLE_LINE)
+    for typed in (f"oo(){line_break}", f"{line_break}  g", line_break):
+        assert typed_between(older, newer("x = f" + typed, mode=Mode.SINGLE_LINE)) is None
+        assert typed_between(OLDER, newer("x = f" + typed)) == typed
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "left"),
+    [
+        ("", ["ab", "c"], "abc"),
+        ("ab", ["abc"], "c"),
+        ("ab", ["a", "b", "c"], "c"),
+        ("ab", ["a", "", "bc", "d"], "cd"),
+        ("é漢", ["é", "漢🙂"], "🙂"),
+        ("\r\n", ["\r", "\nx"], "x"),
+    ],
+)
+def test_what_goes_beyond_what_was_typed_is_left(typed: str, said: list[str], left: str) -> None:
+    ahead = TypedPrefixFilter(typed)
+    assert "".join(map(ahead.feed, said)) == left
+    assert not ahead.is_ahead
+    assert not ahead.has_diverged
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("ab", ["b"]),
+        ("ab", ["a", "c"]),
+        ("ab", ["ac"]),
+        ("abc", ["abd"]),
+        ("\r\n", ["\n"]),
+        ("e\u0301", ["é"]),  # the same to the eye
+        ("é", ["e\u0301"]),
+    ],
+)
+def test_saying_something_else_is_parting_for_good(typed: str, said: list[str]) -> None:
+    ahead = TypedPrefixFilter(typed)
+    assert "".join(map(ahead.feed, said)) == ""
+    assert ahead.has_diverged
+    assert ahead.feed("more of it") == ""
+    assert ahead.has_diverged
+
+
+def test_who_typed_more_than_was_said_is_ahead() -> None:
+    ahead = TypedPrefixFilter("abc")
+    assert ahead.feed("ab") == ""
+    assert ahead.is_ahead
+    assert not ahead.has_diverged
+
+
+@given(CHARACTERS, CHARACTERS, st.lists(st.integers(0, 12), max_size=6))
+def test_pieces_make_no_difference(typed: str, said: str, cuts: list[int]) -> None:
+    whole = TypedPrefixFilter(typed)
+    left = whole.feed(said)
+    places = pairwise([0, *sorted(cuts), max([len(said), *cuts])])
+    pieces = TypedPrefixFilter(typed)
+    assert "".join(pieces.feed(said[begin:end]) for begin, end in places) == left
+    assert pieces.has_diverged == whole.has_diverged
+    assert pieces.has_diverged or pieces.is_ahead == whole.is_ahead
+
+
+@given(CHARACTERS, CHARACTERS)
+def test_each_generation_is_in_one_of_three_relations_to_what_was_typed(typed: str, said: str) -> None:
+    ahead = TypedPrefixFilter(typed)
+    left = ahead.feed(said)
+    if said.startswith(typed):
+        assert (left, ahead.is_ahead, ahead.has_diverged) == (said[len(typed) :], False, False)
+    elif typed.startswith(said):
+        assert (left, ahead.is_ahead, ahead.has_diverged) == ("", True, False)
+    else:
+        assert (left, ahead.has_diverged) == ("", True)
+
+
+@dataclasses.dataclass
+class Said:
+    text: str
+    num_tokens: int
+
+
+@pytest.mark.parametrize(
+    ("text", "num_tokens", "typed", "expected"),
+    [
+        ("", 0, "oo", "oo"),  # nothing was said yet
+        ("oo", 1, "oo", "oo"),
+        ("oobar", 2, "oo", "oo"),
+        ("o", 1, "oo", "oo"),  # the user is ahead
+        ("ob", 1, "oo", None),  # it says something else
+        ("oobar", 2, "", ""),
+        ("x" * 8, 8, "x" * 8, "x" * 8),  # half of 16 tokens are left
+        ("x" * 9, 9, "x" * 9, None),
+        ("", 0, "x" * 32, "x" * 32),  # by 4 characters a token, as many are left
+        ("", 0, "x" * 36, None),
+    ],
+)
+def test_a_request_reattaches_to_a_generation_that_says_what_was_typed_and_leaves_enough(
+    text: str, num_tokens: int, typed: str, expected: str | None
+) -> None:
+    older, asked = Continuation.of(OLDER), Continuation.of(newer("x = f" + typed))
+    assert typed_through(older, Said(text, num_tokens), asked) == expected
+
+
+def test_a_sample_that_a_seed_repeats_begins_at_its_own_cursor() -> None:
+    seeded = dataclasses.replace(OLDER, sampling=Sampling(0.5, 1))
+    assert typed_between(seeded, dataclasses.replace(seeded, id="r2")) is None
+    greedy = dataclasses.replace(OLDER, sampling=Sampling(0.0, 1))
+    assert typed_between(greedy, dataclasses.replace(greedy, id="r2")) == ""
