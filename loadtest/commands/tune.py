@@ -68,7 +68,7 @@ class _Options(TypedDict):
     metavar="N,N,...",
     help="Requests at once.  [default: 1,4,16,64, as far as the server has slots]",
 )
-@click.option("--k", metavar="N,N,...", help="Draft lengths to try beside 0.  [default: all up to the ceiling]")
+@click.option("--k", metavar="N,N,...", help="Values of K to try beside 0.  [default: all that the server allows]")
 @click.option(
     "--rounds",
     type=click.IntRange(MIN_ROUNDS),
@@ -111,7 +111,7 @@ def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Op
     except (ScenarioError, TargetError, TuningError, DocumentsError, RecordedError) as error:
         raise Refused(str(error)) from error
     except KeyboardInterrupt:
-        click.echo("Interrupted; what was in force before is in force again.", err=True)
+        click.echo("Interrupted; the previous setting is active again.", err=True)
         sys.exit(Exit.INTERRUPTED)
     about = {
         "version": version("completion-server"),

@@ -178,7 +178,7 @@ class Blocks:
         return sorted(found, key=lambda each: (each.k is None, each.k or 0, each.name))
 
     @property
-    def ceiling(self) -> int:
+    def max_num_speculative_tokens(self) -> int:
         """The largest K."""
         return max((each.k for each in self.variants if each.k is not None), default=0)
 

@@ -84,17 +84,17 @@ def fit(sweep: Blocks) -> Fit:
 
 def fit_acceptance(sweep: Blocks) -> AcceptanceFit:
     """Fit the acceptance to the tokens per step of each K; every draft has the same weight."""
-    ceiling = sweep.ceiling
-    drafted, accepted = np.zeros(ceiling + 1), np.zeros(ceiling + 1)
+    max_num_speculative_tokens = sweep.max_num_speculative_tokens
+    drafted, accepted = np.zeros(max_num_speculative_tokens + 1), np.zeros(max_num_speculative_tokens + 1)
     for each in sweep.all:
         if each.variant.k:
             drafted[each.variant.k] += each.num_drafted / each.variant.k
             accepted[each.variant.k] += each.num_accepted
-    ks = [k for k in range(1, ceiling + 1) if drafted[k]]
+    ks = [k for k in range(1, max_num_speculative_tokens + 1) if drafted[k]]
     if not ks:
-        return AcceptanceFit((0.0,) * ceiling)
+        return AcceptanceFit((0.0,) * max_num_speculative_tokens)
     # S falls, so it is a sum of steps down: where the last accepted token has place j, min(j, K) of K are accepted.
-    design = np.array([[min(j, k) for j in range(1, ceiling + 1)] for k in ks], dtype=float)
+    design = np.array([[min(j, k) for j in range(1, max_num_speculative_tokens + 1)] for k in ks], dtype=float)
     weights = np.sqrt(drafted[ks])
     shares, _residual = nnls(design * weights[:, None], accepted[ks] / drafted[ks] * weights)
     survival = np.minimum(1.0, np.cumsum(shares[::-1])[::-1])

@@ -120,7 +120,7 @@ class Tuner:
             measured = await self.measure(
                 "sweep", [*map(Variant.fixed, ks), *beside], concurrencies, settings.rounds, settings.seconds
             )
-            sweep, others = _parted(measured, beside)
+            sweep, others = _split(measured, beside)
             choices = choose(sweep)
             table, fixed = table_of(choices), best_fixed(sweep)
             checks = Blocks(())
@@ -146,14 +146,14 @@ class Tuner:
             others=others,
         )
 
-    def _facts(self, status: pb.GetStatusResponse, ceiling: int) -> dict[str, str | int]:
+    def _facts(self, status: pb.GetStatusResponse, max_num_speculative_tokens: int) -> dict[str, str | int]:
         """Return what the report says of the server."""
         return {
             "address": self._operator.address,
             "version": status.version,
             "model": status.model,
             "draft_model": status.draft_model,
-            "max_num_speculative_tokens": ceiling,
+            "max_num_speculative_tokens": max_num_speculative_tokens,
             "slots": status.slots,
         }
 
@@ -224,20 +224,20 @@ def _concurrencies(settings: TuningSettings, slots: int) -> tuple[int, ...]:
     return settings.concurrencies
 
 
-def _ks(settings: TuningSettings, ceiling: int) -> tuple[int, ...]:
+def _ks(settings: TuningSettings, max_num_speculative_tokens: int) -> tuple[int, ...]:
     """Return the Ks to measure, 0 among them.
 
     Raises:
-        TuningError: one is over the ceiling.
+        TuningError: one is over what the server allows.
 
     """
-    if settings.ks and max(settings.ks) > ceiling:
-        msg = f"--k: {max(settings.ks)} is over the {ceiling} draft tokens that the engine was started with"
+    if settings.ks and max(settings.ks) > max_num_speculative_tokens:
+        msg = f"--k: {max(settings.ks)} is over the {max_num_speculative_tokens} draft tokens that the engine was started with"
         raise TuningError(msg)
-    return tuple(sorted({0, *(settings.ks or range(ceiling + 1))}))
+    return tuple(sorted({0, *(settings.ks or range(max_num_speculative_tokens + 1))}))
 
 
-def _parted(measured: Blocks, beside: Sequence[Variant]) -> tuple[Blocks, Blocks]:
+def _split(measured: Blocks, beside: Sequence[Variant]) -> tuple[Blocks, Blocks]:
     """Return the blocks of the sweep, and those beside it."""
     own = tuple(each for each in measured.all if each.variant not in beside)
     return Blocks(own), Blocks(tuple(each for each in measured.all if each.variant in beside))

@@ -234,7 +234,7 @@ async def test_typed_along_text_is_not_computed_again(vllm_engine: "VllmEngine")
                 newer.take(event)
         await call.done_writing()
         assert typed + newer.text == whole
-        assert server.count("completion_generations_taken_over_total") == 1
+        assert server.count("completion_generations_reattached_total") == 1
         assert server.count("completion_generations_left_total") == 0
 
 

@@ -1,4 +1,4 @@
-"""Measures the time that a change of the draft length takes on a running server.
+"""Measures the time that a change of K takes on a running server.
 
 The time runs from the SetSpeculation call, for a change from K = 0 to another, until a polled GetSpeculation shows the
 first verified draft tokens. That is later than the first step with the new K by one step (drafts are verified in the
@@ -101,5 +101,5 @@ async def _patience() -> AsyncIterator[None]:
         async with asyncio.timeout(_GIVE_UP_S):
             yield
     except TimeoutError:
-        msg = f"a change of the draft length was not seen within {_GIVE_UP_S:.0f} s"
+        msg = f"a change of K was not seen within {_GIVE_UP_S:.0f} s"
         raise TargetError(msg) from None
