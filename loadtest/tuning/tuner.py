@@ -232,7 +232,8 @@ def _ks(settings: TuningSettings, max_num_speculative_tokens: int) -> tuple[int,
 
     """
     if settings.ks and max(settings.ks) > max_num_speculative_tokens:
-        msg = f"--k: {max(settings.ks)} is over the {max_num_speculative_tokens} draft tokens that the engine was started with"
+        asked = max(settings.ks)
+        msg = f"--k: {asked} is over the {max_num_speculative_tokens} draft tokens that the engine was started with"
         raise TuningError(msg)
     return tuple(sorted({0, *(settings.ks or range(max_num_speculative_tokens + 1))}))
 
