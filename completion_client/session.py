@@ -2,7 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+
+import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_client.completion import Completion, CompletionBuilder
@@ -38,7 +40,7 @@ class Session:
     def submit_nowait(self, request: pb.CompleteRequest, *, timeout_s: float | None = None) -> "PendingCompletion":
         """Send a request and return its answer to come.
 
-        The session fills in `session_id` and `sequence`. After `timeout_s` the request is cancelled and fails with
+        The session sets `session_id` and `sequence`. After `timeout_s` the request is cancelled and fails with
         DeadlineExceededError.
 
         Raises:
@@ -49,9 +51,11 @@ class Session:
         message = pb.CompleteRequest()
         message.CopyFrom(request)
         message.session_id, message.sequence = self._session_id, self._last_sequence
-        pending = PendingCompletion(self, message.sequence, timeout_s)
+        pending = PendingCompletion(self._stream, message.sequence, self._pending.pop)
         self._stream.send_nowait(message, pending)
         self._pending[message.sequence] = pending
+        if timeout_s is not None:
+            pending.expire_after(timeout_s)
         return pending
 
     async def complete(self, request: pb.CompleteRequest, *, timeout_s: float | None = None) -> Completion:
@@ -64,32 +68,29 @@ class Session:
         return await self.submit_nowait(request, timeout_s=timeout_s).result()
 
     def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
-        """Report what became of a completion. The report is dropped if the stream is away."""
-        self._stream.report_nowait(feedback)
+        """Report what became of a completion of this session. The report is dropped if the stream is away."""
+        message = pb.ReportFeedbackRequest()
+        message.CopyFrom(feedback)
+        message.session_id = self._session_id
+        self._stream.report_nowait(message)
 
     def reconnect_nowait(self) -> None:
         """Drop the connection and open another, as after a change of network. Open requests fail."""
         self._stream.drop_nowait()
 
-    def cancel_nowait(self, sequence: int) -> None:
-        """Cancel a request; it ends with the finish reason "cancelled". Ignored if it has ended."""
-        self._stream.cancel_nowait(sequence)
-
-    def discard_nowait(self, sequence: int) -> None:
-        """Cancel a request and ignore what the server still sends for it. Ignored if it has ended."""
-        self._stream.discard_nowait(sequence)
-        self.forget_nowait(sequence)
-
-    def forget_nowait(self, sequence: int) -> None:
-        """Drop the reference to an answer that is complete."""
-        self._pending.pop(sequence, None)
-
     async def aclose(self) -> None:
-        """End the stream; open requests fail with ConnectionLostError."""
+        """End the stream; open requests fail with ConnectionLostError.
+
+        Raises:
+            Exception: a listener raised it, which ended the stream.
+
+        """
         closing = self._stream.close_nowait()
         for pending in tuple(self._pending.values()):
             pending.on_error(ConnectionLostError("the session was closed"))
-        await asyncio.gather(*closing, return_exceptions=True)
+        for result in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
 
 
 class PendingCompletion:
@@ -99,17 +100,16 @@ class PendingCompletion:
     only.
     """
 
-    def __init__(self, session: Session, sequence: int, timeout_s: float | None) -> None:
-        """Wait for the events of a request of `session`."""
-        self._session = session
+    def __init__(self, stream: SessionStream, sequence: int, on_done: Callable[[int], object]) -> None:
+        """Wait for the events of a request of `stream`; `on_done` is called with its sequence number at its end."""
+        self._stream = stream
         self._sequence = sequence
+        self._on_done = on_done
         self._builder = CompletionBuilder(time.monotonic())
         self._unread: list[str] = []
         self._changed = asyncio.Event()
         self._completion: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._timer: asyncio.TimerHandle | None = None
-        if timeout_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
 
     @property
     def sequence(self) -> int:
@@ -122,24 +122,18 @@ class PendingCompletion:
         return self._completion.done()
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        """Yield the text as it arrives; at the end raise the error, if there is one.
-
-        Leaving the iteration before its end does not cancel the request.
+        """Yield the text as it arrives. Leaving the iteration early does not cancel the request.
 
         Raises:
             ServiceError: the request or the stream failed, or the timeout passed.
 
         """
-        while True:
+        while not self._completion.done() or self._unread:
             await self._changed.wait()
             self._changed.clear()
             text, self._unread = "".join(self._unread), []
             if text:
                 yield text
-            elif self._completion.done():
-                break
-            if self._completion.done():
-                self._changed.set()
         self._completion.result().raise_for_error()
 
     async def result(self) -> Completion:
@@ -152,14 +146,19 @@ class PendingCompletion:
         try:
             completion = await asyncio.shield(self._completion)
         except asyncio.CancelledError:
-            self._session.discard_nowait(self._sequence)
+            self._abandon(ServiceError("the request was cancelled", status=grpc.StatusCode.CANCELLED))
             raise
         completion.raise_for_error()
         return completion
 
     def cancel_nowait(self) -> None:
         """Cancel the request; it ends with the finish reason "cancelled". Ignored if it has ended."""
-        self._session.cancel_nowait(self._sequence)
+        self._stream.cancel_nowait(self._sequence)
+
+    def expire_after(self, timeout_s: float) -> None:
+        """Cancel the request and fail it with DeadlineExceededError if it has not ended by then."""
+        error = DeadlineExceededError("the deadline passed first")
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._abandon, error)
 
     def on_text(self, text: str) -> None:
         """See RequestListener."""
@@ -174,9 +173,10 @@ class PendingCompletion:
         """See RequestListener."""
         self._finish(error)
 
-    def _expire(self) -> None:
-        self._session.discard_nowait(self._sequence)
-        self._finish(DeadlineExceededError("the deadline passed first"))
+    def _abandon(self, error: ServiceError) -> None:
+        """Cancel the request and fail it here, without waiting for the server's end."""
+        self._stream.discard_nowait(self._sequence)
+        self._finish(error)
 
     def _add(self, text: str) -> None:
         if text:
@@ -184,9 +184,10 @@ class PendingCompletion:
             self._changed.set()
 
     def _finish(self, error: ServiceError | None = None) -> None:
+        if self._completion.done():
+            return
         if self._timer is not None:
             self._timer.cancel()
-        self._session.forget_nowait(self._sequence)
-        if not self._completion.done():
-            self._completion.set_result(self._builder.build(time.monotonic(), error))
+        self._completion.set_result(self._builder.build(time.monotonic(), error))
         self._changed.set()
+        self._on_done(self._sequence)

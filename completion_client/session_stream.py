@@ -266,7 +266,7 @@ class SessionStream:
         return ConnectionLostError("the stream ended")
 
     def _note_reconnected(self, call: "Call") -> None:
-        """The server has accepted the stream, or sent its first answer."""
+        """Report a reconnect once the server has accepted the stream or sent its first answer."""
         if self._lost_at_s is None or call.done():
             return
         away_s = asyncio.get_running_loop().time() - self._lost_at_s

@@ -46,12 +46,24 @@ def main() -> None:
 
 for _name, _target, _short_help in (
     ("check-config", "completion_server.server_commands:check_config", "Check a configuration without a model."),
-    ("complete", "completion_server.client.commands:complete", "Stream the completion at a cursor position."),
-    ("drain", "completion_server.client.commands:drain", "Let a server finish its accepted requests, then stop it."),
-    ("profile", "completion_server.client.commands:profile", "Show how the time of requests divides into stages."),
+    ("complete", "completion_server.client.complete_command:complete", "Stream the completion at a cursor position."),
+    (
+        "drain",
+        "completion_server.client.operator_commands:drain",
+        "Let a server finish its accepted requests, then stop it.",
+    ),
+    (
+        "profile",
+        "completion_server.client.profile_command:profile",
+        "Show how the time of requests divides into stages.",
+    ),
     ("serve", "completion_server.server_commands:serve", "Run a server until SIGTERM or Ctrl-C."),
-    ("speculation", "completion_server.client.commands:speculation", "Show or change the number of draft tokens (K)."),
-    ("status", "completion_server.client.commands:status", "Show what a running server is doing."),
+    (
+        "speculation",
+        "completion_server.client.speculation_command:speculation",
+        "Show or change the number of draft tokens (K).",
+    ),
+    ("status", "completion_server.client.operator_commands:status", "Show what a running server is doing."),
 ):
     main.add_command(LazyCommand(_name, _target, _short_help))
 

@@ -33,7 +33,7 @@ class Prompts(Protocol):
 class Generates(Protocol):
     """The part of an engine that generates, see `engine.interface.Engine`."""
 
-    def generate(self, job: GenerationRequest, /) -> AsyncGenerator[Output]:
+    def generate(self, request: GenerationRequest, /) -> AsyncGenerator[Output]:
         """Generate. Closing the generator aborts the work in the engine."""
         ...
 
@@ -69,7 +69,7 @@ class Generator:
         """
         prompt = await self._build_prompt(request)
         yield PromptReady(len(prompt.token_ids), prompt.num_new_tokens)
-        job = GenerationRequest(
+        generation = GenerationRequest(
             id=request.id,
             prompt_token_ids=prompt.token_ids,
             max_tokens=request.max_tokens,
@@ -80,7 +80,7 @@ class Generator:
         )
         num_new, num_generated = prompt.num_new_tokens, 0
         try:
-            async with aclosing(self._engine.generate(job)) as outputs:
+            async with aclosing(self._engine.generate(generation)) as outputs:
                 async for output in outputs:
                     num_new = len(prompt.token_ids) - output.cached_prompt_tokens
                     num_generated += output.num_tokens

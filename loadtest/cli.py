@@ -1,4 +1,7 @@
-"""The command `loadtest`. It ends with 0 well, 1 a gate failed, 2 bad input, 3 a run that says nothing, 130 Ctrl-C."""
+"""The command `loadtest`.
+
+Exit status: 0 success, 1 a gate failed, 2 bad input, 3 an invalid run, 130 Ctrl-C.
+"""
 
 import click
 from rich.console import Console
@@ -15,12 +18,12 @@ from loadtest.traffic.scenario import packaged_scenarios
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="completion-server", prog_name="loadtest")
 def main() -> None:
-    """Put editors at work on a code completion server, and say what they felt."""
+    """Drive a code completion server with simulated editors, and report what their users saw."""
 
 
 @main.command()
 def scenarios() -> None:
-    """List the scenarios that have a name."""
+    """List the packaged scenarios."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for scenario in packaged_scenarios():
         size = f"{scenario.sessions:,} sessions, {scenario.duration_s:g} s"

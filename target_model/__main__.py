@@ -11,7 +11,7 @@ from target_model.commands.quantize import quantize
 
 @click.group(context_settings={"max_content_width": 110})
 def main() -> None:
-    """Make an INT8 copy of a target model, and measure what it costs.
+    """Make an INT8 copy of a target model, and measure its quality and speed.
 
     \b
     Example:

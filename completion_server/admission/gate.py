@@ -125,6 +125,11 @@ class Gate:
         """Open sessions of each named user and of each address."""
 
     @property
+    def num_known(self) -> int:
+        """Users and addresses with open sessions that count against a limit."""
+        return len(self._held)
+
+    @property
     def readiness(self) -> Readiness:
         """Whether the server can serve now."""
         if self._is_draining:
@@ -137,11 +142,6 @@ class Gate:
     def is_draining(self) -> bool:
         """Whether the server is on its way out."""
         return self._is_draining
-
-    @property
-    def num_session_holders(self) -> int:
-        """Named users and addresses that have open sessions."""
-        return len(self._held)
 
     def set_engine_ready(self, is_ready: bool) -> None:
         """The engine came or went."""

@@ -53,7 +53,7 @@ class LayoutSpan:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The parts of one prompt, and what finds them again in the next request for the document."""
+    """The parts of one prompt, with the text that locates them in the document's next request."""
 
     prefix: Encoded
     suffix: Encoded

@@ -12,17 +12,17 @@ class PromptSettings:
     """The `[prompt]` section. Shares are of the token budget, 0 to 1."""
 
     max_prompt_tokens: Annotated[int, Between(16, 1_000_000)] = 2048
-    """Budget of a prompt, in tokens; what the model can hold less the completion bounds it too."""
+    """Budget of a prompt, in tokens. The model's context less the completion is a second limit."""
     template: str = ""
-    """A family's name, such as "qwen"; "" finds it from the tokenizer's special tokens."""
+    """A family's name, such as "qwen"; "" detects it from the tokenizer's special tokens."""
     template_fields: Mapping[str, str] = field(default_factory=dict)
     """Fields of the template to replace, such as prefix = "<PRE>"."""
     suffix_share: Annotated[float, Between(0, 0.4)] = 0.25
-    """At most this much for the text right of the cursor."""
+    """Largest share for the text right of the cursor."""
     snippet_share: Annotated[float, Between(0, 0.4)] = 0.2
-    """At most this much for text from elsewhere."""
+    """Largest share for snippets of other files."""
     window_step: Annotated[float, Between(0.05, 0.4)] = 0.2
-    """A window that must move does so by one to two of these: shares of what the text left of the cursor may take."""
+    """A window moves by one to two of these shares of the budget for the text left of the cursor."""
     max_recent_tokens: Annotated[int, Between(0, 1_000_000)] = 96
     """Whole lines that may stand between the middle marker and the cursor's line before the marker moves."""
     snippet_max_age_s: Annotated[float, Between(0, 86_400)] = 30.0
@@ -31,8 +31,8 @@ class PromptSettings:
     preamble: str = ""
     """Text put first in every prompt, best as a comment in no particular language; the same for all users."""
     documents_mib: Annotated[int, Between(1, 1_000_000)] = 128
-    """Memory for what is known of the documents being edited, in MiB; about 15 KiB for each at 1,024 tokens. The least
-    recently used are forgotten first."""
+    """Memory for the documents being edited, in MiB; about 15 KiB for each at 1,024 tokens. The least recently used are
+    dropped first."""
 
     def __post_init__(self) -> None:
         """Refuse values that can't work."""

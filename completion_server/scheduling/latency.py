@@ -1,4 +1,4 @@
-"""How fast the engine serves and the queue thins out, learnt from what has lately happened. Pure."""
+"""Latency estimates from recent requests: first tokens, held slots, and how fast the queue shrinks. Pure."""
 
 import math
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class LatencyEstimates:
     _waited_s: float = 0.0
 
     def left_queue(self, waited_s: float, *, abandoned: bool) -> None:
-        """A request has stopped waiting: for a slot, or because nobody wants it any more."""
+        """A request has stopped waiting: it got a slot, or it was abandoned by its user."""
         self._abandoned_share += (abandoned - self._abandoned_share) * _WEIGHT
         self._waited_s += (waited_s - self._waited_s) * _WEIGHT
 
@@ -96,14 +96,19 @@ class LatencyEstimates:
         """
         return self.first_token.at(num_new_tokens) + self.first_token.deviation
 
+    @property
+    def abandon_rate(self) -> float:
+        """Chance that a waiting request is abandoned, per second of its wait."""
+        return self._abandoned_share / self._waited_s if self._waited_s else 0.0
+
     def wait_s(self, num_ahead: int, num_slots: int) -> float:
         """Predict how long a request waits with so many ahead of it, 0 before anything is known.
 
-        Those who wait come to their turn at the rate that slots come free, and vanish on their own before it, each with
-        the same chance in any second (h), as most of them do when users type on: dn/dt = -(rate + h n), from n to 0.
+        The queue shrinks at the rate that slots come free, and because waiting requests are abandoned when their users
+        type on, each with the same chance in any second (h): dn/dt = -(rate + h n), from n to 0.
         """
         rate = num_slots / self.held.mean if self.held.mean else math.inf
-        hazard = self._abandoned_share / self._waited_s if self._waited_s else 0.0
+        hazard = self.abandon_rate
         if hazard < _MIN_HAZARD:
             return (num_ahead + 1) / rate
         return math.log1p(hazard * (num_ahead + 1) / rate) / hazard

@@ -70,7 +70,7 @@ def _check_compiler(_context: click.Context, _parameter: click.Parameter, is_com
 
 corpus_option = click.option(
     "--corpus", "corpus_folder", type=FOLDER, default=WORK / "corpus", show_default=True,
-    help="What `draft-model corpus` wrote.",
+    help="Corpus folder, from `draft-model corpus`.",
 )  # fmt: skip
 model_option = click.option("--model", type=FOLDER, required=True, help="Model folder in the Hugging Face layout.")
 engine_option = click.option(

@@ -41,7 +41,9 @@ def row_lengths(text: str) -> tuple[int, ...]:
     help="Folder of a tokenizer; for a draft its target's, whose template is used.",
 )  # fmt: skip
 @click.option("--out", type=FOLDER, default=WORK / "data", show_default=True)
-@click.option("--tokens", type=Number(), required=True, help="So many, such as 50e9, rounded up to whole shards.")
+@click.option(
+    "--tokens", type=Number(), required=True, help="Training tokens, such as 50e9, rounded up to whole shards."
+)
 @click.option("--row-tokens", default="1024,256,512,256", show_default=True, help="Lengths of rows, in turn.")
 @click.option(
     "--block-tokens", type=click.IntRange(min=1), default=2_048, show_default=True, help="Computed at a time."
@@ -50,12 +52,12 @@ def row_lengths(text: str) -> tuple[int, ...]:
 @click.option("--fim-share", type=click.FloatRange(0, 1), default=FIM_SHARE, show_default=True)
 @click.option(
     "--snippet-share", type=click.FloatRange(0, 1), default=SNIPPET_SHARE, show_default=True,
-    help="Of the fill-in-the-middle samples, with pieces of other files of the folder in front.",
+    help="Share of the fill-in-the-middle samples with pieces of other files in front.",
 )  # fmt: skip
-@click.option("--generated", type=FILE, default=None, help="What `draft-model generate` wrote.")
+@click.option("--generated", type=FILE, default=None, help="File of completions, from `draft-model generate`.")
 @click.option(
     "--generated-share", type=click.FloatRange(0, 1), default=GENERATED_SHARE, show_default=True,
-    help="Of all samples, where something is generated.",
+    help="Share of generated samples, if there is a file of them.",
 )  # fmt: skip
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--seed", type=int, default=20, show_default=True)

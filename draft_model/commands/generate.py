@@ -24,7 +24,7 @@ from draft_model.distil.generate import generate as write_generated
 @click.command()
 @corpus_option
 @click.option("--target", type=FOLDER, required=True, help="The target, in the Hugging Face layout.")
-@click.option("--out", type=FILE, required=True, help="JSON lines: what the target wrote, with what stands around it.")
+@click.option("--out", type=FILE, required=True, help="JSON lines: the target's completions with the text around them.")
 @click.option("--prompts", type=click.IntRange(min=1), default=20_000, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=48, show_default=True, help="Of a completion.")
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)

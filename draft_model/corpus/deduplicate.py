@@ -56,7 +56,7 @@ class CodeWords(WordTokenizer):  # type: ignore[misc]
         return text.splitlines()
 
     def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-        """Where the words are."""
+        """The offsets of the words."""
         import re
 
         return [match.span() for match in re.finditer(r"\w+", text)]

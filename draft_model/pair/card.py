@@ -153,13 +153,13 @@ def _data(figures: BuildFigures) -> tuple[str, ...]:
     return (
         "## Data and licences",
         _paragraph(
-            f"{total_mb:.1f} MB. Left out are tests, generated files, tables, vendored copies and near copies; licence",
+            f"{total_mb:.1f} MB, without tests, generated files, tables, vendored copies and near copies; licence",
             "headers are dropped and docstrings of more than six lines cut to their first paragraph.",
         ),
         *([_ENVIRONMENT] if any(entry.name == STDLIB for entry in figures.sources) else []),
         _table(("source", "version", "licence", "side", "files", "MB"), rows),
         _paragraph(
             "The weights are under this project's licence. A model of this size can still repeat short passages of",
-            "what it read.",
+            "its training data.",
         ),
     )

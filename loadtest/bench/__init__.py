@@ -1,1 +1,1 @@
-"""Benchmarks of this project's own server: each a command that prints its figures and ends with one JSON object."""
+"""Benchmarks of this project's server. Each is a command that prints its figures and ends with one JSON object."""

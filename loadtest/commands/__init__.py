@@ -1,1 +1,1 @@
-"""What a person can ask for: one module for each group of commands."""
+"""The commands of `loadtest`, one module for each group."""

@@ -1,4 +1,4 @@
-"""`loadtest merge`: one document of the documents that several machines made of one run."""
+"""`loadtest merge`: merges the documents of one run on several machines."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import click
 from loadtest.commands.outcome import Refused, deliver, output_options
 from loadtest.report.document import Document, DocumentError, TargetResult, read_document
 from loadtest.report.gate import Condition, GateError, parse_gates
-from loadtest.stats.run_stats import merge as merge_parts
+from loadtest.stats.run_stats import merge as merge_stats
 from loadtest.traffic.trace import join_digests
 
 
@@ -41,7 +41,7 @@ def merge(files: tuple[Path, ...], **options: Unpack[_Options]) -> None:
 
 
 def merge_documents(documents: Sequence[Document], gates: Sequence[Condition] = ()) -> Document:
-    """Return the sum of the documents of one run; its gates are these, or else those of the first.
+    """Return the merged document of one run, with these gates or else those of the first document.
 
     Raises:
         ValueError: they are of different runs, or a worker is in two of them.
@@ -55,7 +55,7 @@ def merge_documents(documents: Sequence[Document], gates: Sequence[Condition] = 
     gates = gates or first.gates
     targets = []
     for target in first.targets:
-        stats = merge_parts(each.target(target.name).stats for each in documents)
+        stats = merge_stats(each.target(target.name).stats for each in documents)
         targets.append(TargetResult.of(target.name, target.uri, target.kind, stats, first.criteria, gates))
     return replace(
         first,

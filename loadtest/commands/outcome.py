@@ -1,4 +1,4 @@
-"""What the commands that make a run's document have in common: where it goes, and the exit code that it comes to."""
+"""Parts that the commands which produce a run's document share: output options and exit codes."""
 
 import json
 from collections.abc import Callable
@@ -18,10 +18,10 @@ R = TypeVar("R")
 
 
 class _NewFile(click.Path):
-    """A file that can be written when the run is over: its folder is looked for before."""
+    """A file to write after the run. Its folder is checked before."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
-        """Return the path. Fails where there is no such folder."""
+        """Return the path; fail if its folder does not exist."""
         path = Path(str(super().convert(value, param, ctx)))
         if not path.parent.is_dir():
             self.fail(f"there is no folder {path.parent}", param, ctx)
@@ -32,19 +32,19 @@ NEW_FILE = _NewFile(dir_okay=False, writable=True, path_type=Path)
 
 
 class Exit(IntEnum):
-    """How a command ends."""
+    """Exit statuses of the commands."""
 
     WELL = 0
     GATE_FAILED = 1
     REFUSED = 2
     """Bad input; nothing was sent."""
     INVALID = 3
-    """The run says nothing of its target: the generator was late, or a worker is missing."""
+    """The run is invalid: the generator was late, or a worker is missing."""
     INTERRUPTED = 130
 
 
 class Refused(click.ClickException):
-    """Bad input; the message says what is wrong."""
+    """Bad input; the message names the error."""
 
     exit_code = Exit.REFUSED
 
@@ -81,7 +81,7 @@ def deliver(document: Document, out: Path | None, html: Path | None, *, as_json:
 
 
 def exit_code(document: Document) -> Exit:
-    """Return what a document comes to."""
+    """Return the exit status of a document."""
     if document.interrupted:
         return Exit.INTERRUPTED
     if not document.is_valid:

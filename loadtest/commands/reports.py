@@ -1,4 +1,4 @@
-"""The commands that read documents of runs, and, as COMMANDS, all that `cli.py` registers besides its own."""
+"""The commands that read documents of runs. COMMANDS also lists those of other modules, for `cli.py`."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def report(file: Path, gates: tuple[str, ...], out: Path | None, html: Path | No
 def compare(
     first: Path, second: Path, target: str | None, against: str | None, confidence: float, *, as_json: bool
 ) -> None:
-    """Say what differs from A to B beyond noise. Both are documents that runs wrote; they may be the same.
+    """Report the differences from A to B that exceed noise. Both are documents of runs; they may be the same file.
 
     \b
     Examples:

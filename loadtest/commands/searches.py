@@ -74,8 +74,7 @@ def capacity(
 ) -> None:
     """Find how many sessions pass a gate.
 
-    Ends with status 0 where it was found, 1 where not even one session passes, 2 where the input is bad, 3 where this
-    machine gave out before the target, and 130 after Ctrl-C.
+    Exit status: 0 success, 1 not even one session passes, 2 bad input, 3 this machine was the limit, 130 Ctrl-C.
 
     \b
     Example:
@@ -157,11 +156,11 @@ def sweep(
 
 
 _WIDTH = 120
-"""Of tables where no terminal limits them."""
+"""Width of tables without a terminal."""
 
 
 class Runner:
-    """Runs a scenario at a number of sessions and holds what it came to against a gate."""
+    """Runs a scenario at a session count and checks its figures against a gate."""
 
     def __init__(
         self,
@@ -171,7 +170,7 @@ class Runner:
         live: Live | None = None,
         run: Callable[..., RunResult] | None = None,
     ) -> None:
-        """Take what all runs have in common; `run` is instead of run_scenario."""
+        """Take the parameters that all runs share; `run` replaces run_scenario."""
         self._scenario = scenario
         self._conditions = conditions
         self._workers = workers
@@ -179,7 +178,7 @@ class Runner:
         self._run = run or run_scenario
 
     def of(self, spec: TargetSpec) -> RunOnce:
-        """Return what runs one target; each repeat has traffic of its own."""
+        """Return a function that runs one target; each repeat has its own traffic."""
         return lambda sessions, repeat: self.run(spec, sessions, repeat)
 
     def run(self, spec: TargetSpec, sessions: int, repeat: int = 0) -> Trial:
@@ -195,10 +194,10 @@ class Runner:
 
 
 def parse_counts(counts: str | None, loads: str | None, sessions: int) -> list[int]:
-    """Return numbers of sessions, rising, from one of two lists.
+    """Return session counts, rising, from one of two lists.
 
     Raises:
-        SearchError: there is none or both, or something in it is no number above 0.
+        SearchError: neither or both lists are given, or an entry is not a positive number.
 
     """
     if (counts is None) == (loads is None):
@@ -220,7 +219,7 @@ def parse_pids(texts: Sequence[str], targets: Sequence[str]) -> dict[str, Proces
     """Return meters by target.
 
     Raises:
-        SearchError: one is no number, or of no target; without a name there must be a single one.
+        SearchError: a pid is not a number, or its target is unknown or missing.
         ProcessMeterError: there is no such process.
 
     """
@@ -237,7 +236,7 @@ def parse_pids(texts: Sequence[str], targets: Sequence[str]) -> dict[str, Proces
 
 
 def describe(name: str, found: Capacity) -> str:
-    """Return a search's answer in a sentence."""
+    """Return the result of a search as a sentence."""
     if found.is_interrupted:
         return f"{name}: interrupted; so far {found.sessions:,} sessions pass"
     if found.fails_at is None:
@@ -247,7 +246,7 @@ def describe(name: str, found: Capacity) -> str:
 
 
 def capacity_json(name: str, found: Capacity) -> dict[str, object]:
-    """Return a search's answer for JSON."""
+    """Return the result of a search as a JSON object."""
     trials = [asdict(each) | {"figures": without_nan(each.figures)} for each in found.trials]
     return {"target": name} | asdict(found) | {"trials": trials}
 

@@ -68,7 +68,7 @@ class _Options(TypedDict):
     metavar="N,N,...",
     help="Requests at once.  [default: 1,4,16,64, as far as the server has slots]",
 )
-@click.option("--k", metavar="N,N,...", help="Draft lengths to try beside 0.  [default: all up to the ceiling]")
+@click.option("--k", metavar="N,N,...", help="Values of K to try beside 0.  [default: all that the server allows]")
 @click.option(
     "--rounds",
     type=click.IntRange(MIN_ROUNDS),
@@ -84,16 +84,16 @@ class _Options(TypedDict):
 def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Options]) -> None:
     """Find how many tokens the draft should propose (K) for each batch size, on a running server.
 
-    Callers complete what a scenario's users type, so many at once, and ask again as soon as they are answered. K
-    changes live, in random order, block by block; what counts is tokens/s. A K above 0 is taken only where it beats 0
-    beyond noise. Then the table, the best single K and 0 meet again on other texts, and the winner is recommended. What
-    was in force before is put back at the end, also after Ctrl-C.
+    Closed-loop callers complete the text of a scenario's users. K changes live, in random order, block by block; the
+    measure is tokens/s. A K above 0 is chosen only if it beats 0 beyond noise. Then the table, the best single K and 0
+    are compared on other texts, and the winner is recommended. The server's earlier schedule is restored at the end,
+    also after Ctrl-C.
 
-    Nothing else should use the server meanwhile. It should shed nobody: start it with shed.when=never,
+    No other client should use the server meanwhile, and the server should not shed: start it with shed.when=never,
     scheduling.step_tolerance=0, and admission.user_requests_per_s, admission.user_tokens_per_s and
     admission.users_per_peer=0.
 
-    Ends with status 0 where it was tuned, 2 where the input is bad or the server can't be tuned, 130 after Ctrl-C.
+    Exit status: 0 success, 2 bad input or a server that can't be tuned, 130 Ctrl-C.
 
     \b
     Examples:
@@ -111,7 +111,7 @@ def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Op
     except (ScenarioError, TargetError, TuningError, DocumentsError, RecordedError) as error:
         raise Refused(str(error)) from error
     except KeyboardInterrupt:
-        click.echo("Interrupted; what was in force before is in force again.", err=True)
+        click.echo("Interrupted; the previous setting is active again.", err=True)
         sys.exit(Exit.INTERRUPTED)
     about = {
         "version": version("completion-server"),
@@ -150,7 +150,7 @@ def _write(tuned: Tuned, about: Mapping[str, Any], server: str, options: _Option
 
 
 def print_tuning(tuned: Tuned, console: Console) -> None:
-    """Print what was found, the verdict last."""
+    """Print the result, the verdict last."""
     wide = console if console.is_terminal else Console(width=_WIDTH)
     for table in (sweep_table(tuned), choice_table(tuned), check_table(tuned)):
         if table.rows:
@@ -163,16 +163,16 @@ def print_tuning(tuned: Tuned, console: Console) -> None:
 
 
 class Bar(Progress):
-    """How far a tuning is."""
+    """The progress bar of a tuning."""
 
     def __init__(self, console: Console) -> None:
-        """Draw nothing yet."""
+        """Prepare the bar; nothing is shown yet."""
         columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._stage, self._task = "", self.add_task("starting", total=None)
 
     def on_progress(self, step: TuningProgress) -> None:
-        """Show what is done next."""
+        """Show the next block."""
         if not self.console.is_terminal and step.stage != self._stage:
             self.console.print(f"{step.stage}: {step.num_steps} blocks", markup=False, highlight=False)
         self._stage = step.stage

@@ -1,1 +1,1 @@
-"""Sends a schedule's requests at their times, by several processes, and adds up what came back."""
+"""Drives targets: worker processes send a trace's requests at their times and record the answers."""

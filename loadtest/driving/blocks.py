@@ -1,4 +1,4 @@
-"""Which target gets which stretch of a run, and how a target's stretches are put together again. Pure."""
+"""Plans the turns of a run's targets, and joins the statistics of each target's turns. Pure."""
 
 import hashlib
 import math
@@ -11,12 +11,12 @@ from loadtest.traffic.scenario import Scenario
 
 
 class BlocksError(Exception):
-    """A scenario can't be cut into blocks; the message says why."""
+    """A scenario can't be divided into blocks; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTurn:
-    """One target's turn."""
+    """One target's turn in a run."""
 
     number: int
     num_turns: int
@@ -25,10 +25,10 @@ class TargetTurn:
 
 
 def plan(scenario: Scenario, specs: Sequence[TargetSpec], num_blocks: int) -> Iterator[TargetTurn]:
-    """Yield the turns of a run: with one block a whole run for each target, one after another.
+    """Yield the turns of a run. With one block each target has a whole run, one after another.
 
-    With more, the run is cut into blocks, each with traffic of its own, and in each block the targets take turns, in an
-    order that changes: what changes on the machine meanwhile meets them all.
+    With more, the run is divided into blocks, each with its own traffic. In each block the targets take turns, in an
+    order that rotates, so that a drift of the machine affects all of them.
 
     Raises:
         BlocksError: the scenario has something that only a whole run shows.
@@ -44,13 +44,13 @@ def plan(scenario: Scenario, specs: Sequence[TargetSpec], num_blocks: int) -> It
 
 
 def join(whole: RunStats | None, block: RunStats) -> RunStats:
-    """Add a target's next block to those before, its slices after theirs."""
+    """Append the statistics of a target's next block to those of its earlier blocks."""
     if whole is None:
         return block
     offset = math.ceil(whole.duration_s / whole.slice_s - 1e-9)
     sessions = whole.total.counters["sessions"]
     whole.total.add(block.total)
-    whole.total.counters["sessions"] = max(sessions, block.total.counters["sessions"])  # the same, not more of them
+    whole.total.counters["sessions"] = max(sessions, block.total.counters["sessions"])  # the same ones
     for place, each in enumerate(block.slices):
         whole.slice_at((offset + place + 0.5) * whole.slice_s).add(each)
     whole.duration_s += block.duration_s

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before any load is sent: targets that nobody serves, and too few file descriptors."""
+"""Checks before a run: that each target answers, and that the workers may open enough files."""
 
 import resource
 import socket
@@ -12,18 +12,18 @@ from loadtest.traffic.scenario import Scenario
 
 _CONNECT_S = 5.0
 _OWN_FILES = 256
-"""Descriptors that a worker needs for anything but its sessions' connections."""
+"""Descriptors that a worker needs besides its sessions' connections."""
 
 
 class CheckError(Exception):
-    """A run can't be made; the message says why, and what would help."""
+    """A run can't start; the message gives the reason and a remedy."""
 
 
 def check(scenario: Scenario, specs: Sequence[TargetSpec], num_workers: int) -> None:
-    """Check what a run on this machine needs. It raises the limit of open files itself, as far as it is allowed to.
+    """Check the targets, and raise the limit of open files as far as the system allows.
 
     Raises:
-        CheckError: something is missing.
+        CheckError: a target does not answer, or the limit is too low.
 
     """
     names = sorted(spec.name for spec in specs)
@@ -37,17 +37,17 @@ def check(scenario: Scenario, specs: Sequence[TargetSpec], num_workers: int) -> 
 
 
 def num_files(spec: TargetSpec, scenario: Scenario, num_workers: int) -> int:
-    """Return how many files a worker may come to have open."""
+    """Return the largest number of files that a worker may have open."""
     sessions = -(-(scenario.sessions + scenario.abusers.count) // num_workers)
     shared = spec.num_connections(sessions) * len(spec.hosts)
     return (min(sessions, shared) if shared else sessions) + _OWN_FILES
 
 
 def allow_files(needed: int, num_workers: int) -> None:
-    """See that processes started from now on may open so many files.
+    """Raise the limit of open files for processes that are started from now on.
 
     Raises:
-        CheckError: they may not.
+        CheckError: the system does not allow it.
 
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

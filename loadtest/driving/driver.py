@@ -1,7 +1,7 @@
-"""Drives a target along a schedule, open loop: each request goes out at its time, whatever became of those before it.
+"""The open-loop driver: sends each request of a trace at its intended time, regardless of the earlier ones.
 
-Latencies count from the intended time, so a generator that is late makes them worse, never better; how late it was is
-recorded too. What a target is, and what a user's next key means to it, is the target's own business.
+Latencies count from the intended time, so that a late generator makes them worse, never better. The lateness is
+recorded too. The target decides how requests are sent and what the user's next key does.
 """
 
 import asyncio
@@ -16,27 +16,27 @@ from loadtest.targets.record import Outcome, Record, Result, RunClock
 from loadtest.traffic.trace import Event, Trace, TypedRequest, TypedSession
 
 DRAIN_S = 3.0
-"""How long after a schedule's end its last answers may take."""
+"""Time after a trace's end that its last answers may take."""
 
 _LEAD_S = 0.05
-"""From the last preparation to the start."""
+"""Time from the end of the preparation to the start."""
 _SENDS_AT_ONCE = 64
 _DROPS_AT_ONCE = 100
-"""So many, then the answers that came meanwhile are read."""
+"""Connections dropped at a time; then the answers that came meanwhile are read."""
 _OPENINGS_AT_ONCE = 2
-"""Few, so that a server that sheds does not shed these."""
+"""Few, so that the server does not shed them."""
 _OPENING_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A target's way along a schedule."""
+    """The results of driving a target along a trace."""
 
     duration_s: float
     results: tuple[Result, ...]
-    """In the order of the sessions and of their requests."""
+    """Results in the order of the sessions and of their requests."""
     generated_tokens: float
-    """By the engine, from the start until its stragglers were cancelled; nan where nobody says."""
+    """Tokens that the engine generated until the last request was cancelled; nan if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Callbacks:
 
 
 async def drive(target: Target, trace: Trace, *, drain_s: float = DRAIN_S, has_lead_in: bool = True) -> Run:
-    """Send a schedule's requests at their times and return what became of them.
+    """Send a trace's requests at their times and return the results.
 
-    With the lead-in each session's opening is asked for first, a few at a time, and does not count: people have their
-    documents open for longer than any run, so one that begins with all of them unknown would mostly show that.
+    With the lead-in, each session's opening is sent first, a few at a time, and does not count. Users have their
+    documents open for longer than any run; without it, a run would mostly show the cost of unknown documents.
 
     Raises:
         TargetError: an opening was not answered.
@@ -72,7 +72,7 @@ async def drive(target: Target, trace: Trace, *, drain_s: float = DRAIN_S, has_l
 
 
 class Driver:
-    """One task that sends the requests of all sessions in the order of their times."""
+    """Sends the requests of all sessions in the order of their times, in one task."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Driver:
         callbacks: Callbacks,
         cache_entries: int = 0,
     ) -> None:
-        """Drive editors, which are those of the schedule's sessions in their order."""
+        """Drive `editors`, one for each session of the trace, in the same order."""
         self._trace = trace
         self._clock = clock
         self._callbacks = callbacks
@@ -95,18 +95,18 @@ class Driver:
         self._is_stopped = asyncio.Event()
 
     def stop_nowait(self) -> None:
-        """Send nothing more, and wait for no answer."""
+        """Stop sending and waiting for answers."""
         self._is_stopped.set()
 
     @property
     def num_lost(self) -> int:
-        """Sessions that have no connection now."""
+        """Number of sessions without a connection."""
         return sum(not state.editor.is_connected for state in self._sessions.values())
 
     async def drive(self, drain_s: float = DRAIN_S) -> float:
-        """Drive until the schedule's end and its last answers, or until it is stopped; return how long that was.
+        """Drive until the trace's end and its last answers, or until stopped.
 
-        The time is that of the schedule: its length, or less where it was stopped before.
+        Return how much of the trace was driven, in seconds.
         """
         stopped = asyncio.create_task(self._is_stopped.wait())
         driving = asyncio.create_task(self._drive(drain_s))

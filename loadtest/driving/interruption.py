@@ -1,4 +1,4 @@
-"""Ctrl-C, and what a service manager sends: the first asks for an orderly end, the second ends at once."""
+"""Handles SIGINT and SIGTERM: the first signal asks for an orderly end, the second ends the process at once."""
 
 import signal
 import threading
@@ -11,10 +11,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """While it is entered, a first signal is only noted. Outside the main thread it notes none."""
+    """Records the first signal while its context is open. Outside the main thread it records none."""
 
     def __init__(self) -> None:
-        """Nobody has asked yet."""
+        """Start without a signal."""
         self.is_asked = False
         self._before: dict[signal.Signals, Any] = {}
 
@@ -23,7 +23,7 @@ class Interruption:
         self.is_asked = True
 
     def __enter__(self) -> Self:
-        """Listen."""
+        """Install the signal handlers."""
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         return self
@@ -31,7 +31,7 @@ class Interruption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave signals to whoever had them."""
+        """Restore the earlier signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
@@ -44,7 +44,7 @@ class Interruption:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold signals back, also from processes that are started meanwhile: those let them through when they can."""
+    """Block signals, also in processes started meanwhile; those unblock them when they are ready."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set(_SIGNALS))
     try:
         yield

@@ -1,4 +1,4 @@
-"""How a run goes, in one line of the terminal that is written again and again."""
+"""Shows the progress of a run in one line of the terminal."""
 
 from types import TracebackType
 from typing import Self
@@ -11,10 +11,10 @@ from loadtest.driving.run import Progress
 
 
 class Live:
-    """The line. Where there is no terminal, each target's turn is a line that stays."""
+    """The progress line. Without a terminal, one line is printed for each target's turn."""
 
     def __init__(self, console: Console) -> None:
-        """Write nothing yet."""
+        """Prepare the line; nothing is shown yet."""
         self._console = console
         columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[state]}"))
         self._bar = Bar(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -22,7 +22,7 @@ class Live:
         self._said = -1
 
     def show(self, progress: Progress) -> None:
-        """Write how it goes."""
+        """Show the progress."""
         turn = progress.turn
         done = progress.elapsed_s if progress.is_running else progress.num_connected
         total = turn.scenario.duration_s if progress.is_running else max(1, progress.num_sessions)
@@ -34,19 +34,19 @@ class Live:
             self._console.print(_title(progress), markup=False, highlight=False)
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Show the line."""
         self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the line away."""
+        """Remove the line."""
         self._bar.stop()
 
 
 def describe(progress: Progress) -> str:
-    """Return the figures of the line."""
+    """Return the figures in the line."""
     if not progress.is_running:
         return f"connected {progress.num_connected:,} of {progress.num_sessions:,}"
     seconds = max(progress.elapsed_s, 1e-3)

@@ -1,8 +1,8 @@
-"""From what became of requests to the counters and histograms of a part. It keeps no request.
+"""Records the results of requests as counters and histograms. It keeps no request.
 
-Figures of the typed requests leave two kinds out: a prefetch, which nobody waits for, counts as intended, sent and
-ended only; what an abuser asks counts under `abuser/` alone. `total` is the time of whole answers; that of the others
-is under their outcome.
+Two kinds of requests are left out of the figures of typed requests: a prefetch, for which no user waits, counts as
+intended, sent and ended only; an abuser's requests count under `abuser/` only. The histogram `total` has the times of
+whole answers; the times of all others are under their outcome.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from loadtest.traffic.scenario import CriteriaSettings
 from loadtest.traffic.trace import Trigger, TypedSession
 
 ABUSER = "abuser-"
-"""What their names begin with."""
+"""Prefix of the abusers' user names."""
 
 _MAX_ERRORS = 20
 _OTHER_ERRORS = "other"
@@ -25,7 +25,7 @@ _SHOWN = (*WHOLE, Outcome.CACHED)
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What a request was worth to its user."""
+    """The value of an answer to its user."""
 
     ttft_s: float | None
     total_s: float
@@ -35,12 +35,12 @@ class _Verdict:
 
 
 class Recorder:
-    """Counts one worker's requests of one target."""
+    """Records one worker's requests to one target."""
 
     def __init__(
         self, stats: RunStats, sessions: Iterable[TypedSession], regions: Mapping[int, str], criteria: CriteriaSettings
     ) -> None:
-        """Count into a part; `regions` are the names of the sessions' regions."""
+        """Record into `stats`; `regions` has the names of the sessions' regions."""
         self._stats = stats
         self._criteria = criteria
         sessions = tuple(sessions)
@@ -50,7 +50,7 @@ class Recorder:
         stats.total.counters["sessions"] += len(sessions) - len(self._abusers)
 
     def due(self, record: Record) -> None:
-        """Count a request whose time has come."""
+        """Record a request at its intended time."""
         if self._is_abuser(record):
             self._stats.total.counters["abuser/intended"] += 1
             return
@@ -61,7 +61,7 @@ class Recorder:
         total.counters[f"region/{self._region(record)}/intended"] += 1
 
     def ended(self, record: Record) -> None:
-        """Count a request that has ended."""
+        """Record the end of a request."""
         assert record.outcome is not None
         outcome = record.outcome.value
         if self._is_abuser(record):
@@ -82,7 +82,7 @@ class Recorder:
             self._judge(record, total, piece)
 
     def connections(self, reconnects_s: Iterable[float], num_lost: int) -> None:
-        """Count how long sessions were away that came back, and those that were away at the end."""
+        """Record the times to reconnect, and the number of sessions without a connection at the end."""
         total = self._stats.total
         for seconds in reconnects_s:
             total.counters["reconnects"] += 1
@@ -90,7 +90,7 @@ class Recorder:
         total.counters["sessions_lost"] += num_lost
 
     def generated(self, num_tokens: float) -> None:
-        """Count what the engine generated meanwhile, for whomever; nan is not known."""
+        """Record the tokens that the engine generated during the run, for all callers; nan if unknown."""
         if num_tokens == num_tokens:  # noqa: PLR0124 - not nan
             self._stats.total.counters["generated_tokens"] += round(num_tokens)
 
@@ -116,7 +116,7 @@ class Recorder:
         assert record.outcome is not None
         assert verdict.ttft_s is not None
         region = self._region(record)
-        is_asked = record.outcome is not Outcome.CACHED  # what an editor had itself says nothing of its target
+        is_asked = record.outcome is not Outcome.CACHED  # a cached answer says nothing of the target
         total.record(f"ttft/outcome/{record.outcome.value}", verdict.ttft_s)
         if is_asked:
             _time(total, piece, "ttft", verdict.ttft_s)
@@ -188,7 +188,7 @@ class Recorder:
         return self._regions[record.request.session]
 
     def _tallies(self, record: Record) -> tuple[Tally, Tally]:
-        """Return those of the run and of the slice that the request was intended in."""
+        """Return the tally of the run and that of the slice of the request's intended time."""
         return self._stats.total, self._stats.slice_at(record.request.intended_at_s)
 
 

@@ -1,4 +1,4 @@
-"""A run: a scenario against one or more targets, by several worker processes. Returns what each target's came to."""
+"""Runs a scenario against one or more targets with several worker processes."""
 
 import os
 import time
@@ -18,29 +18,29 @@ from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import join_digests
 
 _LEAD_S = 0.5
-"""From the last worker's being ready to the start."""
+"""Time from the last worker's Ready to the start."""
 _PREPARE_S = 900.0
 _AFTER_S = 60.0
-"""How long workers may take to end after a run's last answers."""
+"""Time that workers may take to end after a run's last answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Which share of a run this machine has, where it is one of several with as many workers each."""
+    """The share of this machine in a run of several machines with the same number of workers each."""
 
     index: int = 0
     count: int = 1
     start_at: float | None = None
-    """Unix time; the same for all. Not given, a run starts when it is ready."""
+    """Unix time, the same for all machines. None: the run starts when it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How a run goes."""
+    """The progress of a run."""
 
     turn: TargetTurn
     is_running: bool
-    """Not: it makes ready."""
+    """Whether requests are sent; false while the workers prepare."""
     elapsed_s: float
     num_sessions: int
     num_connected: int
@@ -51,22 +51,22 @@ class Progress:
 
 @dataclass(slots=True)
 class RunResult:
-    """What a run came to."""
+    """The result of a run."""
 
     stats_by_target: dict[str, RunStats] = field(default_factory=dict)
-    """By target; a target whose turn never came has none."""
+    """Statistics by target; a target whose turn never came has none."""
     interrupted: bool = False
     num_workers: int = 1
-    """On all machines."""
+    """Workers on all machines."""
     started_at: str = ""
     schedule_digest: str = ""
-    """Of this machine's share."""
+    """Digest of this machine's share of the trace."""
     failure: str = ""
-    """Why it ended before its time, with what was seen until then."""
+    """Why the run ended early; the statistics until then are kept."""
 
 
 def default_workers() -> int:
-    """Return how many workers leave a core to whoever is measured."""
+    """Return the number of workers that leaves one core to the target."""
     return max(1, len(os.sched_getaffinity(0)) - 1)
 
 
@@ -80,13 +80,13 @@ def run_scenario(
     machine: Machine | None = None,
     interruption: Interruption | None = None,
 ) -> RunResult:
-    """Run a scenario against targets, in turn or in interleaved blocks, and return what was seen.
+    """Run a scenario against targets, in turn or in interleaved blocks, and return the statistics.
 
-    In the main thread a first Ctrl-C ends it in order, with what was seen so far; elsewhere `interruption` does.
+    In the main thread a first Ctrl-C ends the run in order and keeps the statistics; elsewhere `interruption` does.
 
     Raises:
-        CheckError: something is missing; nothing was sent.
-        BlocksError: the scenario can't be cut into blocks.
+        CheckError: a target or the machine is not ready; nothing was sent.
+        BlocksError: the scenario can't be divided into blocks.
         RunError: a target can't be connected to, or all workers died.
 
     """
@@ -118,7 +118,7 @@ def run_scenario(
 
 
 class _TurnRunner:
-    """One step of a run."""
+    """Carries out one target's turn."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class _TurnRunner:
         self._is_stopping = False
 
     def take(self) -> RunStats | None:
-        """Return what was seen; None where it was interrupted before it began."""
+        """Return the turn's statistics; None if it was interrupted before it began."""
         self._pool.send(Prepare(self._turn.scenario, self._turn.spec))
         answers = self._pool.answers(_PREPARE_S, self._pulse)
         self.digests = [each.digest for each in answers.values() if isinstance(each, Ready)]

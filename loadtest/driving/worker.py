@@ -1,7 +1,7 @@
-"""A process that drives its share of the sessions, told by a pipe what to do. Knows nothing of the other workers.
+"""A worker process: drives its share of the sessions on commands from a pipe. Knows nothing of the other workers.
 
-For each run it is told to prepare (it makes its schedule and connects), says that it is ready, is told when to go, says
-how it goes and at the end what it came to. It may be told to stop at any time, and stops at once.
+For each run the worker receives Prepare (it makes its trace and connects), answers Ready, receives Go with the start
+time, sends status reports, and answers Done with its statistics. Stop may come at any time and takes effect at once.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from loadtest.traffic.trace import Trace, make_trace
 
 _REPORTS_EVERY_S = 0.5
 _COLLECT_AFTER = 50_000
-"""Objects; answered requests leave no cycles behind."""
+"""Objects until a garbage collection; answered requests leave no cycles."""
 _EXPECTED = (TargetError, MetricsError, DocumentsError, RecordedError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Make ready for a run."""
+    """Command: prepare a run."""
 
     scenario: Scenario
     spec: TargetSpec
@@ -42,57 +42,57 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Run."""
+    """Command: run."""
 
     start_at: float
-    """Unix time; the same for all workers."""
+    """Unix time, the same for all workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Break off."""
+    """Command: stop the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """End the process."""
+    """Command: end the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """It could go now."""
+    """Answer to Prepare: the worker is ready to start."""
 
     digest: str
-    """Of its schedule."""
+    """Digest of the worker's trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """How it goes."""
+    """Periodic report of a worker's progress."""
 
     num_sessions: int
     num_connected: int
     counts: dict[str, int]
-    """The part's counters so far."""
+    """Counters so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a run came to, as a part's JSON; None where it was stopped before it began."""
+    """Answer to Go: the statistics as JSON; None if the run was stopped before it began."""
 
     stats: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It can't do what it was told; the message says why."""
+    """Answer to any command that the worker can't carry out; the message says why."""
 
     message: str
 
 
 def work(pipe: Connection, worker: int, num_workers: int) -> None:
-    """Be a worker until told to quit, or until nobody is left to tell."""
-    # The terminal's Ctrl-C reaches all; what it means is said by who started the worker.
+    """Serve commands until Quit, or until the other end of the pipe is closed."""
+    # The terminal's Ctrl-C reaches all processes. The parent process handles it and sends Stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -100,7 +100,7 @@ def work(pipe: Connection, worker: int, num_workers: int) -> None:
 
 
 def client_settings_of(scenario: Scenario) -> ClientSettings:
-    """Return how a scenario's editors ask."""
+    """Return the client settings of a scenario's editors."""
     editor = scenario.editor
     return ClientSettings(
         max_tokens=editor.max_tokens,
@@ -113,24 +113,24 @@ def client_settings_of(scenario: Scenario) -> ClientSettings:
 
 
 def make_target(spec: TargetSpec, settings: ClientSettings) -> GrpcTarget | HttpTarget:
-    """Return a target, to be entered.
+    """Return a target, a context manager that is not open yet.
 
     Raises:
-        TargetError: one of its options has no sense.
+        TargetError: one of its options is not valid.
 
     """
     return GrpcTarget(spec, settings) if spec.kind.startswith("grpc") else HttpTarget(spec, settings)
 
 
 def _settle_memory() -> None:
-    """Keep the collector from going through all that was prepared, and from coming often: both make requests late."""
+    """Keep the garbage collector away from the prepared objects, and make it rare: its pauses delay requests."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 20, 100)
 
 
 class _Worker:
-    """What it is told comes between the steps of what it does."""
+    """Carries out commands; a task runs the current one, so that Stop can interrupt it."""
 
     def __init__(self, pipe: Connection, worker: int, num_workers: int) -> None:
         self._pipe = pipe
@@ -178,7 +178,7 @@ class _Worker:
             self._job.cancel()
 
     def _job_ended(self, job: "asyncio.Task[None]") -> None:
-        """Say what the job could not say itself."""
+        """Report a run that was cancelled or failed."""
         if job.cancelled():
             self._send(Done(None))
             return
@@ -223,7 +223,7 @@ class _Worker:
         stats: RunStats,
     ) -> None:
         start_at = await self._start_at
-        # One worker counts for all: the engine is the same.
+        # Worker 0 reads the counter for all workers: they share the engine.
         tokens = await self._count(target)
         callbacks = Callbacks(due=recorder.due, ended=recorder.ended)
         clock = RunClock.starting_at(start_at)
@@ -239,7 +239,7 @@ class _Worker:
         return await target.generated_tokens() if self._worker == 0 else float("nan")
 
     async def _make_trace(self, scenario: Scenario) -> Trace:
-        """Return the worker's share; the last is kept, for the next target."""
+        """Return the worker's share of the trace. The last one is kept for the next target."""
         digest = scenario.digest()
         if self._trace is None or self._trace[0] != digest:
             made = await asyncio.to_thread(make_trace, scenario, self._worker, self._num_workers)

@@ -1,6 +1,6 @@
-"""The workers of a run on this machine: started, told what to do all at once, listened to, and ended.
+"""The pool of worker processes of a run on this machine: starts them, sends them commands, collects their answers.
 
-A worker that dies is missed, not waited for: what the others found counts, and the run says that one is missing.
+A run does not wait for a worker that died: the statistics of the others count, and the report names the missing one.
 """
 
 import multiprocessing
@@ -20,7 +20,7 @@ _QUIT_S = 5.0
 
 
 class RunError(Exception):
-    """A run came to nothing; the message says why."""
+    """A run failed; the message says why."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPool:
-    """Workers; each drives its share of the sessions."""
+    """Worker processes, each of which drives its share of the sessions."""
 
     _workers: list[_Worker] = field(default_factory=list)
 
@@ -55,7 +55,7 @@ class WorkerPool:
         return pool
 
     def send(self, message: Prepare | Go | Stop | Quit) -> None:
-        """Tell all that are alive. What is told to Prepare or to Go has an answer."""
+        """Send a command to all living workers. Prepare and Go have an answer."""
         for worker in self._alive():
             if isinstance(message, (Prepare, Go)):
                 worker.answer = None
@@ -65,12 +65,12 @@ class WorkerPool:
                 worker.is_alive = False
 
     def answers(self, timeout_s: float, on_pulse: Callable[[], None]) -> dict[int, Ready | Done]:
-        """Wait until all that are alive have answered what they were told; return their answers by number.
+        """Wait for the answer of each living worker to the last command; return the answers by worker number.
 
         `on_pulse` is called several times a second.
 
         Raises:
-            RunError: a worker can't do what it was told, none is left, or they take too long.
+            RunError: a worker can't carry out its command, none is left, or they take too long.
 
         """
         deadline = time.monotonic() + timeout_s
@@ -90,7 +90,7 @@ class WorkerPool:
         return found
 
     def reports(self) -> list[StatusReport]:
-        """Return what each worker said last of how it goes."""
+        """Return the last status report of each worker."""
         return [worker.report for worker in self._workers if worker.report is not None]
 
     @property
@@ -105,7 +105,7 @@ class WorkerPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the workers: politely where all went well."""
+        """End the workers; after an error they are killed."""
         if error is None:
             self.send(Quit())
         deadline = time.monotonic() + (_QUIT_S if error is None else 0.0)

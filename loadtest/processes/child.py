@@ -1,4 +1,4 @@
-"""Servers as child processes: started with a log of their own, waited for, and stopped by their own id."""
+"""Child processes with a log file each: starts them, waits for them, and stops them by their own process id."""
 
 import json
 import os
@@ -22,11 +22,11 @@ _LOG_LINES = 25
 
 
 class StartError(Exception):
-    """A process did not come up; the message holds the end of its log."""
+    """A process did not start; the message contains the end of its log."""
 
 
 class Child:
-    """A process with a group of its own. Its standard error, and output that nobody reads, goes to a log file."""
+    """A process in its own process group. Standard error, and unless piped standard output, go to a log file."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Child:
         env: Mapping[str, str] | None = None,
         is_piped: bool = False,
     ) -> None:
-        """Start it; with `is_piped`, its standard input and output are for the caller."""
+        """Start the process. With `is_piped` the caller writes its standard input and reads its standard output."""
         self.name = name
         self._log, self._log_name = tempfile.mkstemp(prefix=f"{name}-", suffix=".log")
         self._unread = b""
@@ -51,14 +51,14 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also its group's."""
+        """The process id, which is also the id of its group."""
         return self._process.pid
 
     def read_json(self, timeout_s: float) -> dict[str, Any]:
-        """Return the next line of its output that is a JSON object.
+        """Return the next line of output that is a JSON object.
 
         Raises:
-            StartError: it ended, or the time was up.
+            StartError: the process ended, or the time is up.
 
         """
         deadline = time.monotonic() + timeout_s
@@ -74,10 +74,10 @@ class Child:
                 return answer
 
     def ask(self, question: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Write a JSON line and return the one that comes back.
+        """Write a JSON line and return the JSON line of the answer.
 
         Raises:
-            StartError: it ended instead, or the time was up.
+            StartError: the process ended, or the time is up.
 
         """
         source = self._process.stdin
@@ -87,7 +87,7 @@ class Child:
         return self.read_json(timeout_s)
 
     def _read_line(self, timeout_s: float) -> bytes | None:
-        """Return a line of its output, b"" at the end of it, None when the time is up."""
+        """Return a line of output, b"" at the end of the output, None when the time is up."""
         output = self._process.stdout
         assert output is not None
         deadline = time.monotonic() + timeout_s
@@ -106,7 +106,7 @@ class Child:
         """Wait for a condition.
 
         Raises:
-            StartError: it ended, or the time was up.
+            StartError: the process ended, or the time is up.
 
         """
         deadline = time.monotonic() + timeout_s
@@ -117,7 +117,7 @@ class Child:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """End it and its group: politely, then not."""
+        """End the process group: SIGTERM first, then SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.pid, number)
@@ -141,7 +141,7 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop it."""
+        """Stop the process."""
         self.stop()
 
     def _check_running(self) -> None:
@@ -157,14 +157,14 @@ class Child:
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody uses now."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def is_http_ok(url: str) -> bool:
-    """Return whether a URL answers with 200. No proxy is asked."""
+    """Return whether a URL answers with 200. Proxies are not used."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=2) as answer:
@@ -174,7 +174,7 @@ def is_http_ok(url: str) -> bool:
 
 
 def end_on_sigterm() -> None:
-    """Turn SIGTERM into an ordinary exit, so that children are stopped."""
+    """Turn SIGTERM into an ordinary exit, so that child processes are stopped."""
 
     def leave(_number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(143)

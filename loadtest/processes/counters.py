@@ -1,4 +1,4 @@
-"""Reads counters that a process shows to Prometheus."""
+"""Reads the Prometheus counters of a process."""
 
 import urllib.error
 import urllib.request
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from prometheus_client.parser import text_string_to_metric_families
 
 GENERATED_TOKENS = ("vllm:generation_tokens_total", "completion_engine_generated_tokens_total")
-"""What an engine has generated: vLLM's own counter, or where there is none that of this project's server. It leaves out
-what a step in flight still computes for a request that was just aborted."""
+"""Counters of generated tokens: vLLM's own, or that of this project's server. Neither counts the tokens that a step in
+flight still computes for an aborted request."""
 
 _TIMEOUT_S = 10.0
 
 
 class MetricsError(Exception):
-    """A counter can't be read; the message says where and why."""
+    """A counter can't be read; the message names its address and the reason."""
 
 
 def read_counter(url: str, names: Sequence[str]) -> float:
-    """Return the first of these counters that is there, summed over its labels. No proxy is asked.
+    """Return the first of these counters that exists, summed over its labels. Proxies are not used.
 
     Raises:
-        MetricsError: it is not there.
+        MetricsError: none of the counters can be read.
 
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -35,10 +35,10 @@ def read_counter(url: str, names: Sequence[str]) -> float:
 
 
 def sum_counter(text: str, names: Sequence[str], source: str = "the text") -> float:
-    """Return the first of these counters in Prometheus' text format, summed over its labels.
+    """Return the first of these counters in a text in Prometheus' format, summed over its labels.
 
     Raises:
-        MetricsError: it is not there.
+        MetricsError: none of the counters can be read.
 
     """
     samples = [each for family in text_string_to_metric_families(text) for each in family.samples]

@@ -1,4 +1,4 @@
-"""What another process takes while something runs: CPU time and memory, its children included."""
+"""Measures the CPU time and the memory of another process and its children."""
 
 import contextlib
 import threading
@@ -15,17 +15,17 @@ _EVERY_S = 0.5
 
 
 class ProcessMeterError(Exception):
-    """The process can't be watched; the message says which."""
+    """The process can't be measured; the message names it."""
 
 
 class ProcessMeter:
-    """Watches a process while its context is open; `usage` is of that time."""
+    """Measures a process while its context is open."""
 
     def __init__(self, pid: int) -> None:
-        """Take the process.
+        """Look the process up.
 
         Raises:
-            ProcessMeterError: there is none.
+            ProcessMeterError: there is no such process.
 
         """
         try:
@@ -38,10 +38,10 @@ class ProcessMeter:
         self._began_at_s = self._cpu_at_first_s = 0.0
         self._peak_rss_bytes = 0.0
         self.usage: Usage | None = None
-        """None until the context is left, and where the process is gone by then."""
+        """Usage while the context was open; None before it is closed, and if the process has ended by then."""
 
     def __enter__(self) -> Self:
-        """Begin to watch."""
+        """Start to measure."""
         self._is_over.clear()
         self._peak_rss_bytes = 0.0
         self._began_at_s, self._cpu_at_first_s = time.monotonic(), self._cpu_s() or 0.0
@@ -52,7 +52,7 @@ class ProcessMeter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it."""
+        """Stop, and compute `usage`."""
         wall_s = time.monotonic() - self._began_at_s
         cpu_s = self._cpu_s()
         self._is_over.set()
@@ -71,12 +71,12 @@ class ProcessMeter:
                 return
 
     def _cpu_s(self) -> float | None:
-        """Return what it and its children have taken; None where it is gone."""
+        """Return the CPU seconds of the process and its children; None if the process has ended."""
         found = self._of_family(lambda each: float(sum(each.cpu_times()[:2])))
         return sum(found) if found else None
 
     def _of_family(self, look: Callable[[psutil.Process], float]) -> list[float]:
-        """Return something of it and of each of its children, of those that still run."""
+        """Return a value of the process and of each child, for those that still run."""
         found: list[float] = []
         with contextlib.suppress(psutil.Error):
             found.append(look(self._process))

@@ -1,4 +1,4 @@
-"""What a run's parts say: figures, gates, tables, pictures, and what differs between two runs.
+"""Reports of a run: figures, gates, tables, charts, and the comparison of two runs.
 
-Everything here is made from finished parts and a scenario's criteria; nothing here knows targets, drivers or clocks.
+Everything is made from finished statistics and a scenario's criteria; nothing knows targets, drivers or clocks.
 """

@@ -2,7 +2,7 @@
 
 Slices are drawn again, with replacement, in blocks of neighbours (what is slow now is likely slow a second later),
 their counters and histograms summed, and the figures computed anew: 2,000 such samples show how far a figure may lie
-from where it was found. Runs of the same schedule are paired: both draw the same slices, so what the traffic did to
+from where it was found. Runs of the same trace are paired: both draw the same slices, so what the traffic did to
 both cancels out. Few blocks look more alike than they are, so intervals are widened as Student's t is against the
 normal one. Künsch, "The Jackknife and the Bootstrap for General Stationary Observations", Ann. Statist. 17 (1989).
 """
@@ -23,37 +23,37 @@ from loadtest.stats.run_stats import RunStats
 from loadtest.traffic.scenario import CriteriaSettings
 
 MIN_SLICES = 8
-"""With fewer there is no telling noise."""
+"""With fewer slices the noise can't be estimated."""
 CONFIDENCE = 0.95
 
 _NUM_SAMPLES = 2000
 _SEED = 20
 _MIN_WITH_VALUE = 0.5
-"""Of the samples; where fewer have the figure, nothing is said of it."""
+"""Smallest share of samples that must have the figure for a verdict."""
 
 
 class Change(Enum):
-    """What became of a figure from A to B."""
+    """The change of a figure from A to B."""
 
     BETTER = "better"
     WORSE = "worse"
     DIFFERENT = "different"
-    """Neither direction is good."""
+    """The figure has no good direction."""
     WITHIN_NOISE = "within noise"
     UNKNOWN = "noise unknown"
-    """It is not kept by slice, or there are too few slices."""
+    """The figure is not recorded by slice, or there are too few slices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where a value lies with the confidence asked for; nan where that is unknown."""
+    """A confidence interval; nan if unknown."""
 
     low: float = math.nan
     high: float = math.nan
 
     @property
     def excludes_zero(self) -> bool:
-        """Tell whether the sign is certain."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -66,9 +66,9 @@ class Difference:
     second: float
     change: Change
     difference: Interval
-    """Of B less A."""
+    """Interval of B - A."""
     ratio: Interval
-    """Of B to A."""
+    """Interval of B / A."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Comparison:
     """Their names."""
     is_paired: bool
     num_slices: int
-    """Of the one that has fewer."""
+    """Slices of the run that has fewer."""
     differences: tuple[Difference, ...]
     warnings: tuple[str, ...] = ()
 
@@ -125,7 +125,7 @@ def compare(
     warnings: Sequence[str] = (),
     confidence: float = CONFIDENCE,
 ) -> Comparison:
-    """Return how the figures of two runs differ; paired where they had the same schedule and the same slices."""
+    """Return the differences of two runs' figures; paired if both had the same trace and slices."""
     num_slices = (len(slice_durations_s(first)), len(slice_durations_s(second)))
     is_paired = is_paired and num_slices[0] == num_slices[1] and first.slice_s == second.slice_s
     said = list(warnings)
@@ -146,12 +146,12 @@ def compare(
 
 
 def block_length(num_slices: int) -> int:
-    """Return how many neighbours are drawn together: the cube root of their number, the rate that fits a variance."""
+    """Return the block length: the cube root of the number of slices, the optimal rate for a variance."""
     return max(1, round(math.cbrt(num_slices)))
 
 
 def block_weights(num_slices: int, chance: np.random.Generator, num_samples: int = _NUM_SAMPLES) -> Array:
-    """Return how often each slice is in each sample, of shape (samples, slices); the last wraps round to the first."""
+    """Return the count of each slice in each sample, of shape (samples, slices); blocks wrap around."""
     length = block_length(num_slices)
     num_blocks = math.ceil(num_slices / length)
     starts = chance.integers(num_slices, size=(num_samples, num_blocks, 1))
@@ -178,13 +178,13 @@ class _Side:
         return float(figure.compute(self.total, criteria)[0])
 
     def drawn(self, figure: Figure, criteria: CriteriaSettings) -> Array | None:
-        """Return a figure of each sample; None where it is not kept by slice."""
+        """Return a figure of each sample; None if it is not recorded by slice."""
         if self.samples is None or not self._is_sliced(figure):
             return None
         return figure.compute(self.samples, criteria)
 
     def _is_sliced(self, figure: Figure) -> bool:
-        """Tell whether all that a figure is made from is kept by slice: then the slices add up to the total."""
+        """Return whether all data of a figure is recorded by slice, so that the slices add up to the total."""
         name = figure.histogram
         if name and self.total.num_recorded(name)[0] != self.slices.num_recorded(name)[0]:
             return False
@@ -240,14 +240,14 @@ def _change(figure: Figure, difference: Interval) -> Change:
 
 
 def _scenario_warnings(first: Document, second: Document) -> list[str]:
-    """Return what differs in the scenarios but the words."""
+    """Return the differences of two scenarios, except names and descriptions."""
     words = {"name", "description"}
     keys = sorted((first.scenario.keys() | second.scenario.keys()) - words)
     differ = [key for key in keys if first.scenario.get(key) != second.scenario.get(key)]
     if differ:
         return [f"the runs are of different scenarios: they differ in {', '.join(differ)}"]
     if first.schedule_digest != second.schedule_digest:
-        return ["the runs are of different schedules, so they are compared unpaired and less sharply"]
+        return ["the runs have different traces, so they are compared unpaired and less sharply"]
     return []
 
 

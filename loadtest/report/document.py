@@ -1,4 +1,4 @@
-"""The JSON document of a run: written by `run` and `merge`, read by everything else. schema.json says what is in it."""
+"""The JSON document of a run, which `run` and `merge` write and all other commands read. Its schema: schema.json."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,14 +32,14 @@ class TargetResult:
     kind: str
     stats: RunStats
     figures: Mapping[str, float]
-    """nan where there is nothing to make one from."""
+    """Figures by name; nan for missing data."""
     invalid_because: tuple[str, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
-    """On each of the document's gates."""
+    """The result of each of the document's gates."""
 
     @property
     def is_valid(self) -> bool:
-        """Tell whether the run says something about the target."""
+        """Whether the run is valid."""
         return not self.invalid_because
 
     @classmethod
@@ -52,7 +52,7 @@ class TargetResult:
         criteria: CriteriaSettings,
         gates: Sequence[Condition] = (),
     ) -> Self:
-        """Make the figures of a part, hold them against gates and say whether they count."""
+        """Compute the figures, check them against gates and decide whether the run is valid."""
         found = figures(stats, criteria)
         return cls(name, uri, kind, stats, found, reasons_invalid(stats), judge(gates, found))
 
@@ -75,7 +75,7 @@ class TargetResult:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], gates: Sequence[Condition]) -> Self:
-        """Read what `as_json` made. Raises ValueError, KeyError or TypeError where it is something else."""
+        """Read the result of `as_json`. Raises ValueError, KeyError or TypeError for anything else."""
         values = with_nan(found["figures"])
         stats, reasons = RunStats.from_json(found["part"]), tuple(found["invalid_because"])
         return cls(found["name"], found["uri"], found["kind"], stats, values, reasons, judge(gates, values))
@@ -86,9 +86,9 @@ class Document:
     """A run of one scenario against one or more targets."""
 
     version: str
-    """Of the tool."""
+    """Version of the tool."""
     scenario: Mapping[str, Any]
-    """All of it, as JSON."""
+    """The whole scenario as JSON."""
     schedule_digest: str
     started_at: str
     """ISO 8601 with an offset."""
@@ -99,22 +99,22 @@ class Document:
 
     @property
     def criteria(self) -> CriteriaSettings:
-        """The scenario's."""
+        """The criteria of the scenario."""
         return CriteriaSettings.model_validate(self.scenario.get("criteria", {}))
 
     @property
     def events(self) -> tuple[tuple[float, str], ...]:
-        """When something was done to the sessions, and what."""
+        """Times and names of the scenario's events."""
         return tuple((float(each["at_s"]), _event_label(each)) for each in self.scenario.get("events", ()))
 
     @property
     def is_valid(self) -> bool:
-        """Tell whether every target's run is."""
+        """Whether every target's run is valid."""
         return all(each.is_valid for each in self.targets)
 
     @property
     def is_passed(self) -> bool:
-        """Tell whether every target meets every gate."""
+        """Whether every target meets every gate."""
         return all(verdict.is_met for each in self.targets for verdict in each.verdicts)
 
     def target(self, name: str) -> TargetResult:
@@ -146,7 +146,7 @@ class Document:
         }
 
     def write(self, path: Path) -> None:
-        """Write it to a file."""
+        """Write the document to a file."""
         path.write_text(json.dumps(self.as_json(), allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
@@ -181,7 +181,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a file that `Document.write` made.
+    """Read a file written by `Document.write`.
 
     Raises:
         DocumentError: it can't be read or is something else; the message begins with the path.
@@ -199,7 +199,7 @@ def read_document(path: Path) -> Document:
 
 
 def named_alike(first: Document, second: Document) -> Iterable[tuple[TargetResult, TargetResult]]:
-    """Yield the targets that both documents have, by name; where each has but one, these two whatever their names."""
+    """Yield the targets that both documents have, by name. If each has only one, pair these two."""
     if len(first.targets) == len(second.targets) == 1:
         yield first.targets[0], second.targets[0]
         return

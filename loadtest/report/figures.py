@@ -1,6 +1,6 @@
-"""The figures of a run: their names, which direction is good, what each means, and how it is computed.
+"""The figures of a run: name, unit, good direction, meaning and formula of each.
 
-A figure is computed from sums, so one definition serves a whole run, a slice of it, and a bootstrap's samples.
+A figure is computed from sums, so that one definition serves a whole run, a slice of it, and bootstrap samples.
 """
 
 import math
@@ -15,7 +15,7 @@ from loadtest.stats.run_stats import RunStats
 from loadtest.traffic.scenario import CriteriaSettings
 
 MAX_LAG_MS = 5.0
-"""A generator whose p99 lag is above this was not open loop, whatever its other figures say."""
+"""Above this p99 lag the generator was not open loop, and the run is invalid."""
 
 PERCENTS: Mapping[str, float] = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p999": 99.9}
 
@@ -23,7 +23,7 @@ _INTENDED, _PREFETCHES = "intended", "prefetches"
 
 
 class Better(Enum):
-    """Which way is good."""
+    """The good direction of a figure."""
 
     HIGHER = "higher"
     LOWER = "lower"
@@ -31,7 +31,7 @@ class Better(Enum):
 
 
 class Unit(Enum):
-    """What a figure is counted in."""
+    """The unit of a figure."""
 
     PER_S = "1/s"
     MS = "ms"
@@ -50,7 +50,7 @@ class Figure:
     meaning: str
     compute: Callable[[Sums, CriteriaSettings], Array]
     counters: tuple[str, ...] = ()
-    """What it is made from, with the histogram."""
+    """Counters from which the figure is computed, besides the histogram."""
     histogram: str = ""
 
 
@@ -62,7 +62,7 @@ def _rate(name: str, counter: str, better: Better, meaning: str) -> Figure:
 
 
 def _share(name: str, counter: str, whole: str, better: Better, meaning: str, *, less: str = "") -> Figure:
-    """Return a counter's share of another, which may be less a third."""
+    """Return a counter's share of another one, from which a third may be subtracted."""
 
     def compute(sums: Sums, _criteria: CriteriaSettings) -> Array:
         base = sums.counter(whole)
@@ -101,7 +101,7 @@ def _usd_per_completion(sums: Sums, criteria: CriteriaSettings) -> Array:
 
 
 def _define() -> Iterable[Figure]:
-    """Yield all figures, in the order in which they are listed everywhere."""
+    """Yield all figures in the order of every list."""
     high, low, neither = Better.HIGHER, Better.LOWER, Better.NEITHER
     yield _rate("offered_per_s", _INTENDED, neither, "requests intended, prefetches included")
     yield _rate("sent_per_s", "sent", neither, "requests sent")
@@ -164,13 +164,13 @@ FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in _define()}
 
 
 def figures(stats: RunStats, criteria: CriteriaSettings) -> dict[str, float]:
-    """Return the figures of a run by name; nan where there is nothing to make one from."""
+    """Return the figures of a run by name; nan for missing data."""
     sums = Sums.of_total(stats)
     return {name: float(figure.compute(sums, criteria)[0]) for name, figure in FIGURES.items()}
 
 
 def without_nan(found: Mapping[str, float]) -> dict[str, float | None]:
-    """Return figures for JSON, which has no nan: None instead, and no more digits than mean something."""
+    """Return figures for JSON, which has no nan: None instead, and six significant digits."""
     return {name: None if math.isnan(value) else float(f"{value:.6g}") for name, value in found.items()}
 
 
@@ -180,7 +180,7 @@ def with_nan(found: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def reasons_invalid(stats: RunStats) -> tuple[str, ...]:
-    """Return why a run says nothing about its target; nothing where it does."""
+    """Return the reasons why a run is invalid; empty for a valid one."""
     reasons = []
     lag_ms = Sums.of_total(stats).percentile_ms("lag", 99)[0]
     if lag_ms > MAX_LAG_MS:
@@ -195,7 +195,7 @@ def reasons_invalid(stats: RunStats) -> tuple[str, ...]:
 
 
 def shown(name: str, value: float | None) -> str:
-    """Return a figure's value for people."""
+    """Return a figure's value as text."""
     if value is None or math.isnan(value):
         return "-"
     unit = FIGURES[name].unit
@@ -209,7 +209,7 @@ def shown(name: str, value: float | None) -> str:
 
 
 def shown_number(value: float) -> str:
-    """Return a time or a rate with three digits or so."""
+    """Return a time or a rate with about three digits."""
     if math.isnan(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 1 else f"{value:.2f}"  # noqa: PLR2004

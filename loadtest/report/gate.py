@@ -21,75 +21,75 @@ _OTHER_ORDER = re.compile(r"(?P<what>.+)_(?P<percentile>p[0-9]+)_ms")
 
 
 class GateError(ValueError):
-    """A gate can't be read; the message says which and why."""
+    """A gate can't be parsed; the message names it and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One figure against one bound."""
+    """A comparison of one figure with a bound."""
 
     figure: str
     operator: str
     bound: float
 
     def __str__(self) -> str:
-        """Write it as `parse_gate` reads it."""
+        """Return the text that `parse_gate` reads."""
         return f"{self.figure}{self.operator}{self.bound:.10g}"
 
     def is_met(self, value: float) -> bool:
-        """Tell whether a value is within the bound; nan never is."""
+        """Return whether a value meets the condition; nan never does."""
         return not math.isnan(value) and _OPERATORS[self.operator](value, self.bound)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A condition and what it was held against."""
+    """A condition with the value that it was checked against."""
 
     condition: Condition
     value: float
-    """nan where the run has no such figure."""
+    """nan if the run has no such figure."""
 
     @property
     def is_met(self) -> bool:
-        """Tell whether it holds."""
+        """Whether the condition is met."""
         return self.condition.is_met(self.value)
 
     @property
     def said(self) -> str:
-        """The value for people, or that there is none."""
+        """The value as text, or a note that it is missing."""
         return "has no value in this run" if math.isnan(self.value) else shown(self.condition.figure, self.value)
 
 
 def parse_gate(text: str) -> tuple[Condition, ...]:
-    """Read conditions with commas between them.
+    """Parse comma-separated conditions.
 
     Raises:
-        GateError: it is no such thing, or names a figure that there is not.
+        GateError: the text is malformed, or names an unknown figure.
 
     """
     return tuple(_parse_condition(each) for each in text.split(","))
 
 
 def parse_gates(texts: Iterable[str]) -> tuple[Condition, ...]:
-    """Read the conditions of several gates. Raises GateError."""
+    """Parse the conditions of several gates. Raises GateError."""
     return tuple(condition for text in texts for condition in parse_gate(text))
 
 
 def judge(conditions: Sequence[Condition], found: Mapping[str, float]) -> tuple[Verdict, ...]:
-    """Hold a run's figures against conditions."""
+    """Check a run's figures against conditions."""
     return tuple(Verdict(each, found.get(each.figure, math.nan)) for each in conditions)
 
 
 def is_passed(conditions: Sequence[Condition], found: Mapping[str, float]) -> bool:
-    """Tell whether all conditions hold."""
+    """Return whether all conditions are met."""
     return all(verdict.is_met for verdict in judge(conditions, found))
 
 
 def figure_named(name: str) -> str:
-    """Return the one name of a figure, which may be spelled as in `ttft_p95_ms`.
+    """Return the canonical name of a figure, which may be spelled as in `ttft_p95_ms`.
 
     Raises:
-        GateError: there is none, with the nearest name that there is.
+        GateError: the figure is unknown; the message has the nearest name.
 
     """
     other = _OTHER_ORDER.fullmatch(name)

@@ -1,4 +1,4 @@
-"""One HTML page for a run or a sweep: everything is in the file, nothing is asked of any network."""
+"""A self-contained HTML page for a run or a sweep; it loads nothing from the network."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ _TEMPLATE = "page.html.j2"
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture and what it shows."""
+    """A chart with its caption."""
 
     caption: str
     axes: Axes | None
-    """None is left out."""
+    """A chart that is None is left out."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, pictures and tables under it."""
+    """A heading with charts and tables."""
 
     title: str
     subtitle: str = ""
@@ -46,7 +46,7 @@ def render_page(document: Document) -> str:
         "started": document.started_at,
         "sessions": str(scenario.get("sessions", "?")),
         "duration": f"{max((each.stats.duration_s for each in document.targets), default=0):g} s",
-        "schedule": document.schedule_digest[:16],
+        "trace": document.schedule_digest[:16],
         "version": document.version,
     }
     first = Section("", tables=[tables.summary(document), tables.gates(document)])

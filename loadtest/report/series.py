@@ -1,4 +1,4 @@
-"""A run over time: its slices, as few and as long as a picture can show."""
+"""A run over time: its slices, joined to as many points as a chart can show."""
 
 import math
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from loadtest.report.sums import Array, Sums, slice_durations_s
 from loadtest.stats.run_stats import RunStats
 
 MAX_POINTS = 60
-"""More are noise on a picture this wide."""
+"""More points are noise at the width of the charts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Neighbouring slices summed; every answer is an array with one number for each sum."""
+    """Sums of neighbouring slices; every result is an array with one number per sum."""
 
     at_s: Array
-    """The middle of each."""
+    """The middle of each sum's time."""
     sums: Sums
 
     @classmethod
     def of(cls, stats: RunStats, max_points: int = MAX_POINTS) -> "Series":
-        """Sum a part's slices to at most so many."""
+        """Join the slices to at most `max_points`."""
         durations_s = slice_durations_s(stats)
         each = math.ceil(len(durations_s) / max_points)
         num_points = math.ceil(len(durations_s) / each)
@@ -32,5 +32,5 @@ class Series:
         return cls(np.cumsum(sums.duration_s) - sums.duration_s / 2, sums)
 
     def per_s(self, counter: str) -> Array:
-        """Return a counter's amount per second."""
+        """Return a counter's rate per second."""
         return self.sums.counter(counter) / self.sums.duration_s

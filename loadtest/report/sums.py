@@ -1,4 +1,4 @@
-"""Sums of tallies, weighted in one or in many ways at once: one way for a report, a thousand for a bootstrap."""
+"""Weighted sums of tallies, under one or many weightings at once: one for a report, a thousand for a bootstrap."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -12,10 +12,10 @@ Array = npt.NDArray[np.float64]
 
 
 class Sums:
-    """Tallies under R weightings. Every answer is an array of R numbers; nan where there is nothing to answer from."""
+    """Tallies under R weightings. Every result is an array of R numbers, with nan for missing data."""
 
     def __init__(self, tallies: Sequence[Tally], durations_s: Array, weights: Array) -> None:
-        """Take n tallies, how long each covers, and weights of shape (R, n)."""
+        """Take n tallies, their durations, and weights of shape (R, n)."""
         self._tallies = tallies
         self._weights = weights
         self._cumulative: dict[str, tuple[Array, Array]] = {}
@@ -23,27 +23,27 @@ class Sums:
 
     @classmethod
     def of_total(cls, stats: RunStats) -> Self:
-        """Return the sum of the whole run, from its own total."""
+        """Return the sum of the whole run."""
         return cls([stats.total], np.array([stats.duration_s]), np.ones((1, 1)))
 
     @classmethod
     def of_slices(cls, stats: RunStats, weights: Array | None = None) -> Self:
-        """Return weighted sums of a part's slices; without weights the plain one."""
+        """Return weighted sums of the slices; without weights their plain sum."""
         durations_s = slice_durations_s(stats)
         tallies = [stats.slices[place] if place < len(stats.slices) else Tally(2) for place in range(len(durations_s))]
         return cls(tallies, durations_s, np.ones((1, len(tallies))) if weights is None else weights)
 
     def counter(self, name: str) -> Array:
-        """Return a counter's sums; 0 where it was never counted."""
+        """Return the sums of a counter; 0 if it was never counted."""
         return self._weights @ np.array([tally.counters.get(name, 0) for tally in self._tallies], dtype=np.float64)
 
     def num_recorded(self, histogram: str) -> Array:
-        """Return how many times a histogram holds."""
+        """Return the number of times in a histogram."""
         _values, cumulative = self._cumulate(histogram)
         return cumulative[:, -1] if cumulative.shape[1] else np.zeros(len(cumulative))
 
     def percentile_ms(self, histogram: str, percent: float) -> Array:
-        """Return a percentile in milliseconds, by HDR's own rule: the first value that so many do not exceed."""
+        """Return a percentile in milliseconds by HDR's rule: the first value that the given share does not exceed."""
         values, cumulative = self._cumulate(histogram)
         if not len(values):
             return np.full(len(cumulative), np.nan)
@@ -53,7 +53,7 @@ class Sums:
         return np.where(totals > 0, values[places], np.nan)
 
     def _cumulate(self, name: str) -> tuple[Array, Array]:
-        """Return the values that were recorded, rising, and how many times are at most each; shape (R, values)."""
+        """Return the recorded values, rising, and the cumulative counts of shape (R, values)."""
         if name not in self._cumulative:
             arrays = [tally.histograms[name].arrays() if name in tally.histograms else None for tally in self._tallies]
             found = [each[0] for each in arrays if each is not None]
@@ -67,7 +67,7 @@ class Sums:
 
 
 def slice_durations_s(stats: RunStats) -> Array:
-    """Return how long each slice of a run covers: all the same, but the last may be shorter."""
+    """Return the duration of each slice of a run; the last one may be shorter."""
     num_slices = max(1, int(np.ceil(stats.duration_s / stats.slice_s - 1e-9)))
     if len(stats.slices) > num_slices:  # blocks that end within a slice
         return np.full(len(stats.slices), stats.duration_s / len(stats.slices))
@@ -77,6 +77,6 @@ def slice_durations_s(stats: RunStats) -> Array:
 
 
 def ratio(some: Array, whole: Array) -> Array:
-    """Return a share; nan of nothing."""
+    """Return some / whole; nan where `whole` is 0."""
     found: Array = np.divide(some, whole, out=np.full(np.shape(whole), np.nan), where=whole != 0)
     return found

@@ -1,4 +1,4 @@
-"""A sweep: figures against the number of sessions. Its JSON, its table and its page."""
+"""The result of a sweep, figures by session count, as JSON, table and page."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ _MIN_FOR_LINE = 2
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One target at one number of sessions."""
+    """One target at one session count."""
 
     target: str
     sessions: int
@@ -72,7 +72,7 @@ class Sweep:
         }
 
     def troubles(self) -> list[str]:
-        """Return why runs say nothing of their target."""
+        """Return the reasons of invalid runs."""
         return [
             f"{each.target} at {each.sessions:,} sessions: INVALID, {reason}"
             for each in self.points
@@ -80,7 +80,7 @@ class Sweep:
         ]
 
     def series(self, value: Callable[[Point], float]) -> dict[str, list[tuple[float, float]]]:
-        """Return (sessions, value) of each target, by sessions; nan is left out."""
+        """Return (sessions, value) pairs by target, rising, without nan."""
         found: dict[str, list[tuple[float, float]]] = {}
         for point in sorted(self.points, key=lambda each: each.sessions):
             if not math.isnan(value(point)):
@@ -89,7 +89,7 @@ class Sweep:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return how much y grows for each x, by least squares; nan of fewer than two xs."""
+    """Return the least-squares slope of y over x; nan for fewer than two xs."""
     if len({x for x, _y in points}) < _MIN_FOR_LINE:
         return math.nan
     return float(np.polyfit([x for x, _y in points], [y for _x, y in points], 1)[0])

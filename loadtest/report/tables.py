@@ -1,4 +1,4 @@
-"""The tables that the terminal and the page both show: headings and rows of text, made from a document."""
+"""The tables of the terminal and of the page: headings and rows of text, made from a document."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _TIMES: Mapping[str, str] = {
     "lag": "generator's lag",
 }
 _ALWAYS = 2
-"""The rows of a summary that stay when empty."""
+"""Rows of a summary that are shown even when empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Table:
 
 
 def summary(document: Document) -> Table:
-    """Return one column for each target; a figure that no target has is left out."""
+    """Return a column for each target, without the figures that no target has."""
     rows = []
     for place, (name, label) in enumerate(_SUMMARY.items()):
         cells = [shown(name, each.figures.get(name)) for each in document.targets]
@@ -60,7 +60,7 @@ def summary(document: Document) -> Table:
 
 
 def times(target: TargetResult) -> Table:
-    """Return a target's percentiles, one row for each kind of time that there is."""
+    """Return a target's percentiles, a row for each kind of time."""
     rows = []
     for name, label in _TIMES.items():
         cells = [shown(f"{name}_ms_{suffix}", target.figures.get(f"{name}_ms_{suffix}")) for suffix in PERCENTS]
@@ -70,7 +70,7 @@ def times(target: TargetResult) -> Table:
 
 
 def outcomes(target: TargetResult) -> Table:
-    """Return how a target's requests ended, with the times of each ending."""
+    """Return the outcomes of a target's requests, with the times of each outcome."""
     sums = Sums.of_total(target.stats)
     intended = sums.counter("intended")
     rows = []
@@ -115,7 +115,7 @@ def regions(target: TargetResult) -> Table:
 
 
 def errors(target: TargetResult) -> Table:
-    """Return what went wrong, the most frequent first, and why requests were shed."""
+    """Return errors by frequency, and the reasons of shed requests."""
     counters = target.stats.total.counters
     rows = [
         (f"{label}{name.removeprefix(prefix)}", f"{count:,.0f}")
@@ -137,7 +137,7 @@ def gates(document: Document) -> Table:
 
 
 def troubles(document: Document) -> tuple[str, ...]:
-    """Return what a reader must know before any figure."""
+    """Return the warnings that precede the figures."""
     found = [f"{each.name}: INVALID, {reason}" for each in document.targets for reason in each.invalid_because]
     if document.interrupted:
         found.append("the run was interrupted; the figures are of what there is")

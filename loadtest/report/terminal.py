@@ -1,4 +1,4 @@
-"""A run's and a comparison's tables in a terminal."""
+"""Prints the tables of a run and of a comparison in a terminal."""
 
 import math
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ _COLOURS = {Change.BETTER: "green", Change.WORSE: "red", Change.DIFFERENT: "yell
 
 
 def print_report(document: Document, console: Console) -> None:
-    """Print what a run found: what spoils it first, its gates last."""
+    """Print a run's result: warnings first, gates last."""
     for trouble in tables.troubles(document):
         console.print(Text(trouble, style="bold red"))
     name, sessions = document.scenario.get("name", "?"), document.scenario.get("sessions", "?")
-    console.print(Text(f"{name}: {sessions} sessions, {document.started_at}, schedule {document.schedule_digest[:12]}"))
+    console.print(Text(f"{name}: {sessions} sessions, {document.started_at}, trace {document.schedule_digest[:12]}"))
     print_table(tables.summary(document), console)
     for target in document.targets:
         console.rule(Text(f"{target.name}  {target.uri}"), align="left")
@@ -34,7 +34,7 @@ def print_report(document: Document, console: Console) -> None:
 
 
 def print_table(table: tables.Table, console: Console) -> None:
-    """Print one table; words to the left, numbers to the right."""
+    """Print a table with words aligned left and numbers right."""
     found = RichTable(title=escape(table.title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, heading in enumerate(table.headings):
         found.add_column(escape(heading), justify="left" if place < table.num_words else "right", overflow="fold")
@@ -44,7 +44,7 @@ def print_table(table: tables.Table, console: Console) -> None:
 
 
 def print_comparison(comparison: Comparison, console: Console, confidence: float = CONFIDENCE) -> None:
-    """Print what differs beyond noise, and what does not."""
+    """Print the differences beyond noise, and the figures without one."""
     for warning in comparison.warnings:
         console.print(Text(f"warning: {warning}", style="bold yellow"))
     how = "paired" if comparison.is_paired else "unpaired"

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field, replace
 
 
 class SearchError(Exception):
-    """A search can't begin; the message says why."""
+    """A search can't start; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """Where to look."""
+    """The range and the precision of a search."""
 
     from_sessions: int
     to_sessions: int
     tolerance: float = 0.05
-    """How far apart the highest that passes and the lowest that fails may be in the end, as a share of the former."""
+    """Largest final gap between the highest passing and the lowest failing count, as a share of the former."""
     repeats: int = 3
-    """Runs of each count; a count is decided as soon as most of them agree."""
+    """Runs of each count. A count is decided as soon as a majority agrees."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no search."""
+        """Check the settings."""
         checks = (
             (self.from_sessions >= 1, f"from must be at least 1, got {self.from_sessions}"),
             (
@@ -41,36 +41,36 @@ class SearchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of one count."""
+    """One run at one session count."""
 
     sessions: int
     is_passed: bool
     figures: Mapping[str, float] = field(default_factory=dict)
     invalid_because: tuple[str, ...] = ()
-    """Why it says nothing of the target; it then counts as failed."""
+    """Why the run is invalid; an invalid run counts as failed."""
     is_interrupted: bool = False
-    """It was broken off and says nothing at all."""
+    """Whether the run was interrupted; it then counts neither as passed nor as failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a search found."""
+    """The result of a search."""
 
     sessions: int
-    """The highest count that passed; 0 where a single session fails."""
+    """The highest count that passed; 0 if a single session fails."""
     fails_at: int | None
-    """The lowest that failed; None where the highest that was asked for passes."""
+    """The lowest count that failed; None if the largest count in range passes."""
     is_generator_bound: bool
-    """Whether the failing runs were invalid: then the generator gave out, and the target may do more."""
+    """Whether the failing runs were invalid: the generator was the limit, and the target may serve more."""
     trials: tuple[Trial, ...]
     is_interrupted: bool = False
 
 
 class Bisection:
-    """Which count to run next, from what became of those before."""
+    """Chooses the next session count from the results of earlier runs."""
 
     def __init__(self, settings: SearchSettings) -> None:
-        """Begin at the lowest."""
+        """Start at the lowest count."""
         self._settings = settings
         self._trials: list[Trial] = []
         self._passes = 0
@@ -83,14 +83,14 @@ class Bisection:
         return self._next
 
     def num_runs(self, sessions: int) -> int:
-        """Return how often a count was run."""
+        """Return the number of runs of a count."""
         return sum(each.sessions == sessions for each in self._trials)
 
     def record(self, trial: Trial) -> None:
-        """Take in a run of `next_sessions`.
+        """Record a run of `next_sessions`.
 
         Raises:
-            ValueError: it is of another count.
+            ValueError: the run has another count.
 
         """
         if trial.sessions != self._next:
@@ -107,13 +107,13 @@ class Bisection:
         self._next = self._choose()
 
     def capacity(self) -> Capacity:
-        """Return what is known; the answer when the search is over."""
+        """Return the result so far, which is final when the search is over."""
         failed = [each for each in self._trials if each.sessions == self._fails and not each.is_passed]
         is_bound = bool(failed) and sum(bool(each.invalid_because) for each in failed) * 2 > len(failed)
         return Capacity(self._passes, self._fails, is_bound, tuple(self._trials))
 
     def _verdict(self, sessions: int) -> bool | None:
-        """Return what most runs of a count say; None while that is open."""
+        """Return whether most runs of a count passed; None while no majority is reached."""
         runs = [each.is_passed for each in self._trials if each.sessions == sessions]
         needed = self._settings.repeats // 2 + 1
         if sum(runs) >= needed:
@@ -132,13 +132,13 @@ class Bisection:
 
 
 RunOnce = Callable[[int, int], Trial]
-"""Runs so many sessions once; the second number says how often that count was run before."""
+"""Runs a session count once. The second argument is the number of earlier runs of that count."""
 
 
 def find_capacity(
     settings: SearchSettings, run_once: RunOnce, on_trial: Callable[[Trial], None] | None = None
 ) -> Capacity:
-    """Search for the highest count that passes; an interrupted run ends the search and does not count."""
+    """Search for the highest count that passes. An interrupted run ends the search and does not count."""
     search = Bisection(settings)
     while (sessions := search.next_sessions) is not None:
         trial = run_once(sessions, search.num_runs(sessions))

@@ -8,11 +8,11 @@ from loadtest.report.sweep import Point
 from loadtest.search.capacity import Trial
 
 RunTarget = Callable[[str, int], Trial]
-"""Runs a target, by its name, with so many sessions."""
+"""Runs a target, given by name, with a number of sessions."""
 
 
 def sweep_order(counts: Sequence[int], targets: Sequence[str]) -> list[tuple[int, str]]:
-    """Return what a sweep runs: all targets at each count, whose turn it is first changing from count to count."""
+    """Return the runs of a sweep: all targets at each count, in an order that rotates from count to count."""
     if not targets:
         return []
     turns = [(*targets[place % len(targets) :], *targets[: place % len(targets)]) for place in range(len(counts))]
@@ -26,9 +26,9 @@ def sweep(
     meters: Mapping[str, ProcessMeter] | None = None,
     on_point: Callable[[Point], None] | None = None,
 ) -> tuple[tuple[Point, ...], bool]:
-    """Run every target at every count, and watch the processes of those that have a meter.
+    """Run every target at every count, and measure the processes of targets that have a meter.
 
-    Return the points, and whether an interrupted run ended it, which has none.
+    Return the points, and whether an interrupted run ended the sweep; an interrupted run has no point.
     """
     points: list[Point] = []
     for sessions, target in sweep_order(counts, targets):

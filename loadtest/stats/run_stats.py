@@ -1,7 +1,8 @@
-"""What a run comes to, in a form that adds up: counters and histograms, of the whole run and of each slice of it.
+"""Statistics of a run that can be added up: counters and histograms of the whole run and of each time slice.
 
-Workers make parts, on one machine or on many; a part of all is their sum. Its size does not depend on how many requests
-there were. Latencies are HDR histograms of microseconds: three significant digits for the run, two for a slice.
+Each worker, on one machine or on many, keeps its own statistics; those of the run are their sum. Their size does not
+depend on the number of requests. Latencies are HDR histograms of microseconds, with three significant digits for the
+run and two for a slice.
 """
 
 from collections import Counter
@@ -14,58 +15,58 @@ import numpy.typing as npt
 from hdrh.histogram import HdrHistogram
 
 MAX_SECONDS = 600.0
-"""Longer times count as this."""
+"""Longer times are recorded as this."""
 
 _MICROSECONDS = 1_000_000
 _SLICE_UNIT_US = 64
 
 
 class Histogram:
-    """Times, as an HDR histogram. http://hdrhistogram.org"""
+    """An HDR histogram of times. http://hdrhistogram.org"""
 
     def __init__(self, digits: int = 3) -> None:
-        """Keep so many significant digits; with fewer than three, times are also rounded to 64 microseconds."""
+        """Keep `digits` significant digits. With fewer than three, times are also rounded to 64 microseconds."""
         self._digits = digits
         unit_us = 1 if digits >= 3 else _SLICE_UNIT_US  # noqa: PLR2004
         self._hdr = HdrHistogram(unit_us, int(MAX_SECONDS * _MICROSECONDS), digits)
 
     def __len__(self) -> int:
-        """Return how many times were recorded."""
+        """Return the number of recorded times."""
         return int(self._hdr.get_total_count())
 
     def record(self, seconds: float) -> None:
-        """Take a time in; a negative one counts as 0."""
+        """Record a time; a negative one is recorded as 0."""
         self._hdr.record_value(int(min(MAX_SECONDS, max(0.0, seconds)) * _MICROSECONDS))
 
     def percentile_ms(self, percent: float) -> float:
-        """Return a percentile in milliseconds; nan of nothing."""
+        """Return a percentile in milliseconds; nan if the histogram is empty."""
         return float(self._hdr.get_value_at_percentile(percent)) / 1000 if len(self) else float("nan")
 
     def mean_ms(self) -> float:
-        """Return the mean in milliseconds; nan of nothing."""
+        """Return the mean in milliseconds; nan if the histogram is empty."""
         return float(self._hdr.get_mean_value()) / 1000 if len(self) else float("nan")
 
     def add(self, other: "Histogram") -> None:
-        """Add another of the same precision."""
+        """Add another one of the same precision."""
         self._hdr.add(other._hdr)
 
     def arrays(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Return the times recorded, in milliseconds and rising, and how often each was."""
+        """Return the recorded times in milliseconds, rising, and the count of each."""
         counts = np.array(self._hdr.counts, dtype=np.int64)
         places = np.flatnonzero(counts)
         found = [self._hdr.get_highest_equivalent_value(self._hdr.get_value_from_index(int(at))) for at in places]
         return np.array(found, dtype=np.float64) / 1000, counts[places]
 
     def encode(self) -> str:
-        """Return it in HDR's own compressed form (base64, log format V2), which its tools in any language read."""
+        """Return HDR's compressed form (base64, log format V2), which HDR tools of all languages read."""
         return str(self._hdr.encode().decode("ascii"))
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """Read what `encode` made.
+        """Decode the result of `encode`.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the text is not an HDR histogram.
 
         """
         try:
@@ -80,65 +81,65 @@ class Histogram:
 
 @dataclass(slots=True)
 class Tally:
-    """Counters and histograms under names. A "/" in a name begins a dimension, as in `ttft/outcome/answered`."""
+    """Named counters and histograms. A "/" in a name separates dimensions, as in `ttft/outcome/answered`."""
 
     digits: int = 3
     counters: Counter[str] = field(default_factory=Counter)
-    """Amounts that add up."""
+    """Totals by name."""
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
     def record(self, name: str, seconds: float) -> None:
-        """Take a time in."""
+        """Record a time in a histogram."""
         histogram = self.histograms.get(name)
         if histogram is None:
             histogram = self.histograms[name] = Histogram(self.digits)
         histogram.record(seconds)
 
     def add(self, other: "Tally") -> None:
-        """Add another of the same precision."""
+        """Add another one of the same precision."""
         for name, amount in other.counters.items():
             self.counters[name] += amount
         for name, histogram in other.histograms.items():
             self.histograms.setdefault(name, Histogram(self.digits)).add(histogram)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return a JSON object."""
         histograms = {name: each.encode() for name, each in sorted(self.histograms.items())}
         return {"counters": dict(sorted(self.counters.items())), "histograms": histograms}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], digits: int) -> Self:
-        """Read what `as_json` made. Raises ValueError or KeyError where it is something else."""
+        """Read the result of `as_json`. Raises ValueError or KeyError for anything else."""
         histograms = {name: Histogram.decode(text) for name, text in found["histograms"].items()}
         return cls(digits, Counter(found["counters"]), histograms)
 
 
 @dataclass(slots=True)
 class RunStats:
-    """What one worker saw of one target, or the sum of what several saw."""
+    """Statistics of one target, recorded by one worker or summed over several."""
 
     target: str
-    """Its name."""
+    """Name of the target."""
     duration_s: float
-    """Requests are intended before this; shorter than planned where the run was broken off."""
+    """Requests are intended before this; less than planned if the run was interrupted."""
     slice_s: float
     total: Tally = field(default_factory=Tally)
     slices: list[Tally] = field(default_factory=list)
-    """By intended time; the last may be shorter."""
+    """Tallies by intended time; the last slice may be shorter."""
     workers: frozenset[int] = frozenset()
-    """Whose parts are in it."""
+    """Numbers of the workers whose statistics are included."""
     num_workers: int = 1
-    """How many there were to be."""
+    """Number of workers that took part in the run."""
 
     def slice_at(self, at_s: float) -> Tally:
-        """Return the slice that a time of the run falls into."""
+        """Return the slice that contains a time of the run."""
         place = max(0, int(at_s / self.slice_s))
         while len(self.slices) <= place:
             self.slices.append(Tally(digits=2))
         return self.slices[place]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return a JSON object."""
         return {
             "target": self.target,
             "duration_s": self.duration_s,
@@ -151,7 +152,7 @@ class RunStats:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Read what `as_json` made. Raises ValueError or KeyError where it is something else."""
+        """Read the result of `as_json`. Raises ValueError or KeyError for anything else."""
         return cls(
             target=found["target"],
             duration_s=found["duration_s"],
@@ -164,10 +165,10 @@ class RunStats:
 
 
 def merge(runs: Iterable[RunStats]) -> RunStats:
-    """Return the sum of the parts that workers saw of one run of one target.
+    """Return the sum of the workers' statistics of one run of one target.
 
     Raises:
-        ValueError: there is none, they are of different runs, or a worker is in two of them.
+        ValueError: there are none, they are of different runs, or they include a worker twice.
 
     """
     whole: RunStats | None = None
@@ -176,10 +177,10 @@ def merge(runs: Iterable[RunStats]) -> RunStats:
             whole = RunStats(stats.target, stats.duration_s, stats.slice_s, num_workers=stats.num_workers)
         named = (stats.target, stats.slice_s, stats.num_workers)
         if named != (whole.target, whole.slice_s, whole.num_workers):
-            msg = f"parts of different runs: {named} and {(whole.target, whole.slice_s, whole.num_workers)}"
+            msg = f"statistics of different runs: {named} and {(whole.target, whole.slice_s, whole.num_workers)}"
             raise ValueError(msg)
         if both := whole.workers & stats.workers:
-            msg = f"worker {min(both)} is in two parts of {stats.target}"
+            msg = f"worker {min(both)} is included twice for {stats.target}"
             raise ValueError(msg)
         whole.duration_s = max(whole.duration_s, stats.duration_s)
         whole.workers |= stats.workers
@@ -187,6 +188,6 @@ def merge(runs: Iterable[RunStats]) -> RunStats:
         for place, each in enumerate(stats.slices):
             whole.slice_at(place * stats.slice_s + stats.slice_s / 2).add(each)
     if whole is None:
-        msg = "there are no parts"
+        msg = "there are no statistics to merge"
         raise ValueError(msg)
     return whole

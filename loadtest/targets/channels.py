@@ -19,6 +19,7 @@ class TargetChannels:
     def __init__(self, spec: TargetSpec) -> None:
         """Open no channel yet."""
         self._spec = spec
+        self._endpoints = tuple(Endpoint(host) for host in spec.hosts)
         self._pool = ChannelPool(CONNECT_S, _OPTIONS)
         self._num_shared = 0
         self._ranks: dict[int, int] = {}
@@ -61,7 +62,7 @@ class TargetChannels:
         self._pool.close()
 
     def _key(self, session: int, region: int) -> ChannelKey:
-        endpoint = Endpoint(self._spec.hosts[region % len(self._spec.hosts)])
+        endpoint = self._endpoints[region % len(self._endpoints)]
         if not self._num_shared:
             return ChannelKey(endpoint, session)
         return ChannelKey(endpoint, self._ranks.setdefault(session, len(self._ranks)) % self._num_shared)

@@ -1,1 +1,1 @@
-"""Who types what and when: from a scenario to the whole schedule, before anything runs. Pure; knows no target."""
+"""Traffic: makes the whole trace of a scenario's requests before a run. Pure; knows no target."""

@@ -1,4 +1,4 @@
-"""Real files, and stretches of them to be typed again, key by key. Knows no time and no session."""
+"""Chooses real files and stretches of them to type again, key by key. Knows neither times nor sessions."""
 
 import os
 import random
@@ -15,18 +15,18 @@ STDLIB = "stdlib"
 _MIN_BYTES, _MAX_BYTES = 4_000, 120_000
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "lib2to3"})
 _NOT_TYPED = ("encodings/", "pydoc_data/")
-"""Tables that were generated."""
+"""Generated tables."""
 _MAX_FOLDER_FILE_BYTES = 1_000_000
 _CHARACTERS_A_KEY = 3
-"""Room kept for each key when a place is drawn; whether it is enough is seen when it has been typed."""
+"""Characters reserved per key when a place is drawn. Whether they suffice is checked after typing."""
 _TRIES = 8
-"""Places drawn in a file before another file is taken."""
+"""Places tried in a file before another file is used."""
 _GOES_ON_CHARS = 200
-"""What the user would have typed after the last key, so that an answer to that can be judged too."""
+"""Text kept after the last key, so that the answer to it can be judged too."""
 
 
 class DocumentsError(ValueError):
-    """There is no text for what was asked; the message says what there is."""
+    """There is too little text; the message says how much there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,17 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A piece of a document that is typed again."""
+    """A stretch of a document to type again."""
 
     before: str
-    """Everything up to the last key's place, and what would be typed after it."""
+    """The text up to the last key, and the text that would be typed after it."""
     ends: tuple[int, ...]
-    """How much of it stands there before the first key and after each."""
+    """Offsets in `before` of the cursor: before the first key, and after each key."""
     after: str
 
 
 def read_documents(settings: DocumentSettings, seed: str) -> tuple[Document, ...]:
-    """Return the files to type, in an order that a seed decides.
+    """Return the files to type, in an order drawn from a seed.
 
     Raises:
         DocumentsError: the folder holds no file that is long enough.
@@ -83,7 +83,7 @@ def library_files(count: int, seed: int) -> dict[str, str]:
 def find_stretch(
     document: Document, num_keys: int, settings: DocumentSettings, chance: random.Random
 ) -> Stretch | None:
-    """Draw a place for so many keys: it begins with a line. None where there seems to be none."""
+    """Draw a stretch for `num_keys` keys that starts at a line; None if no place is found."""
     text = document.text
     room = num_keys * _CHARACTERS_A_KEY + _GOES_ON_CHARS
     last = len(text) - settings.suffix_chars - room
@@ -110,7 +110,7 @@ def _python_files(root: Path) -> Iterator[Path]:
 
 
 def _folder_files(root: Path, pattern: str) -> Iterator[Document]:
-    """Yield a folder's files in the order of their paths; hidden, huge and unreadable ones are left out."""
+    """Yield a folder's files by path, without hidden, huge and unreadable ones."""
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
         if any(part.startswith(".") for part in name.parts) or not name.match(pattern) or not path.is_file():
@@ -124,7 +124,7 @@ def _folder_files(root: Path, pattern: str) -> Iterator[Document]:
 
 
 def _typed(text: str, begin: int, num_keys: int) -> list[int]:
-    """Return where typing a text has come to before the first key and after each, up to the text's end."""
+    """Return the cursor offsets before the first key and after each key, up to the text's end."""
     ends = [begin]
     while len(ends) <= num_keys and ends[-1] < len(text):
         ends.append(_after_key(text, ends[-1]))
@@ -132,7 +132,7 @@ def _typed(text: str, begin: int, num_keys: int) -> list[int]:
 
 
 def _after_key(text: str, at: int) -> int:
-    """Return where the key for the character at an offset leads: Enter brings the next line's indentation."""
+    """Return the cursor offset after the key for the character at `at`; Enter also inserts the indentation."""
     end = at + 1
     if text[at] == "\n":
         while end < len(text) and text[end] in " \t":

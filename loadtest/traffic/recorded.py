@@ -1,7 +1,7 @@
-"""Recorded arrivals: when requests came to a real service and how long they were. Knows nothing of their texts.
+"""Reads recorded arrivals: times and lengths of requests to a real service. Knows nothing of their texts.
 
 The file is one of the Azure LLM inference traces (https://github.com/Azure/AzurePublicDataset; Patel et al.,
-"Splitwise", ISCA 2024) or any CSV with the same three columns. Texts are not in it.
+"Splitwise", ISCA 2024) or any CSV with the same three columns. It has no texts.
 """
 
 import csv
@@ -22,13 +22,13 @@ class Arrival:
     """A recorded request."""
 
     at_s: float
-    """From the first one."""
+    """Time since the first arrival."""
     context_tokens: int
     generated_tokens: int
 
 
 def read_arrivals(path: Path, *, scale: float = 1.0, duration_s: float = float("inf"), rows: int = 0) -> list[Arrival]:
-    """Return a file's arrivals before `duration_s`, in time, `scale` times as fast as they were; 0 rows are all.
+    """Return a file's arrivals before `duration_s` in order, sped up by `scale`; `rows` = 0 reads all rows.
 
     Raises:
         RecordedError: the file can't be read, a row is bad, or there is none.

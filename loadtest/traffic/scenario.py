@@ -1,6 +1,6 @@
-"""A scenario: everything that decides the traffic of a run and how it is judged, in one file. Knows no target.
+"""A scenario: all parameters of a run's traffic and of its criteria, in one file. Knows no target.
 
-`Scenario.load` is the one reader. All of it is frozen; what is left out has the defaults below.
+`Scenario.load` is the only reader. A scenario is frozen; missing keys have the defaults below.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 MAX_SLICES = 600
-"""More make pictures that nobody can read, and reports that grow with the run."""
+"""Bounds the size of reports and keeps charts readable."""
 
 _SHARES_SUM_TOLERANCE = 0.01
 
@@ -58,9 +58,9 @@ class Scenario(Settings):
     seed: int | str = 0
     duration_s: Annotated[float, Field(gt=0, le=7 * 24 * 3600)] = 60.0
     sessions: AtLeastOne = 100
-    """Editors that are open; with a shape, those that type at its height."""
+    """Open editors; with a shape, the editors that type at its maximum."""
     slice_s: Positive = 1.0
-    """Of the report's pictures."""
+    """Length of a slice in the report's charts."""
     typing: TypingSettings = TypingSettings()
     documents: DocumentSettings = DocumentSettings()
     editor: EditorSettings = EditorSettings()
@@ -74,10 +74,10 @@ class Scenario(Settings):
 
     @classmethod
     def load(cls, name_or_path: str | Path, overrides: Sequence[str] = ()) -> Self:
-        """Read a packaged scenario by its name or any by its path, with `section.key=value` put over it.
+        """Read a packaged scenario by name or any scenario by path, with `section.key=value` overrides.
 
         Raises:
-            ScenarioError: it can't be used.
+            ScenarioError: the scenario is not valid.
 
         """
         name, tree = read_tree(str(name_or_path))
@@ -89,10 +89,10 @@ class Scenario(Settings):
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Self:
-        """Make one of what a file says. Files that it names are not looked at.
+        """Make a scenario from parsed TOML. Files that it names are not checked.
 
         Raises:
-            ScenarioError: it can't be used.
+            ScenarioError: the scenario is not valid.
 
         """
         try:
@@ -103,20 +103,20 @@ class Scenario(Settings):
     def scaled(
         self, *, sessions: int | None = None, duration_s: float | None = None, seed: int | str | None = None
     ) -> Self:
-        """Return it with other numbers.
+        """Return a copy with other values.
 
         Raises:
-            ScenarioError: they can't be used.
+            ScenarioError: a value is not valid.
 
         """
         changes = {"sessions": sessions, "duration_s": duration_s, "seed": seed}
         return self.of(self.model_dump() | {key: value for key, value in changes.items() if value is not None})
 
     def check_files(self) -> None:
-        """Say what is missing before anything runs.
+        """Check that the files and folders that the scenario names exist.
 
         Raises:
-            ScenarioError: a file or folder that it names is not there.
+            ScenarioError: one does not exist.
 
         """
         if self.recorded is not None and not Path(self.recorded.file).is_file():
@@ -131,19 +131,19 @@ class Scenario(Settings):
 
     @property
     def session_requests_per_s(self) -> float:
-        """Typed requests a second of one session, in the long run, while all type: idle ones are averaged in."""
+        """Long-run typed requests per second of one session, averaged over idle sessions too."""
         return (1 - self.typing.idle_share) * self.typing.model.requests_per_s(self.typing.debounce_ms / 1000)
 
     def num_sessions(self, requests_per_s: float) -> int:
-        """Return how many sessions come nearest to a rate, at least one."""
+        """Return the number of sessions whose rate is nearest to `requests_per_s`, at least one."""
         return max(1, round(requests_per_s / self.session_requests_per_s))
 
     def region_number(self, name: str) -> int:
-        """Return the place of a region."""
+        """Return the index of a region."""
         return [region.name for region in self.regions].index(name)
 
     def digest(self) -> str:
-        """Return what tells it from another: a hash of all of it."""
+        """Return a hash of all parameters."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
     @model_validator(mode="after")
@@ -188,5 +188,5 @@ class Scenario(Settings):
 
 
 def packaged_scenarios() -> list[Scenario]:
-    """Return the scenarios that have a name. Files that one needs may still have to be named."""
+    """Return the packaged scenarios. Some need a file that the user must name."""
     return [Scenario.of({"name": name} | read_tree(name)[1]) for name in packaged_names()]

@@ -1,4 +1,4 @@
-"""Reading a scenario: TOML, keys put over it, and what to say of those that are wrong. Knows no key itself."""
+"""Reads scenario files: TOML, overrides, and messages for invalid keys. Knows no key itself."""
 
 import difflib
 import tomllib
@@ -10,14 +10,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 PACKAGED = Path(__file__).parent / "scenarios"
-"""The scenarios that have a name."""
+"""Folder of the packaged scenarios."""
 
 _PATHS = (("documents", "source"), ("recorded", "file"))
 _NOT_PATHS = ("stdlib", "")
 
 
 class ScenarioError(Exception):
-    """A scenario can't be used; the message says which keys, what is allowed and what was given."""
+    """A scenario is not valid; the message names the keys, the allowed values and the given ones."""
 
 
 def packaged_names() -> list[str]:
@@ -26,10 +26,10 @@ def packaged_names() -> list[str]:
 
 
 def read_tree(name_or_path: str) -> tuple[str, dict[str, Any]]:
-    """Return a scenario's name and what its file says; paths in a file are relative to its folder.
+    """Return a scenario's name and its parsed file; paths in a file are relative to its folder.
 
     Raises:
-        ScenarioError: there is no such scenario, or it is not TOML.
+        ScenarioError: there is no such scenario, or the file is not TOML.
 
     """
     path = PACKAGED / f"{name_or_path}.toml"
@@ -54,10 +54,10 @@ def read_tree(name_or_path: str) -> tuple[str, dict[str, Any]]:
 
 
 def put(tree: dict[str, Any], override: str) -> None:
-    """Put `section.key=value` over what a file says; a value that is no TOML is text.
+    """Apply the override `section.key=value`; a value that is not TOML is text.
 
     Raises:
-        ScenarioError: it is not of this form.
+        ScenarioError: the override has another form.
 
     """
     name, equals, text = override.partition("=")
@@ -77,7 +77,7 @@ def put(tree: dict[str, Any], override: str) -> None:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return a line for each fault: the key, what is allowed and what was given, or the nearest known key."""
+    """Return a line for each error: the key, the allowed values and the given one, or the nearest known key."""
     return "\n".join(_lines(error, model))
 
 
@@ -98,7 +98,7 @@ def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _section(model: type[BaseModel], sections: list[int | str]) -> type[BaseModel]:
-    """Return the settings that a place in the file is about; places in lists are numbers."""
+    """Return the settings class of a section; numbers are indexes of lists."""
     for section in sections:
         if isinstance(section, str):
             model = next(_models(model.model_fields[section].annotation))

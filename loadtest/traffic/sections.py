@@ -18,13 +18,13 @@ _TYPIST = TypingModel()
 
 
 class Settings(BaseModel):
-    """A table of the file: frozen, and every key known."""
+    """A table of the file; frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TypingSettings(Settings):
-    """How people type; see TypingModel."""
+    """The typing model; see TypingModel."""
 
     key_gap_median_s: Positive = _TYPIST.key_gap.median_s
     key_gap_sigma: Positive = _TYPIST.key_gap.sigma
@@ -38,9 +38,9 @@ class TypingSettings(Settings):
     away_sigma: Positive = _TYPIST.away.sigma
     away_share: ShareBelowOne = _TYPIST.away_share
     idle_share: ShareBelowOne = 0.0
-    """Sessions that are open and never type."""
+    """Share of sessions that are open and never type."""
     debounce_ms: NotNegative = 50.0
-    """An editor asks when no key came for this long."""
+    """Time without a key after which an editor sends a request."""
     pause_ms: Positive = 500.0
     """A user who types no key for this long waits for an answer."""
 
@@ -59,12 +59,12 @@ class TypingSettings(Settings):
 
 
 class DocumentSettings(Settings):
-    """What is typed."""
+    """The documents that are typed."""
 
     source: Annotated[str, Field(min_length=1)] = "stdlib"
-    """The running Python's own library, or a folder."""
+    """"stdlib", the running Python's library, or a folder."""
     pattern: Annotated[str, Field(min_length=1)] = "*.py"
-    """Of the names of a folder's files."""
+    """Pattern of the names of a folder's files."""
     language: str = "python"
     prefix_chars: Count = 1500
     """Text before the cursor when a session begins; what is typed is added."""
@@ -72,22 +72,22 @@ class DocumentSettings(Settings):
 
 
 class EditorSettings(Settings):
-    """What editors do besides sending what is typed."""
+    """The behaviour of the editors."""
 
     cancels_at_key: bool = True
-    """Whether a request is cancelled at the next key, and not only by the next request, a debounce later."""
+    """Whether a request is cancelled at the next key; if not, the next request supersedes it, a debounce later."""
     prefetch_share: Share = 0.0
-    """Of the keys, at which an editor also asks at once, ahead of the debounce."""
+    """Share of the keys at which an editor also sends a prefetch, ahead of the debounce."""
     explicit_share: Share = 0.0
-    """Of the pauses, in which the user asks for a completion by a shortcut."""
+    """Share of the pauses in which the user asks for a completion by a shortcut."""
     cache_entries: Count = 8
-    """Recent completions that an editor keeps; what is typed along them is answered without a request."""
+    """Recent completions that an editor keeps; text typed along them is answered without a request."""
     mode: Literal["single_line", "multi_line"] = "multi_line"
     max_tokens: AtLeastOne = 24
     lead_in: bool = False
     """Whether each document is shown to the target once before the run."""
     deadline_ms: NotNegative = 0.0
-    """Given with each request; 0 is none."""
+    """Deadline of each request; 0 sets none."""
     backoff_min_ms: Positive = 100.0
     backoff_max_ms: Positive = 5000.0
 
@@ -101,32 +101,32 @@ class EditorSettings(Settings):
 
 
 class ShapeSettings(Settings):
-    """How many type at a time, as a share of the sessions."""
+    """The share of the sessions that type, over time."""
 
     kind: Literal["steady", "ramp", "spike", "day"] = "steady"
     from_share: ShareAboveZero = 0.05
-    """Where a ramp begins; a day never falls below it."""
+    """Share at the start of a ramp; minimum of a day."""
     to_share: ShareAboveZero = 1.0
-    """Where a ramp ends; the height of a day's peak."""
+    """Share at the end of a ramp; peak of a day."""
     at_s: NotNegative = 0.0
-    """When a ramp or a spike begins."""
+    """Start of a ramp or a spike."""
     for_s: NotNegative = 0.0
-    """How long it takes; 0 is to the end."""
+    """Duration of the ramp or spike; 0 lasts to the end."""
     factor: Annotated[float, Field(ge=1)] = 10.0
-    """How many times as many type in a spike, which is all of them."""
+    """Ratio of the sessions that type in a spike, which are all, to those outside it."""
     period_s: NotNegative = 0.0
-    """How long a day is; 0 is the run."""
+    """Length of a day; 0 is the length of the run."""
 
 
 class EventSettings(Settings):
-    """Something that happens to the streams."""
+    """An event that breaks streams."""
 
     kind: Literal["reconnect", "region_loss"]
     at_s: NotNegative
     region: str = ""
-    """Whose streams; of all where nothing is said, which only `reconnect` may."""
+    """Region whose streams break; "" is all, for `reconnect` only."""
     for_s: NotNegative = 0.0
-    """How long a region is lost; 0 is to the end."""
+    """Duration of a region loss; 0 lasts to the end."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -137,22 +137,22 @@ class EventSettings(Settings):
 
 
 class RegionSettings(Settings):
-    """A part of the sessions; host i of a target serves region i."""
+    """A region with its share of the sessions; host i of a target serves region i."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
     share: ShareAboveZero
 
 
 class AbuserSettings(Settings):
-    """Users beside the sessions who ask at a fixed rate, whatever they are told."""
+    """Additional users who send requests at a fixed rate, regardless of the answers."""
 
     count: Count = 0
     requests_per_s: Annotated[float, Field(gt=0, le=100_000)] = 1000.0
-    """Of each."""
+    """Rate of each abuser."""
 
 
 class SlowReaderSettings(Settings):
-    """Sessions that take long between two reads of their stream."""
+    """Sessions that pause between two reads of their stream."""
 
     share: Share = 0.0
     pause_ms: Positive = 200.0
@@ -164,17 +164,17 @@ class RecordedSettings(Settings):
     file: str
     """CSV with the columns TIMESTAMP, ContextTokens and GeneratedTokens, as in the Azure LLM inference traces."""
     scale: Positive = 1.0
-    """How many times the recorded rate."""
+    """Factor on the recorded rate."""
     rows: Count = 0
-    """Only so many from the beginning; 0 is all."""
+    """Number of rows to read from the start; 0 reads all."""
     max_prefix_chars: Count = 0
-    """A longer prefix is cut to this; 0 cuts none."""
+    """Maximum length of a prefix; 0 sets none."""
     max_tokens: AtLeastOne = 128
-    """No request asks for more."""
+    """Upper bound of each request's recorded length."""
 
 
 class CriteriaSettings(Settings):
-    """What counts as good."""
+    """The criteria of a good completion."""
 
     within_ms: Positive = 250.0
     """A completion is seen if its first text comes within this of the intended time ..."""
@@ -183,6 +183,6 @@ class CriteriaSettings(Settings):
     slo_ttft_ms: Positive = 200.0
     slo_total_ms: Positive = 1000.0
     accepts_min_chars: AtLeastOne = 3
-    """A user accepts what agrees with what is typed next for at least so many characters."""
+    """A user accepts a completion that agrees with the next typed text for at least this many characters."""
     gpu_hour_usd: NotNegative = 0.0
     num_gpus: AtLeastOne = 1

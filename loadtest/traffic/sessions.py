@@ -1,4 +1,4 @@
-"""Makes the sessions of a schedule: who types, who plays a recording, who abuses. One source of chance for each."""
+"""Makes the sessions of a trace: typing editors, recorded arrivals, abusers. Each session has its own random source."""
 
 import itertools
 import math
@@ -16,14 +16,14 @@ CHARACTERS_A_TOKEN = 4
 
 _OPENING_AT_S = 0.0
 _ABUSER_KEYS = 200
-"""An abuser asks at these places over and over."""
+"""Number of cursor positions that an abuser cycles through."""
 
 
 class SessionMaker:
-    """Makes sessions by their numbers, each on its own."""
+    """Makes sessions from their numbers, independently of each other."""
 
     def __init__(self, scenario: Scenario, documents: Sequence[Document]) -> None:
-        """Make those of a scenario, in these documents."""
+        """Make the sessions of a scenario, in these documents."""
         self._scenario = scenario
         self._documents = documents
         self._model = scenario.typing.model
@@ -39,7 +39,7 @@ class SessionMaker:
         return self._session(number, path, self._opening(number, text, stretch.ends[0]), requests)
 
     def recorded(self, number: int, settings: RecordedSettings, arrivals: Sequence[Arrival]) -> TypedSession:
-        """Make a session that asks when others did, for as much as they did, of a text that begins with its file."""
+        """Make a session with recorded arrivals and lengths, whose text begins at the start of a file."""
         ends = [max(1, arrival.context_tokens * CHARACTERS_A_TOKEN) for arrival in arrivals]
         if settings.max_prefix_chars:
             ends = [min(end, settings.max_prefix_chars) for end in ends]
@@ -65,7 +65,7 @@ class SessionMaker:
         return self._session(number, document.path, self._opening(number, text, opening_end), requests)
 
     def abuser(self, number: int) -> TypedSession:
-        """Make a session that asks at a fixed rate."""
+        """Make a session that sends requests at a fixed rate."""
         path, stretch = self._stretch(number, _ABUSER_KEYS, self._chance(number))
         text = Text(stretch.before, stretch.after)
         rate, duration_s = self._scenario.abusers.requests_per_s, self._scenario.duration_s
@@ -89,7 +89,10 @@ class SessionMaker:
         return random.Random(f"{self._scenario.seed}/{number}")
 
     def _key_times_s(self, number: int, chance: random.Random) -> list[float]:
-        """Return when a session's keys come, and the one after the last; nobody types while the shape is below him."""
+        """Return the times of a session's keys and of the key after the last.
+
+        The session has no keys while the shape is below its rank.
+        """
         scenario = self._scenario
         active_share = 1 - scenario.typing.idle_share
         rank = spread(number, RANK) / active_share
@@ -104,7 +107,7 @@ class SessionMaker:
     def _typed(
         self, number: int, text: Text, ends: Sequence[int], times_s: Sequence[float], chance: random.Random
     ) -> Iterator[TypedRequest]:
-        """Yield what an editor asks for, in time."""
+        """Yield an editor's requests in the order of their times."""
         typing, editor = self._scenario.typing, self._scenario.editor
         debounce_s, pause_s, duration_s = typing.debounce_ms / 1000, typing.pause_ms / 1000, self._scenario.duration_s
         sequence = itertools.count(OPENING_SEQUENCE + 1)
@@ -119,7 +122,7 @@ class SessionMaker:
                 yield TypedRequest(number, next(sequence), intended_at_s, next_key_at_s, is_pause, trigger, text, end)
 
     def _stretch(self, number: int, num_keys: int, chance: random.Random) -> tuple[str, Stretch]:
-        """Return where a session types: each begins with another file and takes the first with room."""
+        """Return the text that a session types: the first document with room, starting at the session's own."""
         settings = self._scenario.documents
         for place in range(len(self._documents)):
             document = self._documents[(number + place) % len(self._documents)]
@@ -134,7 +137,7 @@ class SessionMaker:
         raise DocumentsError(msg)
 
     def _long_document(self, number: int, chars: int) -> Document:
-        """Return the first document from a session's own on that is long enough, or the longest."""
+        """Return the first long enough document, starting from the session's own, or the longest."""
         turn = number % len(self._documents)
         own = (*self._documents[turn:], *self._documents[:turn])
         return next((each for each in own if len(each.text) >= chars), max(own, key=lambda each: len(each.text)))

@@ -1,28 +1,28 @@
-"""How many type at a time: the share of the sessions that are at work, over a run.
+"""Load shapes: the share of the sessions that type, over the time of a run.
 
-A session has a rank between 0 and 1, and works while its rank is below the share. Ranks are spread evenly over the
-sessions' numbers, so that every worker's part of them is a picture of the whole.
+A session has a rank between 0 and 1 and types while its rank is below the share. Ranks are spread evenly over the
+session numbers, so that every worker's sessions are representative.
 """
 
 import math
 
 from loadtest.traffic.sections import ShapeSettings
 
-# Weyl's sequences: multiples of a number that no fraction comes near fill the unit interval evenly, whatever their
-# count; those of square roots that have nothing to do with each other fill a cube.
+# Weyl sequences: the multiples of an irrational number, modulo 1, fill the unit interval evenly for any count. Several
+# numbers that are linearly independent over the rationals fill a cube.
 _STEPS = ((math.sqrt(5) - 1) / 2, math.sqrt(2) - 1, math.sqrt(3) - 1)
 RANK, REGION, READER = range(3)
-"""What a session's number is spread over."""
+"""Dimensions over which session numbers are spread."""
 
 _DAY = (
     *(0.06, 0.04, 0.03, 0.03, 0.03, 0.04, 0.08, 0.20, 0.45, 0.80, 1.00, 0.98),
     *(0.75, 0.70, 0.92, 0.97, 0.93, 0.80, 0.50, 0.30, 0.20, 0.16, 0.12, 0.08),
 )
-"""An office day by the hour from midnight: two humps and a lunch between them. Assumed."""
+"""An office day by the hour from midnight: two peaks with a lunch between them. Assumed."""
 
 
 def spread(number: int, over: int) -> float:
-    """Return a place between 0 and 1 for a session, evenly spread over all numbers; `over` says for what."""
+    """Return a value between 0 and 1 for a session, evenly spread over all numbers; `over` is the dimension."""
     return (0.5 + number * _STEPS[over]) % 1.0
 
 

@@ -1,6 +1,6 @@
-"""What all editors ask for and when, the whole of it made before anything runs. The same scenario, the same schedule.
+"""Makes the trace of a run: all requests of all sessions with their times. The same scenario makes the same trace.
 
-A session is the same whatever the number of workers is: all that is drawn for it comes from the seed and its number.
+A session does not depend on the number of workers: it is drawn from the seed and the session's number alone.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,19 +30,19 @@ _DIGESTS = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens to the streams. Times are in seconds from the run's start."""
+    """An event that breaks streams. Times are in seconds from the run's start."""
 
     at_s: float
     kind: str
-    """`reconnect`: the streams break and come back. `region_loss`: a region's host can't be had for a time."""
+    """`reconnect`: the streams break and reconnect. `region_loss`: a region's host is unreachable for a time."""
     region: int | None
-    """Whose streams; None is all."""
+    """Region whose streams break; None for all."""
     until_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A worker's share of a run."""
+    """The requests of a worker's share of the sessions."""
 
     seed: str
     duration_s: float
@@ -52,17 +52,17 @@ class Trace:
 
     @property
     def num_requests(self) -> int:
-        """Requests, openings not among them."""
+        """Number of requests, without the openings."""
         return sum(len(session.requests) for session in self.sessions)
 
     def documents(self) -> Iterator[tuple[str, TypedRequest]]:
-        """Yield everything that is asked for, session by session in the order of its keys, with the session's name."""
+        """Yield all requests with their session's name, session by session in the order of the keys."""
         for session in self.sessions:
             for request in (session.opening, *session.requests):
                 yield f"{self.seed}/{session.number}", request
 
     def with_token_ids(self, token_ids: Iterator[Sequence[int]]) -> "Trace":
-        """Return it with prompts, taken in the order of `documents`."""
+        """Return a copy with prompts, given in the order of `documents`."""
 
         def rendered(request: TypedRequest) -> TypedRequest:
             return replace(request, token_ids=tuple(next(token_ids)))
@@ -74,18 +74,18 @@ class Trace:
         return replace(self, sessions=tuple(sessions))
 
     def digest(self) -> str:
-        """Return what tells it from another: a hash of all of it but the prompts."""
+        """Return a hash of everything except the prompts."""
         salt = repr((self.seed, self.duration_s, self.events))
         return f"{sum(session.hashed(salt) for session in self.sessions) % _DIGESTS:016x}"
 
 
 def join_digests(digests: Iterable[str]) -> str:
-    """Return the digest of a whole schedule from those of the workers' shares, in any order."""
+    """Return the digest of the whole trace from the digests of the workers' shares, in any order."""
     return f"{sum(int(digest, 16) for digest in digests) % _DIGESTS:016x}"
 
 
 def make_trace(scenario: Scenario, worker: int = 0, num_workers: int = 1) -> Trace:
-    """Make a worker's share of a run: the sessions whose number, divided by `num_workers`, leaves `worker`.
+    """Make the trace of the sessions whose number modulo `num_workers` is `worker`.
 
     Raises:
         DocumentsError: there is not enough text to type.

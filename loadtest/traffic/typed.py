@@ -1,6 +1,6 @@
-"""What an editor asks for and when: the requests of a session. Knows nothing of how they came to be.
+"""The requests of a session, with their times. Knows nothing of how they are made.
 
-All of it is small: a run has hundreds of thousands of requests, and those of a session share its text.
+The records are small because a run has hundreds of thousands of them; all requests of a session share its text.
 """
 
 import hashlib
@@ -12,28 +12,28 @@ OPENING_SEQUENCE = 1
 """The sequence number of a session's opening; its requests follow."""
 
 NEVER_S = float("inf")
-"""The next key of who types no other."""
+"""Time of the next key of a user who types no more."""
 
 _PACKED = struct.Struct("<QQddQQ?")
 
 
 class Trigger(Enum):
-    """Why an editor asks."""
+    """Why an editor sends a request."""
 
     AUTOMATIC = "automatic"
     """No key came for the debounce time."""
     EXPLICIT = "explicit"
-    """The user asked for it, in a pause."""
+    """The user asked for a completion, in a pause."""
     PREFETCH = "prefetch"
-    """At a key, ahead of the debounce: nobody waits for it."""
+    """At a key, ahead of the debounce; no user waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A session's document with a hole at the cursor."""
+    """A session's document, divided at the cursor."""
 
     before: str
-    """Everything up to the last key, and some of what would be typed after it."""
+    """The text up to the last key, and some of the text that would be typed after it."""
     after: str
 
 
@@ -43,21 +43,21 @@ class TypedRequest:
 
     session: int
     sequence: int
-    """Rises within the session."""
+    """Rises from request to request."""
     intended_at_s: float
     """The key's time and the debounce; latencies count from here."""
     next_key_at_s: float
-    """When the user types on, after which the answer is worth nothing. It may lie beyond the run's end."""
+    """Time of the next key, after which the answer is worthless. It may lie beyond the run's end."""
     is_pause: bool
-    """Whether the user waits for long enough to want an answer."""
+    """Whether the next key comes so late that the user is taken to wait for an answer."""
     trigger: Trigger
     text: Text
     end: int
-    """How much of the text stands before the cursor."""
+    """Offset of the cursor in the text."""
     token_ids: tuple[int, ...] = ()
-    """The prompt, for targets that get it as tokens."""
+    """The prompt, for targets that receive tokens."""
     max_tokens: int = 0
-    """0 is the scenario's own."""
+    """0 means the scenario's value."""
 
     @property
     def prefix(self) -> str:
@@ -66,16 +66,16 @@ class TypedRequest:
 
     @property
     def suffix(self) -> str:
-        """The text after it."""
+        """The text after the cursor."""
         return self.text.after
 
     @property
     def truth(self) -> str:
-        """What the user goes on to type."""
+        """The text that the user types next."""
         return self.text.before[self.end :]
 
     def packed(self) -> bytes:
-        """Return all of it but its text and prompt, in bytes."""
+        """Return all fields except the text and the prompt, as bytes."""
         kind = self.trigger.value.encode()
         times = self.intended_at_s, self.next_key_at_s
         return _PACKED.pack(self.session, self.sequence, *times, self.end, self.max_tokens, self.is_pause) + kind
@@ -87,19 +87,19 @@ class TypedSession:
 
     number: int
     region: int
-    """Its place among the scenario's."""
+    """Index of the session's region in the scenario."""
     user: str
-    """"" is one of its own."""
+    """User name; with "" each session has its own user."""
     document_uri: str
     language_id: str
     opening: TypedRequest
-    """The document before the first key, for what has to be known of it before the run starts. It is not typed."""
+    """A request with the document before the first key, for the lead-in. It is not typed."""
     requests: tuple[TypedRequest, ...]
     reads_every_s: float = 0.0
-    """How long it takes between two reads of its stream; 0 reads at once."""
+    """Time between two reads of the stream; 0 reads at once."""
 
     def hashed(self, salt: str) -> int:
-        """Return a hash of all of it but the prompts."""
+        """Return a hash of everything except the prompts."""
         named = (salt, self.number, self.region, self.user, self.document_uri, self.language_id, self.reads_every_s)
         found = hashlib.sha256(repr(named).encode())
         text: Text | None = None

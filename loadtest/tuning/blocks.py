@@ -1,4 +1,4 @@
-"""What a stretch of traffic under one K came to. Pure."""
+"""Measured blocks: traffic with one K at one concurrency. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from loadtest.stats.run_stats import Histogram
 from loadtest.traffic.scenario import CriteriaSettings
 
 Rows = tuple[tuple[int, int, int], ...]
-"""A schedule: rows of (first, last, K), as `completion-server speculation set --schedule` takes them."""
+"""A speculation schedule: rows of (first, last, K), as `completion-server speculation set --schedule` takes them."""
 
 Array = npt.NDArray[np.float64]
 
@@ -19,58 +19,58 @@ MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to serve that is measured against others."""
+    """A setting of speculation to measure."""
 
     name: str
     rows: Rows | None = None
-    """What is put in force for it; None leaves its server as it is."""
+    """The schedule to set; None leaves the server's schedule as it is."""
     k: int | None = None
-    """Where it is one K for all batch sizes."""
+    """The K, if it is the same for all batch sizes."""
 
     @classmethod
     def fixed(cls, k: int) -> "Variant":
-        """Return the one with K for all batch sizes."""
+        """Return the variant with one K for all batch sizes."""
         return cls(f"K = {k}", ((1, 1, k),), k)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request as its caller lived it. Times are in seconds, the first two from the block's start."""
+    """One request as its caller measured it. Times are in seconds, the first two from the block's start."""
 
     began_s: float
     ended_s: float
     ttft_s: float | None
-    """From the request to the first visible text; None where none came."""
+    """Time from the request to the first visible text; None without text."""
     stands_s: float = float("inf")
-    """From the request to the user's next key."""
+    """Time from the request to the user's next key."""
     num_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
     decode_s: float = 0.0
-    """From the first token to the last, as the server says."""
+    """Time from the first token to the last, as reported by the server."""
     engine_s: float = 0.0
-    """From the engine's receipt of the prompt to the last token, as the server says."""
+    """Time from the start of the prefill to the last token, as reported by the server."""
     shed_reason: str | None = None
-    """Where it was turned away: why."""
+    """Why the request was shed; None if it was not."""
 
     @property
     def total_s(self) -> float:
-        """From the request to its end."""
+        """Time from the request to its end."""
         return self.ended_s - self.began_s
 
     @property
     def num_steps(self) -> int:
-        """Steps after the one that gave the first token: each gave one token and those accepted."""
+        """Number of steps after the first token: each gave one token and the accepted draft tokens."""
         return max(0, self.num_tokens - 1 - self.num_accepted)
 
     def share_in(self, window_s: float) -> float:
-        """Return how much of its time lies before the window's end."""
+        """Return the share of the request's time that lies before the window's end."""
         if self.ended_s <= window_s or self.total_s <= 0:
             return 1.0
         return max(0.0, window_s - self.began_s) / self.total_s
 
     def is_seen(self, criteria: CriteriaSettings) -> bool:
-        """Tell whether its user saw text: soon enough, and long enough before the next key, as in any load test."""
+        """Return whether the user saw the text: it came in time and long enough before the next key."""
         if self.ttft_s is None:
             return False
         stands_s = self.stands_s - self.ttft_s
@@ -79,20 +79,20 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One stretch of traffic with one variant at one concurrency."""
+    """Traffic with one variant at one concurrency."""
 
     variant: Variant
     concurrency: int
     round: int
     goodput: float
-    """Tokens of completions, a second."""
+    """Completion tokens per second."""
     num_answers: int = 0
-    """Whole ones."""
+    """Whole answers."""
     num_tokens: int = 0
-    """Of whole answers."""
+    """Tokens of whole answers."""
     num_seen: float = 0.0
     window_s: float = 1.0
-    """While all callers were at work."""
+    """Time during which all callers were active."""
     num_drafted: int = 0
     num_accepted: int = 0
     num_steps: int = 0
@@ -100,15 +100,15 @@ class Block:
     decode_s: float = 0.0
     """Summed over generations."""
     mean_batch: float = 0.0
-    """Generations in the engine, on average over the window."""
+    """Mean number of generations in the engine over the window."""
     total_ms: float = float("nan")
     """Median time of a whole completion."""
     ttft_ms: float = float("nan")
     """Median time to the first visible text."""
     stream_tokens_per_s: float = float("nan")
-    """Of one request after its first token, the median."""
+    """Median rate of one request after its first token."""
     shed: tuple[str, ...] = ()
-    """Why requests were turned away, one for each."""
+    """The reason of each shed request."""
     ttft: Histogram = field(default_factory=Histogram, compare=False)
     total: Histogram = field(default_factory=Histogram, compare=False)
 
@@ -124,8 +124,8 @@ class Block:
     ) -> "Block":
         """Sum answers up.
 
-        What ends after the window counts by the share of its time in the window: how long a completion takes does then
-        not decide how much of it is seen.
+        An answer that ends after the window counts by the share of its time in the window, so that the duration of
+        completions does not bias the rate.
         """
         whole = [each for each in answers if each.shed_reason is None]
         shares = [each.share_in(window_s) for each in whole]
@@ -156,13 +156,13 @@ class Block:
 
     @property
     def seen_per_s(self) -> float:
-        """Completions that their users saw, a second."""
+        """Seen completions per second."""
         return self.num_seen / self.window_s
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Measured blocks: each variant the same number of times at each concurrency, once in each round."""
+    """Measured blocks: each variant once per round at each concurrency."""
 
     all: tuple[Block, ...]
 
@@ -173,12 +173,12 @@ class Blocks:
 
     @property
     def variants(self) -> list[Variant]:
-        """The variants, K rising, others behind in order of their names."""
+        """The variants by rising K, then the others by name."""
         found = {each.variant for each in self.all}
         return sorted(found, key=lambda each: (each.k is None, each.k or 0, each.name))
 
     @property
-    def ceiling(self) -> int:
+    def max_num_speculative_tokens(self) -> int:
         """The largest K."""
         return max((each.k for each in self.variants if each.k is not None), default=0)
 
@@ -188,7 +188,7 @@ class Blocks:
         return sorted(found, key=lambda each: each.round)
 
     def goodput(self, concurrency: int, name: str) -> Array:
-        """Return a variant's tokens a second, of shape (rounds,)."""
+        """Return a variant's tokens per second, of shape (rounds,)."""
         return np.array([each.goodput for each in self.of(concurrency, name)])
 
     def total_ms(self, concurrency: int, name: str) -> Array:

@@ -1,8 +1,8 @@
-"""Which K each batch size gets. Pure.
+"""Chooses the K of each batch size. Pure.
 
-By goodput alone, never by acceptance: that stays high exactly where drafting costs more than it brings. A K is taken
-only where it is better than 0 beyond noise. As the best of many looks better than it is, the interval that decides is
-wider than the one that is shown: its doubt is divided by the number of Ks (Bonferroni).
+Goodput alone decides. Acceptance does not: it stays high where drafting costs more than it gains. A K above 0 is chosen
+only if it beats 0 beyond noise. Because the best of several Ks looks better than it is, the deciding interval is wider
+than the reported one: its error probability is divided by the number of Ks (Bonferroni).
 """
 
 import math
@@ -20,35 +20,36 @@ OFF = Variant.fixed(0)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was found for one concurrency."""
+    """The result for one concurrency."""
 
     concurrency: int
     k: int
-    """What it gets."""
+    """The chosen K."""
     best_k: int
-    """Of those above 0, the one that did best; 0 where none was measured."""
+    """The best K above 0; 0 if none was measured."""
     gain: Estimate
-    """Goodput with `best_k` to that with 0."""
+    """Ratio of the goodput with `best_k` to that with 0."""
     saved_ms: Estimate
-    """What `best_k` saves of a completion's median time; below 0 it costs."""
+    """Reduction of a completion's median time with `best_k`; negative if it takes longer."""
     total_ms: float
-    """A completion's median time with 0."""
+    """A completion's median time with K = 0."""
 
     @property
     def saved_share(self) -> float:
-        """What `best_k` saves, of the time with 0."""
+        """The same reduction relative to the time with K = 0."""
         return self.saved_ms.value / self.total_ms
 
 
 def choose(sweep: Blocks, confidence: float = CONFIDENCE) -> list[Choice]:
-    """Return what each concurrency gets, these rising. The sweep has K = 0, in three rounds or more."""
+    """Return the choice for each concurrency, in rising order. The sweep needs K = 0 and three rounds or more."""
     return [_choose(sweep, concurrency, confidence) for concurrency in sweep.concurrencies]
 
 
 def table_of(choices: Sequence[Choice]) -> Rows:
-    """Return the schedule that gives each concurrency its K; a batch size in between goes with the nearer one.
+    """Return the speculation schedule of the choices.
 
-    Nearer by ratio. The last row ends at the largest concurrency and, as in any schedule, holds beyond it.
+    A batch size between two concurrencies gets the K of the nearer one, by ratio. The last row ends at the largest
+    concurrency and holds beyond it.
     """
     rows: list[tuple[int, int, int]] = []
     lasts = [max(low.concurrency, math.isqrt(low.concurrency * high.concurrency)) for low, high in pairwise(choices)]
@@ -61,13 +62,13 @@ def table_of(choices: Sequence[Choice]) -> Rows:
 
 
 def best_fixed(sweep: Blocks) -> Variant:
-    """Return the one K that does best if there can be only one: all concurrencies weigh alike."""
+    """Return the best single K for all concurrencies, with equal weights."""
     fixed = [each for each in sweep.variants if each.k is not None]
     return max(fixed, key=lambda each: (_mean_log_gain(sweep, each), -(each.k or 0)))
 
 
 def crossover(table: Rows) -> int | None:
-    """Return the batch size from which on a table never drafts; None where it does for the largest ones, too."""
+    """Return the batch size from which a table has K = 0; None if it drafts at the largest ones too."""
     return table[-1][0] if table[-1][2] == 0 else None
 
 

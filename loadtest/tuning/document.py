@@ -1,4 +1,4 @@
-"""A tuning as JSON and as tables."""
+"""A tuning's result as JSON and as tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _MS = 1000.0
 
 
 def as_json(tuned: Tuned, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tuning for JSON. "schedule" is what to run: `speculation set --schedule` takes the whole file."""
+    """Return the result as a JSON object. `speculation set --schedule` reads its "schedule" from the whole file."""
     checked = tuned.verification
     return {
         "schedule": _lists(tuned.recommended),
@@ -58,7 +58,7 @@ def as_json(tuned: Tuned, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cell(blocks: Blocks, concurrency: int, variant: Variant, *, fit: Fit | None = None) -> dict[str, Any]:
-    """Return the figures of a variant at a concurrency, over all rounds; None for what there is none of."""
+    """Return the figures of a variant at a concurrency, over all rounds; None for missing ones."""
     found = blocks.of(concurrency, variant.name)
     drafted, accepted = sum(each.num_drafted for each in found), sum(each.num_accepted for each in found)
     num_drafts = drafted / variant.k if variant.k else 0
@@ -108,7 +108,7 @@ def sweep_table(tuned: Tuned) -> Table:
 
 
 def choice_table(tuned: Tuned) -> Table:
-    """Return a row for each concurrency: what it gets and why."""
+    """Return a row for each concurrency with the chosen K and its gain."""
     rows = [
         (
             str(each.concurrency),
@@ -124,7 +124,7 @@ def choice_table(tuned: Tuned) -> Table:
 
 
 def check_table(tuned: Tuned) -> Table:
-    """Return the check on traffic that nothing was chosen by, a row for each concurrency."""
+    """Return a row for each concurrency with the goodput of the verification."""
     variants = tuned.checks.variants
     rows = tuple(
         (str(concurrency), *(shown_number(float(np.mean(tuned.checks.goodput(concurrency, v.name)))) for v in variants))
@@ -155,7 +155,7 @@ def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _over_off(blocks: Blocks, concurrency: int, variant: Variant) -> dict[str, Any]:
-    """Return goodput to that of K = 0 beside it."""
+    """Return the goodput ratio to K = 0 in the same blocks."""
     off = blocks.goodput(concurrency, OFF.name)
     if variant == OFF or not len(off):
         return {"to_off": None}

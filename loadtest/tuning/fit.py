@@ -1,7 +1,7 @@
-"""What a sweep says of the draft and of the machine, in a few numbers, and what they predict. Pure.
+"""Fits a model of acceptance and of step times to a sweep, and predicts goodput with it. Pure.
 
-Acceptance: with K draft tokens a step has 1 + S(1) + ... + S(K) tokens on average, S(i) the share of drafts whose first
-i tokens are all accepted, which falls with i. Each K gives one such sum, so the sweep as a whole gives every S(i).
+Acceptance: with K draft tokens a step yields 1 + S(1) + ... + S(K) tokens on average. S(i) is the share of drafts whose
+first i tokens are all accepted; it falls with i. Each K gives one such sum, so a sweep over K determines every S(i).
 
 Step time: T(b, K) = c0 + c1 b + (K > 0) c2 + K c3 + K b c4, none of the terms below 0: a step, its generations, a draft
 model at work at all, one pass of it for each draft token, and the verification of each generation's draft tokens.
@@ -20,25 +20,25 @@ _NUM_TERMS = 5
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceFit:
-    """How far drafts agree with the target."""
+    """The fitted acceptance of draft tokens."""
 
     survival: tuple[float, ...]
-    """For each position, the share of drafts that are accepted up to it."""
+    """For each position, the share of drafts that are accepted up to and including it."""
 
     @property
     def by_position(self) -> tuple[float, ...]:
-        """For each position, the share accepted of those that all before were accepted of."""
+        """For each position, the acceptance rate given that all earlier positions were accepted."""
         before = (1.0, *self.survival)
         return tuple(each / last if last else 0.0 for each, last in zip(self.survival, before, strict=False))
 
     def length(self, k: int) -> float:
-        """Return the tokens that a generation gets from a step with K draft tokens, the target's own among them."""
+        """Return the mean tokens per step with K draft tokens, the target's own token included."""
         return 1.0 + sum(self.survival[:k])
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimeFit:
-    """How long steps take."""
+    """The fitted duration of steps."""
 
     terms: tuple[float, ...]
     """c0 to c4, in seconds."""
@@ -50,27 +50,27 @@ class StepTimeFit:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A completion at one concurrency, apart from its steps."""
+    """The mean completion at one concurrency, without its steps."""
 
     concurrency: int
     batch: float
     """Generations in a step."""
     num_tokens: float
-    """Of a completion, on average."""
+    """Mean tokens of a completion."""
     other_s: float
-    """Of a completion's time, what is not spent in steps after its first token."""
+    """The part of a completion's time that is not spent in steps after its first token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """All of it."""
+    """The fitted model."""
 
     acceptance: AcceptanceFit
     times: StepTimeFit
     loads: tuple[Load, ...]
 
     def goodput(self, concurrency: int, k: int) -> float:
-        """Return the tokens a second that a measured concurrency should get with K."""
+        """Return the predicted tokens per second of a measured concurrency with K."""
         load = next(each for each in self.loads if each.concurrency == concurrency)
         steps = max(0.0, load.num_tokens - 1) / self.acceptance.length(k)
         return concurrency * load.num_tokens / (load.other_s + steps * self.times.seconds(load.batch, k))
@@ -83,18 +83,18 @@ def fit(sweep: Blocks) -> Fit:
 
 
 def fit_acceptance(sweep: Blocks) -> AcceptanceFit:
-    """Return the acceptance that comes nearest to what each K got, drafts weighing alike."""
-    ceiling = sweep.ceiling
-    drafted, accepted = np.zeros(ceiling + 1), np.zeros(ceiling + 1)
+    """Fit the acceptance to the tokens per step of each K; every draft has the same weight."""
+    max_num_speculative_tokens = sweep.max_num_speculative_tokens
+    drafted, accepted = np.zeros(max_num_speculative_tokens + 1), np.zeros(max_num_speculative_tokens + 1)
     for each in sweep.all:
         if each.variant.k:
             drafted[each.variant.k] += each.num_drafted / each.variant.k
             accepted[each.variant.k] += each.num_accepted
-    ks = [k for k in range(1, ceiling + 1) if drafted[k]]
+    ks = [k for k in range(1, max_num_speculative_tokens + 1) if drafted[k]]
     if not ks:
-        return AcceptanceFit((0.0,) * ceiling)
+        return AcceptanceFit((0.0,) * max_num_speculative_tokens)
     # S falls, so it is a sum of steps down: where the last accepted token has place j, min(j, K) of K are accepted.
-    design = np.array([[min(j, k) for j in range(1, ceiling + 1)] for k in ks], dtype=float)
+    design = np.array([[min(j, k) for j in range(1, max_num_speculative_tokens + 1)] for k in ks], dtype=float)
     weights = np.sqrt(drafted[ks])
     shares, _residual = nnls(design * weights[:, None], accepted[ks] / drafted[ks] * weights)
     survival = np.minimum(1.0, np.cumsum(shares[::-1])[::-1])

@@ -1,7 +1,7 @@
-"""In which order variants are measured, so that a drift of the machine meets all of them alike. Pure.
+"""Plans the order of measurements so that a drift of the machine affects all variants equally. Pure.
 
-In each round all variants are measured at each concurrency, one right after the other, in a random order; the next
-round has the same order reversed (A B C, C B A), which cancels a drift that goes on evenly over both.
+In each round all variants are measured at each concurrency, one after another, in random order. The next round has the
+reverse order (A B C, C B A), which cancels a linear drift over both.
 """
 
 import random
@@ -18,7 +18,7 @@ class Turn:
     round: int
     concurrency: int
     variants: tuple[Variant, ...]
-    """In the order in which they are measured."""
+    """Variants in the order of measurement."""
 
 
 def turns(variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seed: str) -> Iterator[Turn]:

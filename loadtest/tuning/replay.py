@@ -1,8 +1,8 @@
-"""Completion traffic at a set concurrency: callers who ask again, one key on, as soon as they have their answer.
+"""Closed-loop completion traffic: each caller sends its next request, one key on, as soon as it has its answer.
 
-Who types what, and when the next key would come, is a scenario's. A block lasts for a set time, and until there are
-half as many answers as callers; then everybody finishes what is under way. Nothing is shared with another block but the
-texts: callers are new users each time.
+The scenario determines the texts and the time of each next key. A block lasts for a set time, and until there are half
+as many answers as callers; then all callers finish their current request. Blocks share only their texts: each block has
+new users.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from loadtest.traffic.trace import Trace, Trigger, TypedSession, make_trace
 from loadtest.tuning.blocks import Answer
 
 _TYPED_S = 40.0
-"""Typing prepared for each caller, some 100 keys; who is through with it begins anew."""
+"""Typing prepared for each caller, some 100 keys. A caller that reaches the end starts again."""
 _SPARE = 4
 _SHED_PAUSE_S = 0.1
 _CONNECTIONS = "16"
@@ -25,26 +25,26 @@ _MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What a block came to."""
+class BlockResult:
+    """The answers of a block."""
 
     answers: tuple[Answer, ...]
     window_s: float
-    """While all callers were at work."""
+    """Time during which all callers were active."""
 
 
 class Replay:
-    """One server's callers."""
+    """The callers of one server."""
 
     def __init__(self, address: str, scenario: Scenario) -> None:
-        """Ask the server at HOST:PORT as a scenario's editors do, but for as long as they have no answer."""
+        """Call the server at HOST:PORT with a scenario's settings; requests are not cancelled at the next key."""
         spec = TargetSpec(address, "grpc+complete", (address,), {"connections": _CONNECTIONS})
         settings = ClientSettings(
             max_tokens=scenario.editor.max_tokens, mode=scenario.editor.mode, cancels_at_key=False
         )
         self._target = GrpcTarget(spec, settings)
 
-    async def run(self, traffic: Trace, seconds: float) -> Heard:
+    async def run(self, traffic: Trace, seconds: float) -> BlockResult:
         """Run a block with a caller for each session.
 
         Raises:
@@ -59,15 +59,15 @@ class Replay:
                         group.create_task(block.call(session, editor))
             except* TargetError as failures:
                 raise failures.exceptions[0] from None
-        return Heard(tuple(block.answers), block.window_s)
+        return BlockResult(tuple(block.answers), block.window_s)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         await self._target.__aexit__(None, None, None)
 
 
 async def traffic_of(scenario: Scenario, concurrency: int, seed: str) -> Trace:
-    """Return texts for so many callers.
+    """Return the trace of `concurrency` callers.
 
     Raises:
         DocumentsError: there is not enough text to type.
@@ -88,7 +88,7 @@ async def traffic_of(scenario: Scenario, concurrency: int, seed: str) -> Trace:
 
 
 class _Block:
-    """Callers until the time is up and half of them could have had an answer."""
+    """The callers of a block, which lasts until the time is up and half of the callers could have an answer."""
 
     def __init__(self, seconds: float, num_callers: int) -> None:
         self.answers: list[Answer] = []
@@ -99,7 +99,7 @@ class _Block:
 
     async def call(self, session: TypedSession, editor: Editor) -> None:
         for number, request in enumerate(itertools.cycle(session.requests)):
-            # Nobody waits for prefetches, and sequence numbers rise also for who begins anew.
+            # Each request must have a waiting user, and sequence numbers must rise when a caller starts again.
             asked = replace(request, trigger=Trigger.EXPLICIT, sequence=session.requests[0].sequence + number)
             record = Record(asked, self._clock)
             editor.send_nowait(record)
@@ -118,7 +118,7 @@ class _Block:
 
 
 def _answer(record: Record) -> Answer:
-    """Return what a caller lived.
+    """Return a record as its caller measured it.
 
     Raises:
         TargetError: the request failed.

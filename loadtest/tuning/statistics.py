@@ -1,8 +1,9 @@
-"""How far a figure may lie from where it was measured: a bootstrap over rounds. Pure.
+"""Confidence intervals of measured figures: a bootstrap over rounds. Pure.
 
-What is compared was measured side by side in each round, so a round gives one number, the logarithm of a ratio or a
-difference, in which the machine's drift and the round's traffic cancel. These numbers are drawn again with replacement;
-as a few rounds look more alike than they are, the interval is widened as Student's t is against the normal one.
+The compared variants are measured side by side in each round. So a round gives one number, a difference or the
+logarithm of a ratio, in which the machine's drift and the round's traffic cancel. These numbers are drawn with
+replacement. Because a few rounds underestimate the spread, the interval is widened by the ratio of Student's t to the
+normal quantile.
 """
 
 import math
@@ -16,7 +17,7 @@ from loadtest.tuning.blocks import Array
 
 CONFIDENCE = 0.95
 MIN_ROUNDS = 3
-"""With fewer there is no telling noise."""
+"""With fewer rounds the noise can't be estimated."""
 
 _NUM_SAMPLES = 4000
 _SEED = 7
@@ -24,7 +25,7 @@ _SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and where it lies with the confidence asked for."""
+    """A value with its confidence interval."""
 
     value: float
     low: float
@@ -32,12 +33,12 @@ class Estimate:
 
     @classmethod
     def exact(cls, value: float) -> "Estimate":
-        """Return one that is known."""
+        """Return an estimate without uncertainty."""
         return cls(value, value, value)
 
 
 def mean_of_rounds(values: Array, confidence: float = CONFIDENCE) -> Estimate:
-    """Return the mean of one value for each round; values of shape (rounds,).
+    """Return the mean of one value per round; `values` has the shape (rounds,).
 
     Raises:
         ValueError: there are fewer than MIN_ROUNDS.
@@ -55,13 +56,13 @@ def mean_of_rounds(values: Array, confidence: float = CONFIDENCE) -> Estimate:
 
 
 def ratio_of_rounds(first: Array, second: Array, confidence: float = CONFIDENCE) -> Estimate:
-    """Return first to second, the geometric mean over rounds; both above 0 and of shape (rounds,)."""
+    """Return the geometric mean over rounds of first / second; both positive and of shape (rounds,)."""
     found = mean_of_rounds(np.log(first / second), confidence)
     return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high))
 
 
 def _widening(count: int, confidence: float) -> float:
-    """Return by how much a bootstrap interval from so few values is too narrow."""
+    """Return the factor by which a bootstrap interval from `count` values is too narrow."""
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     t = float(stdtrit(count - 1, 0.5 + confidence / 2))
     return t / z * math.sqrt(count / (count - 1))

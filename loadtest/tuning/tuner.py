@@ -1,6 +1,6 @@
-"""Tunes a running server: sweeps K live, chooses, and checks the choice on other traffic.
+"""Tunes a running server: sweeps K live, chooses a schedule, and verifies it on other traffic.
 
-What was in force before is in force again afterwards, also where it was interrupted.
+The server's earlier schedule is restored at the end, also after an interruption.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from loadtest.tuning.verdict import Verification, rivals, troubles, verify, word
 CONCURRENCIES = (1, 4, 16, 64)
 
 _SEEDS = {"sweep": "tune-k/sweep", "verify": "tune-k/verify"}
-"""Of the traffic: what is checked on was not seen before."""
+"""Seeds of the traffic. The verification uses other traffic than the sweep."""
 
 
 class TuningError(Exception):
@@ -31,24 +31,24 @@ class TuningError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TuningSettings:
-    """How much is measured."""
+    """The extent of a tuning."""
 
     concurrencies: tuple[int, ...] = ()
-    """Requests at once, rising; none takes 1, 4, 16 and 64, as far as the server has slots."""
+    """Concurrent requests, rising. Empty: 1, 4, 16 and 64, as far as the server has slots."""
     rounds: int = 6
     verify_rounds: int = 6
     seconds: float = 2.0
-    """Of a block, at least; it also lasts until there are half as many answers as callers."""
+    """Minimum length of a block, which also lasts until there are half as many answers as callers."""
     ks: tuple[int, ...] = ()
-    """K from 0 on; none takes all up to the ceiling."""
+    """Ks to measure besides 0. Empty: all up to the server's maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What a tuning found."""
+    """The result of a tuning."""
 
     server: Mapping[str, str | int]
-    """What was tuned."""
+    """Facts about the server."""
     sweep: Blocks
     fit: Fit
     choices: tuple[Choice, ...]
@@ -58,7 +58,7 @@ class Tuned:
     verdict: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
     others: Blocks = field(default_factory=lambda: Blocks(()))
-    """Blocks of other servers that took turns with the sweep."""
+    """Blocks of other servers, interleaved with the sweep."""
 
     @property
     def recommended(self) -> Rows:
@@ -71,7 +71,7 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class TuningProgress:
-    """What is done next."""
+    """The next block of a tuning."""
 
     stage: str
     """"sweep" or "verify"."""
@@ -85,7 +85,7 @@ OnProgress = Callable[[TuningProgress], None]
 
 
 class Tuner:
-    """Measures one server, and others beside it."""
+    """Measures one server, and optionally others beside it."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Tuner:
         *,
         switch_s: float = 0.0,
     ) -> None:
-        """Ask the replay under a variant's name, or else the one under ""; wait `switch_s` from one to another."""
+        """Use the replay with the variant's name, else the one named ""; wait `switch_s` between two replays."""
         self._operator = operator
         self._replays = replays
         self._scenario = scenario
@@ -105,7 +105,7 @@ class Tuner:
         self._last: Replay | None = None
 
     async def tune(self, settings: TuningSettings, beside: Sequence[Variant] = ()) -> Tuned:
-        """Tune; variants `beside` take part in the sweep, and nothing is chosen of them.
+        """Tune the server. Variants `beside` are measured in the sweep but never chosen.
 
         Raises:
             TuningError: the settings don't fit the server.
@@ -120,7 +120,7 @@ class Tuner:
             measured = await self.measure(
                 "sweep", [*map(Variant.fixed, ks), *beside], concurrencies, settings.rounds, settings.seconds
             )
-            sweep, others = _parted(measured, beside)
+            sweep, others = _split(measured, beside)
             choices = choose(sweep)
             table, fixed = table_of(choices), best_fixed(sweep)
             checks = Blocks(())
@@ -146,21 +146,21 @@ class Tuner:
             others=others,
         )
 
-    def _facts(self, status: pb.GetStatusResponse, ceiling: int) -> dict[str, str | int]:
+    def _facts(self, status: pb.GetStatusResponse, max_num_speculative_tokens: int) -> dict[str, str | int]:
         """Return what the report says of the server."""
         return {
             "address": self._operator.address,
             "version": status.version,
             "model": status.model,
             "draft_model": status.draft_model,
-            "max_num_speculative_tokens": ceiling,
+            "max_num_speculative_tokens": max_num_speculative_tokens,
             "slots": status.slots,
         }
 
     async def measure(
         self, stage: str, variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seconds: float
     ) -> Blocks:
-        """Measure variants by turns; see `plan`.
+        """Measure variants in turns; see `plan`.
 
         Raises:
             TargetError: a server can't be reached, or answers nothing.
@@ -178,12 +178,12 @@ class Tuner:
         return Blocks(tuple(found))
 
     def _by_server(self, turn: Turn) -> list[Variant]:
-        """Return a turn's variants in their order, but those of one server together: changing over takes time."""
+        """Return a turn's variants in order, grouped by server, because changing the server takes time."""
         servers = list(dict.fromkeys(self._replay(variant) for variant in turn.variants))
         return sorted(turn.variants, key=lambda each: servers.index(self._replay(each)))
 
     async def _warm_up(self, replay: Replay, traffic: Trace, seconds: float) -> None:
-        """Let a server see what a block gets through: the first one is not to fill the prefix cache for the others."""
+        """Run the traffic once, uncounted, so that the first block does not fill the prefix cache for the others."""
         if self._last is not replay and self._last is not None:
             await asyncio.sleep(self._switch_s)
         self._last = replay
@@ -192,9 +192,9 @@ class Tuner:
     async def _block(self, turn: Turn, variant: Variant, traffic: Trace, seconds: float) -> Block:
         if variant.rows is not None:
             await self._operator.put(variant.rows)
-        heard = await self._replay(variant).run(traffic, seconds)
+        result = await self._replay(variant).run(traffic, seconds)
         criteria = self._scenario.criteria
-        block = Block.of(variant, turn.concurrency, turn.round, heard.answers, heard.window_s, criteria)
+        block = Block.of(variant, turn.concurrency, turn.round, result.answers, result.window_s, criteria)
         if not block.goodput:
             reasons = ", ".join(sorted(set(block.shed))) or "no answer had a token"
             msg = f"{self._operator.address}: nothing was completed at concurrency {turn.concurrency}: {reasons}"
@@ -224,20 +224,21 @@ def _concurrencies(settings: TuningSettings, slots: int) -> tuple[int, ...]:
     return settings.concurrencies
 
 
-def _ks(settings: TuningSettings, ceiling: int) -> tuple[int, ...]:
+def _ks(settings: TuningSettings, max_num_speculative_tokens: int) -> tuple[int, ...]:
     """Return the Ks to measure, 0 among them.
 
     Raises:
-        TuningError: one is over the ceiling.
+        TuningError: one is over what the server allows.
 
     """
-    if settings.ks and max(settings.ks) > ceiling:
-        msg = f"--k: {max(settings.ks)} is over the {ceiling} draft tokens that the engine was started with"
+    if settings.ks and max(settings.ks) > max_num_speculative_tokens:
+        asked = max(settings.ks)
+        msg = f"--k: {asked} is over the {max_num_speculative_tokens} draft tokens that the engine was started with"
         raise TuningError(msg)
-    return tuple(sorted({0, *(settings.ks or range(ceiling + 1))}))
+    return tuple(sorted({0, *(settings.ks or range(max_num_speculative_tokens + 1))}))
 
 
-def _parted(measured: Blocks, beside: Sequence[Variant]) -> tuple[Blocks, Blocks]:
+def _split(measured: Blocks, beside: Sequence[Variant]) -> tuple[Blocks, Blocks]:
     """Return the blocks of the sweep, and those beside it."""
     own = tuple(each for each in measured.all if each.variant not in beside)
     return Blocks(own), Blocks(tuple(each for each in measured.all if each.variant in beside))

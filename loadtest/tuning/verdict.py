@@ -1,4 +1,4 @@
-"""What a tuning comes to, in words: where drafting pays, what it saves, which of three schedules to run. Pure."""
+"""The verdict of a tuning: compares three schedules, recommends one, and describes the result in sentences. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ _MAX_HIDDEN_GAIN = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The table against the best fixed K and against off, on traffic that nothing was chosen by."""
+    """The table compared with the best fixed K and with K = 0, on traffic that the choice did not use."""
 
     best_fixed: Variant
     table_over_fixed: Estimate
     table_over_off: Estimate
     fixed_over_off: Estimate
     recommended: Variant
-    """What to run: off, unless another beats it beyond noise; the table only where it also beats the fixed K."""
+    """The schedule to run: K = 0 unless another beats it beyond noise; the table only if it also beats the fixed K."""
 
 
 def verify(blocks: Blocks, table: Rows, fixed: Variant, confidence: float = CONFIDENCE) -> Verification:
-    """Judge a table. `blocks` has the variants of `rivals`, in three rounds or more."""
+    """Compare the schedules. `blocks` has the variants of `rivals`, in three rounds or more."""
     tuned = as_variant(table)
     over_fixed = goodput_ratio(blocks, tuned, fixed, confidence)
     over_off, fixed_over_off = (
@@ -45,17 +45,17 @@ def verify(blocks: Blocks, table: Rows, fixed: Variant, confidence: float = CONF
 
 
 def as_variant(table: Rows) -> Variant:
-    """Return a table as something to measure; one with a single K is that K."""
+    """Return a table as a variant; a table with a single K is that fixed K."""
     return Variant.fixed(table[0][2]) if len(table) == 1 else Variant(TABLE, table)
 
 
 def rivals(table: Rows, fixed: Variant) -> list[Variant]:
-    """Return what is measured against each other: the table, the best fixed K and off, none of them twice."""
+    """Return the variants to compare: K = 0, the best fixed K and the table, without duplicates."""
     return list(dict.fromkeys((OFF, fixed, as_variant(table))))
 
 
 def words(choices: Sequence[Choice], table: Rows, found: Verification) -> list[str]:
-    """Return the verdict, a sentence or two for each concurrency, for the crossover and for the check."""
+    """Return the verdict: sentences on each concurrency, on the crossover and on the verification."""
     lines = [_of_choice(choice) for choice in choices]
     lines.append(_of_crossover(table))
     lines += _of_verification(table, found)
@@ -67,7 +67,7 @@ def words(choices: Sequence[Choice], table: Rows, found: Verification) -> list[s
 
 
 def troubles(blocks: Blocks, choices: Sequence[Choice] = ()) -> list[str]:
-    """Return what makes the figures say less than they seem to."""
+    """Return warnings about the figures: shed requests and noise."""
     return [*_shed(blocks), *_noise(choices)]
 
 
@@ -95,7 +95,7 @@ def _noise(choices: Sequence[Choice]) -> list[str]:
 
 
 def misfit(sweep: Blocks, fit: Fit) -> float:
-    """Return how far predicted goodput lies from the measured, the median of shares."""
+    """Return the median relative error of the predicted goodput."""
     found = [
         abs(fit.goodput(concurrency, variant.k) / float(np.mean(sweep.goodput(concurrency, variant.name))) - 1)
         for concurrency, variant in cells(sweep)
@@ -108,7 +108,7 @@ def goodput_ratio(
     blocks: Blocks, first: Variant, second: Variant, confidence: float = CONFIDENCE,
     concurrencies: Sequence[int] | None = None,
 ) -> Estimate:  # fmt: skip
-    """Return the goodput of one to that of another; all concurrencies weigh alike, those given or all of them."""
+    """Return the goodput ratio of two variants, with equal weights for the given concurrencies or all of them."""
     if first == second:
         return Estimate.exact(1.0)
     sides = [

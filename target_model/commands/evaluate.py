@@ -50,7 +50,7 @@ def _object(_context: click.Context, _parameter: click.Parameter, value: str) ->
 )  # fmt: skip
 @click.option(
     "--allow-weak-sandbox", is_flag=True,
-    help="Run what models write where the kernel lacks namespaces or Landlock: on a machine that holds nothing else.",
+    help="Run programs on a kernel without namespaces or Landlock too: only on a machine that holds nothing else.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(

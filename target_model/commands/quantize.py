@@ -57,7 +57,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
     type=FILE,
     default=ENVIRONMENT,
     metavar="PYTHON",
-    help="Of another environment with llmcompressor, such as one for CUDA.",
+    help="Interpreter of another environment with llmcompressor, such as one for CUDA.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def quantize(

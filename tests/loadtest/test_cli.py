@@ -121,7 +121,7 @@ def test_the_shares_of_several_machines_are_one_run(golden: GoldenServer, tmp_pa
     assert not any("missing" in each for each in target["invalid_because"])
     twice = CliRunner().invoke(main, ["merge", str(paths[0]), str(paths[0])])
     assert twice.exit_code == 2
-    assert "worker 0 is in two parts" in twice.output
+    assert "worker 0 is included twice" in twice.output
 
 
 def test_a_machine_that_is_ready_too_late_says_so(golden: GoldenServer) -> None:

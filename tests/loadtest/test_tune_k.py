@@ -41,10 +41,12 @@ IN_SMALL = ("--seconds", "0.2", "--set", "editor.max_tokens=9")
 
 @asynccontextmanager
 async def serving(
-    times: ServiceTimes, *, acceptance: float = 1.0, ceiling: int = CEILING
+    times: ServiceTimes, *, acceptance: float = 1.0, max_num_speculative_tokens: int = CEILING
 ) -> AsyncIterator[RunningServer]:
     def make_engine() -> ScriptedEngine:
-        return ScriptedEngine(times=times, num_speculative_tokens=ceiling, acceptance_rate=acceptance, max_num_seqs=8)
+        return ScriptedEngine(
+            times=times, num_speculative_tokens=max_num_speculative_tokens, acceptance_rate=acceptance, max_num_seqs=8
+        )
 
     async with run_server(make_config(*CONFIG), make_engine) as server:
         yield server
@@ -181,7 +183,7 @@ async def test_ctrl_c_puts_back_what_was_in_force() -> None:
             await stop(child)
         after = await operator.get()
     assert child.returncode == 130, said
-    assert b"what was in force before is in force again" in said
+    assert b"the previous setting is active again" in said
     assert (after.mode, after.by, after.schedule[0].num_speculative_tokens) == (FIXED, "configuration", CEILING)
 
 
@@ -219,7 +221,7 @@ async def test_what_the_server_cant_do_is_refused_by_name(settings: TuningSettin
 
 
 async def test_a_server_without_a_draft_says_why() -> None:
-    async with serving(QUICK, ceiling=0) as server, Operator(server.ready.admin_address) as operator:
+    async with serving(QUICK, max_num_speculative_tokens=0) as server, Operator(server.ready.admin_address) as operator:
         with pytest.raises(TargetError, match=r"can't change .*: the engine was started without a draft model"):
             await tuner(server, operator).tune(TuningSettings())
 

@@ -81,8 +81,8 @@ class BookMachine(RuleBasedStateMachine):
                 assert max(waiting, default=0) <= self.entries[action.id].trigger, "a better one was given up"
 
     def reattach(self, request_id: str, from_id: str) -> None:
-        assert from_id in self.working - self.aborted, "work was taken over that does not go on"
-        assert from_id not in self.ends, "work was taken over from an ended request"
+        assert from_id in self.working - self.aborted, "a generation that does not go on was reattached"
+        assert from_id not in self.ends, "the generation of an ended request was reattached"
         self.working = (self.working - {from_id}) | {request_id}
         self.reattached = (self.reattached - {from_id}) | {request_id}
         del self.waits_since[request_id]

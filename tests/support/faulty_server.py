@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from completion_server.core.events import RequestEnded
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.rpc.messages import convert
@@ -80,6 +81,10 @@ def _note_prompt(_builder: object, request: Any) -> None:
     _fail_in_the_background(request.prefix)
 
 
+def _prefix_of(event: object) -> str:
+    return event.request.prefix if isinstance(event, RequestEnded) else ""
+
+
 def inject() -> None:
     """Put the faults in place."""
     for part in PARTS:
@@ -88,7 +93,7 @@ def inject() -> None:
     _before(ScriptedEngine, "generate", lambda _engine, job: fail_in("engine", _texts.get(job.id, "")))
     _before(TextRules, "feed", lambda *_: fail_in("rules", _newest[0]))
     _before(Mailbox, "put_nowait", lambda *_: fail_in("mailbox", _newest[0]))
-    _before(Metrics, "request_ended", lambda _metrics, request, *_: fail_in("observer", request.prefix))
+    _before(Metrics, "hear", lambda _metrics, event: fail_in("observer", _prefix_of(event)))
     _before(convert, "request_of", lambda message, *_: fail_in("convert", message.prefix))
     _before(convert, "feedback_of", lambda message, *_: fail_in("feedback", message.session_id))
     _before(Decoder, "__call__", lambda _decoder, data: fail_in("decoder", data.decode("latin-1")))

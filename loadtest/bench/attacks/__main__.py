@@ -1,4 +1,4 @@
-"""Attacks on a server of this project, one after another, and what they cost its honest users.
+"""Attacks this project's server in several ways, one after another, and measures the service of honest users.
 
 Each attack meets a fresh server with the scripted engine and the configuration's own limits. 8 users ask 4 times a
 second each, on connections of their own, half of them with a new Session stream for each request. A request is in time
@@ -42,7 +42,7 @@ class _Options(TypedDict):
 @click.option("--after-s", type=_SECONDS, default=5.0, show_default=True, help="After it.")
 @click.option("--json", "as_json_only", is_flag=True, help="Print a JSON object as the last line, and no table.")
 def main(names: tuple[str, ...], as_json_only: bool, **options: Unpack[_Options]) -> None:
-    """Attack a server and measure what its honest users get.
+    """Attack a server and measure the service of its honest users.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""What every attack is, and what several of them do alike."""
+"""The base class of the attacks, and the parts that several of them share."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -14,27 +14,27 @@ _SMALLEST_BYTES = 4096
 
 
 class Attack(ABC):
-    """One way to harm a server. It runs for a while, or until it is cancelled."""
+    """An attack on a server, which runs until it ends or is cancelled."""
 
     name: ClassVar[str]
-    """As the command line names it."""
+    """Name on the command line."""
     about: ClassVar[str]
-    """What it does, in a line."""
+    """One-line description."""
     overrides: ClassVar[tuple[str, ...]] = ()
-    """Settings of the server that it needs to be an attack."""
+    """Settings of the server that the attack needs."""
 
     def __init__(self, address: str) -> None:
         """Attack the server at HOST:PORT."""
         self.address = address
         self.counts: Counter[str] = Counter()
-        """What it did and what it got; the report shows it."""
+        """Counts of the attack's actions and their results, for the report."""
 
     @abstractmethod
     async def run(self) -> None:
-        """Attack until cancelled. A lost connection (OSError) starts it again."""
+        """Attack until cancelled. A lost connection (OSError) restarts the attack."""
 
     async def keep_on(self) -> None:
-        """Run, and start again whenever the server hangs up."""
+        """Run, and restart when the server closes the connection."""
         while True:
             try:
                 await self.run()
@@ -43,12 +43,12 @@ class Attack(ABC):
             await asyncio.sleep(0.01)
 
     def count_end(self, stream: Stream) -> None:
-        """Count how a call ended."""
+        """Count the end of a call."""
         self.counts[f"status_{'none' if stream.status in {None, -1} else stream.status}"] += 1
 
 
 async def largest_accepted(connection: Connection, first_bytes: int, message_of: "MessageOf") -> int:
-    """Return how large a message the server takes: `first_bytes`, halved until it is not refused for its size.
+    """Return the size of a message that the server accepts: `first_bytes`, halved until it is not too large.
 
     An attacker would find that out too.
     """

@@ -1,4 +1,4 @@
-"""The process that runs one attack. Says on standard output what it did, when it is asked to end on standard input."""
+"""The process that runs one attack. A line on standard input ends it; it then prints its counts."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import click
 from loadtest.bench.attacks.registry import ATTACKS
 
 _NICENESS = 10
-"""An attacker has a machine of its own; here it must not take the core of the server or of the honest users."""
+"""Niceness of the process: a real attacker has another machine and takes no CPU from the server."""
 
 
 @click.command()

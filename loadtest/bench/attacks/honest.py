@@ -31,10 +31,10 @@ _OPTIONS = (
 
 @dataclass(slots=True)
 class Service:
-    """What the users got in a stretch of time."""
+    """The service that the users got in a phase."""
 
     first_text_ms: list[float | None] = field(default_factory=list)
-    """For each request the time to its first text; None where there was none within a second."""
+    """Time to first text of each request; None without text within a second."""
 
     @property
     def share_in_time(self) -> float:
@@ -44,17 +44,17 @@ class Service:
 
 
 class HonestUser:
-    """Asks at a constant rate, whether or not the answers come. Odd ones open a Session stream for each request."""
+    """A user with a constant request rate, open loop. Users with odd numbers open a Session stream per request."""
 
     def __init__(self, number: int, channel: grpc.aio.Channel) -> None:
-        """Ask over a channel of its own."""
+        """Prepare a user with its own channel."""
         self._number = number
         self._stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
         self._sequence = itertools.count(1)
         self._metadata = (("x-user-id", f"honest-{number}"),)
 
     async def ask_for(self, seconds: float, service: Service) -> None:
-        """Ask for a time, and add what came of it to `service`."""
+        """Send requests for a time, and record them in `service`."""
         loop = asyncio.get_running_loop()
         begin = loop.time() + self._number * PERIOD_S / USERS
         async with asyncio.TaskGroup() as group:
@@ -135,7 +135,7 @@ async def honest_users(address: str) -> AsyncIterator[list[HonestUser]]:
 
 
 async def serve_for(users: list[HonestUser], seconds: float) -> Service:
-    """Have all users ask for a time; return what they got."""
+    """Let all users send requests for a time; return their service."""
     service = Service()
     async with asyncio.TaskGroup() as group:
         for user in users:

@@ -1,4 +1,4 @@
-"""One attack on one fresh server: what the honest users get before, during and after it, and the server's memory."""
+"""Measures one attack on a fresh server: honest users' service before, during and after it, and the server's memory."""
 
 import asyncio
 import sys
@@ -38,7 +38,7 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of time."""
+    """The measurements of a phase."""
 
     service: Service
     peak_rss_bytes: int
@@ -55,14 +55,14 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One attack."""
+    """The measurements of one attack."""
 
     attack: str
     phases: Mapping[str, Phase]
     counts: Mapping[str, int]
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of all phases, and what the attacker did."""
+        """Return the figures of all phases, and the attacker's counts."""
         found: dict[str, Any] = {"attack": self.attack}
         for name, phase in self.phases.items():
             found |= phase.figures(name)
@@ -70,7 +70,7 @@ class Measured:
 
 
 async def measure(attack: str, config: Path, overrides: Sequence[str], durations: Durations) -> Measured:
-    """Start a server, have users ask, attack it, and let it recover.
+    """Start a server with users, attack it, and let it recover.
 
     Raises:
         StartError: the server or the attacker did not come up, or ended early.

@@ -1,6 +1,6 @@
-"""What contestants get and how they are asked: the same prompts, one block at a time, so many at once.
+"""Closed-loop blocks: the same prompts for every contestant, one block at a time.
 
-A block is closed-loop: each of `concurrency` callers asks again as soon as it has its answer.
+In a block each of `concurrency` callers sends its next prompt as soon as it has its answer.
 """
 
 import asyncio
@@ -12,15 +12,15 @@ from typing import Protocol, TypeVar
 from loadtest.bench.common.figures import Block, Sample
 
 PAUSE_S = 1.2
-"""Between contestants: for a second after its last step vLLM's worker spins on a core, which is not to fall on the
-next."""
+"""Pause between contestants. For a second after its last step vLLM's worker spins on a core, which would slow the next
+contestant down."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """One request, in every form that a contestant may want it in."""
+    """One request, in all forms that contestants need."""
 
     prefix: str
     suffix: str
@@ -29,23 +29,23 @@ class BenchPrompt:
     text: str = ""
     """The token ids as one text."""
     hang_up_after: int | None = None
-    """Tokens after which the caller stops the generation; None lets it run to `max_tokens`."""
+    """Number of tokens after which the caller stops the generation; None runs it to `max_tokens`."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the completion besides the model's own end token, where the caller wants that."""
+    """Tokens that end the completion besides the model's own end token."""
     document: str = ""
-    """What the text is of: prompts of one document come from one editor, in order; "" is a document of its own."""
+    """Name of the document. Prompts of one document come from one editor, in order; with "" each has its own."""
 
     def ended_like(self, sample: Sample) -> "BenchPrompt":
-        """Return it with the end that somebody else's text rules found for it."""
+        """Return the prompt with the length at which the server's text rules ended its completion."""
         return replace(self, hang_up_after=sample.num_tokens if sample.num_tokens < self.max_tokens else None)
 
     def is_enough(self, num_tokens: int) -> bool:
-        """Tell whether the caller hangs up now."""
+        """Return whether the caller stops the generation now."""
         return self.hang_up_after is not None and num_tokens >= self.hang_up_after
 
 
 class Contestant(Protocol):
-    """Something that completes prompts."""
+    """A system that completes prompts."""
 
     name: str
 
@@ -57,7 +57,7 @@ class Contestant(Protocol):
 async def closed_loop(
     prompts: Sequence[BenchPrompt], concurrency: int, ask: Callable[[int, BenchPrompt], Awaitable[Sample]]
 ) -> Block:
-    """Ask for each prompt once; `ask` also gets the number of its caller. Its first failure ends the block."""
+    """Complete each prompt once. `ask` gets the caller's number and a prompt; its first failure ends the block."""
     samples: dict[int, Sample] = {}
     jobs = iter(enumerate(prompts))
 
@@ -77,5 +77,5 @@ async def closed_loop(
 
 
 def batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Return items in blocks of one size; what is left over is dropped."""
+    """Return items in blocks of one size; the remainder is dropped."""
     return [items[start : start + size] for start in range(0, len(items) - size + 1, size)]

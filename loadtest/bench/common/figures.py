@@ -1,4 +1,4 @@
-"""What a benchmark measures of a request, and how many requests become a figure. Percentiles, never averages."""
+"""Samples of single requests, and their summary as percentiles over blocks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ import numpy as np
 from rich.console import Console
 
 _MIN_TOKENS_FOR_RATE = 8
-"""A rate over fewer tokens says more about the clock than about the server."""
+"""With fewer tokens the rate depends on the clock's resolution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request as its caller lived it."""
+    """One request as its caller measured it."""
 
     ttft_ms: float | None
-    """From asking to the first piece of text; None where there was no text."""
+    """Time from the request to the first text; None without text."""
     total_ms: float
     num_tokens: int
     prompt_tokens: int = 0
@@ -23,11 +23,11 @@ class Sample:
     drafted_tokens: int = 0
     accepted_draft_tokens: int = 0
     decode_ms: float | None = None
-    """From the first token to the last, where the server says it: it may hold text back and send it all at once."""
+    """Time from the first token to the last, if the server reports it; the server may hold text back."""
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens after the first, over the time from the first to the end; None for a short one."""
+        """Rate of the tokens after the first; None for a short completion."""
         decode_ms = self.decode_ms
         if decode_ms is None and self.ttft_ms is not None:
             decode_ms = self.total_ms - self.ttft_ms
@@ -41,33 +41,33 @@ class Block:
     """Requests that ran together."""
 
     samples: tuple[Sample, ...]
-    """In the order of the prompts."""
+    """Samples in the order of the prompts."""
     wall_s: float
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of all requests over the time that the block took."""
+        """Tokens of all requests per second of the block."""
         return sum(sample.num_tokens for sample in self.samples) / self.wall_s
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Many blocks of one contestant."""
+    """The summary of many blocks of one contestant."""
 
     ttft_ms_p50: float
     ttft_ms_p95: float
     stream_tokens_per_s_p50: float
-    """Of one request, after its first token."""
+    """Median rate of one request, after its first token."""
     tokens_per_s_p50: float
-    """Of all requests together, over blocks."""
+    """Median over blocks of the rate of all requests together."""
     cached_share: float
-    """Of prompt tokens."""
+    """Share of prompt tokens from the prefix cache."""
     acceptance: float
-    """Accepted over drafted tokens; nan without a draft."""
+    """Accepted / drafted tokens; nan without a draft."""
 
     @classmethod
     def of(cls, blocks: Sequence[Block]) -> "Summary":
-        """Sum up at least one block."""
+        """Summarise one or more blocks."""
         samples = [sample for block in blocks for sample in block.samples]
         ttft_ms = [sample.ttft_ms for sample in samples if sample.ttft_ms is not None]
         return cls(
@@ -81,26 +81,26 @@ class Summary:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile, interpolated; nan of nothing."""
+    """Return an interpolated percentile; nan for no values."""
     return float(np.percentile(values, percent)) if values else float("nan")
 
 
 def median_of_pairs(first: Iterable[float | None], second: Iterable[float | None], *, ratio: bool = False) -> float:
-    """Return the median of first - second, or of first / second, over pairs measured next to each other.
+    """Return the median of first - second, or of first / second, over pairs measured one after the other.
 
-    A drift of the machine that is slow against a pair cancels. A pair with a None in it does not count.
+    A slow drift of the machine cancels. A pair with a None does not count.
     """
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     return percentile([a / b if ratio else a - b for a, b in pairs], 50)
 
 
 def rounded(value: float, digits: int = 3) -> float | None:
-    """Return a figure for JSON, which knows no nan."""
+    """Return a rounded figure for JSON; None for nan."""
     return None if np.isnan(value) else round(value, digits)
 
 
 def report_console() -> Console:
-    """Return where tables go: as wide as they need where nobody's terminal limits them."""
+    """Return the console for tables; without a terminal it has a fixed width."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
 

@@ -1,4 +1,4 @@
-"""The server of this project as a contestant: a child process, asked over gRPC from outside as editors do."""
+"""This project's server as a contestant: a child process that is called over gRPC, as editors call it."""
 
 import json
 import subprocess
@@ -34,8 +34,8 @@ _START_S = 300.0
 _REQUEST_S = 30.0
 _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 
-# Ports are picked by the system. An idle server does not ask its engine for signs of life while others are measured.
-# All editors of a benchmark have one address.
+# The system picks the ports. The engine's heartbeat is off, so that an idle server uses no CPU while another one is
+# measured. All editors of a benchmark have one address.
 _OVERRIDES = (
     "server.listen=127.0.0.1:0",
     "server.admin_listen=127.0.0.1:0",
@@ -52,11 +52,11 @@ SERVES_ALL = (
     "admission.user_requests_per_s=0",
     "admission.user_tokens_per_s=0",
 )
-"""For benchmarks of the engine and the way to it: nobody is shed, and as many requests are in it as it is given."""
+"""For benchmarks of the engine: no request is shed, and the number of slots is fixed."""
 
 
 def config_options(command: Callable[P, R]) -> Callable[P, R]:
-    """Give a command the options that say which configuration its servers have: `config` and `overrides`."""
+    """Add the options of the servers' configuration to a command: `config` and `overrides`."""
     config = click.option(
         "--config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -70,11 +70,11 @@ def config_options(command: Callable[P, R]) -> Callable[P, R]:
 
 
 class CommandError(Exception):
-    """A command of the server failed; the message is what it said."""
+    """A command of the server failed; the message has its error output."""
 
 
 class NotAnsweredError(Exception):
-    """The server ended a request in a way that no benchmark expects."""
+    """The server ended a request without an answer."""
 
 
 def flags(config: Path, overrides: Sequence[str]) -> list[str]:
@@ -84,10 +84,10 @@ def flags(config: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def effective_config(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what the server would run with; "engine_args" are vLLM's own, "prompt_budget_tokens" bounds its prompts.
+    """Return the server's effective configuration, with vLLM's "engine_args" and "prompt_budget_tokens".
 
     Raises:
-        CommandError: it can't be used.
+        CommandError: the configuration is not valid.
 
     """
     answer: dict[str, Any] = json.loads(_run("completion_server", "check-config", "--json", *flags(config, overrides)))
@@ -101,9 +101,9 @@ def render_prompts(
     max_tokens: int,
     documents: Sequence[str] | None = None,
 ) -> list[BenchPrompt]:
-    """Return the very token ids that the server gives its engine for each text.
+    """Return the token ids that the server gives its engine for each text.
 
-    Texts of one of the `documents` are keys typed one after another into it; without them each text is alone.
+    Texts with the same name in `documents` are successive keys of one document; without names each text is its own.
 
     Raises:
         CommandError: a prompt can't be made.
@@ -145,10 +145,10 @@ class ServerProcess:
         *,
         has_metrics: bool = False,
     ) -> None:
-        """Start it and wait until it is warm. With metrics, `ready` names their address.
+        """Start the server and wait until it is warm. With metrics, `ready` has their address.
 
         Raises:
-            StartError: it did not come up.
+            StartError: the server did not start.
 
         """
         self.name = name
@@ -162,16 +162,16 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._child.pid
 
     def stop(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self._child.stop()
 
 
 class Server(ServerProcess):
-    """A running server and its editors, each with a connection of its own."""
+    """A running server and its editors, each with its own connection."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Server(ServerProcess):
         *,
         has_metrics: bool = False,
     ) -> None:
-        """See ServerProcess. Editors connect when they are needed."""
+        """Start the server; see ServerProcess. Editors connect at their first request."""
         super().__init__(config, overrides, name, env, has_metrics=has_metrics)
         self._run_id = uuid.uuid4().hex[:8]
         self._num_asked = 0
@@ -201,7 +201,7 @@ class Server(ServerProcess):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up and stop the server."""
+        """Close the connections and stop the server."""
         try:
             for channel in self._channels:
                 await channel.close()
@@ -209,7 +209,7 @@ class Server(ServerProcess):
             self.stop()
 
     def _connect(self, count: int) -> None:
-        # One connection for each editor, as in life; gRPC would share one between channels to the same address.
+        # One connection per editor; by default gRPC shares one between channels to the same address.
         options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
         while len(self._stubs) < count:
             channel = grpc.aio.insecure_channel(self.ready["address"], options=options)
@@ -218,7 +218,7 @@ class Server(ServerProcess):
 
     async def _ask(self, caller: int, prompt: BenchPrompt) -> Sample:
         self._num_asked += 1
-        # A user of its own: no document's request may end another's.
+        # Each document has its own user, so that requests of two documents don't supersede each other.
         name = f"{self._run_id}-{prompt.document or self._num_asked}"
         request = pb.CompleteRequest(
             session_id=name,

@@ -1,4 +1,4 @@
-"""Texts to complete: made from the Python standard library, so that every machine has them."""
+"""Texts to complete, taken from the Python standard library, which every machine has."""
 
 import random
 import re
@@ -9,12 +9,12 @@ from pathlib import Path
 
 _DEFINITION = re.compile(r"^(?P<indent>[ ]*)def [^\n]*:\n", re.MULTILINE)
 _SKIPPED_LINES = 12
-"""The text after the cursor starts this much further on: the body that is to be written is not there yet."""
+"""Lines left out after the cursor: the body that the model is to write."""
 _CHARACTERS_PER_KEY = 4
 
 
 class TooFewTextsError(ValueError):
-    """There is not enough source text for what was asked; the message says how much there is."""
+    """There is too little source text; the message says how much there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class CursorText:
 
 
 def distinct_texts(count: int, *, prefix_chars: int, suffix_chars: int, seed: int) -> list[CursorText]:
-    """Return texts of one length that share no beginning: nothing that any prefix cache could reuse.
+    """Return texts of one length with different beginnings, so that no prefix cache can reuse them.
 
-    The cursor stands where the body of a function begins, so that a model has much to say.
+    The cursor is at the start of a function's body, so that completions are long.
 
     Raises:
-        TooFewTextsError: the standard library does not hold so many.
+        TooFewTextsError: the standard library has too few.
 
     """
     places = _bodies(prefix_chars, suffix_chars, random.Random(seed))
@@ -48,9 +48,9 @@ def distinct_texts(count: int, *, prefix_chars: int, suffix_chars: int, seed: in
 
 
 def typed_texts(documents: int, keys: int, *, prefix_chars: int, suffix_chars: int, seed: int) -> list[CursorText]:
-    """Return what editors would send while `documents` users type `keys` pauses each into documents of their own.
+    """Return the texts that editors send while `documents` users make `keys` pauses each in their own documents.
 
-    All first pauses come first, then all second ones: what one user typed before is then in the prefix cache.
+    All first pauses come first, then all second ones, so that a user's earlier text is in the prefix cache.
     """
     room = keys * _CHARACTERS_PER_KEY
     ends = distinct_texts(documents, prefix_chars=prefix_chars + room, suffix_chars=suffix_chars, seed=seed)

@@ -1,9 +1,9 @@
-"""Speculation on and off, INT8 and bf16, prefix cache on and off: one table, one run.
+"""Compares engine configurations in one run: speculation on and off, INT8 and bf16, prefix cache on and off.
 
-Each configuration is a server of its own. All are up at once and take turns, block by block, so that a drift of the
-machine meets all of them; only one works at any time. The workload is the same for each: users who type into documents
-of their own and ask at each pause, so that a prefix cache has something to reuse. With `--one-at-a-time` a server runs
-alone from start to end, for machines that can't hold all of them.
+Each configuration has its own server. All servers run at once and take turns, block by block, so that a drift of the
+machine affects all of them; only one is active at a time. The workload is the same for each: users type into their own
+documents and send a request at each pause, so that a prefix cache has text to reuse. With `--one-at-a-time` the servers
+run one after another, for machines without memory for all of them.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Configuration:
 
 
 def configurations(int8_model: Path | None) -> list[Configuration]:
-    """Return the configurations: the file's own, and each with one thing changed or more."""
+    """Return the configurations: that of the file, and variations of it."""
     found = [
         Configuration("as configured"),
         Configuration("no speculation", _NO_SPECULATION),
@@ -90,7 +90,7 @@ def main(
     as_json: bool,
     **options: Unpack[_Options],
 ) -> None:
-    """Measure what each part of the engine's configuration gives. The last line is a JSON object.
+    """Measure the effect of each part of the engine's configuration. The last line is a JSON object.
 
     \b
     Example:
@@ -138,7 +138,7 @@ async def _measure(config: Path, group: Sequence[Configuration], options: _Optio
 
 
 def _workload(options: _Options) -> list[list[BenchPrompt]]:
-    """Return one block to warm up with, and then blocks for each concurrency in turn. No document comes twice."""
+    """Return a warm-up block, then blocks for each concurrency in turn. No document comes twice."""
     num_blocks = 1 + options["rounds"] * len(_CONCURRENCY)
     texts = typed_texts(
         options["documents"] * num_blocks,

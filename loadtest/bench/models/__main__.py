@@ -1,6 +1,6 @@
-"""The figures of the models that come along: quality, what INT8 costs, how much of the draft is accepted.
+"""Measures the embedded models: quality, the loss by INT8, and the draft's acceptance.
 
-It runs the commands that anybody would run on models of their own, and gathers what they say.
+It runs the commands `target-model evaluate` and `draft-model evaluate`, and collects their figures.
 """
 
 import json
@@ -70,7 +70,7 @@ def _read(path: Path) -> Any:  # noqa: ANN401 - whatever the command wrote
 
 
 def _run(module: str, *arguments: str) -> str:
-    """What a command prints; its progress and its errors are shown as they come. Raises ClickException if it fails."""
+    """Return the output of a command, while its errors and progress are shown. Raises ClickException if it fails."""
     done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise click.ClickException(f"`{module} {arguments[0]}` failed with status {done.returncode}, see above")

@@ -8,7 +8,7 @@ IDENTITY_TOKENS = 32
 
 
 def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of merit from what the two commands wrote; bfloat16 is the first target, INT8 the second.
+    """Return the figures of merit from the two reports; bfloat16 is the first target, INT8 the second.
 
     Losses are nats a token, shares 0 to 1, times milliseconds, steps' of two turns. `acceptance_*` is accepted over
     drafted tokens; `greedy_identical_share` is of completions of `identity_tokens` tokens.

@@ -1,26 +1,25 @@
-"""What the server costs over its engine, and how it stands against `vllm serve`: TTFT and tokens/s, side by side.
+"""Measures the server's overhead over its engine, and compares it with `vllm serve`: TTFT and tokens/s.
 
-Three processes hold the same model under the same engine arguments: this project's server, vLLM's AsyncLLM called
-directly, and `vllm serve` over HTTP. They are asked in turn, block by block, in one run, so that a drift of the machine
-meets all of them; only one works at any time. How the comparison is kept honest:
+Three processes run the same model with the same engine arguments: this project's server, vLLM's AsyncLLM called
+directly, and `vllm serve` over HTTP. They take turns, block by block, in one run, so that a drift of the machine
+affects all of them; only one is active at a time. The rules of the comparison:
 
-- The engine alone is timed inside the process that calls `generate`, so all that is between an editor and the engine,
-  gRPC and the client's own work included, counts as the server's overhead.
-- Everybody gets the same prompt tokens: those that the server makes for the text. `vllm serve` is measured with token
-  ids, which spares it the tokenising, and once more with the text, as an editor would send it.
-- The model's own end ends a completion on every side. The server goes first in each round; where its text rules end
-  one, the others' callers hang up after as many tokens, as an editor with such rules of its own would: so everybody
-  pays for the step that is then in flight.
-- Every request is a key typed into a document whose key before was asked for just before, from everybody and not
-  counted: caches are as warm as when people type. With `--new-documents` there is no such key, and no cache helps. No
-  document comes twice. The table shows the share of prompt tokens that came from a prefix cache.
-- TTFT is the time to the first visible text: a model often begins with blanks, which no editor can show, and which the
-  server sends along with what follows. Differences and ratios of TTFT are medians over pairs of the same prompt, those
-  of tokens/s over pairs of neighbouring blocks. Where a figure has one name for 1 and for 16 concurrent requests, it
-  is the worse of the two.
+- The engine alone is timed in the process that calls `generate`. So everything between an editor and the engine counts
+  as the server's overhead, gRPC and the client's own work included.
+- All contestants get the same prompt tokens, those of the server. `vllm serve` is measured with token ids, which saves
+  it the tokenisation, and again with text, as an editor would send it.
+- The model's end token ends a completion for all. The server goes first in each round. If its text rules end a
+  completion, the other callers stop after the same number of tokens, so that all pay for the step in flight.
+- Every request is a key in a document whose previous key was sent to all contestants just before, uncounted. So caches
+  are as warm as while typing. With `--new-documents` there is no previous key, and no cache helps. No document comes
+  twice. The table shows the share of prompt tokens from a prefix cache.
+- TTFT is the time to the first visible text. A model often starts with blanks, which editors can't show and which the
+  server sends with the text that follows. Differences and ratios of TTFT are medians over pairs of the same prompt;
+  those of tokens/s are medians over pairs of neighbouring blocks. A figure with one name for 1 and for 16 concurrent
+  requests is the worse of the two.
 
-With two cores, 16 concurrent requests are bound by the CPU: engine, server and client share it, and on the HTTP side
-too. What the server adds there is its share of the CPU, not waiting.
+On two cores, 16 concurrent requests are CPU-bound: engine, server and client share the cores, for HTTP too. The
+server's overhead is then its share of the CPU, not waiting.
 """
 
 import asyncio
@@ -56,7 +55,7 @@ from loadtest.bench.prompt import replay
 from loadtest.processes.child import StartError, end_on_sigterm
 
 _BLOCK_SIZES = {1: 8, 16: 64}
-"""Prompts in a block, by how many are asked at once."""
+"""Prompts in a block, by concurrency."""
 _WARM_UP = 64
 _FAILURES = (
     TooFewTextsError,
@@ -144,7 +143,7 @@ async def _measure(
 async def _prompts(
     config: Path, overrides: Sequence[str], options: _Options, serve: VllmServe | None
 ) -> list[BenchPrompt]:
-    """Return two keys of as many documents as are needed: first all earlier keys, then all later ones."""
+    """Return two keys of each document: first all earlier keys, then all later ones."""
     count = _WARM_UP + sum(_num_blocks(options, concurrency) * size for concurrency, size in _BLOCK_SIZES.items())
     texts = typed_texts(
         count, 2, prefix_chars=options["prefix_chars"], suffix_chars=options["suffix_chars"], seed=options["seed"]
@@ -189,7 +188,7 @@ async def _round(
     concurrency: int,
     options: _Options,
 ) -> dict[str, Block]:
-    """Give everybody the same prompts, the server first; the others end where its text rules did."""
+    """Give all contestants the same prompts, the server first; the others stop at its completion lengths."""
     earlier = [replace(key, max_tokens=1) for key, _ in keys]
     counted = [key for _, key in keys]
     answers: dict[str, Block] = {}
@@ -210,7 +209,7 @@ def _num_blocks(options: _Options, concurrency: int) -> int:
 
 
 def _replayed(model: str, console: Console) -> dict[str, Any]:
-    """Add how many prompt tokens a key costs; that needs the model's tokenizer alone."""
+    """Return the prompt tokens per key, which needs only the model's tokenizer."""
     with console.status("replaying keys"):
         measured = replay.measure(model)
     return {"prefilled_tokens_per_key_ratio": measured["prefilled_tokens_per_key_ratio"]}

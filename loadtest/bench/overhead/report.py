@@ -1,4 +1,4 @@
-"""From paired blocks to the figures and tables of the overhead benchmark."""
+"""The figures and tables of the overhead benchmark, from paired blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -19,7 +19,7 @@ _RIVALS = {VllmServe.name: "vllm_serve", TextPrompts.name: "vllm_serve_text"}
 
 
 def figures(results: Results) -> dict[str, Any]:
-    """Return the headline figures, each the worse of what was measured at each concurrency, and all that is behind."""
+    """Return the headline figures, each the worst over the concurrencies, and the figures by concurrency."""
     by_concurrency = {concurrency: _figures_at(blocks) for concurrency, blocks in results.items()}
     names = next(iter(by_concurrency.values()))
     worst: dict[str, Any] = {}
@@ -36,7 +36,7 @@ def figures(results: Results) -> dict[str, Any]:
 
 
 def print_tables(results: Results, console: Console) -> None:
-    """Print what everybody reached, and what the server makes of it."""
+    """Print the figures of all contestants, and the comparison."""
     for concurrency, blocks in results.items():
         console.print(_contestants_table(concurrency, blocks))
     console.print(_figures_table(results))

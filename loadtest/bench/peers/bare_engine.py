@@ -1,8 +1,8 @@
-"""vLLM's AsyncLLM called directly: what there is to reach without any server around it.
+"""vLLM's AsyncLLM called directly, without a server: the upper bound for any server.
 
-Run as a module this is a worker: it loads the engine from a JSON line of arguments, then answers each JSON line of
-token ids with what each generation took, timed here, in the process that calls `generate`. The class is the
-benchmark's side of it. Only the worker imports vllm.
+Run as a module, this is a worker process. It loads the engine with the arguments of a JSON line, then answers each JSON
+line of token ids with the times of the generations, measured in the process that calls `generate`. `BareEngine` is the
+client of that worker. Only the worker imports vllm.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _BLOCK_S = 300.0
 
 
 def engine_env(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment that the server gives its engine, from its effective configuration."""
+    """Return the environment of the server's engine, from the server's effective configuration."""
     return {
         "VLLM_CPU_KVCACHE_SPACE": str(config["engine"].get("cpu_kv_cache_gib", 1)),
     }
@@ -37,10 +37,10 @@ class BareEngine:
     name = "engine alone"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Start it with a server's effective configuration and wait until it is loaded.
+        """Start the worker with a server's effective configuration and wait until the engine is loaded.
 
         Raises:
-            StartError: it did not come up.
+            StartError: the worker did not start.
 
         """
         command = [sys.executable, "-m", "loadtest.bench.peers.bare_engine"]
@@ -140,7 +140,7 @@ class _Worker:
 
 
 async def _serve(answers: IO[str]) -> None:
-    """Answer questions until there are no more. vLLM may write what it likes: `answers` is a pipe of its own."""
+    """Answer requests until the input ends. `answers` is a separate pipe, since vLLM writes to standard output."""
     loop = asyncio.get_running_loop()
     worker: _Worker | None = None
     try:

@@ -1,6 +1,6 @@
-"""A gRPC server that does nothing: answers each request of a session with the messages that a real one would send.
+"""A gRPC server without logic: answers each request of a session with constant messages.
 
-It is what a server in Python can't be quicker than.
+It is the lower bound for the cost of a gRPC server in Python.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ _MAX_PENDING = 20_000
 
 
 class Bare:
-    """Answers at once."""
+    """Answers each request at once."""
 
     def __init__(self, deltas_a_request: float) -> None:
-        """Send so many deltas before each end, on average."""
+        """Send `deltas_a_request` deltas before each end, on average."""
         self._deltas_a_request = deltas_a_request
         self._due = 0.0
         self._delta = pb.Delta(text="result = load(")
@@ -38,7 +38,7 @@ class Bare:
         )
 
     async def session(self, _messages: Any, context: Any) -> None:  # noqa: ANN401 - gRPC has no types for them
-        """Answer each request, and read everything else."""
+        """Answer each request, and ignore all other messages."""
         while (message := await context.read()) is not grpc.aio.EOF:
             if not message.HasField("complete"):
                 continue
@@ -53,7 +53,7 @@ class Bare:
 @click.command()
 @click.option("--deltas", type=click.FloatRange(0), default=1.0, show_default=True, help="Deltas before each end.")
 def main(deltas: float) -> None:
-    """Serve on a free port of the loopback interface until killed; the first line says which, as JSON."""
+    """Serve on a free port of the loopback interface until killed; the first line of output is its address, as JSON."""
     asyncio.run(_serve(deltas))
 
 

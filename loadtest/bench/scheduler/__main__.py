@@ -1,28 +1,28 @@
-"""How editors fare when people type: open loop, this server, the same with everything off, and `vllm serve`.
+"""Measures seen completions under open-loop typing: this server, the same without its policies, and `vllm serve`.
 
-Three targets hold the same model under the same engine arguments and meet the same traces of keys in turn, in one run:
+Three targets run the same model with the same engine arguments and take turns on the same traces, in one run:
 
-- the scheduler: the configured server. Editors keep a `Session` stream, and say on it as soon as a key makes a request
-  stale; with `--no-cancel-at-key` they only send the next one, a debounce later.
+- the scheduler: the configured server. Editors keep a `Session` stream and cancel a request at the key that makes it
+  stale. With `--no-cancel-at-key` they only send the next request, a debounce later.
 - plain: the same server with superseding, typing through, shedding, the adaptive number of slots and the limit for each
   user off, first come first served. Editors only send their next request.
-- `vllm serve`, over HTTP with the server's own token ids and end tokens, asked by editors that close the connection as
-  soon as the user presses a new key. It has no text rules: an answer runs to its last token, or to the next key.
+- `vllm serve`, over HTTP with the server's token ids and end tokens. Editors close the connection at the user's next
+  key. It has no text rules: an answer runs to its last token, or to the next key.
 
-How the comparison is kept honest:
+The rules of the comparison:
 
-- Requests go out at times fixed beforehand, whatever became of those before; latencies count from those times.
-- What an answer is worth is decided by the user's next key, which the trace knows: a completion counts as seen when
-  its first visible text comes in time and stands for a while before that key.
-- Loads are multiples of what the engine can serve, measured first on the plain server: whole completions a second,
-  closed loop, with prefixes typed on so that the prefix cache works as it does in typing.
-- Each round and load has a trace of its own, the same for all targets, who take turns in changing order. A target sees
+- Requests are sent at predetermined times, regardless of the earlier ones; latencies count from those times.
+- The user's next key, which the trace knows, decides the value of an answer: a completion is seen when its first
+  visible text comes in time and stands for a while before that key.
+- Loads are multiples of the engine's capacity, which is measured first on the plain server: whole completions per
+  second, closed loop, on growing prefixes, so that the prefix cache works as while typing.
+- Each round and load has its own trace, the same for all targets, which take turns in changing order. A target sees
   each document once before a trace begins, so that a trace shows typing and not the opening of all documents at once.
-- Wasted tokens are what vLLM itself says it generated, less what was generated for seen answers. It does not count
-  what a step in flight still computes for a request just aborted, on any side. Where a newer request takes over a
-  generation, its tokens count for that one alone.
+- Wasted tokens are vLLM's count of generated tokens less those of seen answers. The count leaves out the tokens that a
+  step in flight computes for a request just aborted, for all targets. When a newer request reattaches to a generation,
+  the tokens count for the newer one only.
 
-Client, servers and engines share the machine; how late the generator was is part of the report.
+Client, servers and engines share the machine; the report includes the generator's lag.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ PLAIN_OVERRIDES = (
     "scheduling.order=first_come",
     "scheduling.typing_through=false",
 )
-"""What makes the server a plain one."""
+"""Overrides that turn the server's policies off."""
 
 _CONCURRENCIES = (4, 8, 16)
 _CAPACITY_S = 8.0
@@ -98,12 +98,12 @@ class _Options(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Everything that was measured."""
+    """All measurements."""
 
     scenario: Scenario
     capacity: EngineCapacity | None
     completions_per_s: float
-    """What loads are multiples of."""
+    """The engine's capacity, of which loads are multiples."""
     cells: list[Cell]
     results: Results
 
@@ -153,7 +153,7 @@ def main(
     as_json_only: bool,
     **options: Unpack[_Options],
 ) -> None:
-    """Measure how editors fare at several loads. The last line is a JSON object.
+    """Measure seen completions at several loads. The last line is a JSON object.
 
     \b
     Example:
@@ -180,7 +180,7 @@ async def _measure(
 ) -> Contest:
     scenario = _scenario(options)
     async with AsyncExitStack() as stack:
-        # The prompts of this one are also where the end tokens of all others are from.
+        # The warm-up's prompts also supply the end tokens of all other traces.
         renderer = Renderer(config, overrides, options["max_tokens"])
         first = scenario.scaled(sessions=_WARM_UP_SESSIONS, duration_s=_WARM_UP_S, seed=f"{options['seed']}/warm-up")
         trace = make_trace(first)
@@ -204,7 +204,7 @@ async def _measure(
 
 
 def _scenario(options: _Options) -> Scenario:
-    """Return how people type here; how many and for how long is said for each trace."""
+    """Return the scenario of all traces, which set their own session counts and durations."""
     documents = {"prefix_chars": options["prefix_chars"], "suffix_chars": options["suffix_chars"]}
     return Scenario.of({"name": "scheduler", "seed": options["seed"], "documents": documents})
 
@@ -237,7 +237,7 @@ async def _start(
 
 
 def _vllm_body(stop_token_ids: Sequence[int]) -> dict[str, Any]:
-    """Return what vLLM is told besides the prompt: how a completion ends, and to count as it goes."""
+    """Return the body fields besides the prompt: the end tokens, and token counts in each chunk."""
     return {
         "stop_token_ids": list(stop_token_ids),
         "add_special_tokens": False,
@@ -248,7 +248,7 @@ def _vllm_body(stop_token_ids: Sequence[int]) -> dict[str, Any]:
 async def _contest(targets: Sequence[Target], cells: Sequence[Cell], options: _Options, console: Console) -> Results:
     results: Results = {load: {target.name: [] for target in targets} for load in options["loads"]}
     gc.collect()
-    gc.freeze()  # going through all that was prepared would make the generator late
+    gc.freeze()  # garbage collections of the prepared traces would delay the generator
     with Progress(console=console) as progress:
         task = progress.add_task("typing", total=len(cells) * len(targets))
         for number, cell in enumerate(cells):

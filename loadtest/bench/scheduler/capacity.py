@@ -1,7 +1,7 @@
-"""What an engine can serve while people type: whole completions a second, closed loop, at the best concurrency.
+"""Measures the engine's capacity: whole completions per second, closed loop, at the best concurrency.
 
-Each caller types in a document of its own and asks again, one key on, as soon as it has its answer, so a prefix cache
-works as it does in typing. Loads are multiples of this rate.
+Each caller types in its own document and sends the next key's request as soon as it has its answer, so that the prefix
+cache works as while typing. Loads are multiples of this rate.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import Trace, TypedSession, make_trace
 
 _TYPED_S_PER_S = 10.0
-"""Typing prepared for each second: callers that never pause go through it faster than people do."""
+"""Typing prepared per second; callers without pauses use it up faster than users."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCapacity:
-    """What was measured."""
+    """The measured capacity."""
 
     by_concurrency: Mapping[int, float]
-    """Whole completions a second."""
+    """Whole completions per second."""
 
     @property
     def completions_per_s(self) -> float:
-        """The best."""
+        """The rate at the best concurrency."""
         return max(self.by_concurrency.values())
 
 
@@ -54,7 +54,7 @@ async def measure_capacity(
 
 
 async def completions_per_s(target: Target, trace: Trace, seconds: float) -> float:
-    """Return the whole completions a second with a caller for each session, until one of them has no more to ask.
+    """Return the whole completions per second with a caller for each session, until one has no more requests.
 
     Raises:
         TargetError: a request failed.

@@ -1,4 +1,4 @@
-"""The traces of a benchmark over several loads, and the prompts for targets that get token ids."""
+"""The traces of a benchmark over several loads, with prompts for targets that receive token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,18 +12,18 @@ from loadtest.traffic.trace import Trace, make_trace
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A trace that every target meets."""
+    """A trace that every target is driven with."""
 
     round: int
     load: float
-    """As a multiple of what the engine can serve."""
+    """Load as a multiple of the engine's capacity."""
     trace: Trace
 
 
 def make_cells(
     num_rounds: int, loads: Sequence[float], seconds: float, scenario: Scenario, completions_per_s: float
 ) -> list[Cell]:
-    """Make a trace of its own for each round and load, with as many sessions as come nearest to the load.
+    """Make a trace for each round and load, with the number of sessions that is nearest to the load.
 
     Raises:
         DocumentsError: there is not enough source text.
@@ -49,14 +49,14 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """Gives traces the token ids that the server makes of them."""
+    """Adds the server's prompt token ids to traces."""
 
     config: Path
     overrides: Sequence[str]
     max_tokens: int
 
     def render(self, traces: Sequence[Trace]) -> Rendered:
-        """Return the traces with prompts, all from one process: each key of a document is made knowing the last.
+        """Return the traces with prompts. The prompt of each key depends on the document's last one.
 
         Raises:
             CommandError: a prompt can't be made.

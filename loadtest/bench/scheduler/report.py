@@ -1,4 +1,4 @@
-"""From runs to the figures and tables of the scheduler benchmark."""
+"""The figures and tables of the scheduler benchmark, from its runs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,19 @@ _HEADLINE_LOAD, _TOP_LOAD = 2.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """What makes an answer one that a user sees."""
+    """The criteria of a seen completion."""
 
     within_s: float = 0.25
-    """Its first visible text comes no later than this after the intended time,"""
+    """Largest time from the intended time to the first visible text."""
     before_next_key_s: float = 0.2
-    """and no later than this before the user's next key: what is gone in a blink nobody reads."""
+    """Smallest time from the first visible text to the user's next key."""
 
     def is_in_time(self, result: Result) -> bool:
-        """Tell whether the first text came soon enough."""
+        """Return whether the first text came in time."""
         return result.ttft_s is not None and result.ttft_s <= self.within_s
 
     def is_seen(self, result: Result) -> bool:
-        """Tell whether the user saw it."""
+        """Return whether the user saw the completion."""
         text_at_s = result.first_text_at_s
         if text_at_s is None or not self.is_in_time(result):
             return False
@@ -44,7 +44,7 @@ class Criteria:
 
 @dataclass(frozen=True, slots=True)
 class TargetFigures:
-    """One target at one load. Times count from the intended time; nan where there is nothing to count."""
+    """The figures of one target at one load. Times count from the intended time; nan for missing data."""
 
     num_requests: int
     num_pauses: int
@@ -53,28 +53,28 @@ class TargetFigures:
     seen_per_s: float
     seen_per_s_by_round: tuple[float, ...]
     pause_answered_share: float
-    """Of pause requests, those with visible text in time."""
+    """Share of pause requests with visible text in time."""
     pause_without_text_share: float
-    """Of pause requests, those that never had any; they are in no percentile."""
+    """Share of pause requests without visible text; they are in no percentile."""
     pause_empty_share: float
-    """Of pause requests, those whose whole answer had none: the model had nothing to say that can be shown."""
+    """Share of pause requests with a whole answer but no visible text."""
     pause_ttft_ms_p50: float
     pause_ttft_ms_p95: float
     pause_ttft_ms_p99: float
     answered_ttft_ms_p95: float
-    """Of all requests that had visible text, however they ended after that."""
+    """95th percentile over all requests with visible text, regardless of their outcome."""
     shed_share: float
     superseded_share: float
     hung_up_share: float
     wasted_token_share: float
-    """Tokens that the engine generated for anything but requests whose answer was seen."""
+    """Share of generated tokens that belong to no seen completion."""
     generated_tokens: float
     generator_lag_ms_p99: float
     outcomes: Mapping[str, int]
 
     @classmethod
     def of(cls, runs: Sequence[Run], criteria: Criteria) -> "TargetFigures":
-        """Sum up at least one run."""
+        """Sum up one or more runs."""
         results = [result for run in runs for result in run.results]
         pauses = [result for result in results if result.request.is_pause]
         seen = [[each for each in run.results if criteria.is_seen(each)] for run in runs]
@@ -108,7 +108,7 @@ class TargetFigures:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return them rounded, null for nan."""
+        """Return the rounded figures, None for nan."""
         return {name: _jsonable(value) for name, value in asdict(self).items()}
 
 
@@ -121,7 +121,7 @@ def figures(results: Results, criteria: Criteria) -> dict[float, dict[str, Targe
 
 
 def headline(found: Mapping[float, Mapping[str, TargetFigures]], results: Results) -> dict[str, float | None]:
-    """Return the figures that stand for all of them; None for a load that was not run, or a ratio to nothing."""
+    """Return the headline figures; None for a load that was not run, or a ratio to 0."""
     seen = {load: {name: each.seen_per_s for name, each in by_target.items()} for load, by_target in found.items()}
     at = seen.get(_HEADLINE_LOAD, {})
     ours = found.get(_HEADLINE_LOAD, {}).get(SCHEDULER)
@@ -153,7 +153,7 @@ def as_json(found: Mapping[float, Mapping[str, TargetFigures]]) -> dict[str, Any
 
 
 def first_errors(results: Results) -> dict[str, str]:
-    """Return an example of what went wrong, by target."""
+    """Return the first error of each target."""
     found: dict[str, str] = {}
     for by_target in results.values():
         for name, runs in by_target.items():
@@ -166,7 +166,7 @@ def first_errors(results: Results) -> dict[str, str]:
 def print_tables(
     found: Mapping[float, Mapping[str, TargetFigures]], headlines: Mapping[str, float | None], console: Console
 ) -> None:
-    """Print what everybody reached, and what is made of it."""
+    """Print the figures of all targets, and the comparison."""
     console.print(_targets_table(found))
     table = Table(title="The scheduler against the others", title_justify="left")
     table.add_column("")

@@ -1,14 +1,14 @@
-"""Ten thousand editors and one server: what its front end costs, beside a gRPC server that does nothing.
+"""Measures the front end's cost with ten thousand editors, compared with a gRPC server without logic.
 
 The real front end, with the scheduler and metrics on, in front of the scripted engine at a large model's service times:
 45 ms for a prompt, computed apart from the steps, 8 ms for a step, five draft tokens of which 82% are accepted in turn,
 128 slots. Over loopback, generator included. The editors' streams share connections, as behind a proxy.
 
-- The front end's share of a TTFT is what a client waits from sending to its first text, less what the server says it
-  waited for a slot and for the engine's first token.
-- CPU is the server process's own, while requests come, the scripted engine's included.
-- Memory is what the process holds at the end, less what it held when ready, for each session.
-- The bare server then gets the same traffic, and answers with as many messages for each request.
+- The front end's part of a TTFT is the client's time from sending to the first text, less the server's reported time in
+  the queue and until the engine's first token.
+- CPU is that of the server process while requests come, the scripted engine included.
+- Memory is the growth of the process from ready to the end, per session.
+- The bare server then gets the same traffic, and answers with the same number of messages per request.
 """
 
 import json
@@ -61,7 +61,7 @@ class _Options(TypedDict):
 
 @dataclass(slots=True)
 class Reading:
-    """What a process had used at a moment of a run."""
+    """CPU time and memory of a process at a time of the run."""
 
     elapsed_s: float
     cpu_s: float
@@ -71,11 +71,11 @@ class Reading:
 
 @dataclass(slots=True)
 class Watch:
-    """A process, looked at whenever the run says how it goes."""
+    """Readings of a process, taken at each progress report of the run."""
 
     process: psutil.Process
     readings: list[Reading] = field(default_factory=list)
-    """While requests come."""
+    """Readings while requests come."""
 
     def look(self, progress: Progress) -> None:
         """Take a reading."""
@@ -85,13 +85,13 @@ class Watch:
 
     @property
     def cpu_ms_a_request(self) -> float:
-        """CPU time between the first reading and the last."""
+        """CPU milliseconds per request between the first reading and the last."""
         first, last = self.readings[0], self.readings[-1]
         return (last.cpu_s - first.cpu_s) * 1000 / max(1, last.num_intended - first.num_intended)
 
     @property
     def growth_mib_per_min(self) -> float:
-        """Memory's growth over the second half of the run, when every session has typed."""
+        """Growth of memory over the second half of the run, after every session has typed."""
         half = self.readings[len(self.readings) // 2]
         last = self.readings[-1]
         return (last.rss_bytes - half.rss_bytes) / _MIB / max(1e-9, last.elapsed_s - half.elapsed_s) * 60
@@ -99,7 +99,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One number of sessions."""
+    """The measurements at one session count."""
 
     stats: RunStats
     scenario: Scenario
@@ -108,7 +108,7 @@ class Measured:
     bare_cpu_ms_a_request: float
 
     def figures(self) -> dict[str, float]:
-        """Return what it came to."""
+        """Return the figures."""
         found = figures(self.stats, self.scenario.criteria)
         sessions = self.scenario.sessions
         return {
@@ -189,7 +189,7 @@ def main(config: Path, overrides: tuple[str, ...], as_json_only: bool, **options
 
 
 def _scenario(sessions: int, requests_per_s: float, options: _Options) -> Scenario:
-    """Return the packaged scenario with editors that are away for as long as makes the rate."""
+    """Return the packaged scenario, with the share of time away that gives the rate."""
     scenario = Scenario.load("editors-10k")
     while_typing = scenario.session_requests_per_s / (1 - scenario.typing.away_share)
     away_share = 1 - requests_per_s / sessions / while_typing
@@ -228,7 +228,7 @@ def _shared(options: _Options) -> str:
 
 
 def _bare(scenario: Scenario, deltas: float, options: _Options, console: Console) -> float:
-    """Return the CPU time that a bare server takes for a request."""
+    """Return the bare server's CPU milliseconds per request."""
     with _bare_server(deltas) as (address, pid):
         watch = Watch(psutil.Process(pid))
         _drive(scenario, f"bare=grpc://{address}?{_shared(options)}", watch, options, console)

@@ -1,8 +1,8 @@
-"""What speculation brings on the embedded models, K by K, and what tuning makes of it: one interleaved run.
+"""Measures the gain of speculation with the embedded models for each K, and that of a tuned table, in one run.
 
-Two servers are up: one with a draft, whose K changes live, and one that was started without, since K = 0 on a running
-engine still runs the draft once in each step. They take turns on the same texts, so that a drift of the machine meets
-both; only one works at any time. Then K is changed under traffic, again and again, to see how long that takes.
+Two servers run: one with a draft model, whose K changes live, and one started without, because K = 0 on a running
+engine still runs the draft once per step. They take turns on the same texts, so that a drift of the machine affects
+both; only one is active at a time. Then K is changed repeatedly under traffic, to measure the time that a change takes.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _OVERRIDES = (
     f"scheduling.max_slots={_MOST_AT_ONCE}",
 )
 _CHANGES_AT, _CHANGES_K = 4, 4
-"""Generations that run, and K, while it is measured how long a change takes."""
+"""Concurrent generations, and K, while the time of a change is measured."""
 
 
 class _Options(TypedDict):
@@ -77,7 +77,7 @@ class _Options(TypedDict):
 def main(
     config: Path, overrides: tuple[str, ...], quick: bool, as_json_only: bool, **options: Unpack[_Options]
 ) -> None:
-    """Measure what speculation brings at K = 0 to 8 and 1 to 64 at once. The last line is a JSON object.
+    """Measure the gain of speculation at K = 0 to 8 and 1 to 64 at once. The last line is a JSON object.
 
     \b
     Example:
@@ -110,7 +110,7 @@ def main(
 
 
 def figures(tuned: Tuned) -> dict[str, float]:
-    """Return the figures of the last line; nan for what there is none of."""
+    """Return the figures of the last line; nan for missing ones."""
     first, over = tuned.choices[0], tuned.verification
     best = Variant.fixed(first.best_k)
     both = Blocks((*tuned.sweep.all, *tuned.others.all))
@@ -165,7 +165,7 @@ async def _measure(
 def _start(
     stack: AsyncExitStack, config: Path, overrides: Sequence[str], name: str, console: Console
 ) -> dict[str, Any]:
-    """Start a server that is stopped with the stack; return what it said when it was ready."""
+    """Start a server that is stopped with the stack; return its ready message."""
     with console.status(f"starting: {name}"):
         server = ServerProcess(config, (*_OVERRIDES, *overrides), name.replace(" ", "-"))
     stack.callback(server.stop)

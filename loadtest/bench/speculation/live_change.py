@@ -1,8 +1,8 @@
-"""How long a change of the draft length takes on a running server.
+"""Measures the time that a change of K takes on a running server.
 
-Counted from the call of SetSpeculation, for a change from K = 0 to another, until GetSpeculation, asked again and
-again, shows the first draft tokens verified. That is later than the first step under the new K by the step that drafts
-(the next one verifies) and by a poll: an upper bound that anybody can see.
+The time runs from the SetSpeculation call, for a change from K = 0 to another, until a polled GetSpeculation shows the
+first verified draft tokens. That is later than the first step with the new K by one step (drafts are verified in the
+next one) and by a poll, so the measured time is an upper bound.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from loadtest.tuning.replay import Replay
 _POLL_S = 0.001
 _GIVE_UP_S = 10.0
 _STILL_POLLS = 3
-"""So many answers with new tokens and no new drafts show that drafting has ended."""
+"""Number of polls with new tokens but no new drafts after which drafting has ended."""
 _ENDLESS_S = 1e6
 _MS = 1000.0
 
@@ -30,9 +30,9 @@ class Changes:
     """Latencies in milliseconds, one for each change."""
 
     shown_ms: tuple[float, ...]
-    """Until the first draft tokens under the new K were verified, as operators see it."""
+    """Time until GetSpeculation shows the first verified draft tokens of the new K."""
     call_ms: tuple[float, ...]
-    """Of the call alone."""
+    """Time of the SetSpeculation call alone."""
 
     def figures(self) -> dict[str, float]:
         """Return percentiles by name."""
@@ -47,7 +47,7 @@ class Changes:
 async def measure_changes(
     operator: Operator, replay: Replay, traffic: Trace, *, k: int, count: int, on_progress: Callable[[int], None]
 ) -> Changes:
-    """Change from 0 to K so many times while a caller for each session keeps the engine at work.
+    """Change from 0 to K `count` times while a caller for each session keeps the engine busy.
 
     Raises:
         TargetError: a request failed, or a change was never seen.
@@ -72,7 +72,7 @@ async def measure_changes(
 
 
 async def _when_still(operator: Operator) -> int:
-    """Wait until tokens come without drafts; return the draft tokens counted."""
+    """Wait until tokens come without drafts; return the count of draft tokens."""
     figures = (await operator.get()).figures
     num_still = 0
     async with _patience():
@@ -87,7 +87,7 @@ async def _when_still(operator: Operator) -> int:
 
 
 async def _when_drafting(operator: Operator, drafted: int) -> None:
-    """Wait for more draft tokens. What is older than the window falls out of the count, so each is held to the last."""
+    """Wait for more draft tokens. Compare each poll with the last one, because old tokens leave the server's window."""
     async with _patience():
         while (now := (await operator.get()).figures.drafted_tokens) <= drafted:
             drafted = now
@@ -96,10 +96,10 @@ async def _when_drafting(operator: Operator, drafted: int) -> None:
 
 @contextlib.asynccontextmanager
 async def _patience() -> AsyncIterator[None]:
-    """Give up after a while. Raises TargetError."""
+    """Limit the time of the block. Raises TargetError."""
     try:
         async with asyncio.timeout(_GIVE_UP_S):
             yield
     except TimeoutError:
-        msg = f"a change of the draft length was not seen within {_GIVE_UP_S:.0f} s"
+        msg = f"a change of K was not seen within {_GIVE_UP_S:.0f} s"
         raise TargetError(msg) from None

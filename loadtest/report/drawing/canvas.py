@@ -1,4 +1,4 @@
-"""The look of the pictures: a palette that colour-blind readers can tell apart, and SVG that fits into a page.
+"""The style of the charts: a palette for colour-blind readers, and SVG that fits into a page.
 
 Inside a page text and lines take the page's own colours, light or dark. Nothing global is changed: no pyplot.
 """
@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 PALETTE = ("#2b83ba", "#e08214", "#1b9e77", "#c2549a", "#8c6bd1", "#a6761d", "#5aa9c9", "#888888")
 """After Okabe and Ito, "Color Universal Design" (2008), shifted so that each shows on white and on black."""
 STYLES = ("-", "--", "-.", ":")
-"""Lines differ in this too."""
+"""Dash patterns, which distinguish lines besides their colours."""
 INK, PAPER, FAINT = "#1a1a1b", "#fefefd", "#9a9a9b"
 """Text and axes, the ground, and the grid: a page puts its own in their place."""
 ALARM = "#d1495b"
@@ -54,7 +54,7 @@ in_style = mpl.rc_context(_STYLE)
 
 @in_style
 def canvas(x_label: str, y_label: str, *, title: str = "", size: tuple[float, float] = (_WIDE, _TALL)) -> Axes:
-    """Return the axes of a new picture."""
+    """Return the axes of a new chart."""
     axes = Figure(figsize=size, layout="constrained").add_subplot()
     axes.set_facecolor("none")
     axes.set_xlabel(x_label)
@@ -65,12 +65,12 @@ def canvas(x_label: str, y_label: str, *, title: str = "", size: tuple[float, fl
 
 
 def colour(place: int) -> str:
-    """Return the colour of the so manieth line."""
+    """Return the colour of a line by its number."""
     return PALETTE[place % len(PALETTE)]
 
 
 def style(place: int) -> Any:  # noqa: ANN401 - matplotlib takes a string and names no type for it
-    """Return the dashes of the so manieth line."""
+    """Return the dash pattern of a line by its number."""
     return STYLES[place % len(STYLES)]
 
 
@@ -80,7 +80,7 @@ def label_of(name: str) -> str:
 
 
 def log_ms(axes: Axes, which: str) -> None:
-    """Make an axis of milliseconds logarithmic, with plain numbers at it."""
+    """Make an axis of milliseconds logarithmic, with plain numbers."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -90,7 +90,7 @@ def log_ms(axes: Axes, which: str) -> None:
 
 @in_style
 def mark_events(axes: Axes, events: Sequence[tuple[float, str]]) -> None:
-    """Draw a line at each time when something was done, with its name beside it."""
+    """Draw a line with a label at the time of each event."""
     for at_s, label in events:
         axes.axvline(at_s, color=INK, linewidth=1, linestyle=":")
         axes.annotate(
@@ -102,14 +102,14 @@ def mark_events(axes: Axes, events: Sequence[tuple[float, str]]) -> None:
 
 @in_style
 def legend_beside(axes: Axes) -> None:
-    """Put the legend to the right of the picture, in the order of the lines from the top."""
+    """Put the legend to the right of the chart, in the vertical order of the lines."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.0, 1.02), borderaxespad=0.2)
 
 
 def svg_for_page(axes: Axes, name: str) -> str:
-    """Return a picture as an SVG element for a page: no ids shared with others, no addresses, the page's colours."""
+    """Return a chart as an SVG element for a page: unique ids, no external addresses, the page's colours."""
     text = _save_svg(axes, is_transparent=True)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -123,13 +123,13 @@ def svg_for_page(axes: Axes, name: str) -> str:
 
 
 def svg_file(axes: Axes) -> str:
-    """Return a picture as an SVG file of its own, dark on white."""
+    """Return a chart as a standalone SVG file, dark on white."""
     return _save_svg(axes, is_transparent=False)
 
 
 @in_style
 def png(axes: Axes) -> bytes:
-    """Return a picture as a PNG file, for a look at it."""
+    """Return a chart as a PNG file, for inspection."""
     written = io.BytesIO()
     figure = _figure(axes)
     FigureCanvasAgg(figure)

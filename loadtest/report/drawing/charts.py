@@ -1,4 +1,4 @@
-"""The pictures of a run. Each takes finished parts and returns axes, which canvas.py turns into SVG."""
+"""The charts of a run. Each takes finished statistics and returns axes, which canvas.py renders as SVG."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -34,7 +34,7 @@ OUTCOME_COLOURS: Mapping[str, str] = {
     "unanswered": "#8c6bd1",
     "error": ALARM,
 }
-"""From the best to the worst; one that is not here comes last."""
+"""Outcomes from best to worst; others come last."""
 STAGES: Mapping[str, str] = {
     "stage/queue": "queue",
     "stage/tokenise": "tokenise",
@@ -44,7 +44,7 @@ STAGES: Mapping[str, str] = {
 
 _TIME = "seconds from the start"
 _MIN_MS = 0.1
-"""Where a logarithmic axis may begin."""
+"""Candidates for the start of a logarithmic axis."""
 
 
 @in_style
@@ -62,7 +62,7 @@ def latency_over_time(stats: RunStats, budget_ms: float, events: Events = ()) ->
 
 @in_style
 def outcomes_over_time(stats: RunStats, events: Events = ()) -> Axes:
-    """Draw what became of the requests intended at each time, stacked."""
+    """Draw the outcomes of the requests by intended time, stacked."""
     series, axes = Series.of(stats), canvas(_TIME, "requests/s")
     names = outcomes_of(stats)
     if names:
@@ -75,7 +75,7 @@ def outcomes_over_time(stats: RunStats, events: Events = ()) -> Axes:
 
 @in_style
 def seen_and_offered(stats: RunStats, events: Events = ()) -> Axes:
-    """Draw what was asked and what was seen of it."""
+    """Draw the rates of offered requests and of seen completions."""
     series, axes = Series.of(stats), canvas(_TIME, "per second")
     lines = (("intended", "asked"), ("pauses", "asked at a pause"), ("shown", "had text"), ("seen", "seen"))
     for place, (counter, label) in enumerate(lines):
@@ -86,7 +86,7 @@ def seen_and_offered(stats: RunStats, events: Events = ()) -> Axes:
 
 @in_style
 def ttft_by_cause(stats: RunStats) -> Axes | None:
-    """Draw where the time to the first text goes, at p50 and at p95; None where the target does not say.
+    """Draw the stages of the time to first text, at p50 and at p95; None if the target does not report them.
 
     Percentiles of stages do not add up to a percentile of the whole: a slow queue and a slow prefill rarely meet.
     """
@@ -108,7 +108,7 @@ def ttft_by_cause(stats: RunStats) -> Axes | None:
 
 @in_style
 def ttft_distribution(stats_by_target: StatsByTarget, budget_ms: float, *, is_pause: bool = True) -> Axes:
-    """Draw which share of each target's first texts had come by when; those that had none keep it below 100%."""
+    """Draw the cumulative distribution of each target's TTFT; requests without text keep it below 100%."""
     axes = canvas("TTFT of pauses, ms" if is_pause else "TTFT, ms", "share of requests")
     histogram, counter = ("ttft/pause", "pauses") if is_pause else ("ttft", "intended")
     for place, (name, stats) in enumerate(stats_by_target.items()):
@@ -135,7 +135,7 @@ def ttft_distribution(stats_by_target: StatsByTarget, budget_ms: float, *, is_pa
 
 @in_style
 def regions(stats: RunStats) -> Axes | None:
-    """Draw each region's TTFT of all requests at p50, p95 and p99; None where there is but one."""
+    """Draw each region's TTFT of all requests at p50, p95 and p99; None for a single region."""
     names = regions_of(stats)
     if len(names) < 2:  # noqa: PLR2004
         return None
@@ -174,7 +174,7 @@ def latency_by_target(stats_by_target: StatsByTarget, budget_ms: float, events: 
 
 
 def outcomes_of(stats: RunStats) -> list[str]:
-    """Return the outcomes that a part counts, the best first."""
+    """Return the recorded outcomes, the best first."""
     prefix, order = "outcome/", list(OUTCOME_COLOURS)
     counters = stats.total.counters.items()
     found = [name.removeprefix(prefix) for name, count in counters if name.startswith(prefix) and count]
@@ -182,7 +182,7 @@ def outcomes_of(stats: RunStats) -> list[str]:
 
 
 def regions_of(stats: RunStats) -> list[str]:
-    """Return the regions that a part counts, in the order of their names."""
+    """Return the recorded regions by name."""
     counted = (name.split("/") for name in stats.total.counters if name.startswith("region/"))
     return sorted({"/".join(pieces[1:-1]) for pieces in counted})
 

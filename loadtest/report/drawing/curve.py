@@ -1,4 +1,4 @@
-"""A curve for each contestant against a load: the picture of a sweep."""
+"""The chart of a sweep: a curve for each target over the load."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ def curve_picture(
     *,
     bound: tuple[float, str] | None = None,
 ) -> Axes:
-    """Draw named series of (x, y); a nan leaves a gap. The bound is a level to mark, and what it is called."""
+    """Draw named series of (x, y); nan leaves a gap. `bound` is a level to mark, with its label."""
     axes = canvas(x_label, y_label, title=title)
     for place, (name, points) in enumerate(series.items()):
         xs, ys = [x for x, _y in points], [y for _x, y in points]

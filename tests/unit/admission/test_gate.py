@@ -93,4 +93,4 @@ def test_whoever_left_is_forgotten() -> None:
     for number in range(100):
         with gate.enter_session(("t", f"u{number}"), f"peer {number}"):
             pass
-    assert gate.num_session_holders == 0
+    assert gate.num_known == 0

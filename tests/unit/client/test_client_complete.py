@@ -8,7 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2 as details
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.client.commands import complete
+from completion_server.client.complete_command import complete
 
 
 @pytest.fixture

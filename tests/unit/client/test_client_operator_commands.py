@@ -6,7 +6,7 @@ from client_fakes import Failure, FakeServer, Run, Serve
 from grpc_health.v1 import health_pb2
 
 from completion.v1 import admin_pb2
-from completion_server.client.commands import drain, status
+from completion_server.client.operator_commands import drain, status
 
 READY = admin_pb2.GetStatusResponse(
     version="1.2.3",

@@ -8,8 +8,8 @@ from client_fakes import GOOD_ANSWER, FakeServer, Run, Serve, end
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion
-from completion_server.client.commands import profile
 from completion_server.client.cursor import PositionError
+from completion_server.client.profile_command import profile
 from completion_server.client.sources import samples, standard_library
 from completion_server.client.waterfall import percentiles, stage_times_ms, waterfall
 

@@ -6,7 +6,7 @@ import pytest
 from client_fakes import Failure, FakeServer, Run, Serve
 
 from completion.v1 import admin_pb2 as pb
-from completion_server.client.commands import speculation
+from completion_server.client.speculation_command import speculation
 
 SCHEDULE = [
     pb.SpeculationRow(first_batch_size=1, last_batch_size=4, num_speculative_tokens=4),

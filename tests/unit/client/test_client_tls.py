@@ -6,7 +6,7 @@ import grpc
 import pytest
 from client_fakes import Run, Serve
 
-from completion_server.client.commands import complete
+from completion_server.client.complete_command import complete
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
 

@@ -175,3 +175,11 @@ async def test_an_invalid_request_ends_that_request_alone(client: CompletionClie
         with pytest.raises(InvalidArgumentError, match="temperature"):
             await session.complete(pb.CompleteRequest(prefix="x = ", temperature=-1.0))
         assert (await session.complete(pb.CompleteRequest(prefix="x = "))).text == "alpha beta"
+
+
+async def test_feedback_goes_on_the_session_s_stream(client: CompletionClient, server: RunningServer) -> None:
+    async with client.session() as session:
+        pending = session.submit_nowait(pb.CompleteRequest(prefix="x = "))
+        await pending.result()
+        session.report_nowait(pb.ReportFeedbackRequest(sequence=pending.sequence, kind=pb.FEEDBACK_KIND_SHOWN))
+        await eventually(lambda: server.count("completion_feedback_total", kind="shown") == 1)

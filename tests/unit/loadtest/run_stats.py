@@ -1,4 +1,4 @@
-"""Hand-made parts and documents, drawn from a seed."""
+"""Run statistics and documents for tests, drawn from a seed."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from loadtest.traffic.scenario import CriteriaSettings
 CRITERIA = CriteriaSettings()
 
 
-def make_part(
+def make_stats(
     seed: int = 0,
     *,
     target: str = "ours",

@@ -1,4 +1,4 @@
-"""Hand-made schedules and results."""
+"""Traces and results for tests."""
 
 import math
 
@@ -23,7 +23,7 @@ def request(intended_at_s: float = 0.0, next_key_at_s: float = 10.0, **fields: o
 
 
 def trace(*keys: tuple[float, float], num_sessions: int = 1, duration_s: float = 0.3) -> Trace:
-    """Return a schedule whose sessions all ask at these times; the second of each is when the next key comes."""
+    """Return a trace whose sessions all ask at these times; the second of each is when the next key comes."""
     sessions = []
     for number in range(num_sessions):
         requests = tuple(

@@ -207,10 +207,10 @@ def test_who_waits_is_given_up_when_even_a_slot_at_once_would_be_too_late() -> N
 def test_a_slot_that_comes_free_goes_past_those_who_have_no_time_left() -> None:
     book = busy_book()
     book.latency.first_token.add(0.1)
-    book.submit(entry("hopeless", ttft_deadline=1.0), 0.0)
+    book.submit(entry("unreachable", ttft_deadline=1.0), 0.0)
     book.submit(entry("in time", ttft_deadline=2.0), 0.0)
     actions = book.work_done("busy", STOPPED, 0.95)
-    assert shed_by(actions) == ["hopeless"]
+    assert shed_by(actions) == ["unreachable"]
     assert actions[-1] == Start("in time")
 
 
@@ -281,19 +281,19 @@ def test_a_newcomer_is_refused_where_it_would_wait_too_long_by_prediction() -> N
         assert shed_by(book.submit(entry("patient", ttft_deadline=9.0), 0.0)) == []
 
 
-def test_the_prediction_knows_that_most_of_the_queue_vanishes() -> None:
-    def refuses(*, vanish: bool) -> bool:
+def test_the_prediction_knows_that_most_of_the_queue_is_abandoned() -> None:
+    def refuses(*, abandon: bool) -> bool:
         book = Book(1, 100, shedding=Shedding.PREDICTED)
         book.submit(entry("busy"), 0.0)
         book.latency.held.add(0.1)
         for number in range(50):
             book.submit(entry(f"r{number}", ttft_deadline=0.9), 0.0)
-        for number in range(40 if vanish else 0):
+        for number in range(40 if abandon else 0):
             book.submit(entry(f"r{number} on", lane=f"r{number}", sequence=1, ttft_deadline=0.92), 0.02)
         return bool(shed_by(book.submit(entry("newcomer", ttft_deadline=1.0), 0.05)))
 
-    assert refuses(vanish=False)
-    assert not refuses(vanish=True)
+    assert refuses(abandon=False)
+    assert not refuses(abandon=True)
 
 
 def test_the_prediction_counts_only_those_who_go_first() -> None:
@@ -316,7 +316,7 @@ def test_a_shed_caller_is_told_to_wait_as_long_as_is_predicted_within_bounds() -
         assert action.outcome.retry_after_ms == expected_ms
 
 
-def test_work_that_is_taken_over_changes_hands_with_its_slot() -> None:
+def test_a_reattached_generation_keeps_its_slot() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("old", lane="user", sequence=1), 0.0)
     newer = entry("new", lane="user", sequence=2)
@@ -356,7 +356,7 @@ def test_a_prefetch_takes_over_prefetches_only() -> None:
     assert book.candidates(newer) == ["prefetch"]
 
 
-def test_work_that_runs_is_taken_over_before_work_that_waits() -> None:
+def test_running_candidates_come_before_waiting_ones() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
     book.submit(entry("typed", lane="user", sequence=2), 0.0)

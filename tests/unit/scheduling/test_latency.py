@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from completion_server.scheduling.latency import Estimate, LatencyEstimates, SizedEstimate
 
 
-def latency(held_s: float, *, vanished: int = 0, started: int = 0, waited_s: float = 0.0) -> LatencyEstimates:
-    """Return what one has learnt from slots held so long, and requests that waited so long and vanished or started."""
+def latency(held_s: float, *, abandoned: int = 0, started: int = 0, waited_s: float = 0.0) -> LatencyEstimates:
+    """Return what one has learnt from slots held so long, and requests that waited so long and abandoned or started."""
     learnt = LatencyEstimates()
     learnt.held.add(held_s)
-    for _ in range(vanished):
+    for _ in range(abandoned):
         learnt.left_queue(waited_s, abandoned=True)
     for _ in range(started):
         learnt.left_queue(waited_s, abandoned=False)
@@ -32,13 +32,13 @@ def test_nothing_is_known_before_the_first_sample() -> None:
     assert LatencyEstimates().first_token_s == 0.0
 
 
-def test_vanishing_says_nothing_before_a_slot_was_held() -> None:
+def test_abandoned_requests_say_nothing_before_a_slot_was_held() -> None:
     learnt = LatencyEstimates()
     learnt.left_queue(1.0, abandoned=True)
     assert learnt.wait_s(num_ahead=1000, num_slots=1) == 0.0
 
 
-def test_where_nobody_vanishes_the_queue_moves_as_slots_come_free() -> None:
+def test_without_abandoned_requests_the_queue_moves_as_slots_come_free() -> None:
     learnt = latency(0.5, started=10, waited_s=1.0)
     assert learnt.wait_s(num_ahead=0, num_slots=1) == pytest.approx(0.5)
     assert learnt.wait_s(num_ahead=9, num_slots=1) == pytest.approx(5.0)
@@ -46,15 +46,15 @@ def test_where_nobody_vanishes_the_queue_moves_as_slots_come_free() -> None:
 
 
 @pytest.mark.parametrize(("num_ahead", "num_slots"), [(0, 1), (9, 2), (99, 1)])
-def test_where_people_type_on_the_prediction_solves_the_queues_equation(num_ahead: int, num_slots: int) -> None:
-    learnt = latency(0.5, vanished=1, started=1, waited_s=0.25)
-    hazard = 0.0475 / 0.024375  # the share that was abandoned over the mean wait; a sample weighs a twentieth
+def test_where_requests_are_abandoned_the_prediction_solves_the_queues_equation(num_ahead: int, num_slots: int) -> None:
+    learnt = latency(0.5, abandoned=1, started=1, waited_s=0.25)
+    hazard = learnt.abandon_rate
     expected = integrated_wait_s(num_ahead + 1, num_slots / 0.5, hazard)
     assert learnt.wait_s(num_ahead, num_slots) == pytest.approx(expected, rel=1e-2, abs=1e-4)
 
 
 def test_a_thousand_who_are_about_to_type_on_are_soon_gone() -> None:
-    learnt = latency(0.1, vanished=50, waited_s=0.2)  # each lasts 0.2 s
+    learnt = latency(0.1, abandoned=50, waited_s=0.2)  # each lasts 0.2 s
     assert learnt.wait_s(num_ahead=999, num_slots=1) == pytest.approx(math.log1p(5 * 1000 / 10) / 5)
     assert learnt.wait_s(num_ahead=999, num_slots=1) < 1.5  # 100 s without
 
@@ -64,9 +64,9 @@ def test_a_thousand_who_are_about_to_type_on_are_soon_gone() -> None:
     st.integers(0, 2000), st.integers(1, 256),
 )  # fmt: skip
 def test_a_wait_grows_with_those_ahead_shrinks_with_slots_and_is_never_longer_than_without_vanishing(
-    held_s: float, vanished: int, started: int, waited_s: float, num_ahead: int, num_slots: int
+    held_s: float, abandoned: int, started: int, waited_s: float, num_ahead: int, num_slots: int
 ) -> None:
-    learnt = latency(held_s, vanished=vanished, started=started, waited_s=waited_s)
+    learnt = latency(held_s, abandoned=abandoned, started=started, waited_s=waited_s)
     wait_s = learnt.wait_s(num_ahead, num_slots)
     assert 0 < wait_s <= (num_ahead + 1) * held_s / num_slots * (1 + 1e-9)
     assert wait_s <= learnt.wait_s(num_ahead + 1, num_slots)

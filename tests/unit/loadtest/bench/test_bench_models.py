@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from draft_model.evaluation.acceptance import Acceptance
+from draft_model.evaluation.acceptance import AcceptanceCounts
 from draft_model.evaluation.identity import Difference, Identity
 from draft_model.evaluation.kinds import Kind
-from draft_model.evaluation.offline import Tally
-from draft_model.evaluation.report import EngineFigures, StepTimes, as_record, engine_run, offline_figures
+from draft_model.evaluation.offline import AcceptanceTally
+from draft_model.evaluation.report import DecodeTimes, EngineFigures, as_record, engine_run, offline_figures
 from loadtest.bench.models.figures import figures
-from target_model.evaluation.measure import TargetFigures, to_json
+from target_model.evaluation.figures import TargetFigures, to_json
 from target_model.evaluation.scoring import Mean, Score, Share
 from target_model.evaluation.served import Speed
 
@@ -24,11 +24,13 @@ def target(bits_per_byte: float, exact: int, loss_more: float | None) -> TargetF
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    tally = Tally()
+    tally = AcceptanceTally()
     tally.add([True, True, False, True, True, True, True, False], [Kind.LOGIC] * 8)
     tally.add([True, False, False, True], [Kind.SYNTAX] * 4)
-    steps = (StepTimes(4.0, 1.5), StepTimes(5.0, 1.0))
-    run = engine_run({0.0: Acceptance(10, (8, 4, 2, 1)), 0.8: Acceptance(10, (2, 0, 0, 0))}, 0.9, 90.0, 100.0, steps)
+    steps = (DecodeTimes(4.0, 1.5), DecodeTimes(5.0, 1.0))
+    run = engine_run(
+        {0.0: AcceptanceCounts(10, (8, 4, 2, 1)), 0.8: AcceptanceCounts(10, (2, 0, 0, 0))}, 0.9, 90.0, 100.0, steps
+    )
     engine = EngineFigures((run,), (99.0, 101.0), steps)
     pair = as_record(offline_figures(2, {0.0: tally}), engine, Identity(164, (Difference(3, 5, 0.1),) * 41))
     targets = to_json([target(1.2, 12, None), target(1.25, 10, 0.1)])

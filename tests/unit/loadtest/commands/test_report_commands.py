@@ -18,7 +18,7 @@ from loadtest.search.capacity import Capacity, Trial
 from loadtest.stats.run_stats import RunStats
 from loadtest.targets import TargetSpec
 from loadtest.traffic.scenario import Scenario
-from tests.unit.loadtest.run_stats import make_document, make_part
+from tests.unit.loadtest.run_stats import make_document, make_stats
 
 TARGET = "ours=grpc://127.0.0.1:1"
 
@@ -37,7 +37,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_a_report_is_shown_again(write: Callable[..., Path], tmp_path: Path) -> None:
-    path = write("run.json", make_document(make_part(1)))
+    path = write("run.json", make_document(make_stats(1)))
     found = invoke("report", path, "--html", tmp_path / "run.html", "--gate", "error_rate<0.5")
     assert found.exit_code == 0, found.output
     assert "What editors felt" in found.output
@@ -48,14 +48,14 @@ def test_a_report_is_shown_again(write: Callable[..., Path], tmp_path: Path) -> 
 
 
 def test_a_report_of_a_run_that_says_nothing_ends_with_3(write: Callable[..., Path]) -> None:
-    stats = make_part(1)
+    stats = make_stats(1)
     stats.num_workers = 2
     assert invoke("report", write("run.json", make_document(stats))).exit_code == 3
 
 
 @pytest.mark.parametrize("gate", ["speed<1", "error_rate"])
 def test_a_bad_gate_is_refused(write: Callable[..., Path], gate: str) -> None:
-    found = invoke("report", write("run.json", make_document(make_part(1))), "--gate", gate)
+    found = invoke("report", write("run.json", make_document(make_stats(1))), "--gate", gate)
     assert found.exit_code == 2
     assert "Error: " in found.output
 
@@ -70,7 +70,7 @@ def test_a_file_that_is_no_document_is_refused(tmp_path: Path) -> None:
 
 
 def test_compare_says_what_differs(write: Callable[..., Path]) -> None:
-    paths = [write(f"{ms}.json", make_document(make_part(1, ttft_ms=ms))) for ms in (100.0, 150.0)]
+    paths = [write(f"{ms}.json", make_document(make_stats(1, ttft_ms=ms))) for ms in (100.0, 150.0)]
     found = invoke("compare", *paths)
     assert found.exit_code == 0
     assert "worse" in found.output
@@ -83,7 +83,7 @@ def test_compare_says_what_differs(write: Callable[..., Path]) -> None:
 
 
 def test_compare_takes_targets_by_name(write: Callable[..., Path]) -> None:
-    path = write("run.json", make_document(make_part(1), make_part(2, target="theirs")))
+    path = write("run.json", make_document(make_stats(1), make_stats(2, target="theirs")))
     assert len(invoke("compare", path, path, "--json").output.splitlines()) == 2
     answer = json.loads(invoke("compare", path, path, "--target", "ours", "--against", "theirs", "--json").output)
     assert (answer["first"], answer["second"]) == ("ours", "theirs")
@@ -93,8 +93,8 @@ def test_compare_takes_targets_by_name(write: Callable[..., Path]) -> None:
 
 
 def test_compare_refuses_runs_with_no_target_in_common(write: Callable[..., Path]) -> None:
-    first = write("a.json", make_document(make_part(1), make_part(2, target="b")))
-    second = write("b.json", make_document(make_part(1, target="c"), make_part(2, target="d")))
+    first = write("a.json", make_document(make_stats(1), make_stats(2, target="b")))
+    second = write("b.json", make_document(make_stats(1, target="c"), make_stats(2, target="d")))
     found = invoke("compare", first, second)
     assert found.exit_code == 2
     assert "no target is in both: A has ours, b, B has c, d" in found.output
@@ -113,7 +113,7 @@ class Runs:
         if scenario.sessions == self.interrupted_at:
             return RunResult(interrupted=True)
         ttft_ms = 100.0 if scenario.sessions <= self.capacity else 400.0
-        stats: RunStats = make_part(1, target=spec.name, num_slices=2, per_slice=10, ttft_ms=ttft_ms)
+        stats: RunStats = make_stats(1, target=spec.name, num_slices=2, per_slice=10, ttft_ms=ttft_ms)
         if scenario.sessions > self.late_above:
             stats.num_workers = 2
         return RunResult({spec.name: stats})

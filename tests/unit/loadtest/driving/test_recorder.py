@@ -1,4 +1,4 @@
-"""What requests come to in a part."""
+"""The statistics that the recorder makes of requests."""
 
 from dataclasses import replace
 from typing import Any

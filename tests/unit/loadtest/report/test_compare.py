@@ -8,7 +8,7 @@ import pytest
 from loadtest.report.compare import Change, Comparison, Difference, block_length, block_weights, compare, widening
 from loadtest.report.compare import compare_documents as compare_all
 from loadtest.report.document import Document, named_alike
-from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_part
+from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_stats
 
 
 def by_name(found: Comparison) -> dict[str, Difference]:
@@ -20,13 +20,13 @@ def changes(found: Comparison) -> set[Change]:
 
 
 def test_equal_runs_do_not_differ() -> None:
-    found = compare(make_part(1), make_part(1), CRITERIA, is_paired=True)
+    found = compare(make_stats(1), make_stats(1), CRITERIA, is_paired=True)
     assert changes(found) == {Change.WITHIN_NOISE, Change.UNKNOWN}
     assert all(each.difference.low in (0.0, pytest.approx(math.nan, nan_ok=True)) for each in found.differences)
 
 
 def test_runs_that_differ_by_chance_alone_seldom_look_changed() -> None:
-    made = [make_part(seed, per_slice=10) for seed in range(16)]
+    made = [make_stats(seed, per_slice=10) for seed in range(16)]
     verdicts = [
         by_name(compare(first, second, CRITERIA, is_paired=False))[figure].change
         for first, second in zip(made[::2], made[1::2], strict=True)
@@ -43,7 +43,7 @@ def test_intervals_from_few_slices_are_wider() -> None:
 
 @pytest.mark.parametrize("is_paired", [True, False])
 def test_a_shift_is_found_and_its_size_lies_in_the_interval(is_paired: bool) -> None:
-    found = compare(make_part(1), make_part(2, ttft_ms=135.0, seen_share=0.6), CRITERIA, is_paired=is_paired)
+    found = compare(make_stats(1), make_stats(2, ttft_ms=135.0, seen_share=0.6), CRITERIA, is_paired=is_paired)
     named = by_name(found)
     assert found.is_paired is is_paired
     assert named["pause_ttft_ms_p50"].change is Change.WORSE
@@ -56,14 +56,14 @@ def test_a_shift_is_found_and_its_size_lies_in_the_interval(is_paired: bool) -> 
 
 def test_a_pair_shows_what_two_strangers_hide() -> None:
     """Both slow down and recover together; one is 3% slower throughout."""
-    first, second = (make_part(7, num_slices=60, ttft_ms=ms) for ms in (100.0, 103.0))
+    first, second = (make_stats(7, num_slices=60, ttft_ms=ms) for ms in (100.0, 103.0))
     paired, unpaired = (compare(first, second, CRITERIA, is_paired=is_paired) for is_paired in (True, False))
     assert by_name(paired)["ttft_ms_p50"].change is Change.WORSE
     assert by_name(unpaired)["ttft_ms_p50"].change is Change.WITHIN_NOISE
 
 
 def test_swapping_the_runs_flips_everything() -> None:
-    first, second = make_part(1), make_part(2, ttft_ms=120.0, seen_share=0.7)
+    first, second = make_stats(1), make_stats(2, ttft_ms=120.0, seen_share=0.7)
     forth = by_name(compare(first, second, CRITERIA, is_paired=True))
     back = by_name(compare(second, first, CRITERIA, is_paired=True))
     flipped = {Change.BETTER: Change.WORSE, Change.WORSE: Change.BETTER}
@@ -77,12 +77,12 @@ def test_swapping_the_runs_flips_everything() -> None:
 
 
 def test_the_same_runs_are_compared_the_same_again() -> None:
-    first, second = (compare(make_part(1), make_part(2), CRITERIA, is_paired=False) for _ in range(2))
+    first, second = (compare(make_stats(1), make_stats(2), CRITERIA, is_paired=False) for _ in range(2))
     assert repr(first) == repr(second)
 
 
 def test_what_is_not_kept_by_slice_has_no_verdict() -> None:
-    named = by_name(compare(make_part(1), make_part(2, ttft_ms=300.0), CRITERIA, is_paired=True))
+    named = by_name(compare(make_stats(1), make_stats(2, ttft_ms=300.0), CRITERIA, is_paired=True))
     for name in ("total_ms_p95", "wasted_token_share", "accepted_share"):
         assert named[name].change is Change.UNKNOWN
         assert math.isnan(named[name].difference.low)
@@ -90,13 +90,13 @@ def test_what_is_not_kept_by_slice_has_no_verdict() -> None:
 
 
 def test_too_few_slices_tell_no_noise() -> None:
-    found = compare(make_part(1, num_slices=7), make_part(2, num_slices=30, ttft_ms=500), CRITERIA, is_paired=False)
+    found = compare(make_stats(1, num_slices=7), make_stats(2, num_slices=30, ttft_ms=500), CRITERIA, is_paired=False)
     assert changes(found) == {Change.UNKNOWN}
     assert found.warnings == ("too few slices to tell noise: 7, at least 8 are needed",)
 
 
 def test_runs_of_different_length_are_never_paired() -> None:
-    found = compare(make_part(1, num_slices=20), make_part(1, num_slices=30), CRITERIA, is_paired=True)
+    found = compare(make_stats(1, num_slices=20), make_stats(1, num_slices=30), CRITERIA, is_paired=True)
     assert not found.is_paired
 
 
@@ -114,16 +114,16 @@ def compare_documents(first: Document, second: Document) -> Comparison:
 
 
 def test_documents_of_the_same_schedule_are_paired() -> None:
-    first, second = make_document(make_part(1)), make_document(make_part(2))
+    first, second = make_document(make_stats(1)), make_document(make_stats(2))
     found = compare_documents(first, second)
     assert found.is_paired
     assert found.warnings == ()
 
 
 def test_a_reader_is_warned_of_what_spoils_a_comparison() -> None:
-    late = make_part(1)
+    late = make_stats(1)
     late.num_workers = 2
-    first = make_document(make_part(1), sessions=10)
+    first = make_document(make_stats(1), sessions=10)
     second = make_document(late, digest="d2", sessions=20, name="other")
     found = compare_documents(first, second)
     assert not found.is_paired
@@ -131,13 +131,13 @@ def test_a_reader_is_warned_of_what_spoils_a_comparison() -> None:
         "the runs are of different scenarios: they differ in sessions",
         "B ours is invalid: of 2 workers, number 1 is missing",
     )
-    same = compare_documents(make_document(make_part(1)), make_document(make_part(1), digest="d2"))
-    assert "different schedules" in same.warnings[0]
+    same = compare_documents(make_document(make_stats(1)), make_document(make_stats(1), digest="d2"))
+    assert "different traces" in same.warnings[0]
 
 
 def test_single_targets_are_compared_whatever_their_names() -> None:
-    ours, theirs = make_document(make_part(1)), make_document(make_part(1, target="theirs"))
-    both = make_document(make_part(1), make_part(1, target="theirs"))
+    ours, theirs = make_document(make_stats(1)), make_document(make_stats(1, target="theirs"))
+    both = make_document(make_stats(1), make_stats(1, target="theirs"))
     assert [(a.name, b.name) for a, b in named_alike(ours, theirs)] == [("ours", "theirs")]
     assert [(a.name, b.name) for a, b in named_alike(both, theirs)] == [("theirs", "theirs")]
     assert [(a.name, b.name) for a, b in named_alike(both, both)] == [("ours", "ours"), ("theirs", "theirs")]

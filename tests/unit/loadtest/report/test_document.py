@@ -9,12 +9,12 @@ import jsonschema
 import pytest
 
 from loadtest.report.document import SCHEMA, Document, DocumentError, read_document
-from tests.unit.loadtest.run_stats import make_document, make_part
+from tests.unit.loadtest.run_stats import make_document, make_stats
 
 
 @pytest.fixture
 def document() -> Document:
-    stats = make_part(1, num_slices=3, per_slice=5)
+    stats = make_stats(1, num_slices=3, per_slice=5)
     stats.num_workers = 2
     return make_document(stats, gates=("error_rate<1,usd_per_completion<1",), events=[{"kind": "reconnect", "at_s": 1}])
 

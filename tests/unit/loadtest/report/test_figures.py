@@ -1,4 +1,4 @@
-"""Figures of hand-made parts."""
+"""The figures of made-up statistics."""
 
 import math
 import re
@@ -18,7 +18,7 @@ from loadtest.report.figures import (
 )
 from loadtest.report.sums import Sums
 from loadtest.stats.run_stats import RunStats
-from tests.unit.loadtest.run_stats import CRITERIA, make_part, record
+from tests.unit.loadtest.run_stats import CRITERIA, make_stats, record
 
 
 def stats(**counters: int) -> RunStats:
@@ -107,7 +107,7 @@ def test_percentiles_are_of_the_right_histogram() -> None:
 
 
 def test_percentiles_agree_with_the_histogram_itself() -> None:
-    made = make_part(5)
+    made = make_stats(5)
     sums = Sums.of_total(made)
     for name, histogram in made.total.histograms.items():
         for percent in (0.1, 50, 95, 99.9, 100):
@@ -115,7 +115,7 @@ def test_percentiles_agree_with_the_histogram_itself() -> None:
 
 
 def test_weights_count_slices_as_often_as_they_say() -> None:
-    made = make_part(5, num_slices=3, per_slice=7)
+    made = make_stats(5, num_slices=3, per_slice=7)
     weights = np.array([[1.0, 1, 1], [2, 0, 1], [0, 0, 0]])
     sums = Sums.of_slices(made, weights)
     assert sums.duration_s.tolist() == [3, 3, 0]
@@ -153,7 +153,7 @@ def test_every_figure_is_found_and_explained() -> None:
 
 
 def test_a_run_is_invalid_when_the_generator_was_late() -> None:
-    late = make_part(1, num_slices=2)
+    late = make_stats(1, num_slices=2)
     assert reasons_invalid(late) == ()
     for _ in range(len(late.total.histograms["lag"]) // 20):
         late.total.record("lag", 0.0073)
@@ -161,7 +161,7 @@ def test_a_run_is_invalid_when_the_generator_was_late() -> None:
 
 
 def test_a_run_is_invalid_when_a_worker_is_missing_or_nothing_was_asked() -> None:
-    found = make_part(1, num_slices=2)
+    found = make_stats(1, num_slices=2)
     found.workers, found.num_workers = frozenset({0, 2}), 4
     assert reasons_invalid(found) == ("of 4 workers, number 1, 3 is missing",)
     assert reasons_invalid(stats()) == ("no request was intended",)

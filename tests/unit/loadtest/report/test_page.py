@@ -15,7 +15,7 @@ from loadtest.report.sweep import Point, Sweep, render_sweep, slope
 from loadtest.report.sweep import table as sweep_table
 from loadtest.stats.run_stats import RunStats
 from loadtest.stats.usage import Usage
-from tests.unit.loadtest.run_stats import make_document, make_part, record
+from tests.unit.loadtest.run_stats import make_document, make_stats, record
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 HOSTILE = '<script>alert(1)</script> & "quoted" $x^2$ {{ 7 * 7 }} --> _under'
@@ -58,8 +58,8 @@ class Page(HTMLParser):
 def document() -> Document:
     events = [{"kind": "region_loss", "at_s": 4, "region": "us", "for_s": 2}, {"kind": "reconnect", "at_s": 9}]
     return make_document(
-        make_part(1, num_slices=10, per_slice=10, regions=("us", "eu")),
-        make_part(2, num_slices=10, per_slice=10, target="theirs", has_stages=False),
+        make_stats(1, num_slices=10, per_slice=10, regions=("us", "eu")),
+        make_stats(2, num_slices=10, per_slice=10, target="theirs", has_stages=False),
         gates=("error_rate<1,usd_per_completion<1",),
         events=events,
         description="Editors that type.",
@@ -124,9 +124,9 @@ def test_pictures_take_the_colours_of_the_page(text: str) -> None:
 
 
 def test_names_are_text_and_nothing_else() -> None:
-    stats = make_part(1, num_slices=8, per_slice=5, target=HOSTILE, regions=(HOSTILE, "b"))
+    stats = make_stats(1, num_slices=8, per_slice=5, target=HOSTILE, regions=(HOSTILE, "b"))
     stats.total.counters[f"error/{HOSTILE}"] = 3
-    document = make_document(stats, make_part(2, num_slices=8, per_slice=5, target="_other"), name=HOSTILE)
+    document = make_document(stats, make_stats(2, num_slices=8, per_slice=5, target="_other"), name=HOSTILE)
     text = render_page(document)
     page = Page(text)
     assert "script" not in page.tags
@@ -136,7 +136,7 @@ def test_names_are_text_and_nothing_else() -> None:
 
 
 def test_what_spoils_a_run_is_said_first() -> None:
-    stats = make_part(1, num_slices=8, per_slice=5)
+    stats = make_stats(1, num_slices=8, per_slice=5)
     stats.num_workers = 3
     text = render_page(make_document(stats))
     assert "ours: INVALID, of 3 workers, number 1, 2 is missing" in Page(text).text

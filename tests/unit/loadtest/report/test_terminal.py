@@ -7,7 +7,7 @@ from rich.console import Console
 from loadtest.report.compare import compare
 from loadtest.report.document import Document
 from loadtest.report.terminal import print_comparison, print_report
-from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_part
+from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_stats
 
 
 def console(*, has_colour: bool = False) -> Console:
@@ -34,7 +34,7 @@ def line(text: str, *words: str) -> list[str]:
 
 
 def test_each_target_has_its_figures() -> None:
-    ours, theirs = make_part(1, regions=("us", "eu")), make_part(2, target="theirs", ttft_ms=200.0, has_stages=False)
+    ours, theirs = make_stats(1, regions=("us", "eu")), make_stats(2, target="theirs", ttft_ms=200.0, has_stages=False)
     ours.total.counters.update({"error/it broke": 3, "shed_reason/queue full": 2})
     text = report(make_document(ours, theirs))
     assert line(text, "ours", "theirs") == ["ours", "theirs"]
@@ -56,7 +56,7 @@ def _percentiles(stats: object) -> list[float]:
 
 
 def test_gates_come_last_with_what_was_found() -> None:
-    text = report(make_document(make_part(1), gates=("error_rate<0.5,seen_per_s>1e6", "usd_per_completion<1")))
+    text = report(make_document(make_stats(1), gates=("error_rate<0.5,seen_per_s>1e6", "usd_per_completion<1")))
     assert line(text, "passed", "ours")[2:] == ["error_rate<0.5", "0.0%"]
     assert line(text, "FAILED", "ours", "seen_per_s>1000000")[3:] == ["31.8"]
     assert "has no value in this run" in text
@@ -64,17 +64,17 @@ def test_gates_come_last_with_what_was_found() -> None:
 
 
 def test_an_invalid_run_says_so_first_and_in_red() -> None:
-    stats = make_part(1)
+    stats = make_stats(1)
     stats.num_workers = 2
     text = report(make_document(stats), has_colour=True)
     first = text.splitlines()[0]
     assert "ours: INVALID, of 2 workers, number 1 is missing" in first
     assert "\x1b[1;31m" in first
-    assert "INVALID" not in report(make_document(make_part(1)))
+    assert "INVALID" not in report(make_document(make_stats(1)))
 
 
 def test_markup_in_a_name_is_text() -> None:
-    stats = make_part(1, target="[bold]x[/nothing]", regions=("[red]",))
+    stats = make_stats(1, target="[bold]x[/nothing]", regions=("[red]",))
     text = report(make_document(stats, name="[/b]"))
     assert "[bold]x[/nothing]" in text
     assert "[/b]: 20 sessions" in text
@@ -82,7 +82,7 @@ def test_markup_in_a_name_is_text() -> None:
 
 def test_a_comparison_lists_what_got_worse_first() -> None:
     shown = console()
-    first, second = make_part(1, target="a [x]"), make_part(2, ttft_ms=200.0)
+    first, second = make_stats(1, target="a [x]"), make_stats(2, ttft_ms=200.0)
     found = compare(first, second, CRITERIA, is_paired=False, names=("[a]", "b"), warnings=("mind [this]",))
     print_comparison(found, shown)
     text = _text(shown)

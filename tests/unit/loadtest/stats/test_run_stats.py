@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from loadtest.stats.run_stats import MAX_SECONDS, Histogram, RunStats, Tally, merge
 from tests.support.examples import examples
-from tests.unit.loadtest.run_stats import make_part, record
+from tests.unit.loadtest.run_stats import make_stats, record
 
 SECONDS = st.lists(st.floats(1e-6, 60.0), min_size=1, max_size=80)
 
@@ -72,17 +72,17 @@ def test_what_is_no_histogram_is_refused(text: str) -> None:
         Histogram.decode(text)
 
 
-def stats_by_target(num: int = 3) -> list[RunStats]:
+def three_workers(num: int = 3) -> list[RunStats]:
     found = []
     for worker in range(num):
-        stats = make_part(worker, num_slices=3 + worker, per_slice=5)
+        stats = make_stats(worker, num_slices=3 + worker, per_slice=5)
         stats.workers, stats.num_workers, stats.target = frozenset({worker}), num, "ours"
         found.append(stats)
     return found
 
 
 def test_merging_is_associative_and_knows_no_order() -> None:
-    first, second, third = stats_by_target()
+    first, second, third = three_workers()
     found = [
         merge([first, second, third]),
         merge([merge([first, second]), third]),
@@ -92,11 +92,11 @@ def test_merging_is_associative_and_knows_no_order() -> None:
     assert len({json.dumps(each.as_json()) for each in found}) == 1
     assert found[0].workers == {0, 1, 2}
     assert found[0].duration_s == 5.0
-    assert found[0].total.counters["intended"] == sum(each.total.counters["intended"] for each in stats_by_target())
+    assert found[0].total.counters["intended"] == sum(each.total.counters["intended"] for each in three_workers())
 
 
 def test_slices_add_up_to_the_total() -> None:
-    whole = merge(stats_by_target())
+    whole = merge(three_workers())
     tally = Tally(2)
     for each in whole.slices:
         tally.add(each)
@@ -105,26 +105,26 @@ def test_slices_add_up_to_the_total() -> None:
     assert len(tally.histograms["ttft"]) == len(whole.total.histograms["ttft"])
 
 
-def test_merging_leaves_its_parts_as_they_were() -> None:
-    made = stats_by_target()
+def test_merging_does_not_change_its_inputs() -> None:
+    made = three_workers()
     before = [json.dumps(each.as_json()) for each in made]
     merge(made)
     assert [json.dumps(each.as_json()) for each in made] == before
 
 
-def test_parts_of_different_runs_do_not_merge() -> None:
-    first, second, _third = stats_by_target()
-    with pytest.raises(ValueError, match="there are no parts"):
+def test_statistics_of_different_runs_do_not_merge() -> None:
+    first, second, _third = three_workers()
+    with pytest.raises(ValueError, match="there are no statistics"):
         merge([])
-    with pytest.raises(ValueError, match="worker 0 is in two parts of ours"):
+    with pytest.raises(ValueError, match="worker 0 is included twice for ours"):
         merge([first, first])
     second.slice_s = 2.0
-    with pytest.raises(ValueError, match="parts of different runs"):
+    with pytest.raises(ValueError, match="statistics of different runs"):
         merge([first, second])
 
 
-def test_a_part_survives_being_written() -> None:
-    stats = make_part(3, num_slices=4)
+def test_statistics_survive_a_round_trip_through_json() -> None:
+    stats = make_stats(3, num_slices=4)
     again = RunStats.from_json(json.loads(json.dumps(stats.as_json())))
     assert again.as_json() == stats.as_json()
     record(again, 1.5, 0.1)  # it can go on

@@ -77,4 +77,4 @@ def test_blocks_come_by_round_and_variants_by_k() -> None:
     found = Blocks((*made, beside))
     assert [each.name for each in found.variants] == ["K = 0", "K = 3", "no draft"]
     assert [each.round for each in found.of(1, "K = 3")] == [0, 1]
-    assert found.ceiling == 3
+    assert found.max_num_speculative_tokens == 3

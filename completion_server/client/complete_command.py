@@ -1,4 +1,4 @@
-"""The `complete` command, and the list of all commands that talk to a running server."""
+"""The `complete` command: streams one completion to the terminal."""
 
 import json
 import sys
@@ -22,13 +22,8 @@ from completion_server.client.cursor import (
     uri_of,
 )
 from completion_server.client.json_output import completion_dict
-from completion_server.client.operator_commands import drain, status
 from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
-from completion_server.client.profile_command import profile
-from completion_server.client.speculation_command import speculation
 from completion_server.client.terminal import CompletionView, footer
-
-__all__ = ["complete", "drain", "profile", "speculation", "status"]
 
 _MODES = {"single": pb.MODE_SINGLE_LINE, "multi": pb.MODE_MULTI_LINE}
 
