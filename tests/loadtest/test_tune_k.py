@@ -106,7 +106,7 @@ async def test_it_finds_the_table_that_is_right_and_leaves_the_server_as_it_was(
             server,
             *IN_SMALL,
             "--rounds",
-            "4",
+            "3",
             "--concurrency",
             "1,8",
             "--k",
@@ -239,7 +239,7 @@ async def test_the_two_listeners_are_told_apart() -> None:
 
 
 async def test_a_server_that_takes_no_completions_leaves_the_active_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.targets.grpc.CONNECT_S", 1.0)
+    monkeypatch.setattr("loadtest.targets.channels.CONNECT_S", 1.0)
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         with pytest.raises(TargetError, match=r"no connection to 127\.0\.0\.1:1"):
             await tuner(server, operator, "127.0.0.1:1").tune(TuningSettings((1,)))
