@@ -33,7 +33,7 @@ Lookup = Callable[[Request], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadSnapshot:
     """A snapshot of what the server holds."""
 
     readiness: Readiness
@@ -174,10 +174,10 @@ class Pipeline:
         """Return the time of the pipeline's clock, by which requests are received and end."""
         return self._clock.now()
 
-    def load(self) -> Load:
+    def load(self) -> LoadSnapshot:
         """Return what the server holds now."""
         book = self._runner.book
-        return Load(
+        return LoadSnapshot(
             readiness=self._gate.readiness,
             num_sessions=self._gate.num_sessions,
             num_live=book.num_live,
