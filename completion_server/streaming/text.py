@@ -1,7 +1,7 @@
 """The text rules: which part of the generated text is sent, and when the completion ends. Pure.
 
-The text sent is always the beginning of the generated text, and does not depend on the pieces in which that text arrives.
-Line breaks are passed on unchanged.
+The text sent is always the beginning of the generated text, whatever the pieces in which that arrives. Line breaks are
+passed on unchanged.
 
 1. A stop string, or a line break with SINGLE_LINE, ends the completion before it.
 2. Text that follows the cursor is not repeated (see `repetition`).
