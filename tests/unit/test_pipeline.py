@@ -110,7 +110,7 @@ def test_where_the_process_is_behind_only_who_asked_for_it_is_served() -> None:
         await read(opened.open("newer", "xy", trigger=Trigger.AUTOMATIC))
         assert (await read(explicit)).reason is FinishReason.SUPERSEDED  # its user has typed on
         clock.at = opened.pipeline.now()
-        loop_lag.look()
+        loop_lag.tick()
         assert (await read(opened.open("later", "x", caller=other))).reason is FinishReason.LENGTH
 
     in_virtual_time(scenario, slow_engine, loop_lag=loop_lag)
