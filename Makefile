@@ -9,7 +9,7 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check proto docs lock lock-cuda models calibration test-calibration clean \
+.PHONY: help install serve test test-full check proto docs lock lock-cuda models calibration test-calibration clean \
 	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
 	bench-attacks
 
@@ -19,8 +19,24 @@ help: ## List the targets.
 serve: $(VENV)/installed ## Set up what is missing and start a server on the embedded models.
 	@$(BIN)/completion-server serve --config $(CONFIG)
 
-test: $(VENV)/installed-dev ## Run the whole test suite.
-	@$(BIN)/python -m pytest
+# The tests run in parallel, except those that start a real engine or measure memory, descriptors or wall-clock time.
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := --numprocesses 2 --dist loadfile
+QUICK := not full and not large
+
+test: $(VENV)/installed-dev ## Run the tests, with real engines; under ten minutes on two cores.
+	@echo "Tests in parallel:"
+	@$(PYTEST) $(PARALLEL) -m "not serial and $(QUICK)"
+	@echo "Tests one after another, with real engines:"
+	@$(PYTEST) -m "serial and $(QUICK)"
+	@echo "All tests passed."
+
+test-full: $(VENV)/installed-dev ## Run every test, also the slow ones, with more examples; before a release.
+	@echo "Tests in parallel:"
+	@$(PYTEST) $(PARALLEL) --hypothesis-profile full -m "not serial"
+	@echo "Tests one after another, with real engines:"
+	@$(PYTEST) --hypothesis-profile full -m serial
+	@echo "All tests passed."
 
 check: $(VENV)/installed-dev ## Lint, types, import rules, the contract and its stubs.
 	@$(BIN)/ruff check .

@@ -1,33 +1,36 @@
-"""What the whole run shares: one real engine, started when the first test asks for it."""
+"""Settings and fixtures of all tests: no network, the Hypothesis profiles, one shared vLLM engine."""
 
+import os
 import signal
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest_asyncio
+from hypothesis import settings
 
-from completion_server.app import make_engine_factory
-from tests.support.models import DRAFT
-from tests.support.server import make_config
+from tests.support.vllm import asynchronous_scheduling, make_vllm_engine
 
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine
 
-# A shell ignores it for what it starts in the background, and so would every command that a test interrupts.
+# Tests load models from folders. Without this, each file that a folder lacks is requested from the hub, with retries.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+# A shell starts background commands with SIGINT ignored, and a test could not interrupt a command of its own then.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-def make_vllm_engine(*overrides: str) -> "VllmEngine":
-    """Return a vLLM engine on the embedded models, not yet started."""
-    sizes = ("engine.num_speculative_tokens=3", "engine.max_num_seqs=16", "scheduling.max_slots=16")
-    config = make_config(f"engine.draft_model={DRAFT}", *sizes, *overrides)
-    return cast("VllmEngine", make_engine_factory(config)())
+# `--hypothesis-profile full` selects the other profile. Tests state their number of examples as a multiple of the
+# profile's.
+settings.register_profile("ci", max_examples=50, deadline=None)
+settings.register_profile("full", max_examples=500, deadline=None)
+settings.load_profile("ci")
 
 
 @pytest_asyncio.fixture(scope="session")
 async def vllm_engine() -> "AsyncIterator[VllmEngine]":
-    """A real engine; tests leave it idle."""
+    """Yield a vLLM engine with a draft model and asynchronous scheduling. A test must leave it idle."""
     engine = make_vllm_engine()
-    await engine.start()
+    with asynchronous_scheduling():
+        await engine.start()
     yield engine
     await engine.stop()

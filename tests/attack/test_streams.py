@@ -26,6 +26,8 @@ from tests.support.server import (
     run_server,
 )
 
+pytestmark = pytest.mark.serial
+
 CONFIG = Path(__file__).parents[2] / "deploy" / "local" / "server.toml"
 MIB = 1024 * 1024
 EXHAUSTED, UNAVAILABLE = 8, 14

@@ -6,6 +6,8 @@ import pytest
 
 from loadtest.bench.speculation.gpu import engine_args
 
+pytestmark = pytest.mark.serial
+
 
 @pytest.mark.timeout(600)
 def test_vllm_has_the_arguments() -> None:

@@ -19,6 +19,8 @@ from target_model.evaluation.prompts import Prompts
 from target_model.evaluation.served import serving
 from tests.support.models import DRAFT, TARGET
 
+pytestmark = [pytest.mark.full, pytest.mark.serial]
+
 ROOT = Path(__file__).parents[2]
 NUM_CURSORS = 100
 MAX_TOKENS = 12

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import make_dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
@@ -14,37 +14,22 @@ import pytest_asyncio
 from completion_server.core.request import Sampling
 from completion_server.engine.interface import EngineStep, GenerationRequest, constant_lookup
 from completion_server.engine.settings import EngineSettings
-from tests.conftest import make_vllm_engine
 from tests.engine.contract_checks import prompt, run_request
+from tests.support.vllm import make_vllm_engine
 
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine
 
+pytestmark = pytest.mark.serial
+
 NUM_SEQS = 16
 
 
-@pytest_asyncio.fixture(scope="module")
-async def async_engine() -> "AsyncIterator[VllmEngine]":
-    """An engine core that plans a step while the one before it runs.
-
-    vLLM switches that off on a CPU, because it gains nothing; it works all the same.
-    """
+@pytest_asyncio.fixture
+async def synchronous_engine() -> "AsyncIterator[VllmEngine]":
+    """Yield an engine whose core plans each step after the step before it, as vLLM does on a CPU."""
     engine = make_vllm_engine()
-    from completion_server.engine.vllm import engine as module
-
-    make_config = module.AsyncEngineArgs.create_engine_config
-    configs: list[Any] = []
-
-    def make_async_config(*args: Any, **kwargs: Any) -> Any:
-        config = make_config(*args, **kwargs)
-        config.scheduler_config.async_scheduling = True
-        configs.append(config)
-        return config
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.AsyncEngineArgs, "create_engine_config", make_async_config)
-        await engine.start()
-    assert configs[-1].scheduler_config.scheduler_cls.endswith(".LookupAsyncScheduler")
+    await engine.start()
     yield engine
     await engine.stop()
 
@@ -87,6 +72,13 @@ async def test_greedy_text_is_the_same_over_changes(vllm_engine: "VllmEngine") -
     await check_changes(vllm_engine)
 
 
+@pytest.mark.full
+async def test_greedy_text_is_the_same_over_changes_with_synchronous_scheduling(
+    synchronous_engine: "VllmEngine",
+) -> None:
+    await check_changes(synchronous_engine)
+
+
 async def test_drafted_text_is_drawn_at_the_temperature_asked_for(vllm_engine: "VllmEngine") -> None:
     """A temperature near 0 gives the greedy text; a high one changes nearly every text. The requests share steps.
 
@@ -124,6 +116,7 @@ async def test_a_seed_holds_for_a_prompt_that_is_computed_in_pieces(vllm_engine:
     assert sum(map(str.__eq__, together, alone)) >= 0.75 * NUM_SEQS, "steps of another size round otherwise"
 
 
+@pytest.mark.full
 async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler reports that it can't read the lookup; the engine runs with its K and has a locked reason."""
     engine = make_vllm_engine()
@@ -137,13 +130,9 @@ async def test_a_vllm_without_the_attribute_runs_as_before(monkeypatch: pytest.M
         await engine.stop()
 
 
-async def test_greedy_text_is_the_same_over_changes_with_asynchronous_scheduling(async_engine: "VllmEngine") -> None:
-    await check_changes(async_engine)
-
-
-async def test_a_change_takes_effect_within_two_steps(async_engine: "VllmEngine") -> None:
+async def test_a_change_takes_effect_within_two_steps(vllm_engine: "VllmEngine") -> None:
     """The running step and, if it is planned already, the next one have the old K; drafts are verified a step later."""
-    set_k(async_engine, 3)
+    set_k(vllm_engine, 3)
     steps: list[EngineStep] = []
     at_change = 0
 
@@ -152,31 +141,31 @@ async def test_a_change_takes_effect_within_two_steps(async_engine: "VllmEngine"
         steps.append(step)
         if len(steps) == 10:
             at_change = len(steps)
-            set_k(async_engine, 0)
+            set_k(vllm_engine, 0)
 
-    async_engine.watch_steps(observe)
-    await run_request(async_engine, GenerationRequest("effect", prompt(64, 70), 64))
-    async_engine.watch_steps(lambda _step: None)
-    set_k(async_engine, 3)
+    vllm_engine.watch_steps(observe)
+    await run_request(vllm_engine, GenerationRequest("effect", prompt(64, 70), 64))
+    vllm_engine.watch_steps(lambda _step: None)
+    set_k(vllm_engine, 3)
     assert {step.num_speculative_tokens for step in steps[1:at_change]} == {3}
     assert {step.num_speculative_tokens for step in steps[at_change + 3 :]} == {0}
 
 
-async def test_generations_side_by_side_go_on_over_changes(async_engine: "VllmEngine") -> None:
+async def test_generations_side_by_side_go_on_over_changes(vllm_engine: "VllmEngine") -> None:
     """Which of them share a step may move the last bits, and with them a close choice of a token in a few."""
-    alone = [await generate_text(async_engine, "alone", variant, changes=False) for variant in range(8)]
-    texts = await asyncio.gather(*(generate_text(async_engine, "side", variant, changes=True) for variant in range(8)))
-    set_k(async_engine, 3)
+    alone = [await generate_text(vllm_engine, "alone", variant, changes=False) for variant in range(8)]
+    texts = await asyncio.gather(*(generate_text(vllm_engine, "side", variant, changes=True) for variant in range(8)))
+    set_k(vllm_engine, 3)
     assert sum(text == undisturbed for text, undisturbed in zip(texts, alone, strict=True)) >= 4
 
 
-async def test_a_request_may_refuse_drafts_with_asynchronous_scheduling(async_engine: "VllmEngine") -> None:
+async def test_a_request_may_refuse_drafts_beside_others(vllm_engine: "VllmEngine") -> None:
     drafted = [
-        await run_request(async_engine, GenerationRequest(f"drafted-{i}", prompt(64, 60 + i), 48)) for i in range(3)
+        await run_request(vllm_engine, GenerationRequest(f"drafted-{i}", prompt(64, 60 + i), 48)) for i in range(3)
     ]
     plain = Sampling(speculate=False)
     without = [
-        await run_request(async_engine, GenerationRequest(f"without-{i}", prompt(64, 60 + i), 48, plain))
+        await run_request(vllm_engine, GenerationRequest(f"without-{i}", prompt(64, 60 + i), 48, plain))
         for i in range(3)
     ]
     assert [result.text for result in without] == [result.text for result in drafted]
@@ -185,11 +174,12 @@ async def test_a_request_may_refuse_drafts_with_asynchronous_scheduling(async_en
     mixed = [
         GenerationRequest(f"mixed-{i}", prompt(64, 60 + i % 3), 48, Sampling(speculate=i % 2 == 0)) for i in range(6)
     ]
-    results = await asyncio.gather(*(run_request(async_engine, request) for request in mixed))
+    results = await asyncio.gather(*(run_request(vllm_engine, request) for request in mixed))
     assert [result.last.drafted_tokens > 0 for result in results] == [True, False] * 3
     assert sum(result.text == drafted[i % 3].text for i, result in enumerate(results)) >= 3
 
 
+@pytest.mark.full
 async def test_k_changes_under_tensor_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models are split over two processes; the scheduler that follows the table is in neither."""
     cpus = sorted(os.sched_getaffinity(0))

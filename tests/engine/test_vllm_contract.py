@@ -8,12 +8,14 @@ import pytest_asyncio
 
 from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
-from tests.conftest import make_vllm_engine
 from tests.engine.contract import EngineContract
 from tests.engine.speculation_contract import SpeculationContract
+from tests.support.vllm import make_vllm_engine
 
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine
+
+pytestmark = pytest.mark.serial
 
 
 @pytest.fixture

@@ -5,15 +5,18 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.processes import child_ids, with_descendants
-from tests.conftest import make_vllm_engine
 from tests.engine.contract_checks import run_request
 from tests.support.server import eventually
+from tests.support.vllm import make_vllm_engine
 
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine
+
+pytestmark = pytest.mark.serial
 
 
 def listening(process: psutil.Process) -> list[str]:
@@ -42,6 +45,7 @@ async def test_an_engine_is_idle_after_a_step(vllm_engine: "VllmEngine") -> None
     assert 0 < after - before < 1.5
 
 
+@pytest.mark.full
 async def test_a_load_that_is_given_up_leaves_no_process() -> None:
     others = child_ids()
     engine = make_vllm_engine()

@@ -21,6 +21,8 @@ from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from tests.support.models import DRAFT, ROOT, TARGET
 from tests.support.server import ask, request
 
+pytestmark = pytest.mark.serial
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 HANG_TIMEOUT_S = 3.0
 START_TIMEOUT_S = 300.0

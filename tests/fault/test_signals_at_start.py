@@ -11,6 +11,8 @@ import pytest
 from tests.support.models import ROOT, TARGET
 from tests.support.server import FREE_PORTS
 
+pytestmark = [pytest.mark.full, pytest.mark.serial]
+
 START_TIMEOUT_S = 300.0
 """For machines that are busy with other things: until the engine's process is there, and until it has imported vLLM."""
 

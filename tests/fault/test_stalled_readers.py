@@ -19,6 +19,8 @@ from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTime
 from completion_server.rpc.session import SessionStream
 from tests.support.server import ENDLESS, RunningServer, endless_config, endless_engine, eventually, request, run_server
 
+pytestmark = pytest.mark.serial
+
 NUM_READERS = 1_000
 STALL_TIMEOUT_S = 1.0
 SMALL_WINDOW = [

@@ -8,9 +8,12 @@ import pytest
 
 from loadtest.bench.attacks.registry import ATTACKS
 
+pytestmark = pytest.mark.serial
+
 PHASES = ("calm", "attack", "after")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_an_attack_is_measured_in_three_phases() -> None:
     command = [sys.executable, "-m", "loadtest.bench.attacks", "--attack", "idle_sessions", "--json"]

@@ -6,12 +6,15 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.serial
+
 FIGURES = {
     "sessions", "requests_per_s", "errors", "front_end_ttft_p99_ms", "server_kib_per_session",
     "rate_ratio_to_bare_grpc", "generator_lag_p99_ms", "server_cpu_s_per_1000_requests", "reconnect_p99_ms",
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_editors_are_served_lose_their_streams_and_come_back() -> None:
     command = [sys.executable, "-m", "loadtest.bench.sessions", "--sessions", "40", "--requests-per-s", "40"]

@@ -11,12 +11,15 @@ import pytest
 
 from loadtest.bench.speculation.gpu import DRAFT, TARGET, acceptance_by_position, crossing
 
+pytestmark = pytest.mark.serial
+
 FIGURES = {
     "best_k_batch_1", "speedup_batch_1", "speedup_batch_1_over_no_draft", "crossover_batch", "tuned_over_best_fixed",
     "tuned_over_off", "tuned_over_no_draft", "live_change_ms_p99",
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_every_figure_is_there(tmp_path: Path) -> None:
     scripted = ("engine.kind=scripted", "engine.draft_model=some/draft", "engine.scripted_acceptance=0.6")

@@ -20,6 +20,8 @@ from loadtest.traffic.trace import Trace
 from tests.loadtest.golden import Books, golden_server, numbers_of
 from tests.unit.loadtest.typed import request, trace
 
+pytestmark = pytest.mark.serial
+
 PERCENTS = (50, 90, 95, 99)
 FREEZE_S = 2.0
 ATTEMPTS = 4

@@ -23,6 +23,8 @@ from loadtest.tuning.replay import Replay
 from loadtest.tuning.tuner import Tuner, TuningError, TuningSettings
 from tests.support.server import RunningServer, make_config, run_server
 
+pytestmark = pytest.mark.serial
+
 CEILING = 3
 WAIT_S = 240.0
 SCHEDULE, FIXED, AUTO = pb.SPECULATION_MODE_SCHEDULE, pb.SPECULATION_MODE_FIXED, pb.SPECULATION_MODE_AUTO

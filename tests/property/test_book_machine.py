@@ -21,6 +21,7 @@ from completion_server.scheduling.actions import (
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.queue import ORDERS, QueueEntry
 from completion_server.scheduling.shedding import Shedding
+from tests.support.examples import examples
 
 STOPPED = Outcome(FinishReason.STOP)
 REFUSED = Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED)
@@ -312,5 +313,5 @@ class BookMachine(RuleBasedStateMachine):
         assert self.book.next_tick is None
 
 
-BookMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+BookMachine.TestCase.settings = settings(max_examples=examples(4), stateful_step_count=50)
 TestBook = BookMachine.TestCase

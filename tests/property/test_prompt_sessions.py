@@ -10,6 +10,7 @@ from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Snippet
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.tokens.plaintext import make_plain
+from tests.support.examples import examples
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at, text_of
 from tests.unit.prompt.vocabularies import FAMILIES
 
@@ -74,7 +75,7 @@ class Editor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(0.3), suppress_health_check=[HealthCheck.too_slow])
 @given(document=DOCUMENTS, steps=STEPS, recent=st.sampled_from([0, 40]))
 def test_any_session(family: str, document: str, steps: list[tuple[str, object]], recent: int) -> None:
     prompt_settings = PromptSettings(max_recent_tokens=recent, preamble="# ours\n")

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from completion_server.prompt.tokens.plaintext import make_plain
 from completion_server.prompt.tokens.reuse import EMPTY, Encoder, common_prefix, common_suffix
+from tests.support.examples import examples
 from tests.unit.prompt.vocabularies import FAMILIES
 
 PIECES = st.sampled_from(
@@ -88,7 +89,7 @@ EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12), TEXTS | PIECES),
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(0.5), suppress_health_check=[HealthCheck.too_slow])
 @given(text=TEXTS, edits=EDITS)
 def test_any_edit(family: str, text: str, edits: list[tuple[float, int, str]]) -> None:
     plain = make_plain(FAMILIES[family]())
@@ -106,7 +107,7 @@ def test_any_edit(family: str, text: str, edits: list[tuple[float, int, str]]) -
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(0.5), suppress_health_check=[HealthCheck.too_slow])
 @given(typed=TYPED)
 def test_typing_where_words_are_decided_late(family: str, typed: list[str]) -> None:
     """The last character may change the words before it: "'r" and "'re", blanks before a newline or a letter."""
@@ -120,7 +121,7 @@ def test_typing_where_words_are_decided_late(family: str, typed: list[str]) -> N
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "unknown"])
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(0.3), suppress_health_check=[HealthCheck.too_slow])
 @given(text=TEXTS)
 def test_a_text_may_be_cut_at_any_boundary(family: str, text: str) -> None:
     """What is claimed of a boundary, without the code that uses it: the text behind it is tokenised the same alone."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from completion_server.core.request import Caller, Mode, Request
 from completion_server.streaming.text import TextRules
+from tests.support.examples import examples
 
 FRAGMENTS = [
     "a", "b", "x", "é", "👩", "(", ")", "[", "]", "{", "}", ":", ",", '"', "'", "\\", "<", "/", "#", ";", " ", "  ",
@@ -53,7 +54,7 @@ def split(text: str, cuts: list[int]) -> list[str]:
     return [text[start:end] for start, end in pairwise(bounds)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(4))
 @given(requests(), texts, st.lists(st.integers(0, 1000), max_size=12), st.booleans())
 def test_the_total_does_not_depend_on_the_pieces(request: Request, text: str, cuts: list[int], is_cut: bool) -> None:
     whole, whole_end = run(request, [text] if text else [], is_cut=is_cut)
@@ -65,7 +66,7 @@ def test_the_total_does_not_depend_on_the_pieces(request: Request, text: str, cu
         assert chars_end <= pieces_end
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(4))
 @given(requests(), texts, st.booleans())
 def test_what_is_sent_is_a_beginning_of_the_text_that_obeys_the_plain_rules(
     request: Request, text: str, is_cut: bool
@@ -81,7 +82,7 @@ def test_what_is_sent_is_a_beginning_of_the_text_that_obeys_the_plain_rules(
         assert sent == sent.rstrip()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(2))
 @given(requests(), texts)
 def test_the_length_limit_leaves_one_half_line_at_most_as_the_only_one(request: Request, text: str) -> None:
     cut, end = run(request, list(text), is_cut=True)

@@ -19,6 +19,7 @@ from completion_server.core.request import Mode, Sampling, Snippet, Trigger
 from completion_server.engine.interface import GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.streaming.text import TextRules
+from tests.support.examples import examples
 from tests.support.rooms import FOUR_SLOTS, REQUEST, House, Prompts, house, in_virtual_time, read
 
 TIMES = ServiceTimes(prefill_base_s=0.02, decode_base_s=0.01)
@@ -345,7 +346,7 @@ def sent_of(text: str, *, is_cut: bool, **request: Any) -> str:
     return sent if rules.is_done else sent + rules.finish(is_cut=is_cut)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(2))
 @given(
     words=st.lists(st.text("ab(é🙂\n ;", min_size=1, max_size=3), min_size=1, max_size=8),
     num_typed=st.integers(0, 12),

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 HERE = Path(__file__).parent
 ROOM = "completion_server.scheduling"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from completion_server.core.request import Trigger
 from completion_server.scheduling.runner import Runner
 from loadtest.simulation.virtual_time import LoopClock
+from tests.support.examples import examples
 from tests.unit.scheduling.subscribers import ask, key, run, typed
 
 
@@ -79,7 +80,7 @@ REQUESTS = st.lists(
 
 
 @given(REQUESTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(2))
 def test_any_faults_leave_one_end_for_each_request(
     requests: list[tuple[str, str, Trigger, str | None, float]],
 ) -> None:

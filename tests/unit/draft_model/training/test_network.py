@@ -115,6 +115,7 @@ def test_a_start_whose_layers_compute_something_else_is_refused(preset: Preset, 
         make_pruned(preset.shape, LlamaForCausalLM(other))  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # Of torch about itself, while it compiles.
 def test_the_same_code_is_made_for_all_layers_where_that_is_asked_for(preset: Preset) -> None:
     plain, compiled = (make_model(preset.shape, 1) for _ in range(2))

@@ -30,11 +30,12 @@ def test_a_terminated_run_leaves_nothing_half_written(data: Path, tmp_path: Path
     assert process.wait() == 128 + signal.SIGTERM
 
 
+@pytest.mark.parametrize("compile_flag", ["--no-compile", pytest.param("--compile", marks=pytest.mark.full)])
 def test_a_killed_run_goes_on_as_if_it_had_not_been(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_flag: str
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))
-    arguments = ("--steps", "40", "--checkpoint-minutes", "0", "--compile")
+    arguments = ("--steps", "40", "--checkpoint-minutes", "0", compile_flag)
     subprocess.run(command(data, tmp_path / "whole", *arguments), cwd=ROOT, check=True, capture_output=True)
     process = subprocess.Popen(command(data, tmp_path / "cut", *arguments), cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -48,9 +49,10 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     same = ("step", "loss", "middle_loss", "grad_norm", "rate_scale", "num_tokens")
     cut, whole = ([[step[name] for name in same] for step in read_metrics(tmp_path / run)] for run in ("cut", "whole"))
     assert cut == whole
-    assert list((tmp_path / "code").rglob("*.cpp")), "it was compiled"
+    assert bool(list((tmp_path / "code").rglob("*.cpp"))) == (compile_flag == "--compile")
 
 
+@pytest.mark.full
 def test_two_processes_train_the_same_as_one_and_take_each_others_checkpoints(data: Path, tmp_path: Path) -> None:
     def run(name: str, steps: int, processes: int, *more: str) -> tuple[list[float], list[float]]:
         """The losses, and the gradients' norms: both optimisers would hide gradients that are all twice as large."""

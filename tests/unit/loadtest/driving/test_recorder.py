@@ -1,6 +1,5 @@
 """The statistics that the recorder makes of requests."""
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -41,14 +40,13 @@ class Desk:
         **fields: Any,
     ) -> Record:
         """Record a request that was intended at 2.5 s."""
-        made = Record(request(2.5, 2.5 + next_key_s, **fields), RunClock(), self.recorder.ended)
+        made = Record(request(2.5, 2.5 + next_key_s, **fields), RunClock(-2.5 - total_s), self.recorder.ended)
         self.recorder.due(made)
         made.sent_at_s = 2.501
         if text:
             made.text_came(text)
             made.first_text_at_s = 2.5 + ttft_s
         made.count_tokens(7)
-        made.clock._start = asyncio.get_running_loop().time() - 2.5 - total_s
         made.end(outcome, error)
         return made
 

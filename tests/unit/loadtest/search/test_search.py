@@ -5,7 +5,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.processes.meter import ProcessMeter, ProcessMeterError
@@ -22,7 +22,6 @@ def search(
 
 
 @given(st.integers(1, 19_999), st.integers(1, 5_000), st.sampled_from([0.01, 0.05, 0.3]), st.sampled_from([1, 3, 5]))
-@settings(deadline=None)
 def test_a_capacity_is_found_within_the_tolerance(capacity: int, start: int, tolerance: float, repeats: int) -> None:
     found = search(capacity, start=start, tolerance=tolerance, repeats=repeats)
     assert found.fails_at is not None

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.stats.run_stats import MAX_SECONDS, Histogram, RunStats, Tally, merge
+from tests.support.examples import examples
 from tests.unit.loadtest.run_stats import make_stats, record
 
 SECONDS = st.lists(st.floats(1e-6, 60.0), min_size=1, max_size=80)
@@ -23,7 +24,6 @@ def histogram(seconds: list[float], digits: int = 3) -> Histogram:
 
 @pytest.mark.parametrize(("digits", "relative", "absolute_ms"), [(3, 0.001, 0.002), (2, 0.01, 0.13)])
 @given(seconds=SECONDS, percent=st.sampled_from([50.0, 90.0, 95.0, 99.0, 99.9]))
-@settings(deadline=None, max_examples=60)
 def test_a_percentile_is_as_exact_as_its_digits_say(
     digits: int, relative: float, absolute_ms: float, seconds: list[float], percent: float
 ) -> None:
@@ -38,7 +38,7 @@ def test_a_percentile_is_as_exact_as_its_digits_say(
 
 
 @given(seconds=SECONDS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(0.5))
 def test_arrays_are_what_the_histogram_holds(seconds: list[float]) -> None:
     found = histogram(seconds)
     values, counts = found.arrays()

@@ -24,6 +24,7 @@ from loadtest.traffic.trace import (
     join_digests,
     make_trace,
 )
+from tests.support.examples import examples
 
 DEBOUNCE_S = 0.05
 EVEN = {"key_gap_sigma": 1e-9, "keys_per_burst": 1e12}
@@ -70,7 +71,7 @@ def all_requests(trace: Trace) -> Iterator[TypedRequest]:
     return (request for session in trace.sessions for request in session.requests)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(0.5))
 @given(fields=scenarios(), num_workers=st.integers(1, 4))
 def test_workers_share_the_sessions_and_each_is_what_it_would_be_alone(
     fields: dict[str, Any], num_workers: int, folder: str
@@ -84,7 +85,7 @@ def test_workers_share_the_sessions_and_each_is_what_it_would_be_alone(
     assert join_digests(share.digest() for share in shares) == whole.digest() == make_trace(scenario).digest()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(0.5))
 @given(fields=scenarios())
 def test_requests_of_a_session_are_in_order(fields: dict[str, Any], folder: str) -> None:
     scenario = of(**fields, documents={"source": folder})
