@@ -49,9 +49,6 @@ from completion_server.telemetry.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
 
-_FIRST_TOKEN_SHARE = 0.75
-"""Of a request's budget that the engine may take: the rest is for waiting."""
-
 _CLOSE_S = 1.0
 """How long open streams may take to hear that the server ends."""
 
@@ -146,9 +143,9 @@ class App:
 
         """
         async with contextlib.AsyncExitStack() as stack:
+            metrics_address = self._start_metrics(stack)
             prompts = await asyncio.to_thread(load_prompts, self._config)
             pipeline = self._pipeline = self._assemble(prompts)
-            metrics_address = self._start_metrics(stack, pipeline)
             servicer = CompletionServicer(
                 pipeline,
                 self._config.server,
@@ -249,8 +246,8 @@ class App:
             self._config.server, AdminServicer(pipeline, self._engine, self._speculation, controls), self._health
         )
 
-    def _start_metrics(self, stack: contextlib.AsyncExitStack, pipeline: Pipeline) -> str:
-        snapshot = self._watch_parts(pipeline)
+    def _start_metrics(self, stack: contextlib.AsyncExitStack) -> str:
+        snapshot = self._watch_parts()
         self._registry.register(snapshot)
         stack.callback(self._registry.unregister, snapshot)
         address = self._config.server.metrics_listen
@@ -266,13 +263,17 @@ class App:
         _warn_if_reachable("server.metrics_listen", address, "others can read the load and the outcome counts")
         return f"{address.rpartition(':')[0]}:{server.port}"
 
-    def _watch_parts(self, pipeline: Pipeline) -> Snapshot:
+    def _watch_parts(self) -> Snapshot:
+        def load(name: str) -> float:
+            """Return a figure of the pipeline's load, 0 while it is being built."""
+            return 0.0 if self._pipeline is None else float(getattr(self._pipeline.load(), name))
+
         return Snapshot(
             gauges={
-                "live_sessions": lambda: pipeline.load().num_sessions,
-                "queued_requests": lambda: pipeline.load().num_queued,
-                "running_requests": lambda: pipeline.load().num_occupied,
-                "slots": lambda: pipeline.load().num_slots,
+                "live_sessions": lambda: load("num_sessions"),
+                "queued_requests": lambda: load("num_queued"),
+                "running_requests": lambda: load("num_occupied"),
+                "slots": lambda: load("num_slots"),
                 "engine_ready": lambda: self._engine.state is EngineState.READY,
                 "engine_running_requests": lambda: self._engine.stats().num_running,
                 "engine_waiting_requests": lambda: self._engine.stats().num_waiting,

@@ -6,7 +6,7 @@ from completion_server.admission.gate import AdmissionSettings, Gate
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Quotas
 from completion_server.core.clock import Clock
-from completion_server.core.events import Emit
+from completion_server.core.events import Emit, guarded
 from completion_server.engine.settings import CacheScope
 from completion_server.generator import Generates, Generator, Prompts
 from completion_server.pipeline import Lookup, Parts, Pipeline
@@ -45,7 +45,7 @@ def assemble(
     lookup: Lookup = lambda _request: None,
 ) -> Pipeline:
     """Return a pipeline. `loop_lag` is run by the caller; without one no request is shed for loop lag."""
-    admission = settings.admission
+    admission, emit = settings.admission, guarded(emit)
     parts = Parts(
         gate=Gate(admission),
         quotas=Quotas(admission),

@@ -125,7 +125,7 @@ class Pipeline:
             overload = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self._retry_after_ms)
             self._runner.answer_nowait(completion, overload)
         else:
-            self._runner.submit_nowait(completion, reattaches=self._scheduling.typing_through)
+            self._runner.submit_nowait(completion)
         return completion
 
     def cancel(self, request_id: str, outcome: Outcome) -> None:
@@ -239,5 +239,5 @@ class Pipeline:
             arrived_at=request.received_at,
             ttft_deadline=min(request.received_at + self._budget_s, request.deadline.at),
             num_new_tokens=num_new_tokens,
-            continuation=Continuation.of(request),
+            continuation=Continuation.of(request) if self._scheduling.typing_through else None,
         )

@@ -1,11 +1,14 @@
 """Events that the parts of the server report about requests. Only app.py decides which parts receive them."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from completion_server.core.errors import Code
 from completion_server.core.outcome import End
 from completion_server.core.request import Request
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -118,3 +121,15 @@ Event = (
 )
 Emit = Callable[[Event], None]
 """Receives an event. Must neither wait nor raise."""
+
+
+def guarded(emit: Emit) -> Emit:
+    """Return an `emit` that logs a listener's exception: a bug in a listener must not fail a request."""
+
+    def emit_guarded(event: Event) -> None:
+        try:
+            emit(event)
+        except Exception:
+            logger.exception("a listener failed on %s", type(event).__name__)
+
+    return emit_guarded

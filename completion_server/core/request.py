@@ -1,8 +1,7 @@
 """A validated completion request, the type that every package below rpc works on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from functools import lru_cache
 from urllib.parse import quote
 
 from completion_server.core.clock import NEVER, Deadline
@@ -32,7 +31,6 @@ class Snippet:
     score: float = 0.0
 
 
-@lru_cache(maxsize=16_384)
 def key_of(*parts: str) -> str:
     """Return a key made of several names, the same in every process. Different names never give the same key."""
     return "/".join(quote(part, safe="") for part in parts)
@@ -56,19 +54,23 @@ class Caller:
     stream: int = 0
     """Number of the session stream, unique in this process; 0 for a call with a single request."""
 
-    @property
-    def owner(self) -> str:
-        """Key of limits, lanes and the cache salt; the tenant is its first part.
+    owner: str = field(init=False)
+    """Key of limits, lanes and the cache salt; the tenant is its first part.
 
-        Callers choose names and session ids themselves. So an unverified name belongs to its network address, and a
-        session without a name to its connection: a caller at another address with the same name, or on another
-        connection with the same session id, is another owner.
-        """
+    Names and session ids are the caller's own choice. So a name that nothing trusted vouches for belongs to its network
+    address, and a session without a name to its connection: a caller elsewhere that gives the same name or id is
+    another owner.
+    """
+
+    def __post_init__(self) -> None:
+        """Make the owner's key once: it is read many times for each request."""
         if self.is_verified:
-            return key_of(self.tenant, "user", self.user)
-        if self.user:
-            return key_of(self.tenant, "user", self.user, self.peer)
-        return key_of(self.tenant, "session", self.session, self.connection)
+            owner = key_of(self.tenant, "user", self.user)
+        elif self.user:
+            owner = key_of(self.tenant, "user", self.user, self.peer)
+        else:
+            owner = key_of(self.tenant, "session", self.session, self.connection)
+        object.__setattr__(self, "owner", owner)
 
     @property
     def memory(self) -> tuple[str, ...] | None:

@@ -228,5 +228,5 @@ class Work:
 
 
 def first_serving(requests: Iterable[HeldRequest], entry: QueueEntry) -> str | None:
-    """Return the first request whose generation serves a newer one."""
-    return next((each.id for each in requests if each.work is not None and each.work.serves(entry)), None)
+    """Return the first request whose generation, or the one that it waits for, serves a newer request."""
+    return next((each.id for each in requests if (each.work or Work.begin(each)).serves(entry)), None)

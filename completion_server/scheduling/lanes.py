@@ -42,7 +42,8 @@ class Lanes:
     def candidates(self, entry: QueueEntry) -> list[Record]:
         """Return the live requests to whose generation a newcomer may reattach, running ones first.
 
-        A waiting one has no generation. A prefetch never takes a generation from a typed request.
+        A waiting one has no generation; if it serves the newcomer, the newcomer supersedes it. A prefetch never takes a
+        generation from a typed request.
         """
         found = self.on(entry.lane)
         if entry.trigger is Trigger.PREFETCH:

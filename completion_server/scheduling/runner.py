@@ -7,7 +7,7 @@ queue that is drained in order: a method that is called while an action is carri
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from completion_server.core.clock import Alarm, Clock
@@ -45,7 +45,7 @@ class Runner:
         self._emit = emit
         self._requests: dict[str, HeldRequest] = {}
         self._actions: deque[Action] = deque()
-        self._is_draining = False
+        self._is_carrying_out = False
         self._group: asyncio.TaskGroup | None = None
         self._alarm = Alarm(clock, self._tick)
         self._idle = asyncio.Event()
@@ -61,17 +61,17 @@ class Runner:
         """Requests that are live or whose generation is still stopping."""
         return len(self._requests)
 
-    def submit_nowait(self, subscriber: Subscriber, *, reattaches: bool = True) -> None:
+    def submit_nowait(self, subscriber: Subscriber) -> None:
         """Take a request in. Its `end` may be called before this returns.
 
-        With `reattaches` a running generation goes on for this request if it says what the user has typed since.
+        A running generation goes on for this request if it says what the user has typed since.
         """
         if self._group is None:
             msg = "the runner does not run"
             raise RuntimeError(msg)
         entry = subscriber.entry
-        candidates = self._book.candidates(entry) if reattaches else ()
-        reattach_to = first_serving((self._requests[each] for each in candidates), entry)
+        candidates = (self._requests[request_id] for request_id in self._book.candidates(entry))
+        reattach_to = first_serving(candidates, entry)
         self._hold(subscriber)
         self._carry_out(self._book.submit(entry, self._clock.now(), reattach_to=reattach_to))
 
@@ -114,17 +114,21 @@ class Runner:
     # Actions
 
     def _carry_out(self, actions: list[Action]) -> None:
-        """Carry actions out in order, whatever one request's subscriber raises, and those that they bring about."""
+        """Carry actions out in order, and those that they bring about, whatever one of them raises."""
         self._actions += actions
-        if self._is_draining:
+        if self._is_carrying_out:
             return
-        self._is_draining = True
+        self._is_carrying_out = True
         try:
             while self._actions:
-                self._apply(self._actions.popleft())
+                action = self._actions.popleft()
+                try:
+                    self._apply(action)
+                except Exception:  # a bug; other requests wait for the other actions
+                    logger.exception("%s could not be carried out", action)
         finally:
-            self._is_draining = False
-        self._alarm.set_nowait(self._book.next_tick)
+            self._is_carrying_out = False
+            self._alarm.set_nowait(self._book.next_tick)
 
     def _apply(self, action: Action) -> None:
         match action:
@@ -140,9 +144,8 @@ class Runner:
     def _start(self, request: HeldRequest) -> None:
         """Begin a generation for a request. If it can't begin, end the request and go on with the next one."""
         assert self._group is not None
-        request.subscriber.marks.started = self._clock.now()
         work = Work.begin(request)
-        running = self._generate(work, request.subscriber.generate())
+        running = self._generate(work, request.subscriber.generate)
         try:
             task = self._group.create_task(running, name=f"completion-{request.id}")
         except RuntimeError:  # the task group is shutting down
@@ -160,8 +163,8 @@ class Runner:
         assert work is not None
         work.move_to(request)
         marks.started = marks.prompted = now
-        self._emit(GenerationReattached(work.generation.num_tokens))
         try:
+            self._emit(GenerationReattached(work.generation.num_tokens))
             if work.generation.num_tokens:
                 self._pass_on(work, work.generation.text, now)
         except Exception:
@@ -186,9 +189,14 @@ class Runner:
 
     # Generations
 
-    async def _generate(self, work: Work, source: AsyncGenerator[Progress]) -> Outcome | None:
+    async def _generate(self, work: Work, start: Callable[[], AsyncGenerator[Progress]]) -> Outcome | None:
         """Run a generation to an outcome, None if it diverged. Only cancelling escapes: failures stay the request's."""
+        marks = work.request.subscriber.marks
+        if marks.started is None:  # else the request has reattached meanwhile
+            marks.started = self._clock.now()
         try:
+            source = start()
+            del start, marks  # they hold the request that began, which may end long before the generation
             async with aclosing(source) as steps:
                 async for progress in steps:
                     if isinstance(progress, PromptReady):

@@ -117,9 +117,10 @@ async def house(
     admission: AdmissionSettings = UNLIMITED,
     loop_lag: LoopLagMonitor | None = None,
     lookup: Lookup = lambda _request: None,
+    watcher: Watcher | None = None,
 ) -> AsyncIterator[House]:
     """Run a pipeline, by default with four slots and without haste, and check that nothing is left in it."""
-    watcher, prompts = Watcher(), prompts or Prompts()
+    watcher, prompts = watcher or Watcher(), prompts or Prompts()
     engine = SupervisedEngine(make_engine, EngineSettings(warm_up=False), clock)
     settings = PipelineSettings(admission, scheduling, WITHOUT_HASTE)
     pipeline = assemble(settings, engine, prompts, clock, watcher.hear, loop_lag=loop_lag, lookup=lookup)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.core.clock import Deadline, MonotonicClock
+from completion_server.core.events import Event
 from completion_server.core.outcome import Delta, End, FinishReason, ShedReason, Usage
 from completion_server.core.request import Caller, Trigger
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.rooms import FOUR_SLOTS, House, house, in_virtual_time, read
+from tests.support.rooms import FOUR_SLOTS, House, Watcher, house, in_virtual_time, read
 
 CLOCK = MonotonicClock()
 
@@ -183,3 +184,18 @@ def test_the_marks_of_a_request_carry_its_trace_context() -> None:
         assert marks.unix_s(marks.received, 1000.0) == 1000.0
 
     in_virtual_time(scenario, slow_engine)
+
+
+def test_a_listener_that_raises_fails_no_request() -> None:
+    class Fails(Watcher):
+        def hear(self, event: Event) -> None:
+            super().hear(event)
+            raise ZeroDivisionError
+
+    async def scenario(opened: House) -> None:
+        older, newer = opened.open("older", "x"), opened.open("newer", "xa")
+        assert (await read(older)).reason is FinishReason.SUPERSEDED
+        assert (await read(newer)).reason is FinishReason.LENGTH
+        assert len(opened.watcher.ended) == 2
+
+    in_virtual_time(scenario, slow_engine, watcher=Fails())
