@@ -103,7 +103,7 @@ class Completion:
         return Outcome(reason)
 
     def give(self, text: str) -> None:
-        """Answer with a text that needs no rules: that of an answer to the same request."""
+        """Answer with a finished text, such as a cached one. The text rules have been applied to it before."""
         self._put(text)
 
     def end(self, outcome: Outcome, usage: Usage | None = None) -> None:
