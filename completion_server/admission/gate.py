@@ -135,6 +135,11 @@ class Gate:
         return Readiness.ENGINE_DOWN if self._was_ready else Readiness.STARTING
 
     @property
+    def num_holders(self) -> int:
+        """Number of users and addresses with open sessions."""
+        return len(self._held)
+
+    @property
     def is_draining(self) -> bool:
         """Whether the server is draining."""
         return self._is_draining

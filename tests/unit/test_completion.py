@@ -28,7 +28,7 @@ STOP, LENGTH, SUPERSEDED = FinishReason.STOP, FinishReason.LENGTH, FinishReason.
 
 
 class Script:
-    """What the engine says to each request, by its id, and to whom it said something."""
+    """The text that the engine generates for each request, by its id; records the ids that it generated for."""
 
     def __init__(self, **words: Sequence[str]) -> None:
         self.words = words
@@ -43,7 +43,7 @@ class Script:
 
 
 class SlowToStop(ScriptedEngine):
-    """An engine that takes 50 ms to let go of a generation."""
+    """An engine that takes 50 ms to stop an aborted generation."""
 
     async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
         async with aclosing(super().generate(job)) as outputs:
@@ -54,7 +54,7 @@ class SlowToStop(ScriptedEngine):
                 await asyncio.sleep(0.05)
 
 
-def test_who_types_what_was_said_gets_the_rest_of_it() -> None:
+def test_typing_generated_text_gets_the_rest_of_it() -> None:
     script = Script(old=WORDS)
 
     async def scenario(opened: House) -> None:
@@ -73,7 +73,7 @@ def test_who_types_what_was_said_gets_the_rest_of_it() -> None:
     assert script.asked == ["old"]
 
 
-def test_who_types_ahead_of_what_is_said_gets_the_rest_when_it_comes() -> None:
+def test_typing_ahead_of_the_generation_gets_the_rest_when_it_comes() -> None:
     script = Script(old=WORDS)
 
     async def scenario(opened: House) -> None:
@@ -88,7 +88,7 @@ def test_who_types_ahead_of_what_is_said_gets_the_rest_when_it_comes() -> None:
     assert script.asked == ["old"]
 
 
-def test_each_further_key_takes_the_same_generation_over_and_so_does_a_step_back() -> None:
+def test_each_further_key_reattaches_and_so_does_a_step_back() -> None:
     script = Script(old=WORDS)
 
     async def scenario(opened: House) -> None:
@@ -105,7 +105,7 @@ def test_each_further_key_takes_the_same_generation_over_and_so_does_a_step_back
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 0.02])
-def test_what_has_not_said_anything_yet_may_be_taken_over(seconds: float) -> None:
+def test_a_generation_without_text_can_be_reattached(seconds: float) -> None:
     script = Script(old=WORDS)
 
     async def scenario(opened: House) -> None:
@@ -119,7 +119,7 @@ def test_what_has_not_said_anything_yet_may_be_taken_over(seconds: float) -> Non
     assert script.asked == ["old"]
 
 
-async def test_what_is_still_being_tokenised_may_be_taken_over() -> None:
+async def test_a_generation_without_a_prompt_can_be_reattached() -> None:
     script, prompts = Script(old=WORDS), Prompts(gate=threading.Event())
     assert prompts.gate is not None
     long = "x" * 20_000
@@ -134,7 +134,7 @@ async def test_what_is_still_being_tokenised_may_be_taken_over() -> None:
     assert (script.asked, prompts.built) == (["old"], ["old"])
 
 
-def test_as_soon_as_it_says_something_else_the_newer_request_begins_anew() -> None:
+def test_a_request_whose_generation_diverges_starts_a_new_one() -> None:
     script = Script(old=WORDS, new=("fre", "sh"))
 
     async def scenario(opened: House) -> None:
@@ -156,7 +156,7 @@ def test_as_soon_as_it_says_something_else_the_newer_request_begins_anew() -> No
     assert script.asked == ["old", "new"]
 
 
-def test_one_that_began_anew_may_be_taken_over_in_turn() -> None:
+def test_a_generation_started_after_a_divergence_can_be_reattached() -> None:
     script = Script(old=WORDS, new=("fre", "sh", " start"))
 
     async def scenario(opened: House) -> None:
@@ -170,7 +170,7 @@ def test_one_that_began_anew_may_be_taken_over_in_turn() -> None:
     assert script.asked == ["old", "new"]
 
 
-def test_what_has_gone_another_way_already_is_stopped() -> None:
+def test_a_generation_that_differs_already_is_aborted() -> None:
     script = Script(old=WORDS, new=("fresh",))
 
     async def scenario(opened: House) -> None:
@@ -192,7 +192,7 @@ def test_what_has_gone_another_way_already_is_stopped() -> None:
         (("ab", "cd"), 8, "abcde", 0.025),  # the model ends while the user is ahead
     ],
 )
-def test_a_generation_that_ends_with_nothing_left_for_its_user_is_followed_by_another(
+def test_a_generation_that_ends_without_untyped_text_is_followed_by_another(
     words: Sequence[str], max_tokens: int, typed: str, typed_at_s: float
 ) -> None:
     script = Script(old=words, new=("fre", "sh"))
@@ -209,7 +209,7 @@ def test_a_generation_that_ends_with_nothing_left_for_its_user_is_followed_by_an
 
 
 @pytest.mark.parametrize(("typed", "is_continued"), [("ab", True), ("abcdef", False)])
-def test_a_generation_is_continued_only_if_it_leaves_half_of_what_was_asked_for(typed: str, is_continued: bool) -> None:
+def test_a_reattach_needs_half_of_the_requests_tokens_left(typed: str, is_continued: bool) -> None:
     script = Script(old=("ab", "cd", "ef", "gh"), new=("ab", "cd", "ef", "gh"))
 
     async def scenario(opened: House) -> None:
@@ -223,7 +223,7 @@ def test_a_generation_is_continued_only_if_it_leaves_half_of_what_was_asked_for(
     assert script.asked == (["old"] if is_continued else ["old", "new"])
 
 
-def test_a_seed_repeats_an_answer_also_where_the_user_types_along() -> None:
+def test_a_seed_repeats_an_answer_while_the_user_types_along() -> None:
     script = Script(old=WORDS, new=("fresh",))
     sampling = Sampling(temperature=0.8, seed=7)
 
@@ -236,7 +236,7 @@ def test_a_seed_repeats_an_answer_also_where_the_user_types_along() -> None:
     assert script.asked == ["old", "new"]
 
 
-def test_a_model_that_has_said_just_what_was_typed_has_said_it_all() -> None:
+def test_a_generation_that_stops_after_the_typed_text_answers_with_no_text() -> None:
     script = Script(old=("ab", "cd"))
 
     async def scenario(opened: House) -> None:
@@ -249,7 +249,7 @@ def test_a_model_that_has_said_just_what_was_typed_has_said_it_all() -> None:
     assert script.asked == ["old"]
 
 
-def test_who_has_typed_all_that_was_said_waits_for_its_first_token() -> None:
+def test_a_request_at_the_end_of_the_generated_text_waits_for_its_first_token() -> None:
     script = Script(old=WORDS)
 
     async def scenario(opened: House) -> None:
@@ -275,7 +275,7 @@ def test_who_has_typed_all_that_was_said_waits_for_its_first_token() -> None:
         {"language_id": "ruby"},
     ],
 )
-def test_a_request_for_something_else_takes_nothing_over(changes: dict[str, Any]) -> None:
+def test_a_request_with_other_parameters_does_not_reattach(changes: dict[str, Any]) -> None:
     script = Script(old=WORDS, new=("fresh",))
 
     async def scenario(opened: House) -> None:
@@ -299,7 +299,7 @@ def test_typing_through_can_be_switched_off() -> None:
     in_virtual_time(scenario, script.engine, scheduling=dataclasses.replace(FOUR_SLOTS, typing_through=False))
 
 
-def test_a_line_that_was_ended_is_not_answered_with_what_was_left_of_it() -> None:
+def test_a_request_after_a_typed_line_break_does_not_reattach() -> None:
     script = Script(old=("alpha", "()"), new=("fresh",))
 
     async def scenario(opened: House) -> None:
@@ -323,7 +323,7 @@ def test_a_line_that_was_ended_is_not_answered_with_what_was_left_of_it() -> Non
         (("a\r", "\n  b", "\r\n  c", "\r\nd"), "a\r\n", {"prefix_end": ":\n  "}, "  b\r\n  c"),  # a block's end
     ],
 )
-def test_the_text_rules_hold_from_the_new_cursor_on(
+def test_the_text_rules_apply_from_the_new_cursor_on(
     words: Sequence[str], typed: str, changes: dict[str, Any], expected: str
 ) -> None:
     script = Script(old=words, new=("fresh",))
@@ -360,7 +360,7 @@ def sent_of(text: str, *, is_cut: bool, **request: Any) -> str:
         }
     ),
 )
-def test_whoever_generated_it_the_text_is_that_of_the_new_cursor(
+def test_a_reattached_answer_has_the_text_of_a_generation_of_its_own(
     words: list[str], num_typed: int, slip: str, num_steps: int, fields: dict[str, Any]
 ) -> None:
     fresh = ("fr", "e\n", "sh")
@@ -394,7 +394,7 @@ def test_whoever_generated_it_the_text_is_that_of_the_new_cursor(
     in_virtual_time(scenario, script.engine)
 
 
-def test_a_typed_request_takes_a_prefetch_over_and_a_prefetch_nothing_that_was_typed() -> None:
+def test_a_typed_request_reattaches_to_a_prefetch_but_not_the_reverse() -> None:
     script = Script(prefetch=WORDS, another=("fresh",))
 
     async def scenario(opened: House) -> None:
@@ -410,7 +410,7 @@ def test_a_typed_request_takes_a_prefetch_over_and_a_prefetch_nothing_that_was_t
     assert script.asked == ["prefetch", "another"]
 
 
-def test_a_running_prefetch_is_taken_over_even_where_an_older_typed_request_still_waits() -> None:
+def test_a_running_prefetch_is_reattached_although_an_older_typed_request_waits() -> None:
     script = Script(busy=["b"] * 8, prefetch=WORDS)
 
     async def scenario(opened: House) -> None:
@@ -424,7 +424,7 @@ def test_a_running_prefetch_is_taken_over_even_where_an_older_typed_request_stil
     assert script.asked == ["prefetch"]
 
 
-def test_closing_the_older_answer_does_not_stop_what_goes_on_for_the_newer() -> None:
+def test_closing_the_older_answer_does_not_stop_a_reattached_generation() -> None:
     script = Script(old=WORDS)
 
     async def scenario(opened: House) -> None:
@@ -438,7 +438,7 @@ def test_closing_the_older_answer_does_not_stop_what_goes_on_for_the_newer() -> 
     in_virtual_time(scenario, script.engine)
 
 
-def test_cancelling_the_heir_frees_the_engine() -> None:
+def test_cancelling_a_reattached_request_frees_the_engine() -> None:
     script = Script(old=["w"] * 4096)
 
     async def scenario(opened: House) -> None:
@@ -458,7 +458,7 @@ def test_cancelling_the_heir_frees_the_engine() -> None:
     in_virtual_time(scenario, script.engine)
 
 
-def test_an_engine_that_dies_is_the_heirs_failure() -> None:
+def test_an_engine_failure_ends_the_reattached_request() -> None:
     script = Script(old=WORDS)
 
     async def scenario(opened: House) -> None:
@@ -473,7 +473,7 @@ def test_an_engine_that_dies_is_the_heirs_failure() -> None:
 
 
 @pytest.mark.parametrize("typed", ["al", "alphabet", "alphas", "q", "close"])
-def test_what_has_ended_is_freed_with_its_last_reader_and_not_by_a_garbage_collection(typed: str) -> None:
+def test_an_ended_request_is_freed_by_reference_counting_alone(typed: str) -> None:
     script = Script(old=WORDS, new=("fresh",))
     held: dict[str, Any] = {}
 
@@ -498,7 +498,7 @@ def test_what_has_ended_is_freed_with_its_last_reader_and_not_by_a_garbage_colle
         gc.enable()
 
 
-def test_a_generation_that_was_left_and_has_not_stopped_yet_is_nobodys() -> None:
+def test_a_diverged_generation_that_still_stops_can_not_be_reattached() -> None:
     script = Script(old=WORDS, third=("cat",))
 
     async def scenario(opened: House) -> None:
@@ -515,7 +515,7 @@ def test_a_generation_that_was_left_and_has_not_stopped_yet_is_nobodys() -> None
     assert script.asked == ["old", "third"]
 
 
-def test_a_generation_that_has_failed_is_not_taken_over() -> None:
+def test_a_failed_generation_can_not_be_reattached() -> None:
     script = Script(new=("fresh",))  # "old" is a KeyError
 
     async def scenario(opened: House) -> None:

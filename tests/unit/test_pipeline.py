@@ -31,11 +31,11 @@ def quick_engine() -> Engine:
 
 
 def slow_engine() -> Engine:
-    """Return an engine that says something every millisecond, and does not come to an end."""
+    """Return an engine that generates a token every millisecond, without an end."""
     return ScriptedEngine(lambda _job: itertools.repeat("a"), ServiceTimes(decode_base_s=1e-3))
 
 
-async def test_a_short_prompt_is_built_where_it_is_and_a_long_one_elsewhere() -> None:
+async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thread() -> None:
     async with house(quick_engine, CLOCK) as opened:
         for request_id, prefix in (("short", "x = "), ("long", "x" * 100_000)):
             answer = await read(opened.open(request_id, prefix))
@@ -84,7 +84,7 @@ def test_who_asks_too_much_is_told_so_and_unseats_nobody() -> None:
     in_virtual_time(scenario, slow_engine, admission=AdmissionSettings(user_requests_per_s=0.5, user_burst=1))
 
 
-def test_who_waits_as_long_as_it_was_told_is_served() -> None:
+def test_a_shed_request_is_served_after_its_retry_time() -> None:
     async def scenario(opened: House) -> None:
         opened.open("r1", "x")
         await asyncio.sleep(0.0396)
@@ -97,7 +97,7 @@ def test_who_waits_as_long_as_it_was_told_is_served() -> None:
     in_virtual_time(scenario, slow_engine, admission=AdmissionSettings(user_requests_per_s=20, user_burst=1))
 
 
-def test_where_the_process_is_behind_only_who_asked_for_it_is_served() -> None:
+def test_under_loop_lag_only_explicit_requests_are_served() -> None:
     clock = SettableClock(-1.0)
     loop_lag = LoopLagMonitor(0.05, clock)  # looked at the clock a second before it all began
 
@@ -116,7 +116,7 @@ def test_where_the_process_is_behind_only_who_asked_for_it_is_served() -> None:
     in_virtual_time(scenario, slow_engine, loop_lag=loop_lag)
 
 
-def test_an_unnamed_user_is_its_session_and_tenants_are_apart() -> None:
+def test_an_unnamed_caller_is_its_session_and_tenants_are_separate() -> None:
     async def scenario(opened: House) -> None:
         callers = (Caller("u", "s"), Caller("", "s"), Caller("", "u"), Caller("u", "s", "tenant"))
         answers = [opened.open(f"r{at}", "x", caller=caller) for at, caller in enumerate(callers)]
@@ -125,7 +125,7 @@ def test_an_unnamed_user_is_its_session_and_tenants_are_apart() -> None:
     in_virtual_time(scenario, slow_engine)
 
 
-def test_a_lane_is_a_users_or_a_sessions_or_nobodys() -> None:
+def test_a_lane_belongs_to_a_user_or_a_session_or_one_request() -> None:
     def reasons_with(**settings: object) -> list[FinishReason]:
         reasons: list[FinishReason] = []
 
@@ -143,7 +143,7 @@ def test_a_lane_is_a_users_or_a_sessions_or_nobodys() -> None:
     assert reasons_with(supersede=False) == [served, served, served]
 
 
-def test_an_answer_is_due_within_the_budget_or_the_calls_deadline() -> None:
+def test_the_ttft_deadline_is_the_budget_or_the_calls_deadline() -> None:
     async def scenario(opened: House) -> None:
         await asyncio.sleep(1.0)
         patient = opened.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0)).entry
@@ -154,7 +154,7 @@ def test_an_answer_is_due_within_the_budget_or_the_calls_deadline() -> None:
     in_virtual_time(scenario, slow_engine)
 
 
-def test_an_answer_that_is_known_takes_no_slot_and_supersedes() -> None:
+def test_a_known_answer_takes_no_slot_and_supersedes() -> None:
     async def scenario(opened: House) -> None:
         older = opened.open("older", "x = ")
         known = opened.open("known", "known = ")
@@ -166,7 +166,7 @@ def test_an_answer_that_is_known_takes_no_slot_and_supersedes() -> None:
     in_virtual_time(scenario, slow_engine, lookup=lambda request: "42" if request.prefix == "known = " else None)
 
 
-def test_a_word_from_another_replica_supersedes() -> None:
+def test_a_newer_request_on_another_replica_supersedes() -> None:
     async def scenario(opened: House) -> None:
         older = opened.open("older", "x")
         opened.pipeline.supersede(older.entry.lane, 1)

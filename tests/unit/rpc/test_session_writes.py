@@ -1,4 +1,4 @@
-"""One stream, many requests: what is written when the reader is slow, what is refused, and when the stream ends."""
+"""One stream with many requests: writes to a slow reader, refusals, and the end of the stream."""
 
 import asyncio
 import dataclasses
@@ -27,7 +27,7 @@ LIMITS = LimitSettings(max_requests_per_session=3)
 
 
 class Caller:
-    """The other side of a call: sends when it is told, and takes what is written, at once or when it is let."""
+    """The client's side of a call: sends when the test says so, and reads at once or when the test lets it."""
 
     def __init__(self, *, reads: bool = True) -> None:
         self.messages: asyncio.Queue[Any] = asyncio.Queue()
@@ -92,7 +92,7 @@ def run(scenario: Callable[[House], Coroutine[Any, Any, None]], **options: Any) 
     in_virtual_time(scenario, endless_engine, **options)
 
 
-def test_text_that_waited_for_its_turn_is_not_written_once_a_newer_request_is_there() -> None:
+def test_unwritten_text_is_dropped_when_a_newer_request_supersedes_it() -> None:
     async def scenario(opened: House) -> None:
         caller = Caller(reads=False)
         stream = Stream(opened, caller)
@@ -113,7 +113,7 @@ def test_text_that_waited_for_its_turn_is_not_written_once_a_newer_request_is_th
     run(scenario)
 
 
-def test_a_request_too_many_is_refused_and_cancels_are_read_on() -> None:
+def test_a_request_over_the_limit_is_refused_and_later_cancels_are_read() -> None:
     async def scenario(opened: House) -> None:
         caller = Caller(reads=False)
         stream = Stream(opened, caller)
@@ -154,7 +154,7 @@ def test_a_caller_that_types_faster_than_it_reads_gets_its_newest_answer() -> No
     run(scenario)
 
 
-def test_refusals_that_nobody_reads_stop_the_reading() -> None:
+def test_unread_refusals_stop_the_reading_of_requests() -> None:
     async def scenario(opened: House) -> None:
         caller = Caller(reads=False)
         stream = Stream(opened, caller)
@@ -171,7 +171,7 @@ def test_refusals_that_nobody_reads_stop_the_reading() -> None:
     run(scenario)
 
 
-def test_a_caller_that_is_refused_too_often_loses_its_stream() -> None:
+def test_a_stream_with_too_many_refused_bytes_is_ended() -> None:
     async def scenario(opened: House) -> None:
         caller = Caller()
         stream = Stream(opened, caller, budget=RefusalBudget(16 * 1024, 64 * 1024))
@@ -196,7 +196,7 @@ def test_a_caller_that_is_refused_too_often_loses_its_stream() -> None:
         ({"idle_s": 300.0, "max_age_s": 1000.0}, (200.0, 400.0, 600.0, 800.0), 1000.0, "server.max_session_age_s"),
     ],
 )
-def test_a_stream_ends_when_its_time_is_over(
+def test_a_stream_ends_at_its_time_limits(
     times: dict[str, float], asks_at: tuple[float, ...], ends_at: float, key: str
 ) -> None:
     async def scenario(opened: House) -> None:
