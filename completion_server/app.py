@@ -50,12 +50,12 @@ from completion_server.telemetry.metrics_server import MetricsServer
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 1.0
-"""How long open streams may take to hear that the server ends."""
+"""How long open streams may take to end when the server stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a started server tells whoever started it."""
+    """The addresses and the models of a started server."""
 
     address: str
     admin_address: str
@@ -65,7 +65,7 @@ class Ready:
 
 
 def make_engine_factory(config: Config) -> Callable[[], Engine]:
-    """Return what makes the configured kind of engine.
+    """Return the factory of the configured kind of engine.
 
     Raises:
         ConfigError: the settings don't fit that kind.
@@ -99,10 +99,10 @@ def engine_arguments(config: Config) -> dict[str, Any]:
 
 
 def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:
-    """Return a module of `engine` that imports vLLM. That takes seconds, which only those who need it should wait."""
+    """Import a module of `engine.vllm` and return it. The import takes seconds, so it happens only if needed."""
     vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of imports; nothing an operator can mend
+        warnings.simplefilter("ignore")  # of imports, which an operator can't fix
         return importlib.import_module(f"completion_server.engine.vllm.{name}")
 
 
@@ -177,7 +177,7 @@ class App:
 
     @property
     def has_served(self) -> bool:
-        """Whether it was ever ready to take requests."""
+        """Whether it was ever ready to accept requests."""
         return self._pipeline is not None and self._pipeline.readiness is not Readiness.STARTING
 
     @property
@@ -202,7 +202,7 @@ class App:
             await asyncio.sleep(0)
             on_ready()
             await self._drain_requested.wait()
-            # First of all, so that load balancers look elsewhere while the accepted requests finish.
+            # First of all, so that load balancers choose other servers while the accepted requests finish.
             pipeline.drain()
             await self._health.set(is_serving=False)
             logger.info("draining: %d requests to finish", pipeline.load().num_live)
@@ -215,7 +215,7 @@ class App:
                 task.cancel()
 
     def _cut_short(self) -> Outcome:
-        """Return what becomes of requests that did not finish in time."""
+        """Return the outcome of requests that did not finish in time."""
         retry_after_ms = self._config.admission.retry_after_ms
         error = UnavailableError("the server is shutting down", retry_after_ms=retry_after_ms)
         return Outcome(FinishReason.ERROR, error=error, retry_after_ms=retry_after_ms)

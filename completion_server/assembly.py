@@ -18,7 +18,7 @@ from completion_server.scheduling.settings import SchedulingSettings, ShedSettin
 from completion_server.scheduling.shedding import Shedding
 
 _FIRST_TOKEN_SHARE = 0.75
-"""Of a request's budget that the engine may take: the rest is for waiting."""
+"""Share of a request's budget that the engine may take; the rest is for waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class PipelineSettings:
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
     shed: ShedSettings = field(default_factory=ShedSettings)
     delta_pause_s: float = 0.0
-    """Between two messages with text of one answer."""
+    """Minimum time between two messages with text of one answer."""
     cache_scope: CacheScope = "user"
-    """Whose prompts share entries of the prefix cache."""
+    """The prompts that share entries of the prefix cache: those of one user or of one tenant."""
 
 
 def assemble(

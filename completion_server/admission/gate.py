@@ -126,11 +126,6 @@ class Gate:
         """Open sessions of each named user and of each address."""
 
     @property
-    def num_known(self) -> int:
-        """Users and addresses with open sessions that count against a limit."""
-        return len(self._held)
-
-    @property
     def readiness(self) -> Readiness:
         """Whether the server can serve now."""
         if self._is_draining:
@@ -138,6 +133,11 @@ class Gate:
         if self._is_engine_ready:
             return Readiness.READY
         return Readiness.ENGINE_DOWN if self._was_ready else Readiness.STARTING
+
+    @property
+    def num_holders(self) -> int:
+        """Number of users and addresses with open sessions."""
+        return len(self._held)
 
     @property
     def is_draining(self) -> bool:

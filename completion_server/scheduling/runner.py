@@ -64,7 +64,7 @@ class Runner:
     def submit_nowait(self, subscriber: Subscriber) -> None:
         """Take a request in. Its `end` may be called before this returns.
 
-        A running generation goes on for this request if it says what the user has typed since.
+        The request reattaches to a running generation if its text agrees with the text typed since.
         """
         if self._group is None:
             msg = "the runner does not run"
@@ -76,9 +76,9 @@ class Runner:
         self._carry_out(self._book.submit(entry, self._clock.now(), reattach_to=reattach_to))
 
     def answer_nowait(self, subscriber: Subscriber, outcome: Outcome) -> None:
-        """End a request without a generation: it was answered from elsewhere, or there is no capacity for it.
+        """End a request without a generation: its answer is known, or there is no capacity for it.
 
-        An older request of its lane is superseded all the same.
+        It still supersedes an older request of its lane.
         """
         self._hold(subscriber)
         self._carry_out(self._book.answer(subscriber.entry, outcome, self._clock.now()))
@@ -101,7 +101,7 @@ class Runner:
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Hold the tasks and keep time, until cancelled."""
+        """Own the tasks and the timer, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -114,7 +114,7 @@ class Runner:
     # Actions
 
     def _carry_out(self, actions: list[Action]) -> None:
-        """Carry actions out in order, and those that they bring about, whatever one of them raises."""
+        """Carry out actions in order, and the actions that they cause, even if one raises an exception."""
         self._actions += actions
         if self._is_carrying_out:
             return
@@ -179,18 +179,18 @@ class Runner:
             work.task.cancel()
 
     def _finish(self, request: HeldRequest, outcome: Outcome) -> None:
-        """Tell the caller. If that fails, the other actions, on which other requests wait, are still carried out."""
+        """Report the end to the caller. If that fails, the other actions, which other requests need, still happen."""
         request.has_ended = True
         try:
             request.subscriber.end(outcome, request.usage())
         except Exception:
-            logger.exception("the caller of request %s could not be told its end", request.id)
+            logger.exception("the end of request %s could not be reported to its caller", request.id)
         self._release(request)
 
     # Generations
 
     async def _generate(self, work: Work, start: Callable[[], AsyncGenerator[Progress]]) -> Outcome | None:
-        """Run a generation to an outcome, None if it diverged. Only cancelling escapes: failures stay the request's."""
+        """Run a generation to an outcome, None if it diverged. Failures are outcomes; only cancel escapes."""
         marks = work.request.subscriber.marks
         if marks.started is None:  # else the request has reattached meanwhile
             marks.started = self._clock.now()
@@ -206,7 +206,7 @@ class Runner:
                     if outcome is not None or work.subscription is None:
                         work.is_over = True
                         return outcome
-            msg = "the engine ended a generation without saying why"
+            msg = "the engine ended a generation without a finish reason"
             raise CompletionError(msg)
         except CompletionError as error:
             return Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
@@ -256,7 +256,7 @@ class Runner:
         self._release(request)
 
     def _follow_engine(self, step_s: float | None = None) -> None:
-        """Set the number of slots that the engine bears, by its latest steps and first tokens."""
+        """Adapt the number of slots to the engine's latest steps and first tokens."""
         if self._limiter is not None:
             first_token_s = self._book.latency.first_token_s
             num_slots = self._limiter.observe(first_token_s, self._book.num_occupied, step_s)
@@ -274,7 +274,7 @@ class Runner:
         self._idle.clear()
 
     def _release(self, request: HeldRequest) -> None:
-        """Hold a request no longer, once it has ended and its work is done."""
+        """Forget a request that has ended and whose work is done."""
         if request.has_ended and (request.work is None or request.work.task is None):
             request.work = None
             if self._requests.get(request.id) is request:
