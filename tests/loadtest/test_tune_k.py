@@ -86,7 +86,7 @@ def tuner(server: RunningServer, operator: Operator, address: str = "") -> Tuner
     return Tuner(operator, {"": Replay(address or server.ready.address, scenario)}, scenario, lambda _step: None)
 
 
-async def in_force(server: RunningServer) -> pb.GetSpeculationResponse:
+async def active_schedule(server: RunningServer) -> pb.GetSpeculationResponse:
     async with Operator(server.ready.admin_address) as operator:
         return await operator.get()
 
@@ -101,7 +101,7 @@ async def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None
 async def test_it_finds_the_table_that_is_right_and_leaves_the_server_as_it_was(tmp_path: Path) -> None:
     out, html = tmp_path / "schedule.json", tmp_path / "tuning.html"
     async with serving(DEAR_AT_LARGE_BATCHES) as server:
-        before = await in_force(server)
+        before = await active_schedule(server)
         output = await tune(
             server,
             *IN_SMALL,
@@ -116,7 +116,7 @@ async def test_it_finds_the_table_that_is_right_and_leaves_the_server_as_it_was(
             "--html",
             str(html),
         )
-        after = await in_force(server)
+        after = await active_schedule(server)
     found = json.loads(out.read_text())
     assert found["table"] == [[1, 2, 3], [3, 8, 0]]
     assert found["crossover_batch"] == 3
@@ -156,7 +156,7 @@ async def fail_in_the_middle(operator: Operator) -> None:
 
 
 @pytest.mark.parametrize("mode", [SCHEDULE, AUTO])
-async def test_what_was_in_force_comes_back_in_its_own_name(mode: "pb.SpeculationMode.ValueType") -> None:
+async def test_the_active_schedule_comes_back_in_its_own_name(mode: "pb.SpeculationMode.ValueType") -> None:
     row = pb.SpeculationRow(first_batch_size=1, last_batch_size=8, num_speculative_tokens=1)
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         await operator.restore(pb.GetSpeculationResponse(mode=mode, table=[row], by="ada@host"))
@@ -167,7 +167,7 @@ async def test_what_was_in_force_comes_back_in_its_own_name(mode: "pb.Speculatio
 
 
 @pytest.mark.timeout(300)
-async def test_ctrl_c_puts_back_what_was_in_force() -> None:
+async def test_ctrl_c_restores_the_active_schedule() -> None:
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         child = await start(server, "--concurrency", "1")
 
@@ -238,7 +238,8 @@ async def test_the_two_listeners_are_told_apart() -> None:
             await operator.get()
 
 
-async def test_a_server_that_takes_no_completions_leaves_what_was_in_force() -> None:
+async def test_a_server_that_takes_no_completions_leaves_the_active_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.targets.grpc.CONNECT_S", 1.0)
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         with pytest.raises(TargetError, match=r"no connection to 127\.0\.0\.1:1"):
             await tuner(server, operator, "127.0.0.1:1").tune(TuningSettings((1,)))

@@ -41,17 +41,18 @@ def model(tmp_path: Path) -> Path:
 
 
 def interpreter(folder: Path, does: str, *, dtype: str = "int8", scale: str = "1.0") -> Path:
-    """An interpreter that runs `does` whatever it is told to run; it notes its arguments and its job."""
+    """Return an interpreter that runs `does` for any program; it records its arguments and its job."""
     path = folder / "python"
     path.write_text(f"""#!{sys.executable}
-import json, os, pathlib, signal, sys, torch
-from safetensors.torch import save_file
+import json, os, pathlib, signal, sys
+import numpy as np
+from safetensors.numpy import save_file
 here, job = pathlib.Path(__file__).parent, json.loads(pathlib.Path(sys.argv[3]).read_text())
 (here / "called.json").write_text(json.dumps([sys.argv[1:], job]))
 def tell(**event): print(json.dumps(event), flush=True)
 def write():
-    tensors = {{"{Q_PROJ}": torch.zeros(8, 8, dtype=torch.{dtype}), "{Q_PROJ}_scale": torch.full((8, 1), {scale}),
-        "model.norm.weight": torch.full((8,), 0.5)}}
+    tensors = {{"{Q_PROJ}": np.zeros((8, 8), dtype="{dtype}"), "{Q_PROJ}_scale": np.full((8, 1), {scale}, dtype="float32"),
+        "model.norm.weight": np.full((8,), 0.5, dtype="float32")}}
     save_file(tensors, job["out"] + "/model.safetensors")
     pathlib.Path(job["out"], "config.json").write_text("of another version")
 {does}
