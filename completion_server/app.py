@@ -49,16 +49,13 @@ from completion_server.telemetry.metrics_server import MetricsServer
 
 logger = logging.getLogger(__name__)
 
-_FIRST_TOKEN_SHARE = 0.75
-"""Of a request's budget that the engine may take: the rest is for waiting."""
-
 _CLOSE_S = 1.0
-"""How long open streams may take to hear that the server ends."""
+"""How long open streams may take to end when the server stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a started server tells whoever started it."""
+    """The addresses and the models of a started server."""
 
     address: str
     admin_address: str
@@ -68,7 +65,7 @@ class Ready:
 
 
 def make_engine_factory(config: Config) -> Callable[[], Engine]:
-    """Return what makes the configured kind of engine.
+    """Return the factory of the configured kind of engine.
 
     Raises:
         ConfigError: the settings don't fit that kind.
@@ -102,10 +99,10 @@ def engine_arguments(config: Config) -> dict[str, Any]:
 
 
 def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:
-    """Return a module of `engine` that imports vLLM. That takes seconds, which only those who need it should wait."""
+    """Import a module of `engine.vllm` and return it. The import takes seconds, so it happens only if needed."""
     vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of imports; nothing an operator can mend
+        warnings.simplefilter("ignore")  # of imports, which an operator can't fix
         return importlib.import_module(f"completion_server.engine.vllm.{name}")
 
 
@@ -146,9 +143,9 @@ class App:
 
         """
         async with contextlib.AsyncExitStack() as stack:
+            metrics_address = self._start_metrics(stack)
             prompts = await asyncio.to_thread(load_prompts, self._config)
             pipeline = self._pipeline = self._assemble(prompts)
-            metrics_address = self._start_metrics(stack, pipeline)
             servicer = CompletionServicer(
                 pipeline,
                 self._config.server,
@@ -180,7 +177,7 @@ class App:
 
     @property
     def has_served(self) -> bool:
-        """Whether it was ever ready to take requests."""
+        """Whether it was ever ready to accept requests."""
         return self._pipeline is not None and self._pipeline.readiness is not Readiness.STARTING
 
     @property
@@ -205,7 +202,7 @@ class App:
             await asyncio.sleep(0)
             on_ready()
             await self._drain_requested.wait()
-            # First of all, so that load balancers look elsewhere while the accepted requests finish.
+            # First of all, so that load balancers choose other servers while the accepted requests finish.
             pipeline.drain()
             await self._health.set(is_serving=False)
             logger.info("draining: %d requests to finish", pipeline.load().num_live)
@@ -218,7 +215,7 @@ class App:
                 task.cancel()
 
     def _cut_short(self) -> Outcome:
-        """Return what becomes of requests that did not finish in time."""
+        """Return the outcome of requests that did not finish in time."""
         retry_after_ms = self._config.admission.retry_after_ms
         error = UnavailableError("the server is shutting down", retry_after_ms=retry_after_ms)
         return Outcome(FinishReason.ERROR, error=error, retry_after_ms=retry_after_ms)
@@ -249,8 +246,8 @@ class App:
             self._config.server, AdminServicer(pipeline, self._engine, self._speculation, controls), self._health
         )
 
-    def _start_metrics(self, stack: contextlib.AsyncExitStack, pipeline: Pipeline) -> str:
-        snapshot = self._watch_parts(pipeline)
+    def _start_metrics(self, stack: contextlib.AsyncExitStack) -> str:
+        snapshot = self._watch_parts()
         self._registry.register(snapshot)
         stack.callback(self._registry.unregister, snapshot)
         address = self._config.server.metrics_listen
@@ -266,13 +263,17 @@ class App:
         _warn_if_reachable("server.metrics_listen", address, "others can read the load and the outcome counts")
         return f"{address.rpartition(':')[0]}:{server.port}"
 
-    def _watch_parts(self, pipeline: Pipeline) -> Snapshot:
+    def _watch_parts(self) -> Snapshot:
+        def load(name: str) -> float:
+            """Return a figure of the pipeline's load, 0 while it is being built."""
+            return 0.0 if self._pipeline is None else float(getattr(self._pipeline.load(), name))
+
         return Snapshot(
             gauges={
-                "live_sessions": lambda: pipeline.load().num_sessions,
-                "queued_requests": lambda: pipeline.load().num_queued,
-                "running_requests": lambda: pipeline.load().num_occupied,
-                "slots": lambda: pipeline.load().num_slots,
+                "live_sessions": lambda: load("num_sessions"),
+                "queued_requests": lambda: load("num_queued"),
+                "running_requests": lambda: load("num_occupied"),
+                "slots": lambda: load("num_slots"),
                 "engine_ready": lambda: self._engine.state is EngineState.READY,
                 "engine_running_requests": lambda: self._engine.stats().num_running,
                 "engine_waiting_requests": lambda: self._engine.stats().num_waiting,

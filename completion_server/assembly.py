@@ -6,7 +6,7 @@ from completion_server.admission.gate import AdmissionSettings, Gate
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Quotas
 from completion_server.core.clock import Clock
-from completion_server.core.events import Emit
+from completion_server.core.events import Emit, guarded
 from completion_server.engine.settings import CacheScope
 from completion_server.generator import Generates, Generator, Prompts
 from completion_server.pipeline import Lookup, Parts, Pipeline
@@ -18,7 +18,7 @@ from completion_server.scheduling.settings import SchedulingSettings, ShedSettin
 from completion_server.scheduling.shedding import Shedding
 
 _FIRST_TOKEN_SHARE = 0.75
-"""Of a request's budget that the engine may take: the rest is for waiting."""
+"""Share of a request's budget that the engine may take; the rest is for waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class PipelineSettings:
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
     shed: ShedSettings = field(default_factory=ShedSettings)
     delta_pause_s: float = 0.0
-    """Between two messages with text of one answer."""
+    """Minimum time between two messages with text of one answer."""
     cache_scope: CacheScope = "user"
-    """Whose prompts share entries of the prefix cache."""
+    """The prompts that share entries of the prefix cache: those of one user or of one tenant."""
 
 
 def assemble(
@@ -45,7 +45,7 @@ def assemble(
     lookup: Lookup = lambda _request: None,
 ) -> Pipeline:
     """Return a pipeline. `loop_lag` is run by the caller; without one no request is shed for loop lag."""
-    admission = settings.admission
+    admission, emit = settings.admission, guarded(emit)
     parts = Parts(
         gate=Gate(admission),
         quotas=Quotas(admission),

@@ -1,4 +1,4 @@
-"""One request and its answer: the runner puts generated text in, the caller reads what the text rules let pass."""
+"""One request and its answer: the runner adds generated text, the caller reads the text that the text rules pass."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Services:
     cancel: Callable[[str, Outcome], None]
     """Ends the request with this id, if it has not ended."""
     answered: Callable[[Request, int], None]
-    """Hears the length of each answer that had text, in UTF-16 code units."""
+    """Receives the length of each answer that had text, in UTF-16 code units."""
     delta_pause_s: float = 0.0
     """Between two messages with text of one answer; the first and the last don't wait."""
 
@@ -60,11 +60,11 @@ class Completion:
                 return
 
     def listen(self, on_event: Callable[[], None]) -> None:
-        """Have `on_event` called whenever `take_nowait` may have something: cheaper than `parts`."""
+        """Call `on_event` whenever `take_nowait` may return a part; cheaper than `parts`."""
         self._mailbox.listen(on_event)
 
     def ignore(self) -> None:
-        """Call nobody any more."""
+        """Remove the callback of `listen`."""
         self._mailbox.ignore()
 
     def take_nowait(self) -> AnswerPart | None:
@@ -87,7 +87,7 @@ class Completion:
         return self._services.generator.generate(self.request, self._reservation)
 
     def receive(self, text: str) -> None:
-        """Pass on of new text what the rules let pass."""
+        """Take new text, and pass on the part that the text rules allow."""
         rules = self._text_rules()
         if not rules.is_done:
             self._put(rules.feed(text))
@@ -103,11 +103,11 @@ class Completion:
         return Outcome(reason)
 
     def give(self, text: str) -> None:
-        """Answer with a text that needs no rules: that of an answer to the same request."""
+        """Answer with a text that needs no text rules, because it is a known answer."""
         self._put(text)
 
     def end(self, outcome: Outcome, usage: Usage | None = None) -> None:
-        """Close the answer. After a supersede no text that is still here is sent."""
+        """Close the answer. After a supersede, unread text is dropped."""
         services = self._services
         self.marks.ended = services.clock.now()
         if outcome.reason is FinishReason.SUPERSEDED:
@@ -130,7 +130,7 @@ class Completion:
 
 
 def timings_of(marks: Marks, ended: float) -> Timings:
-    """Split the time since receipt into stages; a stage that was cut short lasts until the end."""
+    """Divide the time since receipt into stages; an unfinished stage lasts until the end."""
     return Timings(
         queue_ms=_between_ms(marks.received, marks.started, ended),
         tokenise_ms=_between_ms(marks.started, marks.prompted, ended),

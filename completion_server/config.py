@@ -1,7 +1,7 @@
-"""One frozen, validated configuration: file < environment < flags. The only reader of the environment.
+"""Loads one frozen, validated configuration: file < environment < flags. The only reader of the environment.
 
-Each room declares its own section as a frozen dataclass; this module puts them together and says what is wrong in the
-operator's terms: the key, the limit, what was given, and for an unknown key the nearest known one.
+Each package declares its own section as a frozen dataclass; this module combines them. An error names the key, the
+limit and the value, and for an unknown key the nearest known one.
 """
 
 import dataclasses
@@ -44,10 +44,10 @@ class Config:
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
-    """Read the file, lay the environment and then `overrides` ("section.key=value") over it, and validate.
+    """Read the file, override it with the environment and then with `overrides` ("section.key=value"), and validate.
 
     Raises:
-        ConfigError: it can't be used; the message has one line for each fault.
+        ConfigError: the configuration can't be used; the message has one line for each fault.
 
     """
     tree = _read(path) if path else {}
@@ -69,7 +69,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mappi
 
 
 def _check_across(config: Config) -> None:
-    """Refuse what one section makes impossible in another.
+    """Check values that depend on another section.
 
     Raises:
         ConfigError: the message names the key.
@@ -143,7 +143,7 @@ def _validate(tree: Mapping[str, Any]) -> Config:
 
 
 def _resolve_paths(config: Config, base: Path) -> Config:
-    """Take relative paths as relative to the file that named them."""
+    """Resolve relative paths against `base`, the folder of the configuration file."""
     engine, server = config.engine, config.server
     return dataclasses.replace(
         config,
@@ -166,7 +166,7 @@ def _tls(section: str, tls: TlsSettings, base: Path) -> TlsSettings:
 
 
 def _model(key: str, name: str, base: Path) -> str:
-    """Return a model's absolute path, or its id on a hub as it is."""
+    """Return a model's absolute path, or its hub id unchanged."""
     if not name:
         return name
     path = base / Path(name).expanduser()

@@ -15,7 +15,7 @@ from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.generation import Progress, PromptReady
 
 _INLINE_CHARACTERS = 16_384
-"""Up to this much text the prompt is built on the event loop: handing it to a thread would take longer."""
+"""Up to this size the prompt is built on the event loop, because a thread switch would take longer."""
 
 
 class Prompts(Protocol):
@@ -26,7 +26,7 @@ class Prompts(Protocol):
         ...
 
     def expected_new_tokens(self, request: Request) -> int:
-        """Return about how many of a request's prompt tokens the engine will have to compute; cheap."""
+        """Return a cheap estimate of the prompt tokens that the engine will have to compute."""
         ...
 
 
@@ -39,7 +39,7 @@ class Generates(Protocol):
 
 
 class Generator:
-    """Where generations come from."""
+    """Generates with an engine, from the prompts of a prompt builder."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Generator:
         cache_scope: CacheScope = "user",
         retry_after_ms: int = 1000,
     ) -> None:
-        """Generate with `engine`; if it fails, a caller is told to ask again in `retry_after_ms`."""
+        """Generate with `engine`; if it fails, callers are asked to retry after `retry_after_ms`."""
         self._prompts = prompts
         self._engine = engine
         self._clock = clock
@@ -102,7 +102,7 @@ class Generator:
 def cache_salt(caller: Caller, scope: CacheScope) -> str:
     """Return the salt under which a caller's prompts share entries of the prefix cache.
 
-    Under a common salt the number of cached tokens, and the time to a first token, would tell callers which text others
-    have open.
+    With a common salt, the number of cached tokens and the time to a first token would reveal to callers the text that
+    others have open.
     """
     return caller.tenant if scope == "tenant" else caller.owner

@@ -1,6 +1,6 @@
-"""The one way into the server's rooms: admission, scheduling, prompt, engine and streaming, joined for rpc.
+"""The pipeline: the one entry point to admission, scheduling, prompt, engine and streaming.
 
-The rooms don't know each other; this module, `completion` and `generator` join them, and `assembly` builds the whole.
+These packages don't import each other. This module, `completion` and `generator` connect them; `assembly` builds it.
 """
 
 import logging
@@ -33,8 +33,8 @@ Lookup = Callable[[Request], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """A snapshot of what the server holds."""
+class LoadSnapshot:
+    """A snapshot of the server's load."""
 
     readiness: Readiness
     num_sessions: int
@@ -61,7 +61,7 @@ class Parts:
 
 
 class Pipeline:
-    """Takes requests in, and answers for all rooms behind rpc."""
+    """Accepts requests and answers them; the only part of the server that rpc calls for requests."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Pipeline:
         delta_pause_s: float,
         lookup: Lookup = lambda _request: None,
     ) -> None:
-        """Join the parts. A first token later than `budget_s` after receipt is worth nothing."""
+        """Connect the parts. A first token later than `budget_s` after receipt has no value."""
         self._gate = parts.gate
         self._quotas = parts.quotas
         self._runner = parts.runner
@@ -97,7 +97,7 @@ class Pipeline:
     # Requests
 
     def open(self, request: Request) -> Completion:
-        """Take a request in and return its answer, perhaps already ended.
+        """Accept a request and return its answer, which may have ended already.
 
         Raises:
             UnavailableError: the server can't serve now.
@@ -107,7 +107,7 @@ class Pipeline:
         now = self._clock.now()
         excess = self._quotas.excess(request.caller, now)
         text = None if excess else self._lookup(request)
-        # The cost of a request that will not be computed is not worth an estimate.
+        # A request that will not be computed needs no estimate of its cost.
         num_new_tokens = 0 if excess or text is not None else self._prompts.expected_new_tokens(request)
         reservation = self._quotas.reserve(request.caller, num_new_tokens, now)
         completion = Completion(self._services, request, self._entry(request, num_new_tokens), reservation)
@@ -125,7 +125,7 @@ class Pipeline:
             overload = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self._retry_after_ms)
             self._runner.answer_nowait(completion, overload)
         else:
-            self._runner.submit_nowait(completion, reattaches=self._scheduling.typing_through)
+            self._runner.submit_nowait(completion)
         return completion
 
     def cancel(self, request_id: str, outcome: Outcome) -> None:
@@ -137,10 +137,10 @@ class Pipeline:
         self._runner.supersede_nowait(lane, stamp)
 
     def report_feedback(self, caller: Caller, sequence: int, feedback: Feedback) -> None:
-        """Take in what an editor says about an answer.
+        """Take an editor's feedback on an answer.
 
         Raises:
-            InvalidRequestError: the answer is not known, or the report claims more than its text.
+            InvalidRequestError: the answer is not known, or the report counts more characters than it had.
 
         """
         if self._answers.accept((caller.owner, caller.session, sequence), feedback):
@@ -149,35 +149,35 @@ class Pipeline:
     # Callers
 
     def check(self) -> None:
-        """Let a call pass. Raises UnavailableError if the server can't serve now."""
+        """Check that the server can serve. Raises UnavailableError if not."""
         self._gate.check()
 
     def check_user(self, user: str) -> None:
-        """Let a caller pass. Raises UnauthenticatedError if it names no user, and must."""
+        """Check that a caller names its user if required. Raises UnauthenticatedError if not."""
         self._gate.check_user(user)
 
     def enter_session(self, owner: str | None, peer: str) -> Permit:
-        """Let a session stream in, see `Gate.enter_session`."""
+        """Admit a session stream, see `Gate.enter_session`."""
         return self._gate.enter_session(owner, peer)
 
     def note_refused(self, error: CompletionError) -> None:
-        """Report that a request or a session was not taken in."""
+        """Report that a request or a session was refused."""
         self._emit(RequestRefused(error.code))
 
     def note_feedback_refused(self) -> None:
-        """Report that an editor's report was not valid."""
+        """Report that an editor's feedback was not valid."""
         self._emit(FeedbackRefused())
 
     # State
 
     def now(self) -> float:
-        """Return the time of the pipeline's clock, by which requests are received and end."""
+        """Return the time of the pipeline's clock, which requests and deadlines use."""
         return self._clock.now()
 
-    def load(self) -> Load:
-        """Return what the server holds now."""
+    def load(self) -> LoadSnapshot:
+        """Return the current load."""
         book = self._runner.book
-        return Load(
+        return LoadSnapshot(
             readiness=self._gate.readiness,
             num_sessions=self._gate.num_sessions,
             num_live=book.num_live,
@@ -193,7 +193,7 @@ class Pipeline:
         return self._gate.readiness
 
     def set_engine_ready(self, is_ready: bool) -> None:
-        """The engine came or went."""
+        """Admit requests if the engine is ready, else refuse them."""
         self._gate.set_engine_ready(is_ready)
 
     async def run(self) -> None:
@@ -201,7 +201,7 @@ class Pipeline:
         await self._runner.run()
 
     def drain(self) -> None:
-        """Take no more requests."""
+        """Refuse new requests from now on."""
         self._gate.drain()
 
     async def wait_idle(self) -> None:
@@ -217,12 +217,12 @@ class Pipeline:
         self._answers.add((caller.owner, caller.session, request.sequence), num_characters, self._clock.now())
 
     def _note_limited_peer(self, excess: Excess, now: float) -> None:
-        """Say now and then that an address is limited as a whole: many users may come through it, as by a proxy."""
+        """Log at intervals that an address exceeds its limit, since it may be a proxy with many users."""
         if excess.peer and now >= self._next_note_at:
             self._next_note_at = now + _NOTE_EVERY_S
             logger.warning(
-                "requests from %s are limited as those of one address; if many users come from there, as through a "
-                "proxy, see admission.users_per_peer",
+                "requests from %s exceed the limit of one address; if many users share it, such as behind a proxy, see "
+                "admission.users_per_peer",
                 excess.peer,
             )
 
@@ -239,5 +239,5 @@ class Pipeline:
             arrived_at=request.received_at,
             ttft_deadline=min(request.received_at + self._budget_s, request.deadline.at),
             num_new_tokens=num_new_tokens,
-            continuation=Continuation.of(request),
+            continuation=Continuation.of(request) if self._scheduling.typing_through else None,
         )

@@ -1,7 +1,7 @@
-"""Which feedback can be true: what was answered lately, and how much of it was reported. Pure.
+"""Validates feedback against recent answers. Pure.
 
-Reports come from editors and feed dashboards and training data, so a report must belong to a known answer and can't
-claim more than its text.
+Editors' reports go into dashboards and training data, so a report must belong to a recent answer and must not count
+more accepted characters than that answer had.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from completion_server.core.errors import InvalidRequestError
 from completion_server.core.events import Feedback
 
 KEPT_S = 900.0
-"""The last report about a text comes 360 s after it was accepted."""
+"""Editors send the last report about a text 360 s after the user accepted it."""
 _MAX_ANSWERS = 262_144
 _IN_PIECES = frozenset({"accepted_word", "accepted_line"})
 
@@ -20,13 +20,13 @@ _IN_PIECES = frozenset({"accepted_word", "accepted_line"})
 @dataclass(slots=True)
 class _Answer:
     num_characters: int
-    """Characters of its text that are not yet reported as accepted."""
+    """Characters of its text not yet reported as accepted."""
     ended_at: float
     reports: frozenset[tuple[str, int]] = frozenset()
 
 
 class Answers:
-    """Remembers the length of each answer for a while, the oldest forgotten first."""
+    """Remembers the length of each answer for `KEPT_S`, up to a number of answers; the oldest is forgotten first."""
 
     def __init__(self, max_answers: int = _MAX_ANSWERS) -> None:
         """Remember up to `max_answers`."""
@@ -34,11 +34,11 @@ class Answers:
         self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return the number of answers remembered."""
+        """Return the number of remembered answers."""
         return len(self._answers)
 
     def add(self, key: Hashable, num_characters: int, now: float) -> None:
-        """Remember an answer. Its length is in UTF-16 code units, the longest way in which editors count characters."""
+        """Remember an answer. Its length is in UTF-16 code units, the largest count that an editor may use."""
         self._answers[key] = _Answer(num_characters, now)
         self._answers.move_to_end(key)
         while self._answers:
@@ -48,10 +48,10 @@ class Answers:
             self._answers.popitem(last=False)
 
     def accept(self, key: Hashable, feedback: Feedback) -> bool:
-        """Return whether a report counts: one that is repeated does not.
+        """Return whether a report counts; a repeated report does not.
 
         Raises:
-            InvalidRequestError: no such answer is known, or the report claims more text than the answer had.
+            InvalidRequestError: the answer is not known, or the report counts more characters than the answer had.
 
         """
         answer = self._answers.get(key)

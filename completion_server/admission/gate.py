@@ -1,4 +1,4 @@
-"""The gate: refuses callers while the server can't serve, and counts the sessions that it let in."""
+"""The gate: refuses callers while the server can't serve, and limits the number of open sessions."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -29,56 +29,57 @@ class AdmissionSettings:
     """The `[admission]` section."""
 
     max_sessions: Annotated[int | None, Between(1, 1_000_000)] = None
-    """Session streams that may be open at once, those included whose editors have just come back on another. Unset:
-    16,000, or fewer if the system's limit of open files does not allow as many connections."""
+    """Session streams that may be open at once. After a reconnect, an editor's old stream counts until it has ended.
+    Unset: 16,000, or fewer if the system's limit of open files does not allow as many connections."""
     max_sessions_per_user: Annotated[int, Between(0, 1_000_000)] = 64
     """Session streams of one named user; 0 sets no limit."""
     max_sessions_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
-    """Session streams from one address. 0 sets no limit; None is 128, or no limit with `trust_user_names`. An office
+    """Session streams from one address. 0 sets no limit. Unset: 128, or no limit with `trust_user_names`. An office
     behind one address, or a proxy, may need more. Does not apply to a Unix socket."""
     first_request_s: Annotated[float, Above(0, DAY_S)] = 60.0
-    """A Session stream that has sent nothing after this long is ended."""
+    """Time in which a new Session stream must send its first request; otherwise the server ends it."""
     session_idle_s: Annotated[float, Above(0, DAY_S)] = 300.0
-    """A Session stream that has sent nothing for this long is ended; editors open another with their next request. Also
-    bounds how long a message that was received in part is held."""
+    """A Session stream that sends nothing for this time is ended; editors open another with their next request. Also
+    limits how long the server holds a partly received message."""
     refused_bytes_per_s: Annotated[float, Between(0, 1e12)] = 1024 * 1024
-    """Bytes of refused requests that one connection may send for long; beyond it all its calls are refused unread. A
-    refusal counts for at least 16 KiB. 0 sets no limit. Does not apply to a Unix socket."""
+    """Bytes of refused requests that one connection may send in the long run; beyond that all its calls are refused
+    unread. A refusal counts as at least 16 KiB. 0 sets no limit. Does not apply to a Unix socket."""
     refused_burst_bytes: Annotated[int, Between(1, 1_000_000_000)] = 8 * 1024 * 1024
     """Bytes of refused requests that one connection may send at once."""
     retry_after_ms: Annotated[int, Between(0, 3_600_000)] = 1000
-    """When a refused caller should ask again."""
+    """Time after which a refused caller should retry."""
     user_requests_per_s: Annotated[float, Between(0, 1_000_000)] = 20.0
-    """What one user may ask for long; what is more is shed. 0 sets no limit."""
+    """Requests that one user may send in the long run; further ones are shed. 0 sets no limit."""
     user_burst: Annotated[int, Between(1, 1_000_000)] = 40
-    """What one user may ask at once, after having asked little."""
+    """Requests that one user may send at once after a quiet time."""
     user_tokens_per_s: Annotated[float, Between(0, 1e9)] = 2000.0
-    """Tokens that the engine may compute for one user in the long run: generated ones, and those of prompts that the
-    prefix cache does not have. A user who types causes a few hundred. 0 sets no limit."""
+    """Tokens that the engine may compute for one user in the long run: generated tokens, and prompt tokens that are not
+    in the prefix cache. A typing user causes a few hundred. 0 sets no limit."""
     user_token_burst: Annotated[int, Between(1, 1_000_000_000)] = 8000
-    """Tokens that the engine may compute for one user at once, as when files are opened. Allow for several prompts of
-    prompt.max_prompt_tokens."""
+    """Tokens that the engine may compute for one user at once, for example when the user opens files. Allow for several
+    prompts of prompt.max_prompt_tokens."""
     users_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
-    """The callers of one address together may ask for as much as this many users. 0 sets no limit; None is 2, or no
-    limit with `trust_user_names`. Callers behind a proxy or a NAT share one address. A Unix socket has no limit."""
+    """The callers of one address together have the limits of this many users. 0 sets no limit. Unset: 2, or no limit
+    with `trust_user_names`. Callers behind a proxy or a NAT share one address. Does not apply to a Unix socket."""
     require_user: bool = False
     """Whether every call must name its user in the metadata `x-user-id`."""
     trust_user_names: bool = False
-    """Whether user names are true, because only a proxy that authenticates callers and sets `x-user-id` can reach this
-    server. A user is then one user at every address, and addresses have no limits, since they are the proxy's."""
+    """Whether user names are verified, because only a proxy that authenticates callers and sets `x-user-id` can reach
+    this server. A user is then the same user at every address. Addresses have no limits, because they are the
+    proxy's."""
 
     def __post_init__(self) -> None:
-        """Refuse values that can't work."""
+        """Check the bounds."""
         require_bounds(self)
 
     @property
     def num_users_per_peer(self) -> int:
-        """What `users_per_peer` comes to; 0 for no limit."""
+        """The effective value of `users_per_peer`; 0 for no limit."""
         return self._per_peer(self.users_per_peer, _USERS_PER_PEER)
 
     @property
     def num_sessions_per_peer(self) -> int:
-        """What `max_sessions_per_peer` comes to; 0 for no limit."""
+        """The effective value of `max_sessions_per_peer`; 0 for no limit."""
         return self._per_peer(self.max_sessions_per_peer, _SESSIONS_PER_PEER)
 
     def _per_peer(self, given: int | None, otherwise: int) -> int:
@@ -95,26 +96,26 @@ _REFUSALS = {
 
 
 class Permit:
-    """A session's place. Give it back exactly once, by leaving its `with` block."""
+    """Permission for one open session. Release it exactly once, by leaving its `with` block."""
 
     def __init__(self, gate: "Gate", holders: tuple[Hashable, ...]) -> None:
-        """Hold a place that counts for each of the `holders`."""
+        """Count one session for each of the `holders`: its user, its address."""
         self._gate = gate
         self._holders = holders
 
     def __enter__(self) -> None:
-        """Hold it."""
+        """Do nothing: the session is counted already."""
 
     def __exit__(self, *_exc: object) -> None:
-        """Give it back."""
+        """Release the permit."""
         self._gate.leave_session(self._holders)
 
 
 class Gate:
-    """Decides who may come in. The composition root tells it how the server is."""
+    """Decides whether a caller is admitted. The composition root sets the state of the engine."""
 
     def __init__(self, settings: AdmissionSettings) -> None:
-        """Start closed: nothing is served before the engine is warm."""
+        """Start closed: no request is served before the engine is warm."""
         self._settings = settings
         self._is_engine_ready = False
         self._is_draining = False
@@ -123,11 +124,6 @@ class Gate:
         self._max_sessions = settings.max_sessions or min(_SESSIONS, descriptors.max_connections())
         self._held: Counter[Hashable] = Counter()
         """Open sessions of each named user and of each address."""
-
-    @property
-    def num_known(self) -> int:
-        """Users and addresses with open sessions that count against a limit."""
-        return len(self._held)
 
     @property
     def readiness(self) -> Readiness:
@@ -139,34 +135,39 @@ class Gate:
         return Readiness.ENGINE_DOWN if self._was_ready else Readiness.STARTING
 
     @property
+    def num_holders(self) -> int:
+        """Number of users and addresses with open sessions."""
+        return len(self._held)
+
+    @property
     def is_draining(self) -> bool:
-        """Whether the server is on its way out."""
+        """Whether the server is draining."""
         return self._is_draining
 
     def set_engine_ready(self, is_ready: bool) -> None:
-        """The engine came or went."""
+        """Open the gate if the engine is ready, else close it."""
         self._is_engine_ready = is_ready
         self._was_ready = self._was_ready or is_ready
 
     def drain(self) -> None:
-        """Let nobody in any more."""
+        """Refuse all new requests and sessions from now on."""
         self._is_draining = True
 
     def check(self) -> None:
-        """Let a request pass.
+        """Check that the server can serve.
 
         Raises:
-            UnavailableError: the server can't serve now; says when to ask again.
+            UnavailableError: it can't serve now; the error says when to retry.
 
         """
         if self.readiness is not Readiness.READY:
             raise UnavailableError(_REFUSALS[self.readiness], retry_after_ms=self._settings.retry_after_ms)
 
     def check_user(self, user: str) -> None:
-        """Let a caller pass that names its user.
+        """Check that a caller names its user, if the server requires it.
 
         Raises:
-            UnauthenticatedError: it names none, and must.
+            UnauthenticatedError: the name is missing.
 
         """
         if self._settings.require_user and not user:
@@ -174,38 +175,38 @@ class Gate:
             raise UnauthenticatedError(msg)
 
     def enter_session(self, user: str | None = None, peer: str = "") -> Permit:
-        """Let a session stream in. `user` is the key of a named user; `peer` is the address.
+        """Admit a session stream. `user` is the key of a named user; `peer` is the key of the address.
 
         Raises:
             UnavailableError: the server can't serve now.
-            OverloadedError: as many sessions are open as may be, on this server, of this user or from this address.
+            OverloadedError: the limit of open sessions of this server, this user or this address is reached.
 
         """
         self.check()
         settings = self._settings
-        self._check_room("", self.num_sessions, self._max_sessions, "max_sessions")
+        self._check_limit("", self.num_sessions, self._max_sessions, "max_sessions")
         holders: list[Hashable] = []
         if user is not None and settings.max_sessions_per_user:
             num = self._held["user", user]
-            self._check_room(" of this user", num, settings.max_sessions_per_user, "max_sessions_per_user")
+            self._check_limit(" of this user", num, settings.max_sessions_per_user, "max_sessions_per_user")
             holders.append(("user", user))
         if peer and settings.num_sessions_per_peer:
             num = self._held["peer", peer]
-            self._check_room(" from this address", num, settings.num_sessions_per_peer, "max_sessions_per_peer")
+            self._check_limit(" from this address", num, settings.num_sessions_per_peer, "max_sessions_per_peer")
             holders.append(("peer", peer))
         self.num_sessions += 1
         self._held.update(holders)
         return Permit(self, tuple(holders))
 
     def leave_session(self, holders: tuple[Hashable, ...]) -> None:
-        """A session stream has ended; its permit says for whom it counted."""
+        """Count an ended session no longer. `holders` are those of its permit."""
         self.num_sessions -= 1
         for holder in holders:
             self._held[holder] -= 1
             if not self._held[holder]:
                 del self._held[holder]
 
-    def _check_room(self, whose: str, num_open: int, limit: int, key: str) -> None:
+    def _check_limit(self, scope: str, num_open: int, limit: int, key: str) -> None:
         if num_open >= limit:
-            msg = f"{num_open} sessions{whose} are open, the limit of this server (admission.{key})"
+            msg = f"{num_open} sessions{scope} are open, the limit of this server (admission.{key})"
             raise OverloadedError(msg, retry_after_ms=self._settings.retry_after_ms)

@@ -1,8 +1,7 @@
 """Detects event-loop overload. Loop lag is a lower bound on how long the current work has waited.
 
-If more work arrives than one event loop can handle, each turn of the loop takes longer, everything in it waits as long,
-and soon no answer is in time. Beyond a limit it is cheaper for all to turn new requests away than to make every request
-late.
+If more work arrives than one event loop can handle, each iteration of the loop takes longer, and all work in it waits
+as long, until every answer is late. Beyond a limit the server therefore sheds new requests.
 """
 
 import asyncio
@@ -14,27 +13,27 @@ _EVERY_S = 0.01
 
 
 class LoopLagMonitor:
-    """Looks at the clock once in every turn of the event loop, but not more often than every 10 ms."""
+    """Reads the clock in each iteration of the event loop, at most every 10 ms."""
 
     def __init__(self, limit_s: float, clock: Clock, emit: Emit = lambda _event: None) -> None:
-        """Be behind if a turn takes `limit_s`; 0 is never. Every look emits by how much it came late."""
+        """Report overload if the loop is more than `limit_s` late; 0 never does. Each reading emits its lateness."""
         self._limit_s = limit_s
         self._clock = clock
         self._emit = emit
-        self._looked_at = clock.now()
+        self._ticked_at = clock.now()
 
     def is_behind(self, now: float) -> bool:
-        """Return whether the current work has waited for too long already."""
-        return 0 < self._limit_s < now - self._looked_at - _EVERY_S
+        """Return whether the current work has waited longer than the limit."""
+        return 0 < self._limit_s < now - self._ticked_at - _EVERY_S
 
-    def look(self) -> None:
-        """A turn of the loop begins."""
+    def tick(self) -> None:
+        """Read the clock at the start of an iteration, and emit its lateness."""
         now = self._clock.now()
-        self._emit(LoopLagged(max(0.0, now - self._looked_at - _EVERY_S)))
-        self._looked_at = now
+        self._emit(LoopLagged(max(0.0, now - self._ticked_at - _EVERY_S)))
+        self._ticked_at = now
 
     async def run(self) -> None:
-        """Look, until cancelled."""
+        """Tick until cancelled."""
         while True:
-            self.look()
+            self.tick()
             await asyncio.sleep(_EVERY_S)

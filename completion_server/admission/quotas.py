@@ -1,8 +1,8 @@
-"""What one caller may ask of the server: requests, and tokens that the engine computes. Pure.
+"""Limits the requests of each user and the tokens that the engine computes for each user. Pure.
 
-A request is charged when it is taken in, with the tokens that its prompt is expected to cost; what it really cost
-replaces these when it ends. Callers choose their names, so each address has limits of its own beside those of the users
-that it names.
+An accepted request is charged with the expected number of tokens; the number of computed tokens replaces it when the
+request ends. Callers choose their user names themselves, so each network address has limits of its own beside those of
+its users.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from completion_server.admission.rate_limiter import RateLimiter
 from completion_server.core.request import Caller
 
 _MAX_WAIT_S = 10.0
-"""However many tokens were computed before they could be charged, callers wait no longer."""
+"""The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Why a request is over a limit, and until when."""
+    """A limit that a request exceeds."""
 
     wait_s: float
-    """Seconds after which the caller may ask again."""
+    """Seconds after which the caller may retry."""
     peer: str = ""
-    """The address whose limit it is; "" for the user's own."""
+    """The address whose limit is exceeded; "" if it is the user's own limit."""
 
 
 class Quotas:
@@ -37,12 +37,12 @@ class Quotas:
         peer_requests, peer_tokens = (num_users * rate for rate, _burst in (requests, tokens))
         self._peers = [
             RateLimiter(peer_requests, num_users * settings.user_burst),
-            # Not a burst for each of its users, with which an attacker of many names would have the engine for seconds.
+            # One burst for all users: otherwise an attacker with many names could occupy the engine for seconds.
             RateLimiter(peer_tokens, max(settings.user_token_burst, peer_tokens), _MAX_WAIT_S),
         ]
 
     def excess(self, caller: Caller, now: float) -> Excess | None:
-        """Return which limit a request of this caller is over, if any."""
+        """Return the limit that a request of this caller exceeds, None if there is none."""
         wait_s = max(bucket.delay_s(caller.owner, now) for bucket in self._users)
         if wait_s:
             return Excess(wait_s)
@@ -53,36 +53,36 @@ class Quotas:
         return None
 
     def charge_request(self, caller: Caller, now: float) -> None:
-        """Charge a request that is taken in."""
+        """Charge an accepted request."""
         self._users[0].charge(caller.owner, now)
         if caller.peer:
             self._peers[0].charge(caller.peer, now)
 
     def reserve(self, caller: Caller, num_tokens: int, now: float) -> "Reservation":
-        """Charge the tokens that a request is expected to cost."""
+        """Charge the expected tokens of a request."""
         self.charge_tokens(caller, num_tokens, now)
         return Reservation(self, caller, num_tokens)
 
     def charge_tokens(self, caller: Caller, num_tokens: int, now: float) -> None:
-        """Charge tokens that the engine computes for a caller; give them back with a negative number."""
+        """Charge tokens that the engine computes for a caller; a negative number refunds them."""
         self._users[1].charge(caller.owner, now, num_tokens)
         if caller.peer:
             self._peers[1].charge(caller.peer, now, num_tokens)
 
 
 class Reservation:
-    """Tokens charged for a request on arrival, until the tokens really computed take their place."""
+    """The expected tokens charged for a request, until the computed tokens replace them."""
 
     def __init__(self, quotas: Quotas, caller: Caller, num_tokens: int) -> None:
-        """Hold what was charged."""
+        """Hold the number of tokens charged."""
         self._quotas = quotas
         self._caller = caller
         self._num_tokens = num_tokens
 
     def settle(self, num_computed: int, now: float) -> None:
-        """Charge computed tokens. The first call gives the reserved ones back.
+        """Charge computed tokens. The first call refunds the reserved ones.
 
-        In one step, since no bucket holds more debt than callers may be made to wait for.
+        Both happen in one step: a bucket caps its debt, so charging first and refunding later would refund too much.
         """
         self._quotas.charge_tokens(self._caller, num_computed - self._num_tokens, now)
         self._num_tokens = 0

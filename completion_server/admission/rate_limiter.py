@@ -1,4 +1,4 @@
-"""Token buckets, one for each key, kept as the one number that GCRA needs. Pure.
+"""Token buckets, one for each key, each stored as a single number (GCRA). Pure.
 
 GCRA: https://en.wikipedia.org/wiki/Generic_cell_rate_algorithm
 """
@@ -8,38 +8,38 @@ from collections.abc import Hashable
 
 _SWEEP_AFTER = 4096
 ROUNDING = 1e-3
-"""Share of the time between two units that sums of it may be off by, so a unit may pass this much early."""
+"""Tolerance for rounding errors of sums, as a share of the time between two units: a unit may pass this much early."""
 
 
 class RateLimiter:
-    """Limits the rate of each key (a user, an address), and lets bursts pass."""
+    """Limits the rate of each key (a user, an address), and allows bursts."""
 
     def __init__(self, units_per_s: float, burst: float, max_wait_s: float = math.inf) -> None:
-        """Let `burst` units pass at once, and then `units_per_s`; a rate of 0 lets everything pass.
+        """Allow `burst` units at once and `units_per_s` in the long run; a rate of 0 sets no limit.
 
-        However much was charged, a key waits for `max_wait_s` at most.
+        A key waits at most `max_wait_s`, however much was charged to it.
         """
         self._interval_s = 1 / units_per_s if units_per_s else 0.0
         self._tolerance_s = self._interval_s * (burst - 1)
         self._max_wait_s = max_wait_s
         self._due_at: dict[Hashable, float] = {}
-        """When each key's bucket is full again; without an entry it is full."""
+        """The time at which each key's bucket is full again; a bucket without an entry is full."""
         self._num_to_sweep = _SWEEP_AFTER
 
     @property
     def num_known(self) -> int:
-        """Keys whose bucket is remembered."""
+        """Number of keys whose bucket is remembered."""
         return len(self._due_at)
 
     def wait_s(self, key: Hashable, now: float) -> float:
-        """Take one unit and return 0, or take none and return in how many seconds the key may have one."""
+        """Take one unit and return 0, or take none and return the seconds after which the key may have one."""
         wait_s = self.delay_s(key, now)
         if not wait_s:
             self.charge(key, now)
         return wait_s
 
     def delay_s(self, key: Hashable, now: float) -> float:
-        """Return in how many seconds the key may have a unit, 0 for now. Takes none."""
+        """Return the seconds after which the key may have a unit, 0 for now. Takes none."""
         due_at = self._due_at.get(key)
         if due_at is None:
             return 0.0
@@ -47,7 +47,7 @@ class RateLimiter:
         return wait_s if wait_s > self._interval_s * ROUNDING else 0.0
 
     def charge(self, key: Hashable, now: float, units: float = 1.0) -> None:
-        """Take units, whether or not the bucket has as many: the key waits for longer then."""
+        """Take units, even if the bucket has fewer; the key then waits longer."""
         if not self._interval_s:
             return
         due_at = max(self._due_at.get(key, now), now) + units * self._interval_s
@@ -55,7 +55,7 @@ class RateLimiter:
         self._sweep(now)
 
     def _sweep(self, now: float) -> None:
-        """Forget full buckets now and then: as much work as there were charges, so little for each."""
+        """Forget full buckets after as many charges as there are buckets, so that a charge costs constant time."""
         self._num_to_sweep -= 1
         if self._num_to_sweep == 0:
             self._due_at = {key: due_at for key, due_at in self._due_at.items() if due_at > now}

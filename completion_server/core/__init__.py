@@ -1,1 +1,1 @@
-"""What all rooms speak: requests, events, outcomes, errors and time. Imports nothing above it."""
+"""The types that all packages of the server share: requests, events, outcomes, errors, clocks. Imports none of them."""

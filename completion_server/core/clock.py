@@ -1,4 +1,4 @@
-"""Time as the rooms see it: monotonic seconds from an injected clock, and deadlines as absolute points on it."""
+"""Clocks and deadlines: monotonic seconds from an injected clock, and deadlines as absolute points on it."""
 
 import asyncio
 import math
@@ -28,24 +28,24 @@ class MonotonicClock:
 
 
 def unix_offset_s(clock: Clock) -> float:
-    """Return Unix time less the clock's, in seconds: what turns a mark of that clock into wall-clock time."""
+    """Return Unix time minus clock time in seconds. Added to a time of the clock, it gives wall-clock time."""
     return time.time() - clock.now()
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """An absolute point in time after which an answer is worth nothing."""
+    """An absolute point in time after which an answer has no value."""
 
     at: float
-    """Seconds on the clock that made it; infinite for no deadline."""
+    """Clock seconds; infinite for no deadline."""
 
     @classmethod
     def after(cls, seconds: float | None, now: float) -> "Deadline":
-        """Return the deadline `seconds` from `now`; never, where `seconds` is None."""
+        """Return the deadline `seconds` from `now`; `None` means no deadline."""
         return cls(math.inf if seconds is None else now + seconds)
 
     def remaining_s(self, now: float) -> float:
-        """Return the seconds left, negative once passed."""
+        """Return the seconds left; negative after the deadline."""
         return self.at - now
 
     def is_past(self, now: float) -> bool:
@@ -57,17 +57,17 @@ NEVER = Deadline(math.inf)
 
 
 class Alarm:
-    """Calls a function at a time that may be brought forward."""
+    """Calls a function once, at the earliest of the times that it was set to."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
-        """Call `ring` on the running event loop. It is not set yet."""
+        """Prepare to call `ring` on the running event loop. The alarm is not set yet."""
         self._clock = clock
         self._ring = ring
         self._timer: asyncio.TimerHandle | None = None
         self._at = math.inf
 
     def set_nowait(self, at: float | None) -> None:
-        """Ring at a time of the clock, or earlier if it is set for an earlier time. None sets nothing."""
+        """Ring at clock time `at`, unless the alarm is set to an earlier time. None changes nothing."""
         if at is None or at >= self._at:
             return
         self.clear()
@@ -76,7 +76,7 @@ class Alarm:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
 
     def clear(self) -> None:
-        """Do not ring."""
+        """Cancel the alarm."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._at = None, math.inf

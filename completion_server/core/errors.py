@@ -1,4 +1,4 @@
-"""Expected failures. Each carries the status that the wire shows; anything else that is raised is a bug."""
+"""Expected failures. Each carries its gRPC status; any other exception is a bug."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -20,25 +20,25 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A field at fault."""
+    """A field with an invalid value."""
 
     field: str
     """Its path, such as "snippets[2].text"."""
     description: str
-    """The limit and what was given."""
+    """The limit and the value that was given."""
 
 
 class CompletionError(Exception):
-    """A request failed for a reason that its caller can be told."""
+    """A request failed for a reason that is reported to its caller."""
 
     code = Code.INTERNAL
     reason = ""
-    """A word for machines, where the code does not say it all."""
+    """A machine-readable reason (ErrorInfo.reason) if the code alone is not precise enough, else ""."""
 
     def __init__(
         self, message: str, *, violations: tuple[Violation, ...] = (), retry_after_ms: int | None = None
     ) -> None:
-        """Hold a sentence for a person, the fields at fault and when to ask again."""
+        """Hold a message for a person, the invalid fields and the time after which to retry."""
         super().__init__(message)
         self.message = message
         self.violations = violations
@@ -46,75 +46,75 @@ class CompletionError(Exception):
 
 
 class InvalidRequestError(CompletionError):
-    """A field is bad or too large."""
+    """A field is invalid or too large."""
 
     code = Code.INVALID_ARGUMENT
 
     def __init__(self, field: str, description: str) -> None:
-        """Name the field, the limit and what was given."""
+        """Name the field, the limit and the value that was given."""
         super().__init__(f"{field}: {description}", violations=(Violation(field, description),))
 
 
 class UnauthenticatedError(CompletionError):
-    """The caller does not say which user it is, and must."""
+    """The caller names no user, but this server requires a name."""
 
     code = Code.UNAUTHENTICATED
 
 
 class PermissionDeniedError(CompletionError):
-    """The caller is known, and may not do this."""
+    """The caller is known but lacks the permission."""
 
     code = Code.PERMISSION_DENIED
 
 
 class NotPossibleError(CompletionError):
-    """This server can't do it as it was started: asking again won't help."""
+    """The server was started without what the request needs; a retry won't help."""
 
     code = Code.FAILED_PRECONDITION
 
 
 class SuspectedPromptError(CompletionError):
-    """The engine failed repeatedly while it computed this prompt: the prompt is refused for some minutes."""
+    """The engine failed repeatedly while it computed this prompt; the prompt is refused for some minutes."""
 
     code = Code.FAILED_PRECONDITION
     reason = "PROMPT_SUSPECTED"
 
 
 class UnavailableError(CompletionError):
-    """The engine is away or the server is going: ask again, or ask another."""
+    """The engine or the server can't serve now; retry later or on another server."""
 
     code = Code.UNAVAILABLE
 
 
 class ShedError(CompletionError):
-    """The request was not attempted, where the caller wants to hear that as a failure."""
+    """The request was shed, and the server is configured to report that as a failure (`shed.as_status`)."""
 
     code = Code.RESOURCE_EXHAUSTED
 
-    def __init__(self, why: str, retry_after_ms: int | None) -> None:
-        """Say why, and when to ask again."""
-        super().__init__(f"the request was shed: {why.replace('_', ' ')}", retry_after_ms=retry_after_ms)
-        self.reason = why.upper()
+    def __init__(self, shed_reason: str, retry_after_ms: int | None) -> None:
+        """Hold the reason and the time after which to retry."""
+        super().__init__(f"the request was shed: {shed_reason.replace('_', ' ')}", retry_after_ms=retry_after_ms)
+        self.reason = shed_reason.upper()
 
 
 class OverloadedError(CompletionError):
-    """The server holds as much as it is configured to hold."""
+    """A configured limit of open sessions or live requests is reached."""
 
     code = Code.RESOURCE_EXHAUSTED
 
 
 class TooManyRefusalsError(CompletionError):
-    """A connection sent more bad requests than it may: none of its requests is received for a time."""
+    """A connection sent too many bytes that were refused; its requests are refused unread for a time."""
 
     code = Code.RESOURCE_EXHAUSTED
     reason = "TOO_MANY_REFUSALS"
 
 
 class SessionEndedError(UnavailableError):
-    """The server ends a session stream in good order: open another when there is something to ask."""
+    """The server ends a session stream normally; the client opens another one with its next request."""
 
     reason = "SESSION_ENDED"
 
 
 class ConfigError(Exception):
-    """The configuration can't be used; the message says which key, and what would do."""
+    """The configuration can't be used; the message names the key and the values that it takes."""

@@ -1,6 +1,6 @@
-"""Writes files and folders that appear whole or not at all: each is filled beside its final place, then renamed.
+"""Writes files and folders atomically: each is filled under a temporary name in the same folder, then renamed.
 
-Callers turn the OSError of a disk that refuses (full, read-only) into an error of their own.
+Callers translate an OSError (disk full, read-only) into an error of their own.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 ABANDONED_AFTER_S = 60.0
-"""Age from which on an unfinished folder without a lock is taken for one that a killed process left."""
+"""Age after which an unfinished folder without a lock counts as left behind by a killed process."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -27,10 +27,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write; on success it takes the place of `path`, on failure it is removed.
+    """Yield a file to write. On success it replaces `path`, on failure it is removed.
 
     Raises:
-        OSError: the disk refuses; `path` is then unchanged.
+        OSError: the file can't be written; `path` is then unchanged.
 
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -47,20 +47,20 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what killed processes left beside `path` in `replacing_file`; no other process may be writing it."""
+    """Remove temporary files of `path` that killed processes left behind. No other process may be writing `path`."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder to fill; on success it takes the place of `path`, on failure it is removed.
+    """Yield a new folder to fill. On success it replaces `path`, on failure it is removed.
 
-    The new folder stands beside `path`. Whatever is at `path` is replaced: callers check that it may be. Unfinished
-    folders that killed processes left there are removed.
+    The new folder has the same parent as `path`. Any file or folder at `path` is replaced; callers check that this is
+    allowed. Unfinished folders that killed processes left behind are removed.
 
     Raises:
-        OSError: the disk refuses; `path` is then unchanged.
+        OSError: the folder can't be written; `path` is then unchanged.
 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def _prefix(path: Path) -> str:
-    """Return the start of the names of this machine's unfinished folders; locks may not reach other machines."""
+    """Return the prefix of the names of this machine's unfinished folders; a lock may not reach other machines."""
     return f".{path.name}.{socket.gethostname()}."
 
 
@@ -96,10 +96,10 @@ def _lock(folder: Path) -> int | None:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove the folders that killed processes left beside `path`; folders that are still being filled stay."""
+    """Remove unfinished folders of `path` that killed processes left behind; folders still being filled stay."""
     for folder in path.parent.glob(f"{glob.escape(_prefix(path))}*.tmp"):
         with contextlib.suppress(OSError):
-            is_new = time.time() - folder.stat().st_mtime < ABANDONED_AFTER_S  # Its process may not have locked it yet.
+            is_new = time.time() - folder.stat().st_mtime < ABANDONED_AFTER_S  # its process may not have locked it yet
             descriptor = None if is_new else _lock(folder)
             if descriptor is not None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -107,7 +107,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Flush a folder to the disk: after a power cut its new name must not stand for empty files."""
+    """Flush a folder to the disk, so that after a power cut the renamed folder has no empty files."""
     for path in (*folder.rglob("*"), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -117,7 +117,7 @@ def _flush(folder: Path) -> None:
 
 
 def _recover(path: Path) -> None:
-    """Put back what a killed process had moved aside in `_swap`; remove it where `path` exists."""
+    """Restore the old folder that a killed process moved aside in `_swap`; remove it if `path` exists."""
     for old in path.parent.glob(f".{glob.escape(path.name)}.*.old"):
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -126,7 +126,7 @@ def _recover(path: Path) -> None:
 
 
 def _swap(new: Path, path: Path) -> None:
-    """Put `new` in the place of `path`; the old folder is moved aside first and comes back if that fails."""
+    """Replace `path` with `new`. The old folder is moved aside first, and restored if the rename fails."""
     if not path.exists():
         new.rename(path)
         return

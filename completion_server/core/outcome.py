@@ -1,4 +1,4 @@
-"""What comes back: deltas of text, then exactly one end."""
+"""The parts of an answer: deltas of text, then exactly one End."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -19,7 +19,7 @@ class FinishReason(Enum):
 
 
 class ShedReason(Enum):
-    """Why a request was not attempted."""
+    """Why a request was shed."""
 
     OVERLOAD = "overload"
     DEADLINE_UNREACHABLE = "deadline_unreachable"
@@ -29,7 +29,7 @@ class ShedReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens read and written."""
+    """Token counts of a request."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -40,7 +40,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a request's time went, in milliseconds; a stage that was not reached is 0."""
+    """Duration of each stage of a request in milliseconds; 0 for a stage that was not reached."""
 
     queue_ms: float = 0.0
     tokenise_ms: float = 0.0
@@ -51,7 +51,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Why a request ended, before anyone has added up its tokens and times."""
+    """Why a request ended, without its token counts and times."""
 
     reason: FinishReason
     shed_reason: ShedReason | None = None
@@ -68,13 +68,13 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last event of a request."""
+    """The last part of an answer."""
 
     outcome: Outcome
     usage: Usage = Usage()
     timings: Timings = Timings()
     text: str = ""
-    """To append before the end, where the last text and the end came together."""
+    """Text to append before the end, if the last text and the end were ready together."""
 
 
 AnswerPart = Delta | End

@@ -1,15 +1,14 @@
-"""A completion request after the wire was checked: what every room below rpc works on."""
+"""A validated completion request, the type that every package below rpc works on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from functools import lru_cache
 from urllib.parse import quote
 
 from completion_server.core.clock import NEVER, Deadline
 
 
 class Trigger(IntEnum):
-    """What made the editor ask; the smaller value is served first."""
+    """The cause of a request; the smaller value is served first."""
 
     EXPLICIT = 0
     AUTOMATIC = 1
@@ -17,7 +16,7 @@ class Trigger(IntEnum):
 
 
 class Mode(Enum):
-    """How much text the editor can show."""
+    """Whether a completion ends with the line or with the block."""
 
     SINGLE_LINE = "single_line"
     MULTI_LINE = "multi_line"
@@ -25,16 +24,15 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """Text from elsewhere that helps to complete."""
+    """Text from another place of the code base, as context for the completion."""
 
     uri: str
     text: str
     score: float = 0.0
 
 
-@lru_cache(maxsize=16_384)
 def key_of(*parts: str) -> str:
-    """Return a key made of several names, the same in every process. Different names never make the same key."""
+    """Return a key made of several names, the same in every process. Different names never give the same key."""
     return "/".join(quote(part, safe="") for part in parts)
 
 
@@ -43,39 +41,43 @@ class Caller:
     """Identifies the caller of a request. Only the session id comes from the message; the rest from its connection."""
 
     user: str
-    """Name of the user; "" if the call gives none. The session on its connection then stands for the user."""
+    """Name of the user; "" if the call gives none. The session on its connection then takes the user's place."""
     session: str
     tenant: str = ""
     """Tenants never share prefix-cache entries; "" is one common tenant."""
     connection: str = ""
-    """Key of the connection: address and port, or a name for the stream where connections have no address."""
+    """Key of the connection: its address and port, or a name for the stream on a Unix socket."""
     peer: str = ""
     """Key of the network address, without its port; "" on a Unix socket."""
     is_verified: bool = False
-    """Whether something trusted vouches for the user's name."""
+    """Whether a trusted source, such as an authenticating proxy, gave the user's name."""
     stream: int = 0
     """Number of the session stream, unique in this process; 0 for a call with a single request."""
 
-    @property
-    def owner(self) -> str:
-        """Key of limits, lanes and the cache salt; the tenant is its first part.
+    owner: str = field(init=False)
+    """Key of limits, lanes and the cache salt; the tenant is its first part.
 
-        Names and session ids are the caller's own choice. So a name that nothing trusted vouches for belongs to its
-        network address, and a session without a name to its connection: a caller elsewhere that gives the same name or
-        id is another owner.
-        """
+    Names and session ids are the caller's own choice. So a name that nothing trusted vouches for belongs to its network
+    address, and a session without a name to its connection: a caller elsewhere that gives the same name or id is
+    another owner.
+    """
+
+    def __post_init__(self) -> None:
+        """Make the owner's key once: it is read many times for each request."""
         if self.is_verified:
-            return key_of(self.tenant, "user", self.user)
-        if self.user:
-            return key_of(self.tenant, "user", self.user, self.peer)
-        return key_of(self.tenant, "session", self.session, self.connection)
+            owner = key_of(self.tenant, "user", self.user)
+        elif self.user:
+            owner = key_of(self.tenant, "user", self.user, self.peer)
+        else:
+            owner = key_of(self.tenant, "session", self.session, self.connection)
+        object.__setattr__(self, "owner", owner)
 
     @property
     def memory(self) -> tuple[str, ...] | None:
         """The key under which document text may be kept for the caller's next request; None if none may be kept.
 
-        Unless the user's name is verified, nothing that is remembered crosses from one stream or connection to another.
-        A single call without a user has no memory: its connection's address may be another caller's a moment later.
+        Unless the user's name is verified, no remembered text crosses from one stream or connection to another. A
+        single call without a user has no memory, because another caller may get its connection's address next.
         """
         if self.is_verified:
             return self.tenant, self.user, self.session
@@ -86,7 +88,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen."""
+    """How tokens are sampled."""
 
     temperature: float = 0.0
     seed: int | None = None
@@ -108,7 +110,7 @@ class Request:
     suffix: str
     max_tokens: int
     received_at: float
-    """Clock seconds at which the wire handed it over."""
+    """Clock seconds at which the server had received it."""
     snippets: tuple[Snippet, ...] = ()
     trigger: Trigger = Trigger.AUTOMATIC
     mode: Mode = Mode.SINGLE_LINE

@@ -1,9 +1,9 @@
 """Keeps client text out of logs: exceptions are logged as their types and frames, never with their messages.
 
-The message of an exception may quote what a user typed (`int("...")`, `urlsplit`, a codec), and any library may log it.
-So the rule is enforced where every record of the process is made, whatever its logger, handler and formatter are, and
-in the interpreter's hooks for exceptions that nobody caught. It can't see text that code formats into a message itself:
-log calls must not do that.
+The message of an exception may quote client text (`int("...")`, `urlsplit`, a codec), and any library may log it. So
+the rule is enforced in the factory of log records, for every logger, handler and formatter of the process, and in the
+interpreter's hooks for uncaught exceptions. It can't detect client text that a log call formats into its message
+itself, so log calls must not do that.
 """
 
 import errno
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 _MAX_FRAMES = 50
 _STARTUP_FAILURE = "failed to start"
-"""In what vLLM's processes log when they can't start: before that they have seen no client text."""
+"""Part of the message that vLLM's processes log if they can't start; until then they have seen no client text."""
 _PLAIN_WORDS = re.compile(r"[\w .,:;!-]*")
 
 
 def install(*, keep_startup_failures: bool = False) -> None:
-    """Apply the rule to all log records of this process from now on, and to exceptions that nobody catches.
+    """Apply the rule to all log records of this process from now on, and to uncaught exceptions.
 
     With `keep_startup_failures`, records that report a failed start keep their exception's message.
     """
@@ -50,7 +50,9 @@ def install(*, keep_startup_failures: bool = False) -> None:
 
 
 def log_loop_error(_loop: AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Log what an event loop reports, such as an exception that no task awaits; for `loop.set_exception_handler`.
+    """Log an error that an event loop reports, such as the exception of a task that is never awaited.
+
+    Pass this function to `loop.set_exception_handler`.
 
     The default handler logs reprs of callbacks, arguments and exceptions, which may hold client text.
     """
@@ -96,7 +98,7 @@ def _lines(error: BaseException, seen: set[int]) -> Iterator[str]:
 
 
 def _type_name(error: BaseException) -> str:
-    """Return an exception's type, and its error number where the operating system gave one."""
+    """Return an exception's type, with its error number if it has one."""
     cls = type(error)
     name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     number = error.errno if isinstance(error, OSError) else None
@@ -111,7 +113,7 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
 
 
 def _print_exc(limit: int | None = None, file: "SupportsWrite[str] | None" = None, chain: bool = True) -> None:
-    """Stand in for `traceback.print_exc`; the length and the chain are as in `describe`."""
+    """Replace `traceback.print_exc`; `limit` and `chain` are ignored, as in `describe`."""
     error = sys.exception()
     (file or sys.stderr).write(f"{describe(error)}\n" if error else "")
 
@@ -122,7 +124,7 @@ def _log_thread_failure(args: threading.ExceptHookArgs) -> None:
 
 
 def _log_unraisable(args: "sys.UnraisableHookArgs") -> None:
-    """Report an exception that nothing can catch, as in a finalizer; the object's repr may hold anything."""
+    """Log an exception that can't be raised, as in a finalizer. The object's repr may hold client text."""
     owner: Callable[..., object] | type = args.object if callable(args.object) else type(args.object)
     name = getattr(owner, "__qualname__", "")
     logger.error("exception ignored in %s", name, exc_info=args.exc_value)

@@ -20,8 +20,8 @@ from completion_server.core.errors import SuspectedPromptError, UnavailableError
 
 _MAX_SUSPECTS = 1024
 _MAX_UNPROVEN = 256
-"""Limit for generations that ended since the last output. The oldest are kept: an engine that hangs did so before the
-later ones."""
+"""Limit for generations that ended since the last output. The oldest ones are kept: only a prompt that was in the
+engine before it hung can be the cause."""
 
 _RETRY_AFTER_MS = 1000
 

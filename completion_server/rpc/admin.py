@@ -1,4 +1,4 @@
-"""AdminService: what operators ask of one server."""
+"""AdminService: lets operators inspect and control one server."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,32 +26,32 @@ _ENGINE_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """What the composition root lets operators reach beside the pipeline."""
+    """The functions and facts of the server, besides the pipeline, that operators can reach."""
 
     version: str
     prompt_template: str
     uptime_s: Callable[[], float]
     ended_requests: Callable[[], dict[str, int]]
     drain: Callable[[float | None], None]
-    """Begin to drain; the argument is the grace time in seconds, None for the configured one."""
+    """Begins to drain; the argument is the grace time in seconds, None for the configured one."""
     set_log_level: Callable[[str], str]
-    """Returns the level before; raises ValueError for what is no level."""
+    """Returns the previous level; raises ValueError for an unknown level."""
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Answers operators."""
+    """Implements AdminService."""
 
     def __init__(
         self, pipeline: Pipeline, engine: SupervisedEngine, speculation: LiveSpeculation, controls: Controls
     ) -> None:
-        """Report on `pipeline` and `engine`, and change what may be changed."""
+        """Report on `pipeline` and `engine`, and control them through `speculation` and `controls`."""
         self._pipeline = pipeline
         self._engine = engine
         self._speculation = speculation
         self._controls = controls
 
     async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
-        """What the server is doing."""
+        """Return the state of the server and of its engine."""
         engine, info, load = self._engine, self._engine.info, self._pipeline.load()
         return pb.GetStatusResponse(
             version=self._controls.version,
@@ -72,13 +72,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         )
 
     async def GetSpeculation(self, _request: pb.GetSpeculationRequest, _context: Any) -> pb.GetSpeculationResponse:
-        """Which draft lengths are in force, and what they came to."""
+        """Return the active schedule of speculative tokens and its figures."""
         return speculation_to_wire(self._speculation.active, self._speculation.figures())
 
     async def SetSpeculation(
         self, request: pb.SetSpeculationRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.SetSpeculationResponse:
-        """Other draft lengths, from the next step on."""
+        """Change the number of speculative tokens from the engine's next step on."""
         try:
             set_speculation(self._speculation, request)
         except CompletionError as error:
@@ -91,7 +91,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SetLogLevel(
         self, request: pb.SetLogLevelRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> pb.SetLogLevelResponse:
-        """What is logged."""
+        """Change the log level."""
         try:
             previous = self._controls.set_log_level(request.level)
         except ValueError as error:
@@ -99,7 +99,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return pb.SetLogLevelResponse(previous_level=previous)
 
     async def Drain(self, request: pb.DrainRequest, _context: Any) -> pb.DrainResponse:
-        """Stop taking requests; the server ends when accepted ones have."""
+        """Stop accepting requests; the server ends when the accepted ones have ended."""
         self._controls.drain(request.grace_ms / 1000 if request.HasField("grace_ms") else None)
         return pb.DrainResponse(live_requests=self._pipeline.load().num_live)
 

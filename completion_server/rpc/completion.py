@@ -1,4 +1,4 @@
-"""CompletionService: one call for each request, or one stream for an editor's whole life."""
+"""CompletionService: answers single calls and session streams."""
 
 import asyncio
 import random
@@ -23,13 +23,13 @@ Context = Any
 
 _AGE_JITTER = 0.1
 _PEER_REFUSALS = 8
-"""An address may be refused as much as this many connections."""
+"""The budget of refused bytes of an address, in budgets of one connection."""
 _DEADLINE_SLACK_S = 0.01
-"""gRPC ends a call at its deadline too: a cancel this close to it is the deadline's."""
+"""gRPC cancels a call at its deadline, so a cancellation this close to the deadline counts as the deadline."""
 
 
 class CompletionServicer:
-    """Answers editors. Each method takes the raw bytes of its messages, from the context."""
+    """Implements CompletionService. Each method reads the raw bytes of its messages from the context."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class CompletionServicer:
         *,
         sheds_as_status: bool = False,
     ) -> None:
-        """Answer through `pipeline`; with `sheds_as_status` a shed call fails instead of ending empty."""
+        """Answer through `pipeline`. With `sheds_as_status` a shed call fails instead of ending with empty text."""
         self._pipeline = pipeline
         self._server = server
         self._limits = limits
@@ -54,7 +54,7 @@ class CompletionServicer:
         self._sessions: set[SessionStream] = set()
 
     async def complete(self, _messages: Any, context: Context) -> None:
-        """One request, one stream."""
+        """Answer one request."""
         try:
             completion = await self._open(context)
         except CompletionError as error:
@@ -65,7 +65,7 @@ class CompletionServicer:
             await abort_within(context, failure, self._stall_timeout_s)
 
     async def _open(self, context: Context) -> Completion:
-        """Receive a call's request and take it in."""
+        """Receive the request of a call and open it in the pipeline."""
         identity = await self._intake.enter(context)
         self._pipeline.check()
         self._pipeline.check_user(identity.user)
@@ -81,7 +81,7 @@ class CompletionServicer:
         return completion
 
     async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
-        """Write an answer out; return the failure that the call must end with, if any."""
+        """Write an answer; return the failure that the call must end with, if any."""
         outcome = Outcome(FinishReason.CANCELLED)
         try:
             async for event in completion.parts():
@@ -104,7 +104,7 @@ class CompletionServicer:
         return outcome.error
 
     async def session(self, _messages: Any, context: Context) -> None:
-        """One stream for an editor's whole life. Messages are read from the context, one at a time."""
+        """Serve one session stream."""
         try:
             identity = await self._intake.enter(context)
             self._pipeline.check_user(identity.user)
@@ -116,7 +116,7 @@ class CompletionServicer:
             stream = SessionStream(self._pipeline, self._intake, self._times(), context, identity)
             self._sessions.add(stream)
             try:
-                await context.send_initial_metadata(())  # so that an editor that came back knows it
+                await context.send_initial_metadata(())  # tells an editor that its reconnect succeeded
                 failure = await stream.run()
             except CLIENT_GONE:
                 return
@@ -126,7 +126,7 @@ class CompletionServicer:
             await abort_within(context, failure, self._stall_timeout_s)
 
     async def report_feedback(self, _messages: Any, context: Context) -> None:
-        """What became of a completion."""
+        """Take an editor's feedback on a completion."""
         try:
             identity = await self._intake.enter(context)
             self._pipeline.check_user(identity.user)
@@ -140,12 +140,12 @@ class CompletionServicer:
         await context.write(pb.ReportFeedbackResponse())
 
     def close_sessions(self) -> None:
-        """End every session stream with UNAVAILABLE, so that editors go to another server."""
+        """End every session stream with UNAVAILABLE, so that editors connect to another server."""
         for stream in list(self._sessions):
             stream.close()
 
     def _times(self) -> StreamTimes:
-        """Return a new stream's times; streams that were opened together don't all end together."""
+        """Return the time limits of a new stream; a jitter keeps streams opened together from ending together."""
         max_age_s = self._server.max_session_age_s * random.uniform(1 - _AGE_JITTER, 1)
         admission = self._admission
         return StreamTimes(admission.first_request_s, admission.session_idle_s, max_age_s, self._stall_timeout_s)

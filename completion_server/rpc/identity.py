@@ -1,4 +1,4 @@
-"""Identifies the caller of an RPC: the only place where a user, a tenant or a peer address comes from."""
+"""Identifies the caller of an RPC: the only source of its user, tenant and network address."""
 
 import itertools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _USER_KEY = "x-user-id"
 _TENANT_KEY = "x-tenant-id"
 _TRACE_KEY = "traceparent"
 _TRACE_BYTES = 55
-"""Of a traceparent, by W3C's Trace Context, version 00."""
+"""Length of a traceparent in W3C Trace Context, version 00."""
 _IPV6_NETWORK_BITS = 64
 
 
@@ -24,17 +24,17 @@ _stream_numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the connection and the metadata of a call say about its caller."""
+    """The caller of a call, by its connection and metadata."""
 
     user: str
     """Name of the user, "" if the metadata has none."""
     tenant: str
     connection: str
-    """Address and port of the peer; "" on a Unix socket, where gRPC tells no connection from another."""
+    """Address and port of the peer; "" on a Unix socket, where gRPC can't tell connections apart."""
     peer: str
-    """Key of the peer's address: itself, or the /64 network of an IPv6 address, of which one host has plenty."""
+    """Key of the peer's address: the IPv4 address, or the /64 network of an IPv6 address, since a host has many."""
     is_verified: bool = False
-    """Whether something trusted vouches for the user's name."""
+    """Whether a trusted source, such as an authenticating proxy, gave the user's name."""
     trace_context: str = ""
     """The caller's trace context (W3C traceparent); "" for none."""
 
@@ -45,7 +45,9 @@ class Identity:
 
     @property
     def source(self) -> tuple[str, ...] | str:
-        """Key of what sends: a verified user, since its connection is the proxy's and shared, else the connection."""
+        """Key of the sender in limits of refused bytes: the verified user, since users share a proxy's connection, else
+        the connection.
+        """
         return (self.tenant, self.user) if self.is_verified else self.connection
 
     def call(self, session: str) -> Caller:
@@ -62,12 +64,12 @@ class Identity:
 Identify = Callable[[Any], Identity]
 """Returns the caller of an RPC from its context.
 
-Raises InvalidRequestError for a bad name; a check of tokens would raise UnauthenticatedError or PermissionDeniedError.
+Raises InvalidRequestError for an invalid name. A token check would raise UnauthenticatedError or PermissionDeniedError.
 """
 
 
 def identity_of(context: Any, limits: LimitSettings, *, trusts_names: bool = False) -> Identity:
-    """Return the caller of an RPC. With `trusts_names`, user names come from something trusted, such as a proxy.
+    """Return the caller of an RPC. With `trusts_names`, a trusted source, such as a proxy, gave its user name.
 
     Raises:
         InvalidRequestError: a name is too long.
@@ -75,7 +77,7 @@ def identity_of(context: Any, limits: LimitSettings, *, trusts_names: bool = Fal
     """
     found, trace_context = {_USER_KEY: "", _TENANT_KEY: ""}, ""
     for key, value in context.invocation_metadata() or ():
-        if key == _TRACE_KEY and len(value) == _TRACE_BYTES:  # a bad one is no reason to refuse a request
+        if key == _TRACE_KEY and len(value) == _TRACE_BYTES:  # an invalid one is ignored
             trace_context = value
         elif key in found:
             found[key] = value if isinstance(value, str) else value.decode("ascii", "replace")
@@ -89,7 +91,7 @@ def identity_of(context: Any, limits: LimitSettings, *, trusts_names: bool = Fal
 
 
 def split_peer(peer: str) -> tuple[str, str]:
-    """Return the keys of a connection and of its address from what gRPC calls the peer, such as "ipv4:10.0.0.7:50312".
+    """Return the keys of a connection and of its address from gRPC's name of the peer, such as "ipv4:10.0.0.7:50312".
 
     Both are "" on a Unix socket.
     """

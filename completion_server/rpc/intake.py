@@ -1,7 +1,7 @@
-"""Lets calls in and receives their messages. Refuses what it can before it is received, or at least before parsing.
+"""Admits calls and receives their messages. Refuses a call before its message is received or parsed if possible.
 
 On the wire, a method with one request is a stream with one message. The services register such methods as streams, so
-that a handler runs when the headers of its call arrive, and decides whether to receive the message at all.
+that a handler runs when the headers of its call arrive, and decides whether to receive the message.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from completion_server.rpc.status import DeadlineError
 M = TypeVar("M", bound=Message)
 
 _MAX_RECEIVING = 128
-"""Calls of one address that are received at once; each may hold nearly a whole message. Further ones wait."""
+"""Calls of one address that are received at the same time, as each may hold nearly a whole message. Others wait."""
 _MAX_HOLD_S = 1.0
-"""How long a call of a connection over its budget waits for its refusal. The call counts against the streams of its
-connection meanwhile, which slows down a client that calls again at once."""
+"""Maximum delay of the refusal of a call whose connection is over its budget. Meanwhile the call counts against the
+streams of its connection, which slows down a client that retries at once."""
 
 
 class Intake:
-    """Belongs to all calls of one listener."""
+    """Receives the calls of one listener."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class Intake:
     ) -> None:
         """Receive messages within `limits`, each in `receive_timeout_s`, and charge refused ones to both budgets.
 
-        `budget` is that of each connection, `peer_budget` that of each address: a connection is easily replaced.
+        `budget` is for each connection, `peer_budget` for each address, because a client can replace its connection.
         """
         self.limits = limits
         self._identify = identify
         self._budget = budget
         self._peer_budget = peer_budget
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """For each address that calls now: which calls are being received. The others hold little meanwhile."""
+        """Limits the calls that are being received from each address. Waiting calls hold little memory."""
         self._receive_timeout_s = receive_timeout_s
         self._now = now
         self.decode_complete = Decoder(pb.CompleteRequest, scan.complete_request(limits))
@@ -61,10 +61,10 @@ class Intake:
         self.decode_feedback = Decoder(pb.ReportFeedbackRequest, scan.report_feedback_request(limits))
 
     async def enter(self, context: Any) -> Identity:
-        """Return who calls.
+        """Return the caller.
 
         Raises:
-            TooManyRefusalsError: the connection is over its budget.
+            TooManyRefusalsError: the connection or its address is over its budget.
             InvalidRequestError: a name in the metadata is too long.
 
         """
@@ -79,8 +79,8 @@ class Intake:
         """Return the one message of a call.
 
         Raises:
-            DeadlineError: it did not come in time.
-            InvalidRequestError: the call has none, or one that the transport refused.
+            DeadlineError: the message was not received in time.
+            InvalidRequestError: the call has no message, or the transport refused it.
 
         """
         if not identity.peer or identity.is_verified:
@@ -96,7 +96,7 @@ class Intake:
             async with asyncio.timeout(self._receive_timeout_s):
                 data = await context.read()
         except TimeoutError:
-            self.charge(identity, self.limits.max_message_bytes)  # that much may have been held
+            self.charge(identity, self.limits.max_message_bytes)  # as much memory may have been held
             msg = f"the request was not received within {self._receive_timeout_s:g} s (server.receive_timeout_s)"
             raise DeadlineError(msg) from None
         if data is grpc.aio.EOF:
@@ -106,7 +106,7 @@ class Intake:
         return received
 
     def charge(self, identity: Identity, num_bytes: int) -> None:
-        """Take a refusal into account. On a Unix socket connections can't be told apart, so none is charged."""
+        """Charge a refused message. On a Unix socket connections can't be told apart, so none is charged."""
         now = self._now()
         if identity.source:
             self._budget.charge(identity.source, num_bytes, now)
@@ -114,17 +114,17 @@ class Intake:
             self._peer_budget.charge(identity.peer, num_bytes, now)
 
     def over_budget(self, identity: Identity) -> TooManyRefusalsError | None:
-        """Return why nothing is received from a connection, if so."""
+        """Return the error to refuse a caller with if it is over its budget, else None."""
         now = self._now()
         wait_s = max(self._budget.wait_s(identity.source, now), self._peer_budget.wait_s(identity.peer, now))
         if not wait_s:
             return None
-        msg = "too much of what came from here was refused (admission.refused_bytes_per_s)"
+        msg = "too many bytes of this connection or address were refused (admission.refused_bytes_per_s)"
         return TooManyRefusalsError(msg, retry_after_ms=math.ceil(wait_s * 1000))
 
     @contextmanager
     def charging(self, identity: Identity, num_bytes: int) -> Iterator[None]:
-        """Charge a message of so many bytes if it is refused inside the `with` block."""
+        """Charge a message of `num_bytes` if it is refused inside the `with` block."""
         try:
             yield
         except InvalidRequestError:
@@ -133,10 +133,10 @@ class Intake:
 
 
 def parsed(message: M | Malformed) -> M:
-    """Return a message that could be parsed.
+    """Return the message.
 
     Raises:
-        InvalidRequestError: it could not.
+        InvalidRequestError: it is malformed.
 
     """
     if isinstance(message, Malformed):

@@ -1,4 +1,4 @@
-"""What one Session stream has to write: the answers of all its requests, one event at a time."""
+"""Writes the answers of all requests of one Session stream, one event at a time."""
 
 import asyncio
 from collections import deque
@@ -16,21 +16,21 @@ from completion_server.rpc.messages import convert
 
 @dataclass(slots=True)
 class _Answer:
-    """What is written under one sequence number: the events of a completion, or why there is none."""
+    """The answer under one sequence number: the events of a completion, or a refusal."""
 
     sequence: int
     completion: Completion | None = None
     refusal: End | None = None
     is_ready: bool = False
-    """Whether it is in the queue of answers that have something to write."""
+    """Whether the answer is in the queue of answers with an event to write."""
 
     def take(self) -> AnswerPart | None:
-        """Return what is to be written now."""
+        """Return the event to write now, None if there is none."""
         return self.refusal if self.completion is None else self.completion.take_nowait()
 
 
 class Outbox:
-    """Writes in the order in which answers have something to say; what comes meanwhile is merged in their mailboxes."""
+    """Writes the events of several answers in the order in which they become ready. Mailboxes merge later text."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Outbox:
         stall_timeout_s: float,
         max_answers: int,
     ) -> None:
-        """Write to a call, whose reader may take nothing for `stall_timeout_s`; hold at most so many answers."""
+        """Write to a call. A write may block for `stall_timeout_s`; at most `max_answers` are held."""
         self._context = context
         self._stall_timeout_s = stall_timeout_s
         self._answers: dict[int, _Answer] = {}
@@ -52,45 +52,45 @@ class Outbox:
 
     @property
     def num_live(self) -> int:
-        """Requests that were taken in and have not ended. The end of others may still wait for the reader."""
+        """Number of accepted requests that have not ended. The End of an ended request may still be unwritten."""
         return sum(completion.marks.ended is None for completion in self.completions())
 
     def completions(self) -> Iterator[Completion]:
-        """Return what is not answered yet."""
+        """Return the completions whose End is not written yet."""
         return (answer.completion for answer in self._answers.values() if answer.completion is not None)
 
     def find(self, sequence: int) -> Completion | None:
-        """Return the completion of a request that is not answered yet."""
+        """Return the completion with a sequence number, None if there is none or its End is written."""
         answer = self._answers.get(sequence)
         return None if answer is None else answer.completion
 
     async def reserve(self) -> None:
-        """Take a place for one answer. Waits while the reader leaves too many of them unread."""
+        """Reserve a place for one answer. Waits while too many answers are unwritten."""
         await self._places.acquire()
 
     def release(self) -> None:
-        """Give a place back for which there is no answer."""
+        """Release a reserved place that gets no answer."""
         self._places.release()
 
     def add(self, sequence: int, completion: Completion) -> None:
-        """Write the events of a completion as they come. Needs a place."""
+        """Write the events of a completion as they become ready. Needs a reserved place."""
         answer = self._answers[sequence] = _Answer(sequence, completion)
         completion.listen(partial(self._notify, answer))
 
     def refuse(self, sequence: int, end: End) -> None:
-        """Write why a request is not taken in. Needs a place."""
+        """Write the End of a request that was not accepted. Needs a reserved place."""
         self._notify(_Answer(sequence, refusal=end))
 
     def complete(self) -> None:
-        """No more requests come: `run` ends when everything is written."""
+        """Have `run` end when all answers are written: no more requests arrive."""
         self._is_complete = True
         self._wake()
 
     async def run(self) -> None:
-        """Write everything.
+        """Write all answers, until `complete` is called and they are written.
 
         Raises:
-            TimeoutError: the reader stalls.
+            TimeoutError: a write blocked for the stall timeout.
 
         """
         self._writing = asyncio.current_task()
@@ -125,7 +125,7 @@ class Outbox:
             answer.completion.note_end_written()
 
     async def _write(self, message: pb.SessionResponse) -> None:
-        # Cheaper than asyncio.timeout, at some thousand messages a second.
+        # Cheaper than asyncio.timeout, which matters at thousands of messages per second.
         guard = self._loop.call_later(self._stall_timeout_s, self._stall)
         try:
             await self._context.write(message)

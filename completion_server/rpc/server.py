@@ -1,4 +1,4 @@
-"""Builds the listeners: the public one for editors, the admin one for operators; both with health and reflection."""
+"""Builds the gRPC servers: a public one for editors and an admin one for operators, both with health and reflection."""
 
 import ipaddress
 import socket
@@ -25,7 +25,7 @@ ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 _MAX_ADMIN_MESSAGE_BYTES = 64 * 1024
 _UNREAD_BYTES = 64 * 1024
-"""How much of a call is received before somebody reads it."""
+"""Bytes of a call that gRPC receives before its handler reads them."""
 _MAX_METADATA_BYTES = 8 * 1024
 _MAX_IDLE_MS = 300_000
 """A connection without calls is closed after this long; clients open another with their next call."""
@@ -33,14 +33,14 @@ _MAX_HANDSHAKE_MS = 10_000
 
 
 class Health:
-    """The health of the whole server and of each service, as grpc.health.v1 tells it."""
+    """The health of the whole server and of each service, as grpc.health.v1 reports it."""
 
     def __init__(self) -> None:
         """Start as NOT_SERVING."""
         self.servicer = health_aio.HealthServicer()
 
     async def set(self, *, is_serving: bool) -> None:
-        """Tell those who ask and those who watch. AdminService serves as long as the process does."""
+        """Set the status for health checks and watchers. AdminService is SERVING as long as the process runs."""
         status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in ("", COMPLETION_SERVICE):
             await self.servicer.set(service, status)
@@ -48,10 +48,10 @@ class Health:
 
 
 class Listener:
-    """A server and the address that it is bound to."""
+    """A gRPC server and the address that it is bound to."""
 
     def __init__(self, server: grpc.aio.Server, address: str) -> None:
-        """Hold both; nothing is served before `start`."""
+        """Hold both. Calls are served after `start`."""
         self._server = server
         self.address = address
 
@@ -60,15 +60,15 @@ class Listener:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls, and give open ones this long to end."""
+        """Accept no more calls, and cancel open ones after `grace_s`."""
         await self._server.stop(grace_s)
 
 
 def check_addresses(settings: ServerSettings) -> None:
-    """Find out early whether the configured ports are free.
+    """Check that the configured ports are free.
 
     Raises:
-        ConfigError: one is in use, or not an address of this machine.
+        ConfigError: a port is in use, or its address does not belong to this machine.
 
     """
     for key in ("listen", "admin_listen", "metrics_listen"):
@@ -86,7 +86,7 @@ def split_address(address: str, key: str) -> tuple[str, int]:
     """Return host and port of HOST:PORT.
 
     Raises:
-        ConfigError: it is no such thing.
+        ConfigError: the address does not have that form.
 
     """
     host, _, port = address.rpartition(":")
@@ -99,7 +99,7 @@ def split_address(address: str, key: str) -> tuple[str, int]:
 def is_loopback(address: str) -> bool:
     """Return whether only this machine can reach an address.
 
-    A host name other than localhost counts as reachable, since a resolver decides what it means.
+    A host name other than localhost counts as reachable, because its resolver may return any address.
     """
     host = address.rpartition(":")[0].strip("[]")
     if _is_unix_socket(address) or host == "localhost":
@@ -134,7 +134,7 @@ def build_admin_server(settings: ServerSettings, servicer: AdminServicer, health
     """Return the operators' server, not yet started.
 
     Raises:
-        ConfigError: the address can't be used, or others could reach it without showing who they are.
+        ConfigError: the address can't be used, or it is reachable from elsewhere without a client certificate.
 
     """
     if not is_loopback(settings.admin_listen) and not settings.admin_tls.client_ca:
@@ -194,7 +194,7 @@ def _options(settings: ServerSettings, max_message_bytes: int) -> list[tuple[str
         ("grpc.server.max_pending_requests", settings.max_pending_calls),
         ("grpc.server.max_pending_requests_hard_limit", 2 * settings.max_pending_calls),
         ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server on it
-        # What a call that nobody reads can hold. gRPC's probe of the bandwidth would raise that to megabytes.
+        # Limits the bytes held for a call that no handler reads. gRPC's bandwidth probe would raise that to megabytes.
         ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
@@ -202,7 +202,7 @@ def _options(settings: ServerSettings, max_message_bytes: int) -> list[tuple[str
         ("grpc.max_allowed_incoming_connections", settings.max_connections or descriptors.max_connections()),
         ("grpc.max_connection_idle_ms", _MAX_IDLE_MS),
         ("grpc.server_handshake_timeout_ms", _MAX_HANDSHAKE_MS),
-        # A laptop that closed its lid says nothing: find out.
+        # Detects clients that vanished without closing the connection, such as a suspended laptop.
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -217,7 +217,7 @@ def _options(settings: ServerSettings, max_message_bytes: int) -> list[tuple[str
 
 
 def _completion_handlers(servicer: CompletionServicer) -> grpc.GenericRpcHandler:
-    """Register every method as a stream of raw bytes: what is received is the service's decision (see `intake`)."""
+    """Register every method as a stream of raw bytes, so that the service decides what to receive (see `intake`)."""
     methods: dict[str, tuple[Any, type[Message]]] = {
         "Complete": (servicer.complete, pb.CompleteResponse),
         "Session": (servicer.session, pb.SessionResponse),

@@ -1,4 +1,4 @@
-"""One Session stream: reads an editor's messages, opens its requests, and ends the stream when its time is over."""
+"""One Session stream: reads an editor's messages, opens its requests, and ends the stream at its time limits."""
 
 import asyncio
 import logging
@@ -30,53 +30,54 @@ from completion_server.rpc.outbox import Outbox
 logger = logging.getLogger(__name__)
 
 CLIENT_GONE = grpc.aio.BaseError
-"""What a write raises whose client has left; a cancel does not always come first."""
+"""Raised by a write whose client has left, if the cancellation of the call has not come first."""
 
 _ANSWERS_PER_REQUEST = 4
-"""Answers that may be unwritten, for each request that may be live; beyond that the stream is not read. Most are ends
-of requests that were superseded: a caller that types faster than it reads is not refused its newest request."""
+"""Unwritten answers for each request that may be live; while there are more, the stream is not read. Most of them are
+Ends of superseded requests, so a client that types faster than it reads still gets its newest request served."""
 _CALLERS_FAULT = (Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED)
 
 
 def reset(seconds: float) -> NoReturn:
-    """End the call of a reader that takes nothing, without a status: that would wait behind what is not taken.
+    """End the call of a stalled reader without a status, because a status would wait behind the unread messages.
 
     Raises:
         CancelledError: always; gRPC resets a call whose handler is cancelled.
 
     """
-    logger.info("a reader took nothing for %g s and was ended", seconds)
+    logger.info("a reader stalled for %g s; its call is reset", seconds)
     raise asyncio.CancelledError
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """How long a stream may live, in seconds."""
+    """The time limits of a stream, in seconds."""
 
     first_request_s: float
-    """From opening it to its first message."""
+    """From its start to its first message."""
     idle_s: float
     """From one message to the next."""
     max_age_s: float
     stall_timeout_s: float
-    """How long its reader may take nothing."""
+    """How long a write may block."""
 
-    def end(self, opened_at: float, heard_at: float | None, *, is_busy: bool) -> tuple[float, str]:
-        """Return when a stream ends that hears nothing more, and why.
+    def end(self, opened_at: float, received_at: float | None, *, is_busy: bool) -> tuple[float, str]:
+        """Return the time at which a stream ends if it gets no further message, and the reason.
 
-        It was opened and last heard of at these times; a busy one, with open requests, does not count as idle.
+        `received_at` is the time of its last message, None if there was none. A busy stream, which has open requests,
+        is not idle.
         """
         ends = [(opened_at + self.max_age_s, f"it is {self.max_age_s:.3g} s old (server.max_session_age_s)")]
-        if heard_at is None:
-            why = f"nothing came within {self.first_request_s:g} s (admission.first_request_s)"
-            ends.append((opened_at + self.first_request_s, why))
+        if received_at is None:
+            reason = f"no request came within {self.first_request_s:g} s (admission.first_request_s)"
+            ends.append((opened_at + self.first_request_s, reason))
         elif not is_busy:
-            ends.append((heard_at + self.idle_s, f"nothing came for {self.idle_s:g} s (admission.session_idle_s)"))
+            ends.append((received_at + self.idle_s, f"no message for {self.idle_s:g} s (admission.session_idle_s)"))
         return min(ends)
 
 
 class SessionStream:
-    """The server's side of one stream. A bad request ends that request; a bad reader ends the stream."""
+    """The server's side of one stream. An invalid request ends that request; a stalled reader ends the stream."""
 
     def __init__(
         self,
@@ -86,24 +87,24 @@ class SessionStream:
         context: "grpc.aio.ServicerContext[Any, Any]",
         identity: Identity,
     ) -> None:
-        """Belong to the call of `context`, whose caller is `identity`."""
+        """Serve the call of `context`, whose caller is `identity`."""
         self._pipeline = pipeline
         self._intake = intake
         self._times = times
         self._context = context
         self._identity = identity
         self._caller: Caller | None = None
-        """Known from the first request on, which names the session."""
+        """Known after the first request, which names the session."""
         self._last_sequence = -1
         max_answers = _ANSWERS_PER_REQUEST * intake.limits.max_requests_per_session
         self._outbox = Outbox(context, times.stall_timeout_s, max_answers)
         self._loop = asyncio.get_running_loop()
         self._opened_at = self._loop.time()
-        self._heard_at: float | None = None
+        self._received_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
         self._failure: CompletionError | None = None
-        """What the stream ends with once everything is written."""
+        """The failure with which the stream ends after its answers are written."""
 
     async def run(self) -> CompletionError | None:
         """Serve the stream to its end; return the failure that the call must end with, if any."""
@@ -111,7 +112,7 @@ class SessionStream:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._outbox.run())
                 self._reading = group.create_task(self._read_all())
-                self._reading.add_done_callback(lambda _reading: self._outbox.complete())  # also where it never began
+                self._reading.add_done_callback(lambda _reading: self._outbox.complete())  # also if it never started
                 if self._failure is not None:
                     self._reading.cancel()
                 self._watch()
@@ -130,32 +131,32 @@ class SessionStream:
         return self._failure
 
     def close(self) -> None:
-        """Read no more; when the answers are written, the stream ends with UNAVAILABLE."""
+        """Stop reading, and end the stream with UNAVAILABLE after its answers are written."""
         self._end(UnavailableError("the server is shutting down", retry_after_ms=0))
 
     def _end(self, failure: CompletionError) -> None:
-        """Read no more, and end with a failure when the answers are written."""
+        """Stop reading, and end the stream with a failure after its answers are written."""
         if self._failure is None:
             self._failure = failure
             if self._reading is not None:
                 self._reading.cancel()
 
     def _watch(self) -> None:
-        """End the stream if its time is over, else look again when it may be."""
+        """End the stream if a time limit is reached, else set a timer to check again."""
         now, is_busy = self._loop.time(), self._outbox.num_live > 0
-        ends_at, why = self._times.end(self._opened_at, self._heard_at, is_busy=is_busy)
+        ends_at, reason = self._times.end(self._opened_at, self._received_at, is_busy=is_busy)
         if ends_at <= now:
-            self._end(SessionEndedError(f"the stream ends: {why}", retry_after_ms=0))
+            self._end(SessionEndedError(f"the stream ends: {reason}", retry_after_ms=0))
             return
-        # A message or an answer meanwhile can bring the end forward, but not to before that.
+        # Messages and answers change the end meanwhile, so check again after one idle time at the latest.
         self._timer = self._loop.call_at(min(ends_at, now + self._times.idle_s), self._watch)
 
-    # What comes in
+    # Reading
 
     async def _read_all(self) -> None:
         while self._failure is None and (data := await self._context.read()) is not grpc.aio.EOF:
-            if self._heard_at is not None:
-                self._heard_at = self._loop.time()
+            if self._received_at is not None:
+                self._received_at = self._loop.time()
             await self._take(data)
 
     async def _take(self, data: bytes) -> None:
@@ -184,7 +185,7 @@ class SessionStream:
         except CompletionError as error:
             self._refuse(message.sequence, error, num_bytes)
             return
-        self._heard_at = self._loop.time()
+        self._received_at = self._loop.time()
         if completion.is_rate_limited:
             self._charge(num_bytes)
         self._outbox.add(message.sequence, completion)
@@ -211,7 +212,7 @@ class SessionStream:
         return self._caller
 
     def _report(self, message: pb.ReportFeedbackRequest, num_bytes: int) -> None:
-        """Take feedback in. It has no answer, so what is wrong with it can only be left out."""
+        """Take feedback. It has no answer on the stream, so an invalid report is counted and dropped."""
         try:
             feedback = convert.feedback_of(message)
             self._pipeline.report_feedback(self._caller_of(message), message.sequence, feedback)
@@ -220,7 +221,7 @@ class SessionStream:
             self._charge(num_bytes)
 
     def _refuse(self, sequence: int, error: CompletionError, num_bytes: int) -> None:
-        """End a request that has a place but was not taken in, and the stream of a caller that is refused too often."""
+        """End a request that was not accepted, and the stream of a caller that is refused too often."""
         self._pipeline.note_refused(error)
         if error.code in _CALLERS_FAULT:
             self._charge(num_bytes)
@@ -229,7 +230,7 @@ class SessionStream:
             outcome = Outcome(FinishReason.SHED, ShedReason.DRAINING, error.retry_after_ms)
         duplicate = self._outbox.find(sequence)
         if duplicate is not None:
-            duplicate.cancel(outcome)  # a number has one end only, so the request in flight gets it
+            duplicate.cancel(outcome)  # a sequence number has only one End, which the live request gets
             self._outbox.release()
             return
         self._outbox.refuse(sequence, End(outcome))

@@ -1,4 +1,4 @@
-"""Where the server listens, and what it takes from the wire."""
+"""Settings of the listeners, of TLS and of the sizes of requests."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,9 +8,9 @@ from completion_server.core.checks import DAY_S, Above, Between, require_bounds
 MIB = 1024 * 1024
 _MAX_MESSAGE_BYTES = 2**31 - 1
 _FIELD_BYTES = 12
-"""A tag and a number or a length, at most."""
+"""Maximum bytes of a field's tag and length, or of its tag and number."""
 _OTHER_BYTES = 4096
-"""For numbers, and for fields that this server does not know."""
+"""Allowance for numeric fields and for fields of a newer contract."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class TlsSettings:
     key: str = ""
     """Its private key."""
     client_ca: str = ""
-    """With it, clients must show a certificate that it signed."""
+    """The certificate authority of clients. If set, clients must present a certificate that it signed."""
 
     def __post_init__(self) -> None:
-        """Refuse half a key pair."""
+        """Check that the certificate and the key are given together."""
         if bool(self.certificate) != bool(self.key):
             msg = "certificate: needs key beside it, and key needs certificate"
             raise ValueError(msg)
@@ -47,36 +47,36 @@ class ServerSettings:
     tls: TlsSettings = TlsSettings()
     admin_tls: TlsSettings = TlsSettings()
     reflection: bool = True
-    """Whether tools such as grpcurl may ask for the contract."""
+    """Whether to serve gRPC reflection, so that tools such as grpcurl can read the contract."""
     grace_s: Annotated[float, Above(0, DAY_S)] = 10.0
     """How long accepted requests may take to finish after SIGTERM."""
     stall_timeout_s: Annotated[float, Above(0, 3600)] = 5.0
-    """A reader that takes nothing for this long while something waits for it is ended."""
+    """How long a write may block because the client does not read; then the call is reset."""
     delta_pause_ms: Annotated[float, Between(0, 10_000)] = 20.0
-    """At least this long between two messages with text of one answer, since each costs more than what it says; the
-    first text and the end never wait."""
+    """Minimum time between two messages with text of one answer, because each message has a cost of its own. The first
+    text and the End are never delayed."""
     max_message_bytes: Annotated[int | None, Between(1, _MAX_MESSAGE_BYTES)] = None
-    """Larger messages are refused by the transport, compressed ones by their size when decompressed. Unset: as large as
-    the limits of one request together allow."""
+    """Maximum size of a message, compressed messages by their decompressed size; the transport refuses larger ones.
+    Unset: the sum of the limits of one request."""
     receive_timeout_s: Annotated[float, Above(0, 3600)] = 10.0
-    """A call whose request has not been received whole after this long is ended."""
+    """How long the server waits for the whole request of a call; then it ends the call."""
     max_pending_calls: Annotated[int, Between(1, 1_000_000)] = 20_000
-    """Calls that may wait to be taken up; gRPC's own default of 1,000 rejects a reconnect storm at random."""
+    """Calls that may wait for their handler. gRPC's default of 1,000 rejects calls at random in a reconnect storm."""
     max_connections: Annotated[int | None, Between(1, 1_000_000)] = None
     """Connections that may be open at once; further ones are closed. Unset: as many as the system's limit of open files
     allows."""
     max_concurrent_streams: Annotated[int, Between(1, 1_000_000)] = 128
     """Calls and Session streams that may be open on one connection; gRPC clients queue further ones."""
     max_connection_age_s: Annotated[float, Between(0, 30 * DAY_S)] = 3600.0
-    """A connection takes no more calls when it is this old, give or take a tenth; clients open another. 0 is never."""
+    """Age, plus or minus 10%, at which a connection accepts no more calls; clients open another. 0 sets no limit."""
     max_connection_age_grace_s: Annotated[float, Above(0, 30 * DAY_S)] = 2100.0
-    """How long calls that are still open on such a connection may take to end before it is cut."""
+    """How long open calls on such a connection may take to end before it is closed."""
     max_session_age_s: Annotated[float, Above(0, 30 * DAY_S)] = 1800.0
-    """A Session stream this old is ended when its open requests are answered; editors open another. Must be less than
-    max_connection_age_grace_s, so that no stream is cut."""
+    """Age at which the server ends a Session stream after answering its open requests; editors open another. Must be
+    less than max_connection_age_grace_s, so that closing a connection cuts no stream."""
 
     def __post_init__(self) -> None:
-        """Refuse values that can't work."""
+        """Check the bounds, and that streams end before their connections."""
         require_bounds(self)
         if not self.max_session_age_s < self.max_connection_age_grace_s:
             limit = f"must be less than max_connection_age_grace_s ({self.max_connection_age_grace_s:g})"
@@ -86,7 +86,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
-    """The `[limits]` section: what one request may ask. Sizes are bytes of UTF-8."""
+    """The `[limits]` section: limits of one request. Sizes are bytes of UTF-8."""
 
     max_prefix_bytes: Annotated[int, Between(1, 256 * MIB)] = 512 * 1024
     """Text left of the cursor."""
@@ -105,26 +105,26 @@ class LimitSettings:
     max_stop_bytes: Annotated[int, Between(1, 65_536)] = 64
     """One stop string."""
     max_tokens: Annotated[int, Between(1, 10_000_000)] = 128
-    """The most that a request may ask to generate."""
+    """Largest value of a request's max_tokens."""
     default_tokens_single_line: Annotated[int, Between(1, 10_000_000)] = 48
-    """What a single-line request gets that names no max_tokens."""
+    """Default max_tokens of a single-line request."""
     default_tokens_multi_line: Annotated[int, Between(1, 10_000_000)] = 128
-    """The same for a multi-line request."""
+    """Default max_tokens of a multi-line request."""
     max_deadline_s: Annotated[float, Above(0, DAY_S)] = 30.0
-    """Longer deadlines, and none, are taken as this."""
+    """Longest deadline of a request; replaces longer deadlines, and is the default."""
     max_requests_per_session: Annotated[int, Between(1, 10_000)] = 8
-    """Requests of one Session stream that may be live at once; a further one is refused."""
+    """Requests of one Session stream that may be live at once; further ones are refused."""
 
     @property
     def max_message_bytes(self) -> int:
-        """The size of a message with every field at its limit, with room for the fields of a newer contract."""
+        """The size of a message with every field at its limit, and an allowance for the fields of a newer contract."""
         snippet = self.max_snippet_bytes + self.max_uri_bytes + _FIELD_BYTES * 4
         texts = self.max_prefix_bytes + self.max_suffix_bytes + self.max_uri_bytes + self.max_session_id_bytes * 2
         stops = self.max_stop * (self.max_stop_bytes + _FIELD_BYTES)
         return min(_MAX_MESSAGE_BYTES, texts + self.max_snippets * snippet + stops + _OTHER_BYTES)
 
     def __post_init__(self) -> None:
-        """Refuse values that can't work."""
+        """Check the bounds, and that the defaults are within `max_tokens`."""
         require_bounds(self)
         for name in ("default_tokens_single_line", "default_tokens_multi_line"):
             if getattr(self, name) > self.max_tokens:

@@ -1,4 +1,4 @@
-"""Translates the speculation calls of operators between the wire and the speculation room."""
+"""Translates the speculation calls of operators between the wire and `speculation`."""
 
 from completion.v1 import admin_pb2 as pb
 from completion_server.core.errors import InvalidRequestError, NotPossibleError

@@ -1,7 +1,7 @@
-"""Serves health and reflection as their libraries do, but with bounded messages and a time limit for receiving each.
+"""Serves health and reflection as their libraries do, but with limits on the size and the receive time of a message.
 
-The libraries' handlers run when a request is whole, so a request that never ends would be held for as long as the
-connection lives.
+The libraries' handlers run after a request was received whole, so a request that never ends would be held as long as
+its connection lives.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from completion_server.core.errors import InvalidRequestError
 from completion_server.rpc.status import DeadlineError, abort
 
 _MAX_BYTES = 4096
-"""Of a request; it names a service, a file or a symbol."""
+"""Limit of a request, which names a service, a file or a symbol."""
 
 
 def add_standard_services(
@@ -37,14 +37,14 @@ def add_standard_services(
 
 
 class _Registrar:
-    """Takes the place of a server while a library registers its methods, and registers each as a bounded stream."""
+    """Replaces a server while a library registers its methods, and registers each as a stream with limits."""
 
     def __init__(self, server: grpc.aio.Server, receive_timeout_s: float) -> None:
         self._server = server
         self._receive_timeout_s = receive_timeout_s
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
-        """Ignore them: the libraries register the same methods by name too."""
+        """Do nothing: the libraries register the same methods by name, too."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Register the methods of a service."""

@@ -1,4 +1,4 @@
-"""Failures as gRPC statuses, with the standard details: BadRequest for fields, RetryInfo for when to ask again."""
+"""Ends calls with gRPC statuses and the standard details: BadRequest for fields, RetryInfo for the time to retry."""
 
 import asyncio
 from typing import NoReturn
@@ -16,13 +16,13 @@ _DOMAIN = "completion.v1"
 
 
 class DeadlineError(CompletionError):
-    """The request's deadline passed in flight."""
+    """The deadline passed before the request was received or answered."""
 
     code = Code.DEADLINE_EXCEEDED
 
 
 async def abort(context: "grpc.aio.ServicerContext[object, object]", error: CompletionError) -> NoReturn:
-    """End a call with the status that an error means. Never returns."""
+    """End a call with the status of an error. Never returns."""
     status = Status(code=int(error.code), message=error.message)
     if error.violations:
         violations = [BadRequest.FieldViolation(field=v.field, description=v.description) for v in error.violations]
@@ -41,10 +41,9 @@ async def abort(context: "grpc.aio.ServicerContext[object, object]", error: Comp
 async def abort_within(
     context: "grpc.aio.ServicerContext[object, object]", error: CompletionError, timeout_s: float
 ) -> NoReturn:
-    """End a call with a status, or without one if its reader does not even take that. Never returns.
+    """End a call with a status, or reset it if the reader does not take the status in time. Never returns.
 
-    A status waits behind what the reader has not taken yet, for ever if need be, and everything that the call holds
-    waits with it.
+    A status waits behind unread messages, perhaps for ever, and keeps everything that the call holds in memory.
     """
     try:
         async with asyncio.timeout(timeout_s):

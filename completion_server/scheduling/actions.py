@@ -1,4 +1,4 @@
-"""Actions: what the book decides and the runner carries out."""
+"""Actions: the book decides them and the runner carries them out."""
 
 from dataclasses import dataclass
 

@@ -43,7 +43,7 @@ _ABANDONED = (FinishReason.SUPERSEDED, FinishReason.CANCELLED)
 
 
 class IllegalTransitionError(Exception):
-    """An event came for a request that can't have it: a bug in the caller."""
+    """An event is not allowed in the state of its request: a bug in the caller."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Book:
     order: Order = earliest_deadline
     shedding: Shedding = Shedding.LATE
     max_retry_after_ms: int = 1000
-    """The longest time after which a shed caller is told to ask again."""
+    """The longest time after which a shed caller may be asked to retry."""
     latency: LatencyEstimates = field(default_factory=LatencyEstimates)
     num_occupied: int = field(default=0, init=False)
     """Slots taken, by requests that run and by work that is being aborted."""
@@ -64,7 +64,7 @@ class Book:
     _queues: TriggerQueues = field(init=False)
     _shedder: Shedder = field(init=False)
     _past_budget: dict[str, None] = field(default_factory=dict, init=False)
-    """Requests that kept a slot beyond their time, without a token, because no other waited. In that order."""
+    """Requests past their budget that keep a slot without a token, because no other request waits; the oldest first."""
     _ticks: Ticks = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Book:
 
     @property
     def next_tick(self) -> float | None:
-        """When `tick` must be called at the latest."""
+        """The latest time at which `tick` must be called."""
         return self._ticks.next
 
     def candidates(self, entry: QueueEntry) -> list[str]:
@@ -231,7 +231,7 @@ class Book:
         return self._shedder.outcome(entry, reason, self.num_slots)
 
     def _watch(self, record: Record, now: float | None = None) -> None:
-        """Have `tick` look at a request when it may have to end."""
+        """Have `tick` check a request when it may have to end."""
         self._ticks.add(self._shedder.next_look(record, now), record.entry.id, len(self._records))
 
     def _end(self, record: Record, outcome: Outcome, now: float) -> list[Action]:
@@ -249,7 +249,7 @@ class Book:
         return [Finish(entry.id, outcome)]
 
     def _enqueue(self, record: Record, now: float) -> list[Action]:
-        """Let a request wait; watch it only after the slots were given out, which may teach how long things take."""
+        """Let a request wait. It is watched after free slots were granted, which may update the latency estimates."""
         self._queues.add(record.entry)
         actions = self._fill(now)
         if record.state is State.QUEUED:
@@ -257,7 +257,7 @@ class Book:
         return actions
 
     def _fill(self, now: float) -> list[Action]:
-        """Give free slots to waiting requests that still have the time."""
+        """Give free slots to waiting requests that can still have their first token in time."""
         actions: list[Action] = []
         while self.num_occupied < self.num_slots and (entry := self._queues.first()) is not None:
             record = self._records[entry.id]

@@ -73,10 +73,10 @@ class Generation:
 
 
 class Subscription:
-    """One request's reading of a generation, from an offset on: the length of what its user has typed since."""
+    """Reads a generation for one request from an offset on, which is the length of the text typed since."""
 
     def __init__(self, generation: Generation, marks: Marks, typed: str | None = None) -> None:
-        """Read a generation of the request's own, or behind `typed` that of an older request."""
+        """Read a generation of the request's own, or that of an older request after the text `typed`."""
         self.generation = generation
         self._marks = marks
         self._is_reattached = typed is not None
@@ -101,9 +101,9 @@ class Subscription:
         return new
 
     def has_diverged(self, finish: FinishReason | None) -> bool:
-        """Return whether the generation is of no use to the request; `finish` says how it ended, None if it has not.
+        """Return whether the generation is of no use to the request; `finish` is its end, None if it has not ended.
 
-        It says something else than what was typed, or it ended before it said anything that was not typed.
+        Either its text differs from the typed text, or it ended before it had text after the typed text.
         """
         if self._filter.has_diverged:
             return True
@@ -153,7 +153,7 @@ class Subscriber(Protocol):
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
-    """A request that the runner holds: until its end is told, and the generation of its slot has stopped."""
+    """A request that the runner holds until its end is reported and the generation of its slot has stopped."""
 
     subscriber: Subscriber
     work: "Work | None" = None
@@ -182,7 +182,7 @@ class Work:
     task: asyncio.Task[Outcome | None] | None = None
     """None once it is done."""
     is_over: bool = False
-    """Whether the generation has said its last word, or failed; the engine may still be letting go of it."""
+    """Whether the generation has ended or failed; the engine may still be releasing it."""
     aborted_at: float | None = None
 
     @classmethod
@@ -228,5 +228,5 @@ class Work:
 
 
 def first_serving(requests: Iterable[HeldRequest], entry: QueueEntry) -> str | None:
-    """Return the first request whose generation serves a newer one."""
-    return next((each.id for each in requests if each.work is not None and each.work.serves(entry)), None)
+    """Return the first request whose generation, or the one that it waits for, serves a newer request."""
+    return next((each.id for each in requests if (each.work or Work.begin(each)).serves(entry)), None)

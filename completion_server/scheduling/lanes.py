@@ -1,4 +1,4 @@
-"""Lanes: which request of a user is live, and which one is the newest. Pure."""
+"""Lanes: the live request of each user or session, and the newest sequence numbers. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -8,7 +8,7 @@ from completion_server.scheduling.queue import QueueEntry
 from completion_server.scheduling.records import Record, State
 
 _REMEMBERED_S = 5.0
-"""More than what a network may hold a message back for, and less than what an editor takes to start anew."""
+"""Longer than a network may delay a message, and shorter than the restart of an editor."""
 
 
 class Lanes:
@@ -32,7 +32,7 @@ class Lanes:
         self._holders[record.lane] = record
 
     def leave(self, record: Record) -> None:
-        """A request is not live any more."""
+        """Remove a request that is not live any more."""
         del self._holders[record.lane]
 
     def on(self, lane: str) -> list[Record]:
@@ -42,7 +42,8 @@ class Lanes:
     def candidates(self, entry: QueueEntry) -> list[Record]:
         """Return the live requests to whose generation a newcomer may reattach, running ones first.
 
-        A waiting one has no generation. A prefetch never takes a generation from a typed request.
+        A waiting one has no generation; if it serves the newcomer, the newcomer supersedes it. A prefetch never takes a
+        generation from a typed request.
         """
         found = self.on(entry.lane)
         if entry.trigger is Trigger.PREFETCH:
@@ -64,7 +65,7 @@ class Lanes:
 class Sequences:
     """The newest sequence of each session that had a request in the last seconds.
 
-    So a request that was overtaken on its way is known to be stale although the newer one has ended.
+    With it, a request that arrives after a newer one is known to be stale, even if the newer one has ended.
     """
 
     def __init__(self) -> None:
@@ -76,18 +77,18 @@ class Sequences:
         return len(self._newest)
 
     def note(self, session: Hashable, sequence: int, now: float) -> None:
-        """A request of a session came."""
+        """Note the sequence number of a request of a session."""
         self._forget(now)
         known = self._newest.pop(session, (sequence, now))[0]
         self._newest[session] = max(known, sequence), now
 
     def is_overtaken(self, session: Hashable, sequence: int, now: float) -> bool:
-        """Tell whether a newer request of the session came before, not long ago."""
+        """Return whether a newer request of the session came in the last seconds."""
         self._forget(now)
         return self._newest.get(session, (sequence, now))[0] > sequence
 
     def _forget(self, now: float) -> None:
-        """Forget what is old; as the newest are last, that is little work for each request."""
+        """Forget old entries. They are sorted by time, so this costs little for each request."""
         while self._newest:
             session, (_sequence, noted_at) = next(iter(self._newest.items()))
             if now - noted_at < _REMEMBERED_S:

@@ -1,4 +1,4 @@
-"""Latency estimates from recent requests: first tokens, held slots, and how fast the queue shrinks. Pure."""
+"""Estimates the engine's latency and the rate at which waiting requests end, from recent samples. Pure."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ _WEIGHT = 0.05
 """Of a new sample: the last 20 or so count."""
 _MIN_HAZARD = 1e-3
 _SIZE_NOISE = 64.0
-"""Tokens: where prompts differ by less than this, differences in time are taken for noise and not for a slope."""
+"""Tokens. If prompt sizes differ by less, differences in time count as noise and not as a slope."""
 
 
 @dataclass(slots=True)
@@ -28,9 +28,9 @@ class Estimate:
 
 @dataclass(slots=True)
 class SizedEstimate:
-    """A moving estimate of what takes longer the larger it is: a line fitted by least squares, and its mean deviation.
+    """A moving estimate of a time that grows with a size: a line fitted by least squares, and its mean deviation.
 
-    Sizes are of any unit; 0 for all makes it a moving mean. Recent samples count more, as in `Estimate`.
+    Sizes have any unit; if all are 0, the estimate is a moving mean. Recent samples count more, as in `Estimate`.
     """
 
     mean: float = 0.0
@@ -38,7 +38,7 @@ class SizedEstimate:
     deviation: float = 0.0
     """From the line."""
     median_size: float = 0.0
-    """About the median of the sizes: some large ones do not move it."""
+    """Approximate median of the sizes, which a few large ones do not change."""
     _mean_size: float = 0.0
     _variance: float = 0.0
     _covariance: float = 0.0
@@ -58,7 +58,7 @@ class SizedEstimate:
         self._covariance = (1 - weight) * (self._covariance + weight * from_mean_size * from_mean)
 
     def at(self, size: float) -> float:
-        """Return what to expect of a size; never less for a larger one, never below 0."""
+        """Return the expected value for a size; never smaller for a larger size, never below 0."""
         slope = max(0.0, self._covariance) / (self._variance + _SIZE_NOISE**2)
         return max(0.0, self.mean + slope * (size - self._mean_size))
 
@@ -70,17 +70,17 @@ class LatencyEstimates:
     first_token: SizedEstimate = field(default_factory=SizedEstimate)
     """From the start of work to its first token, by the prompt tokens that the prefix cache does not have."""
     held: Estimate = field(default_factory=Estimate)
-    """How long a slot is taken, by work that ends and by work that is stopped."""
+    """How long a slot is taken, by work that ends and by work that is aborted."""
     _abandoned_share: float = 0.0
     _waited_s: float = 0.0
 
     def left_queue(self, waited_s: float, *, abandoned: bool) -> None:
-        """A request has stopped waiting: it got a slot, or it was abandoned by its user."""
+        """Add a request that has left the queue: it got a slot, or it was abandoned (superseded or cancelled)."""
         self._abandoned_share += (abandoned - self._abandoned_share) * _WEIGHT
         self._waited_s += (waited_s - self._waited_s) * _WEIGHT
 
     def gave_up(self, waited_s: float, num_new_tokens: float) -> None:
-        """A request was aborted before its first token. If all are, nothing else shows how long a first token takes."""
+        """Add a request that was aborted before its first token. If all are, there is no other sample of that time."""
         if waited_s > self.first_token.at(num_new_tokens):
             self.first_token.add(waited_s, num_new_tokens)
 
@@ -90,9 +90,9 @@ class LatencyEstimates:
         return self.first_token_after(self.first_token.median_size)
 
     def first_token_after(self, num_new_tokens: float) -> float:
-        """Return the seconds to allow from the start of work to its first token, for a prompt with so many new tokens.
+        """Return the seconds to allow from the start of work to its first token, for a prompt with `num_new_tokens`.
 
-        One user's long prompts must not make everybody else's requests look unreachable.
+        The size matters, because one user's long prompts must not make other requests look unreachable.
         """
         return self.first_token.at(num_new_tokens) + self.first_token.deviation
 
@@ -102,10 +102,10 @@ class LatencyEstimates:
         return self._abandoned_share / self._waited_s if self._waited_s else 0.0
 
     def wait_s(self, num_ahead: int, num_slots: int) -> float:
-        """Predict how long a request waits with so many ahead of it, 0 before anything is known.
+        """Predict how long a request waits behind `num_ahead` others; 0 before the first sample.
 
-        The queue shrinks at the rate that slots come free, and because waiting requests are abandoned when their users
-        type on, each with the same chance in any second (h): dn/dt = -(rate + h n), from n to 0.
+        The queue shrinks as slots become free, at `rate`, and as waiting requests are abandoned, each with the same
+        probability per second (h), because most users type on: dn/dt = -(rate + h n), from n to 0.
         """
         rate = num_slots / self.held.mean if self.held.mean else math.inf
         hazard = self.abandon_rate

@@ -1,9 +1,9 @@
-"""How many requests may be in the engine: as many as it bears without getting late or slow. Pure.
+"""Adapts the number of requests in the engine to the engine's latency. Pure.
 
-A batch makes every step longer, and with it each request's tokens: one that is too big serves everybody late. Two
-signs show it: first tokens that take too much of the time that they may take, and steps that take much longer than in
-an engine with little to do. The limit follows them by a gradient, as in Netflix's concurrency-limits. It grows only
-while all of it is in use, since otherwise neither says anything about a larger batch.
+A larger batch makes every step longer, so a batch that is too large delays all requests. Two signals show that: first
+tokens take too much of their budget, and steps take much longer than in a lightly loaded engine. The limit follows them
+by a gradient, as in Netflix's concurrency-limits. It grows only while it is in full use, because otherwise neither
+signal tells anything about a larger batch.
 """
 
 import math
@@ -13,8 +13,8 @@ _WINDOW = 32
 """Observations for one adjustment."""
 _MIN_GRADIENT = 0.7
 _FLOOR_RISE = 1.002
-"""The floor forgets: at each adjustment with little to do it rises by so much towards what is now measured, should the
-engine have become slower for good."""
+"""Factor by which the floor rises at each adjustment under light load, so that it follows an engine that has become
+slower for good."""
 _IN_USE = 0.9
 
 
@@ -27,16 +27,16 @@ class Limiter:
     first_token_s: float
     """How long a first token may take from the start of the work."""
     tolerance: float
-    """How many times the shortest a step may take; 0 keeps the limit at `most`."""
+    """Allowed step time, in multiples of `floor_s`; 0 keeps the limit at `most`."""
     floor_s: float = math.inf
-    """Time of a step in an engine with little to do."""
+    """Step time of a lightly loaded engine."""
     _limit: float = 0.0
     _sum_s: float = 0.0
     _num_steps: int = 0
     _num: int = 0
 
     def __post_init__(self) -> None:
-        """Begin in the middle, as a geometric mean: either end may be far off."""
+        """Begin at the geometric mean of `least` and `most`, as either may be far from the right limit."""
         self._limit = float(self.most) if not self.tolerance else max(self.least, math.sqrt(self.least * self.most))
 
     @property
@@ -45,11 +45,11 @@ class Limiter:
         return max(self.least, min(self.most, int(self._limit)))
 
     def observe(self, first_token_s: float, num_in_engine: int, step_s: float | None = None) -> int:
-        """Take in what first tokens lately take, and how long a step took a request, if one did; return the limit."""
+        """Add the recent time to a first token and, if given, the time of a step; return the limit."""
         if not self.tolerance:
             return self.limit
         self._num += 1
-        if step_s:  # one that takes no time, as simulated ones may, says nothing
+        if step_s:  # a simulated step may take no time, which is no measurement
             self._sum_s += step_s
             self._num_steps += 1
         if self._num >= _WINDOW:
@@ -70,6 +70,6 @@ class Limiter:
         if not self._num_steps:
             return 1.0
         step_s = self._sum_s / self._num_steps
-        has_little_to_do = num_in_engine <= self.least
-        self.floor_s = min(step_s, self.floor_s * (_FLOOR_RISE if has_little_to_do else 1.0))
+        is_lightly_loaded = num_in_engine <= self.least
+        self.floor_s = min(step_s, self.floor_s * (_FLOOR_RISE if is_lightly_loaded else 1.0))
         return self.tolerance * self.floor_s / step_s

@@ -1,4 +1,4 @@
-"""What scheduling needs to know of a request, and the queues: one for each trigger, sorted by an order. Pure.
+"""Queue entries and the queues: one for each trigger, sorted by an order. Pure.
 
 EXPLICIT goes before AUTOMATIC before PREFETCH whatever the order. docs/scheduling.md compares the orders.
 """
@@ -26,15 +26,15 @@ class QueueEntry:
     sequence: int
     trigger: Trigger
     deadline: Deadline = NEVER
-    """When the request ends, whatever it has got."""
+    """The time at which the request ends in any case."""
     arrived_at: float = 0.0
     """Clock seconds."""
     ttft_deadline: float = float("inf")
-    """Clock seconds by which the first token must be there, or the answer is worth nothing."""
+    """Clock seconds by which the first token must come; later the answer has no value."""
     num_new_tokens: int = 0
     """Prompt tokens that the engine will have to compute, by the estimate made on arrival."""
     continuation: Continuation | None = None
-    """What the request wants to have continued; None if it can't reattach and nothing can reattach to it."""
+    """The text that the request continues; None if it can't reattach and no request can reattach to it."""
     stamp: int = 0
     """The request's place in an order that all replicas share; 0 with a single replica."""
 
@@ -44,17 +44,17 @@ Order = Callable[[QueueEntry], float]
 
 
 def first_come(entry: QueueEntry) -> float:
-    """Serve whoever came first."""
+    """Serve the oldest request first."""
     return entry.arrived_at
 
 
 def newest_first(entry: QueueEntry) -> float:
-    """Serve whoever typed last. Most of these are about to type on."""
+    """Serve the newest request first. Most of the newest are about to be superseded."""
     return -entry.arrived_at
 
 
 def earliest_deadline(entry: QueueEntry) -> float:
-    """Serve whoever's answer must come first. Who has waited that long without typing on is really waiting."""
+    """Serve the request with the earliest deadline first. A user who has waited long has paused to read the answer."""
     return entry.ttft_deadline
 
 
@@ -63,10 +63,10 @@ ORDERS: Mapping[str, Order] = {
     "first_come": first_come,
     "newest_first": newest_first,
 }
-"""By the name that the configuration has for them."""
+"""The orders by their names in the configuration."""
 
 Key = tuple[float, int]
-"""What the order is by, and the number that decides between equals."""
+"""The value of the order, and a number that breaks ties."""
 
 _MAX_STALE = 64
 
@@ -77,7 +77,7 @@ class Queue:
     def __init__(self) -> None:
         """Begin empty."""
         self._keys: dict[str, Key] = {}
-        # What is removed stays in both heaps until it comes up, or there is more of it than of the others.
+        # Removed ids stay in both heaps until they come to the top, or until they outnumber the waiting ones.
         self._first: list[tuple[Key, str]] = []
         self._last: list[tuple[Key, str]] = []
 
@@ -160,7 +160,7 @@ class TriggerQueues:
         return None
 
     def num_ahead(self, entry: QueueEntry) -> int:
-        """Return how many requests a newcomer waits for: better classes, and all of its own unless newest go first."""
+        """Return how many requests are served before a newcomer: higher classes, and its own unless newest go first."""
         num_ahead = sum(len(queue) for queue in self._queues[: entry.trigger])
         own = self._queues[entry.trigger]
         head = own.first()

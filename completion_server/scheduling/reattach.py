@@ -1,6 +1,6 @@
-"""Decides whether a running generation serves a newer request, whose user has typed what it generates. Pure.
+"""Decides whether a newer request can reattach to a running generation, because its user typed its text. Pure.
 
-The request then reattaches: the generation goes on, and the newer request reads it from behind what was typed.
+After a reattach the generation goes on, and the newer request reads it from the end of the typed text on.
 """
 
 from collections.abc import Hashable
@@ -10,17 +10,17 @@ from typing import Protocol
 from completion_server.core.request import Mode, Request
 
 CHARACTERS_PER_TOKEN = 4
-"""Of code, roughly: used until a generation has shown its own ratio."""
+"""Rough ratio for code, used until a generation has text of its own."""
 
 _MIN_SHARE_LEFT = 0.5
-"""Of the newer request's max_tokens. With fewer left, the answer would end too soon."""
+"""Share of the newer request's max_tokens that must be left. With fewer tokens the answer would end too soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What a request wants to have continued.
+    """The text that a request continues, and everything else that its completion depends on.
 
-    The prefix is compared as text: it is at hand, and a comparison costs less than a hash.
+    The prefix is compared as text: the text is available, and comparing it costs less than hashing it.
     """
 
     prefix: str
@@ -33,7 +33,7 @@ class Continuation:
 
     @classmethod
     def of(cls, request: Request) -> "Continuation":
-        """Return what `request` wants to have continued."""
+        """Return the continuation that `request` asks for."""
         return cls(
             prefix=request.prefix,
             context=(
@@ -73,9 +73,10 @@ def typed_since(older: Continuation, newer: Continuation) -> str | None:
 
 
 def typed_through(older: Continuation, progress: Progress, newer: Continuation) -> str | None:
-    """Return the typed text behind which `newer` can read the generation that continues `older`; None if it can't.
+    """Return the typed text after which `newer` can read the generation that continues `older`; None if it can't.
 
-    The generation serves the newer request if it says, or may yet say, what was typed, and leaves enough behind it.
+    The generation serves the newer request if its text so far agrees with the typed text, and enough of its tokens are
+    left after that text.
     """
     typed = typed_since(older, newer)
     if typed is None or not (progress.text.startswith(typed) or typed.startswith(progress.text)):
@@ -86,21 +87,21 @@ def typed_through(older: Continuation, progress: Progress, newer: Continuation) 
 
 
 class TypedPrefixFilter:
-    """Removes from generated text what the user has typed already."""
+    """Removes the text that the user has typed already from generated text."""
 
     def __init__(self, typed: str) -> None:
-        """Expect the generation to say `typed` first."""
+        """Expect the generated text to begin with `typed`."""
         self._typed = typed
         self.has_diverged = False
-        """Whether the generation said something else."""
+        """Whether the generated text differs from the typed text."""
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the user has typed something that the generation has yet to say."""
+        """Whether the user has typed text that is not generated yet."""
         return bool(self._typed)
 
     def feed(self, text: str) -> str:
-        """Take newly generated text and return the part of it behind the typed text."""
+        """Take newly generated text and return the part of it after the typed text."""
         typed = self._typed
         if self.has_diverged:
             return ""

@@ -1,4 +1,4 @@
-"""What the book keeps for each request, and the times at which it must look at one again. Pure."""
+"""The book's record of each request, and the times at which it must check one again. Pure."""
 
 import heapq
 import itertools
@@ -45,10 +45,10 @@ class Record:
 
 
 class Ticks:
-    """The times at which to look at requests again."""
+    """The times at which to check requests again."""
 
     def __init__(self, is_live: Callable[[str], bool]) -> None:
-        """Begin with none. Requests that are not live any more need no look."""
+        """Begin with none. Requests that are not live any more need no check."""
         self._is_live = is_live
         self._heap: list[tuple[float, int, str]] = []
         self._numbers = itertools.count()
@@ -65,7 +65,7 @@ class Ticks:
         return self._heap[0][0] if self._heap else None
 
     def add(self, at: float, request_id: str, num_live: int) -> None:
-        """Look at a request at a time; infinity is never. `num_live` bounds how many stale ones are kept."""
+        """Check a request at a time; infinity is never. `num_live` bounds how many stale times are kept."""
         if at == float("inf"):
             return
         heapq.heappush(self._heap, (at, next(self._numbers), request_id))

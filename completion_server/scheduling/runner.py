@@ -7,7 +7,7 @@ queue that is drained in order: a method that is called while an action is carri
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from completion_server.core.clock import Alarm, Clock
@@ -45,7 +45,7 @@ class Runner:
         self._emit = emit
         self._requests: dict[str, HeldRequest] = {}
         self._actions: deque[Action] = deque()
-        self._is_draining = False
+        self._is_carrying_out = False
         self._group: asyncio.TaskGroup | None = None
         self._alarm = Alarm(clock, self._tick)
         self._idle = asyncio.Event()
@@ -61,24 +61,24 @@ class Runner:
         """Requests that are live or whose generation is still stopping."""
         return len(self._requests)
 
-    def submit_nowait(self, subscriber: Subscriber, *, reattaches: bool = True) -> None:
+    def submit_nowait(self, subscriber: Subscriber) -> None:
         """Take a request in. Its `end` may be called before this returns.
 
-        With `reattaches` a running generation goes on for this request if it says what the user has typed since.
+        The request reattaches to a running generation if its text agrees with the text typed since.
         """
         if self._group is None:
             msg = "the runner does not run"
             raise RuntimeError(msg)
         entry = subscriber.entry
-        candidates = self._book.candidates(entry) if reattaches else ()
-        reattach_to = first_serving((self._requests[each] for each in candidates), entry)
+        candidates = (self._requests[request_id] for request_id in self._book.candidates(entry))
+        reattach_to = first_serving(candidates, entry)
         self._hold(subscriber)
         self._carry_out(self._book.submit(entry, self._clock.now(), reattach_to=reattach_to))
 
     def answer_nowait(self, subscriber: Subscriber, outcome: Outcome) -> None:
-        """End a request without a generation: it was answered from elsewhere, or there is no capacity for it.
+        """End a request without a generation: its answer is known, or there is no capacity for it.
 
-        An older request of its lane is superseded all the same.
+        It still supersedes an older request of its lane.
         """
         self._hold(subscriber)
         self._carry_out(self._book.answer(subscriber.entry, outcome, self._clock.now()))
@@ -101,7 +101,7 @@ class Runner:
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Hold the tasks and keep time, until cancelled."""
+        """Own the tasks and the timer, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -114,17 +114,21 @@ class Runner:
     # Actions
 
     def _carry_out(self, actions: list[Action]) -> None:
-        """Carry actions out in order, whatever one request's subscriber raises, and those that they bring about."""
+        """Carry out actions in order, and the actions that they cause, even if one raises an exception."""
         self._actions += actions
-        if self._is_draining:
+        if self._is_carrying_out:
             return
-        self._is_draining = True
+        self._is_carrying_out = True
         try:
             while self._actions:
-                self._apply(self._actions.popleft())
+                action = self._actions.popleft()
+                try:
+                    self._apply(action)
+                except Exception:  # a bug; other requests wait for the other actions
+                    logger.exception("%s could not be carried out", action)
         finally:
-            self._is_draining = False
-        self._alarm.set_nowait(self._book.next_tick)
+            self._is_carrying_out = False
+            self._alarm.set_nowait(self._book.next_tick)
 
     def _apply(self, action: Action) -> None:
         match action:
@@ -140,9 +144,8 @@ class Runner:
     def _start(self, request: HeldRequest) -> None:
         """Begin a generation for a request. If it can't begin, end the request and go on with the next one."""
         assert self._group is not None
-        request.subscriber.marks.started = self._clock.now()
         work = Work.begin(request)
-        running = self._generate(work, request.subscriber.generate())
+        running = self._generate(work, request.subscriber.generate)
         try:
             task = self._group.create_task(running, name=f"completion-{request.id}")
         except RuntimeError:  # the task group is shutting down
@@ -160,8 +163,8 @@ class Runner:
         assert work is not None
         work.move_to(request)
         marks.started = marks.prompted = now
-        self._emit(GenerationReattached(work.generation.num_tokens))
         try:
+            self._emit(GenerationReattached(work.generation.num_tokens))
             if work.generation.num_tokens:
                 self._pass_on(work, work.generation.text, now)
         except Exception:
@@ -176,19 +179,24 @@ class Runner:
             work.task.cancel()
 
     def _finish(self, request: HeldRequest, outcome: Outcome) -> None:
-        """Tell the caller. If that fails, the other actions, on which other requests wait, are still carried out."""
+        """Report the end to the caller. If that fails, the other actions, which other requests need, still happen."""
         request.has_ended = True
         try:
             request.subscriber.end(outcome, request.usage())
         except Exception:
-            logger.exception("the caller of request %s could not be told its end", request.id)
+            logger.exception("the end of request %s could not be reported to its caller", request.id)
         self._release(request)
 
     # Generations
 
-    async def _generate(self, work: Work, source: AsyncGenerator[Progress]) -> Outcome | None:
-        """Run a generation to an outcome, None if it diverged. Only cancelling escapes: failures stay the request's."""
+    async def _generate(self, work: Work, start: Callable[[], AsyncGenerator[Progress]]) -> Outcome | None:
+        """Run a generation to an outcome, None if it diverged. Failures are outcomes; only cancel escapes."""
+        marks = work.request.subscriber.marks
+        if marks.started is None:  # else the request has reattached meanwhile
+            marks.started = self._clock.now()
         try:
+            source = start()
+            del start, marks  # they hold the request that began, which may end long before the generation
             async with aclosing(source) as steps:
                 async for progress in steps:
                     if isinstance(progress, PromptReady):
@@ -198,7 +206,7 @@ class Runner:
                     if outcome is not None or work.subscription is None:
                         work.is_over = True
                         return outcome
-            msg = "the engine ended a generation without saying why"
+            msg = "the engine ended a generation without a finish reason"
             raise CompletionError(msg)
         except CompletionError as error:
             return Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
@@ -248,7 +256,7 @@ class Runner:
         self._release(request)
 
     def _follow_engine(self, step_s: float | None = None) -> None:
-        """Set the number of slots that the engine bears, by its latest steps and first tokens."""
+        """Adapt the number of slots to the engine's latest steps and first tokens."""
         if self._limiter is not None:
             first_token_s = self._book.latency.first_token_s
             num_slots = self._limiter.observe(first_token_s, self._book.num_occupied, step_s)
@@ -266,7 +274,7 @@ class Runner:
         self._idle.clear()
 
     def _release(self, request: HeldRequest) -> None:
-        """Hold a request no longer, once it has ended and its work is done."""
+        """Forget a request that has ended and whose work is done."""
         if request.has_ended and (request.work is None or request.work.task is None):
             request.work = None
             if self._requests.get(request.id) is request:

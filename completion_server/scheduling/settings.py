@@ -1,4 +1,4 @@
-"""How requests share the engine."""
+"""Settings of scheduling and shedding."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -14,26 +14,26 @@ class SchedulingSettings:
     """The `[scheduling]` section."""
 
     max_slots: Annotated[int, Between(1, 100_000)] = 32
-    """Requests that may be in the engine, at most; the others wait here, where dropping them is free."""
+    """Largest number of requests in the engine. Others wait in the server's queue, where dropping them is free."""
     min_slots: Annotated[int, Between(1, 100_000)] = 2
-    """The number of slots follows what the engine bears, down to this: a first token is to take three
-    quarters of shed.budget_ms."""
+    """Smallest number of slots. The server adapts their number to the engine's load, so that a first token takes at
+    most three quarters of shed.budget_ms."""
     step_tolerance: Annotated[float, Between(0, 1000)] = 8.0
-    """How many times longer than in an engine with little to do a step may take, before there are fewer slots; 0 always
-    gives out max_slots."""
+    """Step time, in multiples of the step time of a lightly loaded engine, above which the number of slots is reduced;
+    0 always gives max_slots."""
     max_queued: Annotated[int, Between(0, 1_000_000)] = 1024
-    """Requests that may wait; beyond that the last of the least important is shed."""
+    """Requests that may wait; beyond that the last request of the lowest class is shed."""
     order: OrderName = "earliest_deadline"
-    """Who of those who wait is served first, among requests of one trigger."""
+    """The order in which waiting requests of one trigger are served."""
     lane: Literal["user", "session"] = "user"
-    """Within what only the newest request lives: all of a user's editors, or each of them."""
+    """The unit that has one live request at a time: a user with all editors, or each editor session."""
     supersede: bool = True
-    """Whether a newer request ends the older ones of its lane; without it each lives until its caller cancels it."""
+    """Whether a newer request ends the older ones of its lane. If not, each lives until it ends or is cancelled."""
     typing_through: bool = True
-    """Whether a generation goes on when the user types what it says."""
+    """Whether a newer request reattaches to a running generation if the user typed the generated text."""
 
     def __post_init__(self) -> None:
-        """Refuse values that can't work."""
+        """Check the bounds, and that `step_tolerance` is 0 or above 1."""
         require_bounds(self)
         if 0 < self.step_tolerance <= 1:
             msg = f"step_tolerance: must be 0 or more than 1, got {self.step_tolerance:g}"
@@ -45,13 +45,12 @@ class ShedSettings:
     """The `[shed]` section."""
 
     budget_ms: Annotated[float, Between(1, 3_600_000)] = 200.0
-    """A first token later than this after a request's receipt is worth nothing; a call's own deadline may be sooner."""
+    """Time from the receipt of a request after which a first token has no value; a call's deadline may be sooner."""
     when: ShedWhen = "late"
-    """When a request is given up: never, when it can't make its budget any more, or also on arrival if by prediction
-    it won't."""
+    """When a request is shed for lack of time: "never", "late" (its first token can't come in time any more), or
+    "predicted" (also on arrival, if its first token is predicted to be late)."""
     lag_ms: Annotated[float, Between(0, 3_600_000)] = 100.0
-    """When handling what came in takes the process longer than this, so that everybody gets late, automatic requests
-    and prefetches are shed as they come; 0 never does."""
+    """Lateness of the event loop above which automatic requests and prefetches are shed on arrival; 0 never sheds."""
     as_status: bool = False
     """Whether a shed `Complete` call fails with RESOURCE_EXHAUSTED, as load balancers expect, instead of ending with an
     empty completion."""

@@ -1,4 +1,4 @@
-"""Shedding: when a request is given up for lack of time, and what its caller is told. Pure."""
+"""Decides which requests are shed for lack of time, and the outcome of a shed request. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,19 +12,19 @@ _MIN_RETRY_AFTER_MS = 50
 
 
 class Shedding(Enum):
-    """When a request is given up for lack of time."""
+    """The time at which a request is shed for lack of time."""
 
     NEVER = "never"
-    """It waits until its deadline."""
+    """Not before its deadline."""
     LATE = "late"
-    """As soon as even a slot at once would give it no token in time."""
+    """As soon as it would get no token in time even with a slot now."""
     PREDICTED = "predicted"
-    """Also when it arrives, if it is predicted to end so."""
+    """As LATE, and on arrival if it is predicted to get no token in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shedder:
-    """The rules of one mode of shedding."""
+    """Applies one mode of shedding."""
 
     shedding: Shedding
     latency: LatencyEstimates
@@ -32,7 +32,7 @@ class Shedder:
     max_retry_after_ms: int
 
     def outcome(self, entry: QueueEntry, reason: ShedReason, num_slots: int) -> Outcome:
-        """Return the outcome of a request that is shed; its caller may ask again when a newcomer would have a slot."""
+        """Return the outcome of a shed request. Its caller may retry after the predicted wait of a newcomer."""
         retry_after_ms = max(_MIN_RETRY_AFTER_MS, round(self._wait_s(entry, num_slots) * 1000))
         return Outcome(FinishReason.SHED, reason, min(self.max_retry_after_ms, retry_after_ms))
 
@@ -52,9 +52,9 @@ class Shedder:
         return not record.has_token and len(self.queues) > 0 and now >= record.entry.ttft_deadline
 
     def next_look(self, record: Record, now: float | None) -> float:
-        """Return when a request may have to end: at its deadline, or before, when time for its first token runs out.
+        """Return the next time at which a request may have to end: its deadline, or the limit for its first token.
 
-        `now` is None for one that has just changed its state, and has not been looked at in that state.
+        `now` is None for a request that has just changed its state.
         """
         at = record.entry.deadline.at
         if self.shedding is Shedding.NEVER:
@@ -69,5 +69,5 @@ class Shedder:
         return self.latency.wait_s(self.queues.num_ahead(entry), num_slots)
 
     def _latest_start(self, record: Record) -> float:
-        """Return when a slot would come too late for a first token in time."""
+        """Return the latest start of work for which the first token is expected in time."""
         return record.entry.ttft_deadline - self.latency.first_token_after(record.num_new_tokens)

@@ -1,4 +1,4 @@
-"""From an engine's text to what an editor is sent: when to stop, what to trim, and a mailbox for slow readers.
+"""Turns the engine's text into the text that an editor shows: stop rules, trimming, and a mailbox for slow readers.
 
-Knows requests and events alone: no engine, no wire, no clock.
+Imports only `core`: no engine, no wire, no clock.
 """

@@ -1,24 +1,25 @@
-"""Where a block of code ends, by indentation.
+"""Finds the end of a block of code by indentation.
 
-The cursor's line gives the block. `own` is the indentation of the line that opens it, `floor` the least one inside it.
+The cursor's line determines the block. `own` is the indentation of the line that opens it, `floor` the smallest
+indentation inside it.
 
-- The cursor's line has text, and opens a block: it ends like an opener (`opens_block`) or the next line is deeper.
-  The block is its body.
-- The cursor's line has text and opens none. The block is that line's: all that is indented as deep.
-- The cursor's line is blank. The block is what is indented as deep as the cursor, or deeper than an opener right above
-  it where the cursor is not indented yet. At column 0 nothing could ever end that, so there the first line that is
-  generated takes the part of the cursor's line.
+- The cursor's line has text and opens a block: it ends like an opener (`opens_block`) or the next line is indented
+  deeper. The block is its body.
+- The cursor's line has text and opens no block. The block is the lines indented at least as deep as that line.
+- The cursor's line is blank. The block is the lines indented at least as deep as the cursor, or deeper than an opener
+  right above it if the cursor is not indented yet. At column 0 no indentation could end that block, so the first
+  generated line is treated as the cursor's line.
 
-The first visible line less deep than `floor` ends the completion before it, with these exceptions, none of which
-reaches a line less deep than `own`:
+The first visible line indented less than `floor` ends the completion before it, with two exceptions, which never
+include a line indented less than `own`:
 
-- A line that begins with a closing bracket ("</", or a word such as "end" where the language has them) is the block's
-  last, and included, unless the text below the cursor already closes the block or goes on with it. If it opens a block
-  again ("} else {", "):"), that body follows.
-- Where the cursor's line is the opener, lines at its indentation that continue it ("else:", "except", "case") are
-  included. Inside a body they end it: their opener is not this completion's.
+- A line that begins with a closing bracket ("</", or a word such as "end" in languages that use one) is the last line
+  of the block and included, unless the text below the cursor already closes or continues the block. If the line opens
+  a block again ("} else {", "):"), that body follows.
+- If the cursor's line is the opener, lines at its indentation that continue it ("else:", "except", "case") are
+  included. If the cursor is inside the body they end it, because their opener is not part of this completion.
 
-A line at the block's own depth ends it too, if it closes a bracket that the completion didn't open and that the first
+A line at the block's own depth also ends it, if it closes a bracket that the completion didn't open and that the first
 line below closes at the same indentation.
 """
 
@@ -36,7 +37,7 @@ _UNDECIDED = re.compile(r"\w+|<")
 
 
 class Verdict(Enum):
-    """What a line is to the block."""
+    """Position of a line relative to the block."""
 
     INSIDE = auto()
     BEHIND = auto()
@@ -44,7 +45,7 @@ class Verdict(Enum):
 
 
 class Block:
-    """The block that a completion is in, told line by line. Blank lines are never shown to it."""
+    """The block that a completion is in. Receives the completion line by line, without blank lines."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
@@ -57,12 +58,12 @@ class Block:
         self._anchor: Line | None = None
         self._is_closing = False
         self.is_over = False
-        """Whether the last whole line was the block's last."""
+        """Whether the last whole line was the last one of the block."""
 
     def judge(self, line: Line, *, is_whole: bool, has_own_open: bool) -> Verdict:
-        """Say what a line, or its beginning, is to the block.
+        """Return the position of a line, or of its beginning, relative to the block.
 
-        `has_own_open` is whether the completion has a bracket open that it opened itself.
+        `has_own_open` tells whether a bracket is open that the completion opened itself.
         """
         floor = self._settle(line)
         if line.indent >= floor:
@@ -80,7 +81,7 @@ class Block:
         return Verdict.INSIDE if is_continuation and line.indent == self._own else Verdict.BEHIND
 
     def end_line(self, line: Line) -> None:
-        """Take in a whole line that is inside, the cursor's own included."""
+        """Take a whole line that is inside the block, including the cursor's line."""
         if self._floor is None:
             self._anchor = line
         elif self._is_closing:
@@ -89,7 +90,7 @@ class Block:
             self._become_body_of(line)
 
     def _settle(self, line: Line) -> int:
-        """Return `floor`; the first line after the one that gives the block settles it."""
+        """Return `floor`, which the first line after the line that determines the block decides."""
         if self._floor is not None:
             return self._floor
         if self._anchor is not None:
@@ -119,7 +120,7 @@ class Block:
         return self._own
 
     def _awaits_word(self, text: str) -> bool:
-        """Return whether more of a line could still make it a closing or continuing one."""
+        """Return whether more text could still make this a closing or continuing line."""
         if _UNDECIDED.fullmatch(text) is None:
             return False
         return text == "<" or self._is_body_of_cursor_line or self._has_closing_words

@@ -1,10 +1,10 @@
-"""Brackets and quotes, read a character at a time in any language: an approximation that never needs a parser.
+"""Tracks open brackets and quotes in code of any language: an approximation without a parser.
 
 Brackets inside quotes don't count. A quote ends with its line, except a backtick. Comments are read like code, so an
-apostrophe in one hides the rest of its line, which errs on the side of leaving a completion as it is.
+apostrophe in a comment hides the rest of its line; then the completion is left unchanged.
 
-Only brackets, quotes and what a backslash stands before take time to read. Of a line that may announce a body the last
-2,048 characters are read.
+A regular expression skips all characters except brackets, quotes and escapes. Of a line that may open a block only the
+last 2,048 characters are read.
 """
 
 import re
@@ -16,38 +16,38 @@ _QUOTES_WHERE_APOSTROPHES_ARE_NAMES = '"'
 _LANGUAGES_WITH_APOSTROPHES_IN_NAMES = frozenset({"rust", "haskell", "ocaml", "lisp", "scheme", "clojure", "verilog"})
 _OPENING_END = re.compile(r"(?::|=>|->|\b(?:do|then|else|begin))\s*(?:\s(?:#|//).*)?$")
 _RELEVANT = re.compile(r"\\.?|[()\[\]{}\"'`]", re.DOTALL)
-"""What can change what is open; with a backslash, the character that it may escape."""
+"""The characters that may change the state: brackets, quotes, and a backslash with the character that it may escape."""
 _MAX_OPENER = 2048
 _COMMENT_START = re.compile(r"#\s|//|/\*|\*\s|--\s")
 
 
 class Brackets:
-    """What is open after the text read so far."""
+    """The brackets and quotes that are open after the text read so far."""
 
     def __init__(self, language_id: str = "") -> None:
-        """Begin with nothing open."""
+        """Begin without an open bracket."""
         has_names = language_id in _LANGUAGES_WITH_APOSTROPHES_IN_NAMES
         self._quotes = _QUOTES_WHERE_APOSTROPHES_ARE_NAMES if has_names else _QUOTES
         self._open: list[str] = []
         self._is_escaped = False
         self.unmatched = ""
-        """Closing brackets that closed nothing, because nothing was open."""
+        """Closing brackets that were read while no bracket was open."""
         self.has_crossing = False
-        """Whether a closing bracket closed nothing, because one of another kind was open."""
+        """Whether a closing bracket was read while a bracket of another kind was open."""
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """The closing characters of what is open, the outermost first."""
+        """The closing characters of the open brackets and quotes, the outermost first."""
         return tuple(self._open)
 
     @property
     def depth(self) -> int:
-        """How many brackets and quotes are open."""
+        """Number of open brackets and quotes."""
         return len(self._open)
 
     @property
     def is_escaped(self) -> bool:
-        """Whether the next character stands behind a backslash in quotes."""
+        """Whether the next character follows a backslash inside quotes."""
         return self._is_escaped
 
     def read(self, text: str) -> None:
@@ -93,7 +93,7 @@ class Brackets:
 
 
 def opens_block(line: str, language_id: str = "") -> bool:
-    """Return whether a line of code announces a body: it leaves a bracket open, or ends like one ("if x:", "do")."""
+    """Return whether a line of code opens a block: it leaves a bracket open, or ends like an opener ("if x:", "do")."""
     line = line.strip()
     if _COMMENT_START.match(line):
         return False

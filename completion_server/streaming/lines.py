@@ -1,8 +1,8 @@
-"""The rules of lines and blocks, applied to text as it comes. Knows nothing of stop strings.
+"""Applies the rules of lines and blocks to streamed text. Does not handle stop strings.
 
-What is sent when: the first visible line goes out as it comes, less what may be a repetition and blanks at its end.
-With SINGLE_LINE that is all. With MULTI_LINE each further line goes out once it is whole, since the length limit may
-cut it in half; that it ends the block shows earlier, at its first visible character or word.
+The first visible line is sent as it arrives, except text that may be a repetition and blanks at its end. With
+SINGLE_LINE the completion ends there. With MULTI_LINE each further line is sent when it is complete, because the length
+limit may cut it in half; a line that ends the block is recognised earlier, at its first visible character or word.
 """
 
 import re
@@ -16,10 +16,10 @@ _PIECES = re.compile(r"[\r\n]|[^\r\n]+")
 
 
 class LineRules:
-    """One completion's lines."""
+    """The rules for the lines of one completion."""
 
     def __init__(self, around: Surroundings, mode: Mode) -> None:
-        """Begin; MULTI_LINE holds only where nothing, or a closing bracket, stands right of the cursor."""
+        """Begin. MULTI_LINE applies only if the text right of the cursor is blank or begins with a closing bracket."""
         self._around = around
         self._rest = RestOfLine(around)
         self._below = LinesBelow(around)
@@ -35,7 +35,7 @@ class LineRules:
         """Whether a rule ended the completion."""
 
     def feed(self, text: str) -> str:
-        """Return what can be sent now."""
+        """Take new text and return the text that can be sent now."""
         sent: list[str] = []
         for match in _PIECES.finditer(text):
             piece = match.group()
@@ -45,7 +45,7 @@ class LineRules:
         return "".join(sent)
 
     def finish(self, *, is_cut: bool) -> str:
-        """Return what can be sent of the text withheld; no more will come, for want of tokens if `is_cut`."""
+        """Return the withheld text that can be sent at the end; `is_cut` if the token limit ended the text."""
         if is_cut and self._block is not None and not self._is_first:
             return self._held_before_line().rstrip(BLANKS)
         sent = self._complete_line()
@@ -68,7 +68,7 @@ class LineRules:
         return self._stream() if self._is_first and self._verdict is Verdict.INSIDE else ""
 
     def _end_line(self, line_break: str) -> str:
-        """Complete the current line, if there is anything on it."""
+        """Complete the current line, if it has visible text."""
         sent = self._complete_line()
         if self.is_done:
             return sent
@@ -82,7 +82,7 @@ class LineRules:
         return sent
 
     def _complete_line(self) -> str:
-        """Apply the rules for whole lines, and return what may be sent of what is withheld."""
+        """Apply the rules for whole lines, and return the withheld text that can be sent now."""
         line = self._whole_line()
         if not line.text:
             return ""
@@ -106,13 +106,13 @@ class LineRules:
         return sent
 
     def _release(self, line: Line) -> str:
-        """Return what a whole line lets go: itself, unless only the next line can tell whether it is a repetition."""
+        """Return the text to send after a whole line, without the line if the next one decides whether it repeats."""
         is_suspect = not self._is_first and self._below.may_begin_pair(line)
         self._suspect = line if is_suspect else None
         return self._take((self._held_before_line() if is_suspect else self._held).rstrip(BLANKS))
 
     def _stream(self) -> str:
-        """Return what can be sent of an unfinished line."""
+        """Return the part of an unfinished line that can be sent."""
         line = self._whole_line()
         if self._is_whole_line_generated() and self._below.may_become(line):
             return ""
@@ -121,7 +121,7 @@ class LineRules:
         return self._take(self._held[: len(self._held) - num_possible].rstrip(BLANKS))
 
     def _judge(self, *, is_whole: bool) -> None:
-        """Ask the block about the current line, until it has decided."""
+        """Set the verdict on the current line, if it is still undecided."""
         line = self._whole_line()
         if self._verdict is not Verdict.UNDECIDED or not line.text:
             return
@@ -132,7 +132,7 @@ class LineRules:
             self._verdict = self._block.judge(line, is_whole=is_word_whole, has_own_open=self._rest.has_own_open)
 
     def _whole_line(self) -> Line:
-        """Return the current line with what the document has left of it."""
+        """Return the current line, with the document's text left of the cursor if it is the cursor's line."""
         return Line.of(self._around.head + self._line if self._is_cursor_line else self._line)
 
     def _is_whole_line_generated(self) -> bool:
@@ -145,12 +145,12 @@ class LineRules:
         return text.rstrip(BLANKS) if self._around.has_blank_before_rest else text
 
     def _take(self, text: str) -> str:
-        """Return the beginning of what is withheld, and withhold it no longer."""
+        """Remove `text` from the beginning of the withheld text and return it."""
         self._held = self._held[len(text) :]
         return text
 
     def _end(self, text: str) -> str:
-        """End the completion with `text` and drop what is withheld."""
+        """End the completion with `text` and drop the withheld text."""
         self.is_done = True
         self._held = ""
         return text

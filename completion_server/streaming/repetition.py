@@ -1,15 +1,17 @@
-"""Whether a completion repeats what follows the cursor: the rest of the cursor's line, or the lines below it.
+"""Detects completions that repeat text after the cursor: the rest of the cursor's line, or the lines below it.
 
 The rest of the line is of one of two kinds.
 
-Where it begins with a bracket or quote that closes what is open left of the cursor, the completion may close what the
-cursor's line has open, less what the rest closes; the next such closing character is the repetition, and ends the
-completion. So "f(" before ")" takes "g(x), y" whole and ends "g(x))" after "g(x)". Nothing needs to be withheld.
+A rest that begins with a bracket or quote closes a bracket or quote that is open left of the cursor. The completion may
+close all brackets that the cursor's line has open, except those that the rest closes; the next such closing character
+is the repetition, and ends the completion. So between "f(" and ")" the text "g(x), y" is kept whole and "g(x))" ends
+after "g(x)". No text needs to be withheld.
 
-Any other rest is repeated where a whole line of the completion ends with it. It then begins at a word's beginning,
-unless it is the whole line or the cursor stands inside a word. Withheld is what may be the beginning of it.
+A completion repeats any other rest if one of its whole lines ends with that rest. The repetition must begin at the
+beginning of a word, unless it is the whole line or the cursor is inside a word. Text that may be the beginning of a
+repetition is withheld.
 
-How much of the cursor's line is read at all, `surroundings` bounds; both sides of it are read once.
+`surroundings` limits how much of the cursor's line is read; both sides of it are read once.
 """
 
 from completion_server.streaming.brackets import CLOSING, Brackets
@@ -19,7 +21,7 @@ _QUOTES = "\"'`"
 
 
 class RestOfLine:
-    """Looks for the rest of the cursor's line in a completion, and keeps count of its brackets."""
+    """Finds the rest of the cursor's line in a completion, and tracks the completion's brackets."""
 
     def __init__(self, around: Surroundings) -> None:
         self._core = around.rest.strip(BLANKS)
@@ -34,16 +36,16 @@ class RestOfLine:
 
     @property
     def is_closing_bracket(self) -> bool:
-        """Whether the rest begins with a bracket that closes something before it."""
+        """Whether the rest begins with a bracket that closes one before the cursor."""
         return self._closing != "" and self._closing in CLOSING
 
     @property
     def has_own_open(self) -> bool:
-        """Whether the completion had opened, and not closed, something of its own before the current line."""
+        """Whether a bracket or quote that the completion opened was open at the start of the current line."""
         return self._line_depth > self._head_depth
 
     def find_closing(self, fragment: str) -> int | None:
-        """Read more of the current line; return where in `fragment` the rest's closing character is repeated."""
+        """Read more of the current line; return the index in `fragment` at which it repeats the closing character."""
         if not self._closing:
             self._brackets.read(fragment)
             return None
@@ -59,7 +61,7 @@ class RestOfLine:
         self._line_depth = self._brackets.depth
 
     def find_end(self, line: str) -> int | None:
-        """Return where a whole `line` begins to repeat a rest that closes nothing, None if it doesn't."""
+        """Return the index at which a whole `line` begins to repeat a rest that closes no bracket, else None."""
         if self._closing or not self._core:
             return None
         line = line.rstrip(BLANKS)
@@ -67,7 +69,7 @@ class RestOfLine:
         return at if at >= 0 and line.endswith(self._core) and self._may_begin_at(line, at) else None
 
     def num_possible(self, line: str, start: int) -> int:
-        """Return how many characters at the end of an unfinished `line`, from `start` on, may yet be cut off."""
+        """Return how many characters at the end of an unfinished `line`, from `start` on, may be a repetition."""
         if self._closing or not self._core:
             return 0
         stripped = line.rstrip(BLANKS)
@@ -80,7 +82,7 @@ class RestOfLine:
         return 0
 
     def _closes_kept(self, char: str) -> bool:
-        """Return whether a closing character closes what the rest is there to close."""
+        """Return whether a closing character closes a bracket or quote that the rest closes."""
         opened = self._brackets.opened
         if len(opened) > self._floor:
             return False
@@ -99,33 +101,33 @@ class LinesBelow:
         self._lines = around.below
 
     def may_become(self, line: Line) -> bool:
-        """Return whether an unfinished line may yet be a repetition."""
+        """Return whether an unfinished line may become a repetition."""
         if not self._lines or _is_trivial(self._lines[0]):
             return False
         return line.indent == self._lines[0].indent and self._lines[0].text.startswith(line.text)
 
     def is_repetition(self, line: Line) -> bool:
-        """Return whether a line repeats the first line below, and says more than a bracket."""
+        """Return whether a line repeats the first line below and is not trivial (brackets only)."""
         return line in self._lines[:1] and not _is_trivial(line)
 
     def may_begin_pair(self, line: Line) -> bool:
-        """Return whether a line is one below that, on its own, says too little: the next line decides."""
+        """Return whether a line equals one below the cursor and may be the first of a repeated pair."""
         return line in self._lines[:-1]
 
     def is_pair(self, first: Line, second: Line) -> bool:
-        """Return whether two lines are neighbours below the cursor, and say more than brackets."""
+        """Return whether two lines follow one another below the cursor, and are not both trivial."""
         if _is_trivial(first) and _is_trivial(second):
             return False
         return (first, second) in zip(self._lines, self._lines[1:], strict=False)
 
 
 def _kept_open(language_id: str, opened: tuple[str, ...], rest: str) -> tuple[str, ...]:
-    """Return what a completion leaves open for the rest of the line to close: as little as the rest closes."""
+    """Return the brackets that the rest of the line closes; a completion leaves these open."""
     own = Brackets(language_id)
     own.read(rest)
     depth = own.depth
     own.end_line()
-    if own.has_crossing or own.depth < depth:  # it closes something in no regular way, or opens a quote
+    if own.has_crossing or own.depth < depth:  # the rest has crossing brackets, or opens a quote
         return opened
     wanted = own.unmatched[::-1]
     at = "".join(opened).find(wanted)
@@ -133,7 +135,7 @@ def _kept_open(language_id: str, opened: tuple[str, ...], rest: str) -> tuple[st
 
 
 def _closing(core: str, kept: tuple[str, ...]) -> str:
-    """Return the character with which the rest closes something before it, "" if it doesn't."""
+    """Return the first character of the rest if it closes a bracket or quote before the cursor, else ""."""
     first, last_kept = core[:1], kept[-1:]
     if last_kept and last_kept[0] in _QUOTES:
         return first if first == last_kept[0] else ""

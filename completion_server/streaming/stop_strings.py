@@ -1,21 +1,21 @@
-"""Strings that end a completion, found even where they arrive in pieces. Knows nothing of lines or code."""
+"""Finds the strings that end a completion, also if they arrive in pieces."""
 
 
 class StopStrings:
     """Passes text on up to the first stop string.
 
-    The first is the one whose last character comes first; of those that end at the same character, the longest.
-    Withheld is only the longest end of the text that is the beginning of a stop string.
+    The first stop string is the one whose last character comes first; if several end at the same character, the
+    longest. Only the longest end of the text that is the beginning of a stop string is withheld.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
         self.is_hit = False
-        """Whether a stop string was met; what `feed` returned then is the last of the text."""
+        """Whether a stop string was found; the last return value of `feed` then ends the text."""
 
     def feed(self, text: str) -> str:
-        """Return the text that is certainly before any stop string."""
+        """Take new text and return the text that is certainly before any stop string."""
         if not self._stops:
             return text
         text = self._held + text
@@ -29,7 +29,7 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def finish(self) -> str:
-        """Return what was withheld: no more text will come."""
+        """Return the withheld text at the end of the text."""
         held, self._held = self._held, ""
         return held
 

@@ -2,9 +2,9 @@
 
 Line breaks are "\\n", "\\r\\n" and "\\r"; a tab reaches to the next multiple of 4 columns.
 
-However large the document and its lines are, only so much is read: 16,384 characters left of the cursor and 8,192
-right of it. Of the cursor's line it is 2,048 left of the cursor, its indentation among them, and 512 right of it; of
-the lines above, the nearest 256 visible ones. What stands further away is taken as not there.
+The amount of text read does not depend on the size of the document: 16,384 characters left of the cursor and 8,192
+right of it. Of the cursor's line, 2,048 characters left of the cursor, including the indentation, and 512 right of it
+are read; of the lines above, the nearest 256 visible ones. Text further away is ignored.
 """
 
 from collections.abc import Iterator
@@ -28,16 +28,16 @@ _NUM_LINES_BELOW = 4
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line, or the beginning of one."""
+    """A line, or the beginning of a line."""
 
     indent: int
     """Columns before its first visible character."""
     text: str
-    """Without blanks at both ends; "" for a blank line."""
+    """The text without blanks at both ends; "" for a blank line."""
 
     @classmethod
     def of(cls, raw: str) -> "Line":
-        """Measure a line."""
+        """Return the line of a text without a line break."""
         text = raw.strip(BLANKS)
         blanks = raw[: len(raw) - len(raw.lstrip(BLANKS))]
         return cls(len(blanks.expandtabs(_TAB_WIDTH)), text)
@@ -45,11 +45,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the text rules need to know about the document."""
+    """The part of the document that the text rules use."""
 
     language_id: str
     head: str
-    """The cursor's line left of the cursor; of a longer one, its indentation and its end."""
+    """The cursor's line left of the cursor; if it is longer than `MAX_HEAD`, its indentation and its end."""
     rest: str
     """The cursor's line right of the cursor, or its beginning."""
     above: str
@@ -81,11 +81,11 @@ class Surroundings:
 
     @property
     def has_blank_before_rest(self) -> bool:
-        """Whether what follows the cursor begins with a blank or is one, so that trailing blanks are of no use."""
+        """Whether the text right of the cursor is blank or begins with a blank, which makes trailing blanks useless."""
         return self.is_rest_blank or self.rest[0] in BLANKS
 
     def opener_above(self) -> Line | None:
-        """Return the last visible line above the cursor's, if a body is expected below it."""
+        """Return the last visible line above the cursor's line if it opens a block, else None."""
         line = next(self._lines_above(), None)
         return line if line is not None and opens_block(line.text, self.language_id) else None
 
@@ -94,7 +94,7 @@ class Surroundings:
         return next((line.indent for line in self._lines_above() if line.indent < indent), 0)
 
     def _lines_above(self) -> Iterator[Line]:
-        """Yield the visible lines above the cursor's, the nearest first."""
+        """Yield the visible lines above the cursor's line, the nearest first."""
         text = self.above.rstrip(BLANKS)
         for _ in range(_NUM_LINES_ABOVE):
             if not text:
@@ -118,7 +118,7 @@ def _first_lines(text: str) -> tuple[Line, ...]:
 
 
 def _head(line: str) -> str:
-    """Return the cursor's line left of the cursor, or as much of it as is read."""
+    """Return the cursor's line left of the cursor, shortened to about `MAX_HEAD` characters."""
     if len(line) <= MAX_HEAD:
         return line
     start = line[:_MAX_HEAD_INDENT]

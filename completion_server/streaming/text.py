@@ -1,13 +1,13 @@
-"""What of a generation's text an editor is sent, and when it is enough. Pure: no clock, no tasks.
+"""The text rules: which part of the generated text is sent, and when the completion ends. Pure.
 
-What is sent is always a beginning of what the model wrote, and in total the same however that text arrives in pieces.
-Line breaks are passed on as the model writes them.
+The text sent is always the beginning of the generated text, whatever the pieces in which that arrives. Line breaks are
+passed on unchanged.
 
 1. A stop string, or a line break with SINGLE_LINE, ends the completion before it.
 2. Text that follows the cursor is not repeated (see `repetition`).
 3. With MULTI_LINE the completion ends with its block (see `block`).
-4. Blanks and blank lines at the end are dropped, except before text right of the cursor that needs them.
-5. With MULTI_LINE the length limit leaves no half line, unless there is no other.
+4. Blanks and blank lines at the end are dropped, unless the text right of the cursor needs them.
+5. With MULTI_LINE the length limit leaves no half line, except a half line that is the only one.
 """
 
 from completion_server.core.request import Request
@@ -17,7 +17,7 @@ from completion_server.streaming.surroundings import Surroundings
 
 
 class TextRules:
-    """The text of one generation, from its first character to its last."""
+    """Applies the text rules to the text of one answer."""
 
     def __init__(self, request: Request) -> None:
         """Take the mode, the text around the cursor and the stop strings from `request`."""
@@ -28,14 +28,14 @@ class TextRules:
 
     @property
     def is_done(self) -> bool:
-        """Whether a rule ended the completion: all of it was sent and the engine can be stopped."""
+        """Whether a rule ended the completion: its text was sent whole and the engine can be stopped."""
         return self._is_done
 
     def feed(self, text: str) -> str:
-        """Take new text and return what can be sent now, which may be "".
+        """Take new text and return the text that can be sent now, which may be "".
 
         Raises:
-            RuntimeError: a rule had ended the completion, or it was finished.
+            RuntimeError: a rule has ended the completion, or it was finished.
 
         """
         self._check_open()
@@ -47,10 +47,10 @@ class TextRules:
         return sent
 
     def finish(self, *, is_cut: bool) -> str:
-        """Return what can be sent of the text withheld: the engine ended by itself, for want of tokens if `is_cut`.
+        """Return the withheld text that can be sent, because the engine has ended; `is_cut` if it hit the token limit.
 
         Raises:
-            RuntimeError: a rule had ended the completion, or it was finished.
+            RuntimeError: a rule has ended the completion, or it was finished.
 
         """
         self._check_open()

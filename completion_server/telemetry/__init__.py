@@ -1,1 +1,1 @@
-"""What operators see: metrics and logs. Parts emit events; only the composition root wires them to this room."""
+"""Metrics and logs for operators. Parts emit events; only the composition root connects them to this package."""

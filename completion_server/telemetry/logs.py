@@ -17,13 +17,13 @@ class LogSettings:
     """The `[log]` section."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """What the server logs; the engine has a level of its own, engine.log_level."""
+    """Level of the server's own logs; engine.log_level sets the engine's."""
     format: Literal["auto", "console", "json"] = "auto"
-    """"auto" is console on a terminal, JSON elsewhere."""
+    """"auto" means console on a terminal, else JSON."""
 
 
 def configure(settings: LogSettings) -> None:
-    """Send the standard library's logging, ours and the libraries', through one structured handler."""
+    """Send the log records of the server and of all libraries through one structured handler."""
     is_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
@@ -47,7 +47,7 @@ def configure(settings: LogSettings) -> None:
 
 
 def _describe_exception(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Render a record's exception without its message, which may quote what a user typed."""
+    """Render a record's exception without its message, which may quote client text."""
     exc_info = event.pop("exc_info", None)
     text = describe(exc_info[1]) if exc_info and exc_info[1] else event["_record"].exc_text
     if text:
@@ -56,10 +56,10 @@ def _describe_exception(_logger: object, _method: str, event: structlog.typing.E
 
 
 def set_level(level: str) -> str:
-    """Change the level of the server's own logs and return the one before.
+    """Change the level of the server's own logs and return the previous level.
 
     Raises:
-        ValueError: not a level.
+        ValueError: `level` is not a level.
 
     """
     if level not in LEVELS:

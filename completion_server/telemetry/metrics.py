@@ -16,7 +16,7 @@ BUCKETS_S = (
     0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1,
     0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0,
 )  # fmt: skip
-"""From 1 ms to 2 s, densest around the 200 ms after which an answer is worth nothing."""
+"""Buckets from 1 ms to 2 s, densest around 200 ms, after which an answer has no value."""
 
 _STAGES = ("admission", "queue", "tokenise", "prefill", "decode_token", "stream", "total")
 _TOKEN_KINDS = ("prompt", "cached_prompt", "completion", "drafted", "accepted_draft")
@@ -24,7 +24,7 @@ _WASTED = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CA
 
 
 class _Registry:
-    """Makes metrics in one registry; every histogram has the same buckets."""
+    """Creates metrics in one registry; every histogram has the same buckets."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -37,7 +37,7 @@ class _Registry:
 
 
 class Metrics:
-    """Counts and times requests, from the events that it hears."""
+    """Counts and times requests from events."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Register the metrics."""
@@ -48,18 +48,18 @@ class Metrics:
         self._ttft = make.histogram("ttft_seconds", "From a request's receipt to its first token.", "trigger")
         self._tokens = make.counter("tokens", "Tokens, by kind.", "kind")
         self._refused = make.counter("refused_requests", "Requests not admitted, by status code.", "code")
-        self._feedback = make.counter("feedback", "Reports of editors, by kind.", "kind")
+        self._feedback = make.counter("feedback", "Feedback reports of editors, by kind.", "kind")
         self._accepted = make.counter("accepted_characters", "Characters of completions that users accepted.")
-        wanted = "Tokens computed for requests that were superseded, shed, cancelled or late, or diverged, by outcome."
-        self._wasted = make.counter("wasted_tokens", wanted, "outcome")
-        reattached = "Generations that went on for a newer request, because its user typed what they generated."
+        wasted = "Tokens computed for requests that were superseded, shed, cancelled, late or diverged, by outcome."
+        self._wasted = make.counter("wasted_tokens", wasted, "outcome")
+        reattached = "Generations that a newer request reattached to, because its user typed the generated text."
         self._reattached = make.counter("generations_reattached", reattached)
-        self._saved = make.counter("reattached_tokens", "Tokens that newer requests got ready-made by reattaching.")
-        diverged = "Reattached generations that then generated something else than was typed."
+        self._saved = make.counter("reattached_tokens", "Tokens that newer requests reused by reattaching.")
+        diverged = "Reattached generations whose further text differed from the typed text."
         self._diverged = make.counter("generations_diverged", diverged)
         self._aborting = make.histogram("abort_seconds", "From the abort of a running request until its slot is free.")
         self._lag = make.histogram("loop_lag_seconds", "Lateness of the event loop: all work in it waits as long.")
-        # Looking a series up by its labels costs more than counting, and it is done twenty times for a request.
+        # Looking up a series by its labels costs more than counting, and happens twenty times for each request.
         self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
         self._token = {kind: self._tokens.labels(kind) for kind in _TOKEN_KINDS}
@@ -82,7 +82,7 @@ class Metrics:
         }
 
     def hear(self, event: events.Event) -> None:
-        """Take an event into account."""
+        """Update the metrics with an event."""
         self._handlers[type(event)](event)
 
     def _request_ended(self, event: events.RequestEnded) -> None:
@@ -139,7 +139,7 @@ class Metrics:
 
 
 class Snapshot(Collector):
-    """Reads the parts' own state when Prometheus asks, instead of keeping copies of it up to date."""
+    """Reads the state of the parts when Prometheus scrapes, so that there are no copies to keep up to date."""
 
     def __init__(self, gauges: dict[str, Callable[[], float]], counters: dict[str, Callable[[], float]]) -> None:
         """Read `gauges` and `counters`, by metric name."""
@@ -147,7 +147,7 @@ class Snapshot(Collector):
         self._counters = counters
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the values of now."""
+        """Yield the current values."""
         for name, read in self._gauges.items():
             yield GaugeMetricFamily(f"completion_{name}", name.replace("_", " ").capitalize() + ".", value=read())
         for name, read in self._counters.items():

@@ -1,4 +1,4 @@
-"""Serves the metrics over HTTP, on a port and in threads of their own."""
+"""Serves the metrics over HTTP, on a separate port and in separate threads."""
 
 import errno
 import socket
@@ -10,15 +10,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
 _RETRY_S = 0.25
-"""A listener that can't accept for lack of resources tries again after this long: its socket stays readable."""
-_LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Wait before the next attempt to accept after a lack of resources. The socket stays readable meanwhile."""
+_RESOURCE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class MetricsServer:
-    """Serves /metrics from threads, so that a busy event loop does not lose a scrape."""
+    """Serves /metrics from threads, so that a scrape succeeds while the event loop is busy."""
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """Listen. Raises OSError where the port is taken."""
+        """Listen. Raises OSError if the port is in use."""
         listener = _Listener6 if ":" in host else _Listener
         self._server = make_server(host, port, make_wsgi_app(registry), listener, handler_class=_Handler)
         self._thread = Thread(target=self._server.serve_forever, daemon=True, name="metrics")
@@ -34,7 +34,7 @@ class MetricsServer:
 
 
 class _Listener(ThreadingWSGIServer):
-    """Waits where it can't accept, instead of trying again at once and taking a whole core for it."""
+    """Waits after a failed accept instead of retrying at once, which would occupy a whole core."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - socketserver's own
         super().__init__(*args, **kwargs)
@@ -44,9 +44,9 @@ class _Listener(ThreadingWSGIServer):
         try:
             return super().get_request()
         except OSError as error:
-            if error.errno in _LACKS:
+            if error.errno in _RESOURCE_ERRORS:
                 self.is_stopping.wait(_RETRY_S)
-            raise  # the serving loop takes it as no request, and goes on
+            raise  # the serving loop catches it and continues
 
 
 class _Listener6(_Listener):
@@ -54,7 +54,7 @@ class _Listener6(_Listener):
 
 
 class _Handler(WSGIRequestHandler):
-    """Writes no access log, and gives up on a client that sends nothing."""
+    """Writes no access log, and closes the connection of a client that sends nothing for 10 s."""
 
     timeout = 10.0
 

@@ -78,9 +78,10 @@ def _shed(blocks: Blocks) -> list[str]:
         return []
     reasons = ", ".join(f"{reason} {count}" for reason, count in shed.most_common())
     return [
-        f"The server turned {shed.total() / num_requests:.0%} of the requests away ({reasons}), so that less was in "
-        "its engine than was asked for. For tuning start it with shed.when = never, scheduling.step_tolerance = 0, and "
-        "admission.user_requests_per_s, admission.user_tokens_per_s and admission.users_per_peer = 0."
+        f"The server turned {shed.total() / num_requests:.0%} of the requests away ({reasons}), so the engine ran "
+        "fewer requests at once than the tuning asked for. For tuning start it with shed.when = never, "
+        "scheduling.step_tolerance = 0, and admission.user_requests_per_s, admission.user_tokens_per_s and "
+        "admission.users_per_peer = 0."
     ]
 
 
@@ -89,8 +90,8 @@ def _noise(choices: Sequence[Choice]) -> list[str]:
     if not hidden or max(hidden) <= _MAX_HIDDEN_GAIN:
         return []
     return [
-        f"Rounds differ so much that a gain of up to {max(hidden):.0%} can't be told from noise: what pays may have "
-        "been missed. Measure on a quiet machine, in more rounds or in longer blocks."
+        f"Rounds differ so much that a gain of up to {max(hidden):.0%} can't be told from noise: a better "
+        "schedule may have been missed. Measure on a quiet machine, in more rounds or in longer blocks."
     ]
 
 

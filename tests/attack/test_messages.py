@@ -111,7 +111,7 @@ async def test_a_connection_over_its_budget_is_refused_before_its_message_comes(
         assert (await ask(server.stub, request())).reason == "stop"  # another connection
 
 
-async def test_what_is_not_read_is_not_received() -> None:
+async def test_unread_messages_are_not_received() -> None:
     async with attacked(*SHORT_BUDGET) as (_, connection):
         assert (await answer(connection, "Complete", framed(bomb(MIB))))[0] == INVALID
         unread = connection.call("Complete")
@@ -175,7 +175,7 @@ async def test_the_standard_services_hold_no_message_that_does_not_end_or_is_lar
         assert (await answer(connection, method, framed(b"\xff")))[0] == INVALID
 
 
-async def test_a_call_without_a_message_is_told_so(server: RunningServer) -> None:
+async def test_a_call_without_a_message_is_refused(server: RunningServer) -> None:
     async with await connect(server) as connection:
         assert await answer(connection, "Complete", b"") == (
             INVALID,
@@ -229,7 +229,7 @@ async def test_a_library_client_needs_no_change(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("num", [400, pytest.param(20_000, marks=pytest.mark.large)])
-async def test_mutated_messages_are_answered_and_harm_nobody(num: int) -> None:
+async def test_mutated_messages_are_answered_and_harm_no_other_caller(num: int) -> None:
     async with run_server(
         make_config("admission.refused_bytes_per_s=0", "admission.user_requests_per_s=0"), engine
     ) as server:

@@ -54,7 +54,7 @@ def named(user: str) -> tuple[tuple[str, str], ...]:
 @pytest.mark.parametrize(
     ("key", "users"), [("max_sessions_per_user", ("ann", "ann")), ("max_sessions_per_peer", ("ann", "bob"))]
 )
-async def test_nobody_takes_the_places_of_the_others(key: str, users: tuple[str, str]) -> None:
+async def test_idle_sessions_do_not_exhaust_the_sessions_of_others(key: str, users: tuple[str, str]) -> None:
     async with run_server(make_config(f"admission.{key}=1"), engine) as server:
         first = server.stub.Session(metadata=named(users[0]))
         await first.initial_metadata()

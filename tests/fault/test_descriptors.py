@@ -1,4 +1,4 @@
-"""File descriptors: as many as the system allows are used, and a process that has none left stays quiet."""
+"""File descriptors: the server uses as many as the system allows, and does not spin when there are none left."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What users see when the engine dies or hangs; scripted, so that every kind of failure can be had at will."""
+"""Effects of engine failures on callers, with a scripted engine that can fail in every way."""
 
 import asyncio
 import contextlib
@@ -114,7 +114,7 @@ async def test_open_streams_end_unavailable_and_a_new_engine_serves(server: Runn
     assert server.count("completion_engine_restarts_total") == 1
 
 
-async def test_while_the_engine_is_away_callers_are_told_when_to_ask_again(server: RunningServer, fleet: Fleet) -> None:
+async def test_while_the_engine_is_down_callers_get_a_retry_time(server: RunningServer, fleet: Fleet) -> None:
     fleet.num_failing_starts = 3
     fleet.current.crash()
     await until_health(server, NOT_SERVING)
@@ -141,7 +141,7 @@ async def test_an_engine_that_hangs_under_load_is_replaced(server: RunningServer
     assert (await ask(server.stub, request(max_tokens=5))).reason == "length"
 
 
-async def test_an_idle_engine_that_hangs_is_found_before_a_user_finds_it(server: RunningServer, fleet: Fleet) -> None:
+async def test_a_hang_of_an_idle_engine_is_detected(server: RunningServer, fleet: Fleet) -> None:
     fleet.current.hang()
     await until_health(server, NOT_SERVING)
     await until_health(server, SERVING)
@@ -156,7 +156,7 @@ async def test_an_engine_that_hangs_while_it_warms_up_is_replaced(server: Runnin
     assert len(fleet.engines) == 3
 
 
-async def test_whatever_a_restart_fails_of_is_tried_again(server: RunningServer, fleet: Fleet) -> None:
+async def test_a_failed_restart_is_repeated(server: RunningServer, fleet: Fleet) -> None:
     def out_of_files(_engine: ScriptedEngine) -> None:
         raise OSError("too many open files")
 
@@ -173,7 +173,7 @@ async def test_an_engine_that_holds_less_than_a_request_may_need_is_refused() ->
             pass
 
 
-async def test_an_engine_that_never_started_is_the_operators_to_mend() -> None:
+async def test_a_failed_first_start_ends_the_server() -> None:
     engine = ScriptedEngine()
     engine.crash("weights are missing")
     with pytest.raises(EngineDeadError, match="weights are missing"):
@@ -181,7 +181,7 @@ async def test_an_engine_that_never_started_is_the_operators_to_mend() -> None:
             pass
 
 
-async def test_a_port_in_use_is_told_before_a_model_is_loaded(server: RunningServer) -> None:
+async def test_a_port_in_use_is_reported_before_the_model_is_loaded(server: RunningServer) -> None:
     engine = ScriptedEngine()
     for key, address in (
         ("listen", server.ready.address),
@@ -200,7 +200,7 @@ async def test_an_admin_listener_that_others_could_reach_is_refused() -> None:
             pass
 
 
-async def test_counters_go_on_over_a_restart(server: RunningServer, fleet: Fleet) -> None:
+async def test_counters_continue_after_a_restart(server: RunningServer, fleet: Fleet) -> None:
     await ask(server.stub, request(max_tokens=50))
     before = server.count("completion_engine_generated_tokens_total")
     assert before >= 50

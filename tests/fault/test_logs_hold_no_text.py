@@ -1,4 +1,4 @@
-"""Nothing that a client sends is in what the server writes, whatever fails while it is served."""
+"""The server's output holds no client text, whatever fails while a request is served."""
 
 import asyncio
 import itertools

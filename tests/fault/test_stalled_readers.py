@@ -87,7 +87,9 @@ async def test_a_reader_that_stalls_is_ended_and_the_engine_freed(
         call.cancel()
 
 
-async def test_so_is_a_session_whose_reader_stalls(server: RunningServer, engine: ScriptedEngine) -> None:
+async def test_a_session_whose_reader_stalls_is_ended_and_the_engine_freed(
+    server: RunningServer, engine: ScriptedEngine
+) -> None:
     held = num_held()  # by other tests
     async with grpc.aio.insecure_channel(server.ready.address, options=SMALL_WINDOW) as channel:
         call = CompletionServiceStub(channel).Session()

@@ -1,4 +1,4 @@
-"""What holds of the text rules for any text in any pieces."""
+"""Properties of the text rules for any text in any pieces."""
 
 from itertools import pairwise
 

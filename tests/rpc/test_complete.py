@@ -30,7 +30,7 @@ STEP = ServiceTimes(decode_base_s=0.01)
 
 
 class Said:
-    """What the engine was asked, and a script that answers as a test wishes."""
+    """Records the requests to the engine, and answers them from a script."""
 
     def __init__(self) -> None:
         self.jobs: list[GenerationRequest] = []
@@ -104,7 +104,7 @@ async def test_a_deadline_ends_the_work_wherever_it_is(
     assert server.count("completion_requests_total", outcome="deadline", trigger="automatic", shed_reason="") == 1
 
 
-async def test_a_newer_request_of_the_user_takes_the_older_ones_place(
+async def test_a_newer_request_of_the_user_supersedes_the_older_one(
     server: RunningServer, engine: ScriptedEngine, said: Said
 ) -> None:
     said.words = (f" w{i}" for i in range(ENDLESS))
@@ -129,7 +129,7 @@ async def test_a_newer_request_of_the_user_takes_the_older_ones_place(
         ({"session_id": ""}, "session_id"),
     ],
 )
-async def test_a_bad_request_is_told_its_field_and_reaches_nobody(
+async def test_an_invalid_request_is_refused_with_its_field_before_the_engine(
     server: RunningServer, said: Said, message: dict[str, object], field: str
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -156,7 +156,7 @@ async def test_text_that_is_not_utf8_is_a_bad_request_too(server: RunningServer,
     assert not said.jobs
 
 
-async def test_a_session_id_is_nobodys_user(server: RunningServer, engine: ScriptedEngine, said: Said) -> None:
+async def test_a_session_id_is_no_user_name(server: RunningServer, engine: ScriptedEngine, said: Said) -> None:
     said.words = (f" w{i}" for i in range(ENDLESS))
     call = server.stub.Complete(request(max_tokens=ENDLESS), metadata=(("x-user-id", "bob"),))
     await anext(aiter(call))
@@ -167,7 +167,7 @@ async def test_a_session_id_is_nobodys_user(server: RunningServer, engine: Scrip
     call.cancel()
 
 
-async def test_typing_what_is_being_said_goes_on_with_the_same_generation(
+async def test_typing_the_generated_text_reattaches_to_the_generation(
     server: RunningServer, engine: ScriptedEngine, said: Said
 ) -> None:
     older = asyncio.create_task(ask(server.stub, request("x = ")))
@@ -187,7 +187,7 @@ async def test_typing_what_is_being_said_goes_on_with_the_same_generation(
     assert server.count("completion_generations_diverged_total") == 0
 
 
-async def test_typing_something_else_than_is_said_begins_anew(
+async def test_typing_other_text_starts_a_new_generation(
     server: RunningServer, engine: ScriptedEngine, said: Said
 ) -> None:
     said.words = WORDS * 20
@@ -228,14 +228,14 @@ async def test_a_full_server_sheds_at_once(engine: ScriptedEngine, said: Said) -
     assert answer.end.retry_after_ms == 30
 
 
-async def test_who_can_not_have_a_token_in_time_is_shed(engine: ScriptedEngine, said: Said) -> None:
+async def test_a_request_without_a_token_in_time_is_shed(engine: ScriptedEngine, said: Said) -> None:
     answer, error = await shed_answer(engine, said, "shed.when=late", "shed.budget_ms=20")
     assert error is None
     assert answer.end is not None
     assert (answer.reason, answer.end.shed_reason) == ("shed", pb.SHED_REASON_DEADLINE_UNREACHABLE)
 
 
-async def test_being_shed_is_a_status_where_that_is_wanted(engine: ScriptedEngine, said: Said) -> None:
+async def test_a_shed_call_fails_with_a_status_if_configured(engine: ScriptedEngine, said: Said) -> None:
     answer, error = await shed_answer(engine, said, "shed.as_status=true", "scheduling.max_queued=0")
     assert (answer.end, answer.text) == (None, "")
     assert error is not None
@@ -250,13 +250,13 @@ async def test_being_shed_is_a_status_where_that_is_wanted(engine: ScriptedEngin
     assert retry.retry_delay.ToMilliseconds() == 30
 
 
-async def test_nothing_but_being_shed_becomes_a_status(engine: ScriptedEngine) -> None:
+async def test_other_ends_do_not_become_a_status(engine: ScriptedEngine) -> None:
     async with run_server(endless_config("shed.as_status=true"), lambda: engine) as server:
         answer = await ask(server.stub, request())
     assert (answer.reason, answer.text, answer.code) == ("stop", "alpha beta gamma delta", grpc.StatusCode.OK)
 
 
-async def test_a_user_who_asks_too_much_is_shed_and_another_is_not(engine: ScriptedEngine) -> None:
+async def test_a_user_over_the_rate_limit_is_shed_and_others_are_served(engine: ScriptedEngine) -> None:
     config = endless_config("admission.user_requests_per_s=0.01", "admission.user_burst=2")
     async with run_server(config, lambda: engine) as server:
         abuser, other = (("x-user-id", "abuser"),), (("x-user-id", "other"),)
@@ -271,7 +271,7 @@ async def test_a_user_who_asks_too_much_is_shed_and_another_is_not(engine: Scrip
         assert server.count("completion_requests_total", **shed) == 2
 
 
-async def test_feedback_is_counted_for_answers_that_were_given(server: RunningServer) -> None:
+async def test_feedback_is_counted_for_known_answers(server: RunningServer) -> None:
     text = (await ask(server.stub, request())).text
 
     async def report(**fields: Any) -> None:
@@ -293,7 +293,7 @@ async def test_feedback_is_counted_for_answers_that_were_given(server: RunningSe
     assert server.count("completion_accepted_characters_total") == len(text)
 
 
-async def test_a_failing_prompt_or_script_is_that_requests_failure_alone(server: RunningServer, said: Said) -> None:
+async def test_a_failing_prompt_or_script_fails_only_its_request(server: RunningServer, said: Said) -> None:
     answer = await ask(server.stub, request("x" * 400_000))  # one line, longer than any budget
     assert answer.code is grpc.StatusCode.INVALID_ARGUMENT
     assert "prefix" in answer.details

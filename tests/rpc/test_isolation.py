@@ -1,4 +1,4 @@
-"""What one caller can see of another, and do to it: nothing. Through the whole server, over real connections."""
+"""Isolation of callers from each other, through the whole server and over real connections."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,7 +30,7 @@ DOCUMENT = "import os\n\n\ndef main():\n    return os.environ\n\n\n"
 
 
 class Jobs(list[GenerationRequest]):
-    """The script of an engine: keeps what it was asked."""
+    """The script of an engine; records its requests."""
 
     def __call__(self, job: GenerationRequest) -> list[str]:
         self.append(job)
@@ -80,7 +80,7 @@ async def ask_on_stream(stub: CompletionServiceStub, message: pb.CompleteRequest
 
 @pytest.mark.parametrize("uses_stream", [False, True])
 @pytest.mark.parametrize("shares_connection", [False, True])
-async def test_a_session_id_gives_nobody_the_text_of_another(
+async def test_a_session_id_gives_no_access_to_anothers_text(
     server: RunningServer, jobs: Jobs, uses_stream: bool, shares_connection: bool
 ) -> None:
     async with connected(server) as alice, connected(server) as other:
@@ -97,7 +97,7 @@ async def test_a_session_id_gives_nobody_the_text_of_another(
 
 
 @pytest.mark.parametrize("sequence", [2, 2**63])
-async def test_a_session_id_silences_nobody(server: RunningServer, sequence: int) -> None:
+async def test_a_session_id_does_not_supersede_anothers_request(server: RunningServer, sequence: int) -> None:
     async with connected(server) as alice, connected(server) as mallory:
         call = alice.Complete(request(session_id="me", max_tokens=1000, mode=pb.MODE_MULTI_LINE))
         await anext(aiter(call))
@@ -130,7 +130,7 @@ async def test_prompts_are_cached_apart_for_each_user_or_tenant(jobs: Jobs, scop
     assert len(set(salts)) == num_salts
 
 
-async def test_a_server_can_insist_on_a_users_name(jobs: Jobs) -> None:
+async def test_a_server_can_require_a_user_name(jobs: Jobs) -> None:
     config = endless_config("engine.heartbeat_s=0", "admission.require_user=true")
     async with run_server(config, lambda: endless_engine(jobs, ServiceTimes())) as server:
         refused = await ask(server.stub, request())
@@ -142,7 +142,7 @@ async def test_a_server_can_insist_on_a_users_name(jobs: Jobs) -> None:
         assert (await ask(server.stub, request(), metadata=(("x-user-id", "alice"),))).reason == "stop"
 
 
-async def test_new_names_make_no_new_allowance(jobs: Jobs) -> None:
+async def test_new_names_do_not_add_to_an_addresss_quota(jobs: Jobs) -> None:
     limits = ("admission.user_requests_per_s=0.01", "admission.user_burst=5", "admission.users_per_peer=2")
     async with run_server(endless_config(*limits), lambda: endless_engine(jobs, ServiceTimes())) as server:
         reasons = [(await ask(server.stub, request(session_id=f"s{number}"))).reason for number in range(30)]
@@ -153,7 +153,7 @@ async def test_new_names_make_no_new_allowance(jobs: Jobs) -> None:
     assert named == ["shed"] * 10
 
 
-async def test_a_user_pays_for_what_the_engine_computes_and_not_for_what_it_has_cached(jobs: Jobs) -> None:
+async def test_a_user_is_charged_for_computed_tokens_but_not_for_cached_ones(jobs: Jobs) -> None:
     limits = ("admission.user_tokens_per_s=0.01", "admission.user_token_burst=1000", "engine.heartbeat_s=0")
     long = "".join(f"value_{number} = {number}\n" for number in range(100))
     async with run_server(endless_config(*limits), lambda: endless_engine(jobs, ServiceTimes())) as server:

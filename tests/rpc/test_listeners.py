@@ -1,4 +1,4 @@
-"""Where the server listens and who may come in: TLS, Unix sockets, health, reflection, metrics, operators."""
+"""The listeners: TLS, Unix sockets, health, reflection, metrics, and the operators' service."""
 
 import asyncio
 import datetime
@@ -80,7 +80,7 @@ def admin(server: RunningServer) -> AdminServiceStub:
     return AdminServiceStub(grpc.aio.insecure_channel(server.ready.admin_address))
 
 
-async def test_mutual_tls_lets_in_who_shows_a_certificate_and_nobody_else(
+async def test_mutual_tls_admits_only_clients_with_a_certificate(
     make_identity: Callable[[str], Identity],
 ) -> None:
     ours, theirs, stranger = make_identity("server"), make_identity("client"), make_identity("stranger")
@@ -105,13 +105,13 @@ async def test_mutual_tls_lets_in_who_shows_a_certificate_and_nobody_else(
         assert (await ask(server.stub, request())).code is grpc.StatusCode.OK
 
 
-async def test_a_unix_socket_serves_too(tmp_path: Path) -> None:
+async def test_a_unix_socket_serves_requests(tmp_path: Path) -> None:
     async with run_server(make_config(f"server.listen=unix:{tmp_path}/socket"), ScriptedEngine) as server:
         assert (await ask(server.stub, request(max_tokens=4))).code is grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize("key", ["server.listen", "server.metrics_listen"])
-async def test_listening_wide_without_tls_is_warned_of(key: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reachable_listener_without_tls_logs_a_warning(key: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "completion_server"):
         async with run_server(make_config(f"{key}=0.0.0.0:0"), ScriptedEngine):
             pass
@@ -119,7 +119,7 @@ async def test_listening_wide_without_tls_is_warned_of(key: str, caplog: pytest.
     assert "without TLS" in caplog.text
 
 
-async def test_trusting_names_that_anybody_can_give_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_trusting_names_on_a_reachable_listener_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "completion_server"):
         async with run_server(
             make_config("server.listen=0.0.0.0:0", "admission.trust_user_names=true"), ScriptedEngine
@@ -129,7 +129,7 @@ async def test_trusting_names_that_anybody_can_give_is_warned_of(caplog: pytest.
     assert "without client certificates" in caplog.text
 
 
-async def test_listening_on_loopback_is_not(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_loopback_listener_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "completion_server"):
         async with run_server(make_config(), ScriptedEngine):
             logging.getLogger("completion_server.app").warning("warnings are seen here")
@@ -137,7 +137,7 @@ async def test_listening_on_loopback_is_not(caplog: pytest.LogCaptureFixture) ->
     assert "without TLS" not in caplog.text
 
 
-async def test_health_is_told_for_the_server_and_for_each_service(server: RunningServer) -> None:
+async def test_health_is_reported_for_the_server_and_for_each_service(server: RunningServer) -> None:
     stub = health_pb2_grpc.HealthStub(server.channel)
     for service in ("", SERVICE):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
@@ -148,14 +148,14 @@ async def test_health_is_told_for_the_server_and_for_each_service(server: Runnin
     assert (await asyncio.wait_for(watch.read(), 5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def test_the_contract_can_be_asked_for(server: RunningServer) -> None:
+async def test_reflection_serves_the_contract(server: RunningServer) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     names = {service.name async for answer in call for service in answer.list_services_response.service}
     assert {SERVICE, "grpc.health.v1.Health"} <= names
 
 
-async def test_it_can_not_where_reflection_is_off() -> None:
+async def test_reflection_can_be_switched_off() -> None:
     async with run_server(make_config("server.reflection=false"), ScriptedEngine) as server:
         stub = reflection_pb2_grpc.ServerReflectionStub(server.channel)
         call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
@@ -164,7 +164,7 @@ async def test_it_can_not_where_reflection_is_off() -> None:
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_operators_see_what_the_server_does(server: RunningServer) -> None:
+async def test_operators_read_the_servers_status(server: RunningServer) -> None:
     await ask(server.stub, request(max_tokens=4))
     status = await admin(server).GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
     assert status.engine_state == admin_pb2.ENGINE_STATE_READY
@@ -208,7 +208,7 @@ async def test_metrics_are_served_over_http(server: RunningServer) -> None:
     assert b"completion_engine_ready 1.0" in body
 
 
-async def test_logs_never_hold_what_was_typed(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_logs_never_hold_client_text(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         await ask(server.stub, request("SECRET = 'hunter2'\n", suffix="hunter3", max_tokens=4))
         await ask(server.stub, request("hunter2", max_tokens=-1))

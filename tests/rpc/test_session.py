@@ -100,7 +100,7 @@ async def test_answers_carry_the_sequence_of_their_request(editor: Editor) -> No
     assert await editor.close() is grpc.StatusCode.OK
 
 
-async def test_a_newer_key_ends_the_older_request(editor: Editor, engine: ScriptedEngine) -> None:
+async def test_a_newer_request_supersedes_the_older_one(editor: Editor, engine: ScriptedEngine) -> None:
     await editor.complete(1, max_tokens=ENDLESS)
     await editor.begun(1)
     await editor.complete(2)
@@ -109,7 +109,7 @@ async def test_a_newer_key_ends_the_older_request(editor: Editor, engine: Script
     await eventually(lambda: engine.stats().num_running == 0)
 
 
-async def test_a_key_that_types_what_is_being_said_goes_on_with_it(
+async def test_a_key_that_types_the_generated_text_reattaches(
     server: RunningServer, editor: Editor, engine: ScriptedEngine
 ) -> None:
     await editor.complete(1, max_tokens=SLOW)
@@ -123,7 +123,7 @@ async def test_a_key_that_types_what_is_being_said_goes_on_with_it(
     assert (newer.reason, (await editor.ended(1)).reason) == ("length", "superseded")
 
 
-async def test_a_user_who_asks_too_much_is_shed_and_the_stream_goes_on(engine: ScriptedEngine) -> None:
+async def test_a_user_over_the_rate_limit_is_shed_and_the_stream_goes_on(engine: ScriptedEngine) -> None:
     config = endless_config("admission.user_requests_per_s=5", "admission.user_burst=1", "shed.as_status=true")
     async with run_server(config, lambda: engine) as server:
         editor = Editor(server.stub.Session())
@@ -149,7 +149,7 @@ async def test_a_cancel_ends_the_request_and_frees_the_engine(editor: Editor, en
     await eventually(lambda: engine.stats().num_running == 0)
 
 
-async def test_leaving_frees_the_engine_and_the_place(
+async def test_closing_the_stream_frees_the_engine_and_the_session(
     server: RunningServer, editor: Editor, engine: ScriptedEngine
 ) -> None:
     leaver = Editor(server.stub.Session())
@@ -185,7 +185,7 @@ async def test_a_bad_request_ends_that_request_and_not_the_stream(
     assert (await editor.ended(50)).reason == "stop"
 
 
-async def test_a_number_that_comes_twice_has_one_end(editor: Editor, engine: ScriptedEngine) -> None:
+async def test_a_repeated_sequence_number_has_one_end(editor: Editor, engine: ScriptedEngine) -> None:
     await editor.complete(5, max_tokens=ENDLESS)
     await editor.begun(5)
     await editor.complete(5)
@@ -208,7 +208,7 @@ async def test_every_answer_is_written_out_before_a_drained_stream_ends(server: 
         assert each.answers[1].reason == "stop"
 
 
-async def test_what_a_drain_cuts_short_is_told_to_ask_elsewhere(server: RunningServer, editor: Editor) -> None:
+async def test_requests_cut_short_by_a_drain_end_unavailable(server: RunningServer, editor: Editor) -> None:
     await editor.complete(1, max_tokens=ENDLESS)
     await editor.begun(1)
     server.app.drain(0.1)
@@ -233,7 +233,7 @@ async def test_bytes_that_are_not_utf8_end_that_request_alone(server: RunningSer
     call.cancel()
 
 
-async def test_an_empty_message_is_told_so(editor: Editor) -> None:
+async def test_an_empty_message_is_refused(editor: Editor) -> None:
     await editor.write(pb.SessionRequest())
     answer = await editor.ended(0)
     assert answer.end is not None

@@ -66,8 +66,11 @@ class RunningServer:
         return CompletionServiceStub(self.channel)
 
     def count(self, metric: str, **labels: str) -> float:
-        """Return a metric's value, 0 where there is none yet."""
-        return self.registry.get_sample_value(metric, labels) or 0.0
+        """Return a metric's value, 0 if it has no sample yet."""
+        value = self.registry.get_sample_value(metric, labels)
+        if value is None:
+            assert any(metric.startswith(family.name) for family in self.registry.collect()), f"no metric {metric}"
+        return value or 0.0
 
 
 @asynccontextmanager

@@ -20,7 +20,15 @@ from completion_server.engine.interface import GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.streaming.text import TextRules
 from tests.support.examples import examples
-from tests.support.rooms import FOUR_SLOTS, REQUEST, House, Prompts, house, in_virtual_time, read
+from tests.support.pipelines import (
+    FOUR_SLOTS,
+    REQUEST,
+    Prompts,
+    RunningPipeline,
+    in_virtual_time,
+    read,
+    running_pipeline,
+)
 
 TIMES = ServiceTimes(prefill_base_s=0.02, decode_base_s=0.01)
 """The first token comes 20 ms after the start, the others 10 ms apart."""
@@ -29,7 +37,7 @@ STOP, LENGTH, SUPERSEDED = FinishReason.STOP, FinishReason.LENGTH, FinishReason.
 
 
 class Script:
-    """What the engine says to each request, by its id, and to whom it said something."""
+    """The text that the engine generates for each request, by its id; records the ids that it generated for."""
 
     def __init__(self, **words: Sequence[str]) -> None:
         self.words = words
@@ -44,7 +52,7 @@ class Script:
 
 
 class SlowToStop(ScriptedEngine):
-    """An engine that takes 50 ms to let go of a generation."""
+    """An engine that takes 50 ms to stop an aborted generation."""
 
     async def generate(self, job: GenerationRequest) -> AsyncGenerator[Output]:
         async with aclosing(super().generate(job)) as outputs:
@@ -55,48 +63,48 @@ class SlowToStop(ScriptedEngine):
                 await asyncio.sleep(0.05)
 
 
-def test_who_types_what_was_said_gets_the_rest_of_it() -> None:
+def test_typing_generated_text_gets_the_rest_of_it() -> None:
     script = Script(old=WORDS)
 
-    async def scenario(opened: House) -> None:
-        older = opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        older = running.open("old", "x = ")
         await asyncio.sleep(0.035)
-        newer = opened.open("new", "x = al")
-        assert opened.load == (1, 1, 0)
+        newer = running.open("new", "x = al")
+        assert running.load == (1, 1, 0)
         old, new = await read(older), await read(newer)
         assert (old.reason, old.end.usage) == (SUPERSEDED, Usage())
         assert (new.text, new.reason) == ("pha beta", STOP)
         assert new.end.usage == Usage(prompt_tokens=3, completion_tokens=5)
-        assert opened.watcher.reattached == [2]
-        assert opened.watcher.marks["new"].first_output == pytest.approx(0.035)
+        assert running.recorder.reattached == [2]
+        assert running.recorder.marks["new"].first_output == pytest.approx(0.035)
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old"]
 
 
-def test_who_types_ahead_of_what_is_said_gets_the_rest_when_it_comes() -> None:
+def test_typing_ahead_of_the_generation_gets_the_rest_when_it_comes() -> None:
     script = Script(old=WORDS)
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ")
         await asyncio.sleep(0.025)
-        newer = opened.open("new", "x = alpha b")
+        newer = running.open("new", "x = alpha b")
         new = await read(newer)
         assert (new.text, new.reason) == ("eta", STOP)
-        assert opened.watcher.marks["new"].first_output == pytest.approx(0.04)
+        assert running.recorder.marks["new"].first_output == pytest.approx(0.04)
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old"]
 
 
-def test_each_further_key_takes_the_same_generation_over_and_so_does_a_step_back() -> None:
+def test_each_further_key_reattaches_and_so_does_a_step_back() -> None:
     script = Script(old=WORDS)
 
-    async def scenario(opened: House) -> None:
-        answers = [opened.open("old", "x = ")]
+    async def scenario(running: RunningPipeline) -> None:
+        answers = [running.open("old", "x = ")]
         for at, typed in enumerate(("a", "al", "alpha b", "alpha", "alph")):
             await asyncio.sleep(0.006)
-            answers.append(opened.open(f"new{at}", "x = " + typed))
+            answers.append(running.open(f"new{at}", "x = " + typed))
         *olds, last = [await read(each) for each in answers]
         assert [(old.reason, old.end.usage) for old in olds] == [(SUPERSEDED, Usage())] * 5
         assert (last.text, last.end.usage.completion_tokens) == ("a beta", 5)
@@ -106,50 +114,50 @@ def test_each_further_key_takes_the_same_generation_over_and_so_does_a_step_back
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 0.02])
-def test_what_has_not_said_anything_yet_may_be_taken_over(seconds: float) -> None:
+def test_a_generation_without_text_can_be_reattached(seconds: float) -> None:
     script = Script(old=WORDS)
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ")
         if seconds:  # else its work has not had its first step
             await asyncio.sleep(seconds)
-        new = await read(opened.open("new", "x = alph"))
+        new = await read(running.open("new", "x = alph"))
         assert (new.text, new.reason, new.end.usage.completion_tokens) == ("a beta", STOP, 5)
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old"]
 
 
-async def test_what_is_still_being_tokenised_may_be_taken_over() -> None:
+async def test_a_generation_without_a_prompt_can_be_reattached() -> None:
     script, prompts = Script(old=WORDS), Prompts(gate=threading.Event())
     assert prompts.gate is not None
     long = "x" * 20_000
-    async with house(script.engine, MonotonicClock(), prompts=prompts) as opened:
-        opened.open("old", long)
+    async with running_pipeline(script.engine, MonotonicClock(), prompts=prompts) as running:
+        running.open("old", long)
         while not prompts.threads:
             await asyncio.sleep(0.001)
-        newer = opened.open("new", long + "alph")
-        assert opened.load == (1, 1, 0)
+        newer = running.open("new", long + "alph")
+        assert running.load == (1, 1, 0)
         prompts.gate.set()
         assert (await read(newer)).text == "a beta"
     assert (script.asked, prompts.built) == (["old"], ["old"])
 
 
-def test_as_soon_as_it_says_something_else_the_newer_request_begins_anew() -> None:
+def test_a_request_whose_generation_diverges_starts_a_new_one() -> None:
     script = Script(old=WORDS, new=("fre", "sh"))
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ")
         await asyncio.sleep(0.025)
-        newer = opened.open("new", "x = alphas")
+        newer = running.open("new", "x = alphas")
         await asyncio.sleep(0.01)  # "alpha" was said
-        assert opened.watcher.diverged == []
+        assert running.recorder.diverged == []
         await asyncio.sleep(0.01)  # "alpha be" was said, at 40 ms
-        assert opened.watcher.diverged == [3]
+        assert running.recorder.diverged == [3]
         new = await read(newer)
         assert (new.text, new.reason) == ("fresh", STOP)
         assert new.end.usage.completion_tokens == 3
-        marks = opened.watcher.marks["new"]
+        marks = running.recorder.marks["new"]
         assert marks.started == pytest.approx(0.04)
         assert marks.first_output == pytest.approx(0.07)  # a step of the engine was under way
 
@@ -157,30 +165,30 @@ def test_as_soon_as_it_says_something_else_the_newer_request_begins_anew() -> No
     assert script.asked == ["old", "new"]
 
 
-def test_one_that_began_anew_may_be_taken_over_in_turn() -> None:
+def test_a_generation_started_after_a_divergence_can_be_reattached() -> None:
     script = Script(old=WORDS, new=("fre", "sh", " start"))
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ")
-        opened.open("new", "x = b")
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ")
+        running.open("new", "x = b")
         await asyncio.sleep(0.065)  # "fre" was said
-        last = await read(opened.open("last", "x = bf"))
+        last = await read(running.open("last", "x = bf"))
         assert (last.text, last.end.usage.completion_tokens) == ("resh start", 4)
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old", "new"]
 
 
-def test_what_has_gone_another_way_already_is_stopped() -> None:
+def test_a_generation_that_differs_already_is_aborted() -> None:
     script = Script(old=WORDS, new=("fresh",))
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ")
         await asyncio.sleep(0.025)
-        newer = opened.open("new", "x = b")
-        assert opened.load == (1, 2, 0)
+        newer = running.open("new", "x = b")
+        assert running.load == (1, 2, 0)
         assert (await read(newer)).text == "fresh"
-        assert (opened.watcher.reattached, opened.watcher.diverged) == ([], [])
+        assert (running.recorder.reattached, running.recorder.diverged) == ([], [])
 
     in_virtual_time(scenario, script.engine)
 
@@ -193,30 +201,30 @@ def test_what_has_gone_another_way_already_is_stopped() -> None:
         (("ab", "cd"), 8, "abcde", 0.025),  # the model ends while the user is ahead
     ],
 )
-def test_a_generation_that_ends_with_nothing_left_for_its_user_is_followed_by_another(
+def test_a_generation_that_ends_without_untyped_text_is_followed_by_another(
     words: Sequence[str], max_tokens: int, typed: str, typed_at_s: float
 ) -> None:
     script = Script(old=words, new=("fre", "sh"))
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ", max_tokens=max_tokens)
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ", max_tokens=max_tokens)
         await asyncio.sleep(typed_at_s)
-        new = await read(opened.open("new", "x = " + typed, max_tokens=max_tokens))
+        new = await read(running.open("new", "x = " + typed, max_tokens=max_tokens))
         assert new.text == "fresh"
-        assert opened.watcher.diverged == [min(3, max_tokens)]
+        assert running.recorder.diverged == [min(3, max_tokens)]
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old", "new"]
 
 
 @pytest.mark.parametrize(("typed", "is_continued"), [("ab", True), ("abcdef", False)])
-def test_a_generation_is_continued_only_if_it_leaves_half_of_what_was_asked_for(typed: str, is_continued: bool) -> None:
+def test_a_reattach_needs_half_of_the_requests_tokens_left(typed: str, is_continued: bool) -> None:
     script = Script(old=("ab", "cd", "ef", "gh"), new=("ab", "cd", "ef", "gh"))
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ", max_tokens=4)
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ", max_tokens=4)
         await asyncio.sleep(0.035)
-        new = await read(opened.open("new", "x = " + typed, max_tokens=4))
+        new = await read(running.open("new", "x = " + typed, max_tokens=4))
         assert new.reason is FinishReason.LENGTH
         assert new.text == ("cdefgh" if is_continued else "abcdefgh")
 
@@ -224,41 +232,41 @@ def test_a_generation_is_continued_only_if_it_leaves_half_of_what_was_asked_for(
     assert script.asked == (["old"] if is_continued else ["old", "new"])
 
 
-def test_a_seed_repeats_an_answer_also_where_the_user_types_along() -> None:
+def test_a_seed_repeats_an_answer_while_the_user_types_along() -> None:
     script = Script(old=WORDS, new=("fresh",))
     sampling = Sampling(temperature=0.8, seed=7)
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ", sampling=sampling)
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ", sampling=sampling)
         await asyncio.sleep(0.025)
-        assert (await read(opened.open("new", "x = al", sampling=sampling))).text == "fresh"
+        assert (await read(running.open("new", "x = al", sampling=sampling))).text == "fresh"
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old", "new"]
 
 
-def test_a_model_that_has_said_just_what_was_typed_has_said_it_all() -> None:
+def test_a_generation_that_stops_after_the_typed_text_answers_with_no_text() -> None:
     script = Script(old=("ab", "cd"))
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ")
         await asyncio.sleep(0.025)
-        new = await read(opened.open("new", "x = abcd"))
+        new = await read(running.open("new", "x = abcd"))
         assert (new.text, new.reason) == ("", STOP)
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["old"]
 
 
-def test_who_has_typed_all_that_was_said_waits_for_its_first_token() -> None:
+def test_a_request_at_the_end_of_the_generated_text_waits_for_its_first_token() -> None:
     script = Script(old=WORDS)
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ")
         await asyncio.sleep(0.035)
-        newer = opened.open("new", "x = alpha")
+        newer = running.open("new", "x = alpha")
         await read(newer)
-        assert opened.watcher.marks["new"].first_output == pytest.approx(0.04)
+        assert running.recorder.marks["new"].first_output == pytest.approx(0.04)
 
     in_virtual_time(scenario, script.engine)
 
@@ -276,13 +284,13 @@ def test_who_has_typed_all_that_was_said_waits_for_its_first_token() -> None:
         {"language_id": "ruby"},
     ],
 )
-def test_a_request_for_something_else_takes_nothing_over(changes: dict[str, Any]) -> None:
+def test_a_request_with_other_parameters_does_not_reattach(changes: dict[str, Any]) -> None:
     script = Script(old=WORDS, new=("fresh",))
 
-    async def scenario(opened: House) -> None:
-        older = opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        older = running.open("old", "x = ")
         await asyncio.sleep(0.025)
-        new = await read(opened.open("new", "x = al", **changes))
+        new = await read(running.open("new", "x = al", **changes))
         assert (new.text, new.reason, (await read(older)).reason) == ("fresh", STOP, SUPERSEDED)
 
     in_virtual_time(scenario, script.engine)
@@ -292,21 +300,21 @@ def test_a_request_for_something_else_takes_nothing_over(changes: dict[str, Any]
 def test_typing_through_can_be_switched_off() -> None:
     script = Script(old=WORDS, new=("fresh",))
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ")
         await asyncio.sleep(0.025)
-        assert (await read(opened.open("new", "x = al"))).text == "fresh"
+        assert (await read(running.open("new", "x = al"))).text == "fresh"
 
     in_virtual_time(scenario, script.engine, scheduling=dataclasses.replace(FOUR_SLOTS, typing_through=False))
 
 
-def test_a_line_that_was_ended_is_not_answered_with_what_was_left_of_it() -> None:
+def test_a_request_after_a_typed_line_break_does_not_reattach() -> None:
     script = Script(old=("alpha", "()"), new=("fresh",))
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ", mode=Mode.SINGLE_LINE)
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ", mode=Mode.SINGLE_LINE)
         await asyncio.sleep(0.025)
-        new = await read(opened.open("new", "x = alpha()\n", mode=Mode.SINGLE_LINE))
+        new = await read(running.open("new", "x = alpha()\n", mode=Mode.SINGLE_LINE))
         assert new.text == "fresh"
 
     in_virtual_time(scenario, script.engine)
@@ -324,16 +332,16 @@ def test_a_line_that_was_ended_is_not_answered_with_what_was_left_of_it() -> Non
         (("a\r", "\n  b", "\r\n  c", "\r\nd"), "a\r\n", {"prefix_end": ":\n  "}, "  b\r\n  c"),  # a block's end
     ],
 )
-def test_the_text_rules_hold_from_the_new_cursor_on(
+def test_the_text_rules_apply_from_the_new_cursor_on(
     words: Sequence[str], typed: str, changes: dict[str, Any], expected: str
 ) -> None:
     script = Script(old=words, new=("fresh",))
     prefix = "if x" + changes.pop("prefix_end", "")
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", prefix, **changes)
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", prefix, **changes)
         await asyncio.sleep(0.025)
-        new = await read(opened.open("new", prefix + typed, **changes))
+        new = await read(running.open("new", prefix + typed, **changes))
         assert (new.text, new.reason) == (expected, STOP)
 
     in_virtual_time(scenario, script.engine)
@@ -361,7 +369,7 @@ def sent_of(text: str, *, is_cut: bool, **request: Any) -> str:
         }
     ),
 )
-def test_whoever_generated_it_the_text_is_that_of_the_new_cursor(
+def test_a_reattached_answer_has_the_text_of_a_generation_of_its_own(
     words: list[str], num_typed: int, slip: str, num_steps: int, fields: dict[str, Any]
 ) -> None:
     fresh = ("fr", "e\n", "sh")
@@ -370,11 +378,11 @@ def test_whoever_generated_it_the_text_is_that_of_the_new_cursor(
     whole = "".join(words[: fields["max_tokens"]])
     typed = whole[:num_typed] + slip
 
-    async def scenario(opened: House) -> None:
-        older = opened.open("old", "x = ", **fields)
+    async def scenario(running: RunningPipeline) -> None:
+        older = running.open("old", "x = ", **fields)
         if num_steps:
             await asyncio.sleep(0.01 * num_steps + 0.005)
-        newer = opened.open("new", "x = " + typed, **fields)
+        newer = running.open("new", "x = " + typed, **fields)
         old, new = await read(older), await read(newer)
         is_ended_line = fields["mode"] is Mode.SINGLE_LINE and "\n" in typed
         fits = (
@@ -390,68 +398,68 @@ def test_whoever_generated_it_the_text_is_that_of_the_new_cursor(
         assert script.asked == ["old"] * ("old" in script.asked) + ["new"] * (not is_typed_through)
         text, was_cut = (whole[len(typed) :], is_cut) if is_typed_through else ("".join(fresh), False)
         assert new.text == sent_of(text, is_cut=was_cut, prefix="x = " + typed, **fields)
-        assert len(opened.watcher.reattached) - len(opened.watcher.diverged) == is_typed_through
+        assert len(running.recorder.reattached) - len(running.recorder.diverged) == is_typed_through
 
     in_virtual_time(scenario, script.engine)
 
 
-def test_a_typed_request_takes_a_prefetch_over_and_a_prefetch_nothing_that_was_typed() -> None:
+def test_a_typed_request_reattaches_to_a_prefetch_but_not_the_reverse() -> None:
     script = Script(prefetch=WORDS, another=("fresh",))
 
-    async def scenario(opened: House) -> None:
-        ahead = opened.open("prefetch", "x = ", trigger=Trigger.PREFETCH)
+    async def scenario(running: RunningPipeline) -> None:
+        ahead = running.open("prefetch", "x = ", trigger=Trigger.PREFETCH)
         await asyncio.sleep(0.025)
-        typed = opened.open("typed", "x = a", trigger=Trigger.EXPLICIT)
+        typed = running.open("typed", "x = a", trigger=Trigger.EXPLICIT)
         assert (await read(ahead)).reason is SUPERSEDED
-        another = opened.open("another", "x = al", trigger=Trigger.PREFETCH)
-        assert opened.load == (2, 2, 0)
+        another = running.open("another", "x = al", trigger=Trigger.PREFETCH)
+        assert running.load == (2, 2, 0)
         assert ((await read(typed)).text, (await read(another)).text) == ("lpha beta", "fresh")
 
     in_virtual_time(scenario, script.engine)
     assert script.asked == ["prefetch", "another"]
 
 
-def test_a_running_prefetch_is_taken_over_even_where_an_older_typed_request_still_waits() -> None:
+def test_a_running_prefetch_is_reattached_although_an_older_typed_request_waits() -> None:
     script = Script(busy=["b"] * 8, prefetch=WORDS)
 
-    async def scenario(opened: House) -> None:
-        opened.open("prefetch", "x = f(", trigger=Trigger.PREFETCH)
-        waiting = opened.open("waits", "x = f")
-        assert opened.load == (2, 1, 1)
-        new = await read(opened.open("new", "x = f(a"))
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("prefetch", "x = f(", trigger=Trigger.PREFETCH)
+        waiting = running.open("waits", "x = f")
+        assert running.load == (2, 1, 1)
+        new = await read(running.open("new", "x = f(a"))
         assert (new.text, (await read(waiting)).reason) == ("lpha beta", SUPERSEDED)
 
     in_virtual_time(scenario, script.engine, scheduling=dataclasses.replace(FOUR_SLOTS, max_slots=1))
     assert script.asked == ["prefetch"]
 
 
-def test_closing_the_older_answer_does_not_stop_what_goes_on_for_the_newer() -> None:
+def test_closing_the_older_answer_does_not_stop_a_reattached_generation() -> None:
     script = Script(old=WORDS)
 
-    async def scenario(opened: House) -> None:
-        older = opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        older = running.open("old", "x = ")
         await asyncio.sleep(0.025)
-        newer = opened.open("new", "x = a")
+        newer = running.open("new", "x = a")
         older.cancel()
         assert (await read(newer)).text == "lpha beta"
-        assert opened.watcher.ended == [("old", SUPERSEDED), ("new", STOP)]
+        assert running.recorder.ended == [("old", SUPERSEDED), ("new", STOP)]
 
     in_virtual_time(scenario, script.engine)
 
 
-def test_cancelling_the_heir_frees_the_engine() -> None:
+def test_cancelling_a_reattached_request_frees_the_engine() -> None:
     script = Script(old=["w"] * 4096)
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ", max_tokens=4096)
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ", max_tokens=4096)
         await asyncio.sleep(0.025)
-        newer = opened.open("new", "x = w", max_tokens=4096)
+        newer = running.open("new", "x = w", max_tokens=4096)
         await asyncio.sleep(0.02)
         newer.cancel()
-        assert opened.load == (0, 1, 0)
+        assert running.load == (0, 1, 0)
         await asyncio.sleep(0.02)
-        assert opened.load == (0, 0, 0)
-        assert opened.engine.stats().num_running == 0
+        assert running.load == (0, 0, 0)
+        assert running.engine.stats().num_running == 0
         new = await read(newer)
         assert (new.reason, new.text) == (FinishReason.CANCELLED, "ww")
         assert new.end.usage.completion_tokens == 3
@@ -459,35 +467,35 @@ def test_cancelling_the_heir_frees_the_engine() -> None:
     in_virtual_time(scenario, script.engine)
 
 
-def test_an_engine_that_dies_is_the_heirs_failure() -> None:
+def test_an_engine_failure_ends_the_reattached_request() -> None:
     script = Script(old=WORDS)
 
-    async def scenario(opened: House) -> None:
-        older = opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        older = running.open("old", "x = ")
         await asyncio.sleep(0.025)
-        newer = opened.open("new", "x = a")
-        assert isinstance(opened.engine, ScriptedEngine)
-        opened.engine.crash()
+        newer = running.open("new", "x = a")
+        assert isinstance(running.engine, ScriptedEngine)
+        running.engine.crash()
         assert ((await read(older)).reason, (await read(newer)).reason) == (SUPERSEDED, FinishReason.ERROR)
 
     in_virtual_time(scenario, script.engine)
 
 
 @pytest.mark.parametrize("typed", ["al", "alphabet", "alphas", "q", "close"])
-def test_what_has_ended_is_freed_with_its_last_reader_and_not_by_a_garbage_collection(typed: str) -> None:
+def test_an_ended_request_is_freed_by_reference_counting_alone(typed: str) -> None:
     script = Script(old=WORDS, new=("fresh",))
     held: dict[str, Any] = {}
 
-    async def scenario(opened: House) -> None:
+    async def scenario(running: RunningPipeline) -> None:
         gc.disable()
-        older = opened.open("old", "x = ")
+        older = running.open("old", "x = ")
         await asyncio.sleep(0.025)
-        newer = opened.open("new", "x = " + typed)
+        newer = running.open("new", "x = " + typed)
         if typed == "close":
             newer.cancel()
         await read(older)
         await read(newer)
-        await opened.pipeline.wait_idle()
+        await running.pipeline.wait_idle()
         held.update(old=weakref.ref(older), new=weakref.ref(newer))
         del older, newer
         await asyncio.sleep(1.0)
@@ -499,31 +507,31 @@ def test_what_has_ended_is_freed_with_its_last_reader_and_not_by_a_garbage_colle
         gc.enable()
 
 
-def test_a_generation_that_was_left_and_has_not_stopped_yet_is_nobodys() -> None:
+def test_a_diverged_generation_that_still_stops_can_not_be_reattached() -> None:
     script = Script(old=WORDS, third=("cat",))
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ")
-        newer = opened.open("new", "x = b")
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ")
+        newer = running.open("new", "x = b")
         await asyncio.sleep(0.03)  # it said "alp" and is being stopped
-        assert opened.watcher.diverged == [1]
-        third = opened.open("third", "x = bc")
+        assert running.recorder.diverged == [1]
+        third = running.open("third", "x = bc")
         new = await read(newer)
         assert (new.reason, new.end.usage) == (SUPERSEDED, Usage())
-        assert ((await read(third)).text, opened.watcher.diverged) == ("cat", [1])
+        assert ((await read(third)).text, running.recorder.diverged) == ("cat", [1])
 
     in_virtual_time(scenario, lambda: SlowToStop(script, TIMES))
     assert script.asked == ["old", "third"]
 
 
-def test_a_generation_that_has_failed_is_not_taken_over() -> None:
+def test_a_failed_generation_can_not_be_reattached() -> None:
     script = Script(new=("fresh",))  # "old" is a KeyError
 
-    async def scenario(opened: House) -> None:
-        opened.open("old", "x = ")
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("old", "x = ")
         while not script.asked:
             await asyncio.sleep(0)
-        assert opened.load == (1, 1, 0)  # it has failed, and nobody was told yet
-        assert (await read(opened.open("new", "x = a"))).text == "fresh"
+        assert running.load == (1, 1, 0)  # it has failed, and nobody was told yet
+        assert (await read(running.open("new", "x = a"))).text == "fresh"
 
     in_virtual_time(scenario, script.engine)

@@ -1,4 +1,4 @@
-"""What importing the client library and running `completion-server --help` load, each in a fresh interpreter."""
+"""The modules that the client library and `completion-server --help` load, each in a fresh interpreter."""
 
 import subprocess
 import sys
@@ -39,6 +39,6 @@ def test_every_command_of_the_list_exists(name: str) -> None:
     assert lazy.load().name == name
 
 
-def test_the_engine_s_processes_are_told_by_the_same_variable() -> None:
+def test_one_variable_marks_the_engines_processes() -> None:
     assert entry_point.__file__ is not None
     assert f'"{PARENT_ENV}" in os.environ' in Path(entry_point.__file__).read_text(encoding="utf-8")

@@ -9,11 +9,19 @@ from dataclasses import dataclass
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.core.clock import Deadline, MonotonicClock
+from completion_server.core.events import Event
 from completion_server.core.outcome import Delta, End, FinishReason, ShedReason, Usage
 from completion_server.core.request import Caller, Trigger
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.rooms import FOUR_SLOTS, House, house, in_virtual_time, read
+from tests.support.pipelines import (
+    FOUR_SLOTS,
+    EventRecorder,
+    RunningPipeline,
+    in_virtual_time,
+    read,
+    running_pipeline,
+)
 
 CLOCK = MonotonicClock()
 
@@ -31,107 +39,107 @@ def quick_engine() -> Engine:
 
 
 def slow_engine() -> Engine:
-    """Return an engine that says something every millisecond, and does not come to an end."""
+    """Return an engine that generates a token every millisecond, without an end."""
     return ScriptedEngine(lambda _job: itertools.repeat("a"), ServiceTimes(decode_base_s=1e-3))
 
 
-async def test_a_short_prompt_is_built_where_it_is_and_a_long_one_elsewhere() -> None:
-    async with house(quick_engine, CLOCK) as opened:
+async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thread() -> None:
+    async with running_pipeline(quick_engine, CLOCK) as running:
         for request_id, prefix in (("short", "x = "), ("long", "x" * 100_000)):
-            answer = await read(opened.open(request_id, prefix))
+            answer = await read(running.open(request_id, prefix))
             assert (answer.text, answer.reason) == ("abc", FinishReason.STOP)
     here = threading.get_ident()
-    assert opened.prompts.threads[0] == here
-    assert opened.prompts.threads[1] != here
-    assert opened.watcher.ended == [("short", FinishReason.STOP), ("long", FinishReason.STOP)]
+    assert running.prompts.threads[0] == here
+    assert running.prompts.threads[1] != here
+    assert running.recorder.ended == [("short", FinishReason.STOP), ("long", FinishReason.STOP)]
 
 
 def test_a_superseded_answer_has_no_text_left() -> None:
-    async def scenario(opened: House) -> None:
-        reader = opened.open("old", "x", max_tokens=4096).parts()
+    async def scenario(running: RunningPipeline) -> None:
+        reader = running.open("old", "x", max_tokens=4096).parts()
         assert isinstance(await anext(reader), Delta)
         await asyncio.sleep(0.05)  # it has gone on, and nobody has read it
-        newer = opened.open("new", "y")
+        newer = running.open("new", "y")
         assert (await read(newer)).reason is FinishReason.LENGTH
         left = [event async for event in reader]
         assert [type(event) for event in left] == [End]
-        assert opened.watcher.ended == [("old", FinishReason.SUPERSEDED), ("new", FinishReason.LENGTH)]
+        assert running.recorder.ended == [("old", FinishReason.SUPERSEDED), ("new", FinishReason.LENGTH)]
 
     in_virtual_time(scenario, slow_engine)
 
 
 async def test_closing_an_answer_ends_its_request_once() -> None:
-    async with house(quick_engine, CLOCK) as opened:
-        completion = opened.open("r", "x" * 100_000)
+    async with running_pipeline(quick_engine, CLOCK) as running:
+        completion = running.open("r", "x" * 100_000)
         completion.cancel()
         completion.cancel()
         assert [type(event) async for event in completion.parts()] == [End]
-    assert opened.watcher.ended == [("r", FinishReason.CANCELLED)]
+    assert running.recorder.ended == [("r", FinishReason.CANCELLED)]
 
 
 def test_who_asks_too_much_is_told_so_and_unseats_nobody() -> None:
-    async def scenario(opened: House) -> None:
-        first = opened.open("r1", "x")
-        refused = await read(opened.open("r2", "xa"))
+    async def scenario(running: RunningPipeline) -> None:
+        first = running.open("r1", "x")
+        refused = await read(running.open("r2", "xa"))
         assert (refused.text, refused.reason) == ("", FinishReason.SHED)
         assert refused.end.outcome.shed_reason is ShedReason.RATE_LIMITED
         assert refused.end.outcome.retry_after_ms == 2000
-        other = opened.open("r3", "x", caller=Caller("another", "s"))
+        other = running.open("r3", "x", caller=Caller("another", "s"))
         assert [(await read(each)).reason for each in (first, other)] == [FinishReason.LENGTH] * 2
         await asyncio.sleep(2.0)
-        assert (await read(opened.open("r4", "x"))).reason is FinishReason.LENGTH
+        assert (await read(running.open("r4", "x"))).reason is FinishReason.LENGTH
 
     in_virtual_time(scenario, slow_engine, admission=AdmissionSettings(user_requests_per_s=0.5, user_burst=1))
 
 
-def test_who_waits_as_long_as_it_was_told_is_served() -> None:
-    async def scenario(opened: House) -> None:
-        opened.open("r1", "x")
+def test_a_shed_request_is_served_after_its_retry_time() -> None:
+    async def scenario(running: RunningPipeline) -> None:
+        running.open("r1", "x")
         await asyncio.sleep(0.0396)
-        refused = await read(opened.open("r2", "x"))
+        refused = await read(running.open("r2", "x"))
         retry_after_ms = refused.end.outcome.retry_after_ms
         assert retry_after_ms == 11  # 10.4 of 50 are left
         await asyncio.sleep(retry_after_ms / 1000)
-        assert (await read(opened.open("r3", "x"))).reason is FinishReason.LENGTH
+        assert (await read(running.open("r3", "x"))).reason is FinishReason.LENGTH
 
     in_virtual_time(scenario, slow_engine, admission=AdmissionSettings(user_requests_per_s=20, user_burst=1))
 
 
-def test_where_the_process_is_behind_only_who_asked_for_it_is_served() -> None:
+def test_under_loop_lag_only_explicit_requests_are_served() -> None:
     clock = SettableClock(-1.0)
     loop_lag = LoopLagMonitor(0.05, clock)  # looked at the clock a second before it all began
 
-    async def scenario(opened: House) -> None:
-        explicit = opened.open("explicit", "x", trigger=Trigger.EXPLICIT)
+    async def scenario(running: RunningPipeline) -> None:
+        explicit = running.open("explicit", "x", trigger=Trigger.EXPLICIT)
         other = Caller("another", "s")
-        refused = await read(opened.open("refused", "x", caller=other))
+        refused = await read(running.open("refused", "x", caller=other))
         assert (refused.text, refused.reason) == ("", FinishReason.SHED)
         assert refused.end.outcome.shed_reason is ShedReason.OVERLOAD
-        await read(opened.open("newer", "xy", trigger=Trigger.AUTOMATIC))
+        await read(running.open("newer", "xy", trigger=Trigger.AUTOMATIC))
         assert (await read(explicit)).reason is FinishReason.SUPERSEDED  # its user has typed on
-        clock.at = opened.pipeline.now()
-        loop_lag.look()
-        assert (await read(opened.open("later", "x", caller=other))).reason is FinishReason.LENGTH
+        clock.at = running.pipeline.now()
+        loop_lag.tick()
+        assert (await read(running.open("later", "x", caller=other))).reason is FinishReason.LENGTH
 
     in_virtual_time(scenario, slow_engine, loop_lag=loop_lag)
 
 
-def test_an_unnamed_user_is_its_session_and_tenants_are_apart() -> None:
-    async def scenario(opened: House) -> None:
+def test_an_unnamed_caller_is_its_session_and_tenants_are_separate() -> None:
+    async def scenario(running: RunningPipeline) -> None:
         callers = (Caller("u", "s"), Caller("", "s"), Caller("", "u"), Caller("u", "s", "tenant"))
-        answers = [opened.open(f"r{at}", "x", caller=caller) for at, caller in enumerate(callers)]
+        answers = [running.open(f"r{at}", "x", caller=caller) for at, caller in enumerate(callers)]
         assert [(await read(each)).reason for each in answers] == [FinishReason.LENGTH] * 4
 
     in_virtual_time(scenario, slow_engine)
 
 
-def test_a_lane_is_a_users_or_a_sessions_or_nobodys() -> None:
+def test_a_lane_belongs_to_a_user_or_a_session_or_one_request() -> None:
     def reasons_with(**settings: object) -> list[FinishReason]:
         reasons: list[FinishReason] = []
 
-        async def scenario(opened: House) -> None:
-            answers = [opened.open(f"r{s}", "x", caller=Caller("u", s), sequence=1) for s in ("a", "b")]
-            answers.append(opened.open("r3", "y", caller=Caller("u", "b"), sequence=2))
+        async def scenario(running: RunningPipeline) -> None:
+            answers = [running.open(f"r{s}", "x", caller=Caller("u", s), sequence=1) for s in ("a", "b")]
+            answers.append(running.open("r3", "y", caller=Caller("u", "b"), sequence=2))
             reasons.extend([(await read(each)).reason for each in answers])
 
         in_virtual_time(scenario, slow_engine, scheduling=dataclasses.replace(FOUR_SLOTS, **settings))  # type: ignore[arg-type]
@@ -143,43 +151,58 @@ def test_a_lane_is_a_users_or_a_sessions_or_nobodys() -> None:
     assert reasons_with(supersede=False) == [served, served, served]
 
 
-def test_an_answer_is_due_within_the_budget_or_the_calls_deadline() -> None:
-    async def scenario(opened: House) -> None:
+def test_the_ttft_deadline_is_the_budget_or_the_calls_deadline() -> None:
+    async def scenario(running: RunningPipeline) -> None:
         await asyncio.sleep(1.0)
-        patient = opened.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0)).entry
+        patient = running.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0)).entry
         assert (patient.trigger, patient.arrived_at, patient.ttft_deadline) == (Trigger.EXPLICIT, 1.0, 11.0)
-        hurried = opened.open("hurried", "x", deadline=Deadline(2.0)).entry
+        hurried = running.open("hurried", "x", deadline=Deadline(2.0)).entry
         assert (hurried.deadline, hurried.ttft_deadline) == (Deadline(2.0), 2.0)
 
     in_virtual_time(scenario, slow_engine)
 
 
-def test_an_answer_that_is_known_takes_no_slot_and_supersedes() -> None:
-    async def scenario(opened: House) -> None:
-        older = opened.open("older", "x = ")
-        known = opened.open("known", "known = ")
+def test_a_known_answer_takes_no_slot_and_supersedes() -> None:
+    async def scenario(running: RunningPipeline) -> None:
+        older = running.open("older", "x = ")
+        known = running.open("known", "known = ")
         answer = await read(known)
         assert (answer.text, answer.reason, answer.end.usage) == ("42", FinishReason.STOP, Usage())
         assert (await read(older)).reason is FinishReason.SUPERSEDED
-        assert opened.watcher.marks["known"].started is None
+        assert running.recorder.marks["known"].started is None
 
     in_virtual_time(scenario, slow_engine, lookup=lambda request: "42" if request.prefix == "known = " else None)
 
 
-def test_a_word_from_another_replica_supersedes() -> None:
-    async def scenario(opened: House) -> None:
-        older = opened.open("older", "x")
-        opened.pipeline.supersede(older.entry.lane, 1)
+def test_a_newer_request_on_another_replica_supersedes() -> None:
+    async def scenario(running: RunningPipeline) -> None:
+        older = running.open("older", "x")
+        running.pipeline.supersede(older.entry.lane, 1)
         assert (await read(older)).reason is FinishReason.SUPERSEDED
 
     in_virtual_time(scenario, slow_engine)
 
 
 def test_the_marks_of_a_request_carry_its_trace_context() -> None:
-    async def scenario(opened: House) -> None:
-        await read(opened.open("r", "x", trace_context="00-trace"))
-        marks = opened.watcher.marks["r"]
+    async def scenario(running: RunningPipeline) -> None:
+        await read(running.open("r", "x", trace_context="00-trace"))
+        marks = running.recorder.marks["r"]
         assert marks.trace_context == "00-trace"
         assert marks.unix_s(marks.received, 1000.0) == 1000.0
 
     in_virtual_time(scenario, slow_engine)
+
+
+def test_a_listener_that_raises_fails_no_request() -> None:
+    class Fails(EventRecorder):
+        def hear(self, event: Event) -> None:
+            super().hear(event)
+            raise ZeroDivisionError
+
+    async def scenario(opened: RunningPipeline) -> None:
+        older, newer = opened.open("older", "x"), opened.open("newer", "xa")
+        assert (await read(older)).reason is FinishReason.SUPERSEDED
+        assert (await read(newer)).reason is FinishReason.LENGTH
+        assert len(opened.recorder.ended) == 2
+
+    in_virtual_time(scenario, slow_engine, recorder=Fails())

@@ -2,7 +2,7 @@
 
 They rely on three properties of vLLM: its configuration names the scheduler's class (`scheduler_cls`), this scheduler
 reads its attribute `dynamic_sd_lookup`, K by number of sequences, at each step, and it has its requests in `running`.
-In a version that lacks either attribute the scheduler stays unchanged, and reports that in the shared memory.
+In a version without `dynamic_sd_lookup` or `running` the scheduler stays unchanged, and says so in the shared memory.
 
 A request that refuses drafts has a flag in its sampling parameters. Its drafts are dropped before the step that would
 verify them, as vLLM itself drops drafts that a grammar forbids. If all requests refuse drafts, none are proposed.

@@ -1,1 +1,1 @@
-"""Messages: raw bytes are scanned before they are parsed, and translated to the core's requests and back."""
+"""Translates messages: scans their raw bytes, parses them, and converts them to the types of `core` and back."""

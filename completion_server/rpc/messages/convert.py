@@ -1,4 +1,4 @@
-"""Messages to core and back. Finds bad values before any work is done; `scan` has checked all sizes before."""
+"""Converts messages to the types of `core` and back. Refuses invalid values; `scan` has checked all sizes before."""
 
 import itertools
 import math
@@ -65,12 +65,12 @@ def request_of(
     now: float,
     trace_context: str = "",
 ) -> Request:
-    """Return the request that a message means.
+    """Return the request of a message.
 
-    `deadline_s` is the time that the call leaves, None for no end.
+    `deadline_s` is the remaining time of the call, None for no deadline.
 
     Raises:
-        InvalidRequestError: a field is bad; says which, the limit and what was given.
+        InvalidRequestError: a field is invalid; the error names the field, the limit and the value.
 
     """
     mode = _known("mode", message.mode, _MODES)
@@ -107,7 +107,7 @@ def session_id_of(message: pb.CompleteRequest | pb.ReportFeedbackRequest) -> str
 
 
 def feedback_of(message: pb.ReportFeedbackRequest) -> Feedback:
-    """Return the feedback that a message means.
+    """Return the feedback of a message.
 
     Raises:
         InvalidRequestError: a field is bad.
@@ -163,7 +163,7 @@ def _stops(message: pb.CompleteRequest) -> Iterator[str]:
 
 
 def end_message(end: End) -> pb.End:
-    """Return the wire's form of an end."""
+    """Return the message of an End."""
     outcome, usage, timings = end.outcome, end.usage, end.timings
     message = pb.End(
         text=end.text,
@@ -193,20 +193,20 @@ def end_message(end: End) -> pb.End:
 
 
 def error_message(error: CompletionError) -> pb.RequestError:
-    """Return the wire's form of a failure inside a session."""
+    """Return the message of a failure inside a session."""
     violations = [pb.FieldViolation(field=v.field, description=v.description) for v in error.violations]
     return pb.RequestError(code=int(error.code), message=error.message, field_violations=violations)
 
 
 def response_of(event: AnswerPart) -> pb.CompleteResponse:
-    """Return the wire's form of an event."""
+    """Return the message of an event of a call."""
     if isinstance(event, Delta):
         return pb.CompleteResponse(delta=pb.Delta(text=event.text))
     return pb.CompleteResponse(end=end_message(event))
 
 
 def session_response_of(sequence: int, event: AnswerPart) -> pb.SessionResponse:
-    """Return the wire's form of an event of a session's request."""
+    """Return the message of an event of a request in a session."""
     if isinstance(event, Delta):
         return pb.SessionResponse(sequence=sequence, delta=pb.Delta(text=event.text))
     return pb.SessionResponse(sequence=sequence, end=end_message(event))

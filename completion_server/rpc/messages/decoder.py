@@ -1,8 +1,8 @@
-"""Bytes to messages, where bytes may be bad.
+"""Parses messages, and describes the fault of a malformed one.
 
 gRPC answers a message that can't be parsed with INTERNAL and, on a stream, ends the stream. Here such a message becomes
-a `Malformed`, which the services answer like any other bad request: with the field that is not UTF-8 or too large, and
-on a session stream for that request alone. Limits are checked on the bytes, before anything is parsed.
+a `Malformed`, which the services answer like any other invalid request: they name the field that is not UTF-8 or too
+large, and on a session stream end only that request. Limits are checked on the raw bytes before parsing.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,24 +23,24 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A message that could not be parsed, or is beyond the limits."""
+    """A message that could not be parsed, or exceeds the limits."""
 
     error: InvalidRequestError
     sequence: int
-    """The sequence number that it gave, 0 where that can't be read."""
+    """The sequence number of the message, 0 if it can't be read."""
 
 
 class Decoder(Generic[M]):
     """Parses one message type."""
 
     def __init__(self, message_class: type[M], shape: Shape) -> None:
-        """Parse what fits `shape`; prepare the type, and its duplicate whose strings may be any bytes."""
+        """Parse messages within the limits of `shape`; prepare a second type whose strings may be any bytes."""
         self._shape = shape
         self._parse: Callable[[bytes], M] = message_class.FromString
         self._lenient = GetMessageClass(_lenient_types().FindMessageTypeByName(message_class.DESCRIPTOR.full_name))
 
     def __call__(self, data: bytes) -> M | Malformed:
-        """Return the message, or what is wrong with it."""
+        """Return the message, or a description of its fault."""
         try:
             scan(data, self._shape)
             return self._parse(data)
@@ -61,7 +61,7 @@ class Decoder(Generic[M]):
 
 
 def _lenient_types() -> DescriptorPool:
-    """Return the contract with every string field as bytes, which parse whatever they hold."""
+    """Return the contract with every string field as bytes, which accept any content."""
     pool = DescriptorPool()
     file = FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(file)
@@ -75,7 +75,7 @@ def _lenient_types() -> DescriptorPool:
 
 
 def _not_utf8(message: Message, prefix: str) -> Iterator[tuple[str, int, int]]:
-    """Yield path, offset and value of the first bad byte of each field that is not UTF-8."""
+    """Yield path, offset and value of the first invalid byte of each field that is not UTF-8."""
     for descriptor, value in message.ListFields():
         values: Any = value if descriptor.is_repeated else [value]
         for i, item in enumerate(values):

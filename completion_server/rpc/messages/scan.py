@@ -1,7 +1,7 @@
 """Checks a message's raw bytes against the limits before they are parsed. Pure.
 
-Parsing makes an object for each entry of a repeated field: 16 MiB of empty snippets take a third of a second and half a
-gigabyte. Reading the tags alone finds the first excess in microseconds, and makes nothing.
+Parsing creates an object for each entry of a repeated field: 16 MiB of empty snippets take a third of a second and half
+a gigabyte. Reading only the tags finds the first excess in microseconds, and creates no objects.
 
 The encoding: https://protobuf.dev/programming-guides/encoding/
 """
@@ -13,7 +13,7 @@ from completion_server.core.errors import InvalidRequestError
 from completion_server.rpc.settings import LimitSettings
 
 _UNKNOWN_FIELDS = 64
-"""Fields beyond those of the contract that a message may have: those of a newer contract, or repeated ones."""
+"""Allowance for fields that are not in the contract, such as those of a newer one, and for fields sent twice."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MORE = 0x80
 _MAX_VARINT_BYTES = 10
@@ -21,10 +21,10 @@ _MAX_TAG = 2**32 - 1
 
 
 class ScanError(Exception):
-    """A message is refused unparsed."""
+    """A message is refused before it is parsed."""
 
     def __init__(self, error: InvalidRequestError, sequence: int) -> None:
-        """Hold what is wrong, and the request's sequence number as far as it was found, else 0."""
+        """Hold the error and the request's sequence number; 0 if the number was not found before the error."""
         super().__init__(error.message)
         self.error = error
         self.sequence = sequence
@@ -32,32 +32,32 @@ class ScanError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a message type may have."""
+    """The limits of a message type."""
 
     max_fields: int
-    """All fields together, unknown ones too."""
+    """Maximum number of fields, including unknown ones."""
     fields: Mapping[int, "Field"]
-    """The limited fields, by number: those with bytes, text or a message."""
+    """The limits of the fields with bytes, text or a message, by field number."""
     sequence_number: int = 0
-    """The number of the field that holds the request's sequence number; 0 where there is none."""
+    """Number of the field that holds the request's sequence number; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a field of a message may have."""
+    """The limits of a field."""
 
     name: str
-    """"" for a message whose fields are named as if they were those of the message around it."""
+    """Name in error messages; "" for a message whose fields are named as if they belonged to the outer message."""
     max_bytes: int | None = None
     max_entries: int = 0
-    """Of a repeated field. 0: the field is not repeated."""
+    """Maximum number of entries of a repeated field; 0 if the field is not repeated."""
     shape: Shape | None = None
-    """Of a field that is a message."""
+    """Limits of the message in the field, if it is a message."""
 
 
 @dataclass(slots=True)
 class _Scan:
-    """One walk through a message and those in it."""
+    """One walk through a message and its nested messages."""
 
     data: bytes
     sequence: int = 0
@@ -86,7 +86,7 @@ class _Scan:
                 self.skip(tag, shape, end)
 
     def check(self, limited: Field, size: int, path: str) -> None:
-        """Check a field of `size` bytes that begins here."""
+        """Check a field of `size` bytes that begins at the current position."""
         name = f"{path}{limited.name}"
         if limited.max_entries:
             count = self.counts[name] = self.counts.get(name, 0) + 1
@@ -99,7 +99,7 @@ class _Scan:
             self.walk(limited.shape, self.position + size, f"{name}." if limited.name else path)
 
     def skip(self, tag: int, shape: Shape, end: int) -> None:
-        """Pass a field without bytes. Groups are in no contract of this server, and may nest without end."""
+        """Skip a field without a length. Groups are refused: the contract has none, and they may nest without end."""
         kind = tag & 7
         if kind == _VARINT:
             value = self.varint()
@@ -115,7 +115,7 @@ class _Scan:
             raise IndexError
 
     def varint(self) -> int:
-        """Return the number that stands here."""
+        """Read the number at the current position."""
         byte = self.data[self.position]
         if byte < _MORE:
             self.position += 1
@@ -123,7 +123,7 @@ class _Scan:
         return self.long_varint()
 
     def long_varint(self) -> int:
-        """Return a number of several bytes."""
+        """Read a number of several bytes."""
         value = 0
         for i, byte in enumerate(self.data[self.position : self.position + _MAX_VARINT_BYTES]):
             value |= (byte & 0x7F) << 7 * i
@@ -137,7 +137,7 @@ def scan(data: bytes, shape: Shape) -> None:
     """Check a message.
 
     Raises:
-        ScanError: it has more than `shape` allows, or it is no protobuf message.
+        ScanError: the message exceeds the limits of `shape`, or it is no protobuf message.
 
     """
     walk = _Scan(data)
@@ -151,7 +151,7 @@ def scan(data: bytes, shape: Shape) -> None:
 
 
 def complete_request(limits: LimitSettings) -> Shape:
-    """Return what a CompleteRequest may have."""
+    """Return the limits of a CompleteRequest."""
     snippet = Shape(
         3 + _UNKNOWN_FIELDS, {1: Field("uri", limits.max_uri_bytes), 2: Field("text", limits.max_snippet_bytes)}
     )
@@ -168,12 +168,12 @@ def complete_request(limits: LimitSettings) -> Shape:
 
 
 def report_feedback_request(limits: LimitSettings) -> Shape:
-    """Return what a ReportFeedbackRequest may have."""
+    """Return the limits of a ReportFeedbackRequest."""
     return Shape(6 + _UNKNOWN_FIELDS, {1: Field("session_id", limits.max_session_id_bytes)})
 
 
 def session_request(limits: LimitSettings) -> Shape:
-    """Return what a SessionRequest may have. Parsing merges events that are repeated, so they share one limit."""
+    """Return the limits of a SessionRequest. Parsing merges repeated events, so they share one limit."""
     events = {
         1: Field("", shape=complete_request(limits)),
         2: Field("cancel", shape=Shape(1 + _UNKNOWN_FIELDS, {})),

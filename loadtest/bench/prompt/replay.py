@@ -96,7 +96,7 @@ def measure(
     cache_blocks: int = 0,
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Replay typing and return the figures; those without a block size in their place are for the first one.
+    """Replay typing and return the figures. Figures that name no block size are for the first of `block_sizes`.
 
     `model` is a folder with a tokenizer.json; `cache_blocks` bounds the cache, 0 leaves it unbounded; `settings` is the
     server's prompt section.

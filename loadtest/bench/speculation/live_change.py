@@ -1,8 +1,8 @@
 """Measures the time that a change of K takes on a running server.
 
 The time runs from the SetSpeculation call, for a change from K = 0 to another, until a polled GetSpeculation shows the
-first verified draft tokens. That is later than the first step with the new K by one step (drafts are verified in the
-next one) and by a poll, so the measured time is an upper bound.
+first verified draft tokens. The measured time is an upper bound: drafts are verified one step after the first step with
+the new K, and a poll comes later still.
 """
 
 import asyncio

@@ -32,7 +32,7 @@ class _EngineStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineSta
     ENGINE_STATE_READY: _EngineState.ValueType  # 2
     """Serving."""
     ENGINE_STATE_FAILED: _EngineState.ValueType  # 3
-    """It died or hung; a new one starts after a back-off."""
+    """The engine died or hung; a new one starts after a back-off."""
     ENGINE_STATE_STOPPED: _EngineState.ValueType  # 4
     """Stopped for good."""
 
@@ -46,7 +46,7 @@ ENGINE_STATE_STARTING: EngineState.ValueType  # 1
 ENGINE_STATE_READY: EngineState.ValueType  # 2
 """Serving."""
 ENGINE_STATE_FAILED: EngineState.ValueType  # 3
-"""It died or hung; a new one starts after a back-off."""
+"""The engine died or hung; a new one starts after a back-off."""
 ENGINE_STATE_STOPPED: EngineState.ValueType  # 4
 """Stopped for good."""
 Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
@@ -60,23 +60,23 @@ class _SpeculationModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Specu
     SPECULATION_MODE_UNSPECIFIED: _SpeculationMode.ValueType  # 0
     """Never sent, and refused."""
     SPECULATION_MODE_FIXED: _SpeculationMode.ValueType  # 1
-    """An operator chose one draft length for all batch sizes."""
+    """An operator chose one number for all batch sizes."""
     SPECULATION_MODE_SCHEDULE: _SpeculationMode.ValueType  # 2
-    """An operator chose a draft length for each range of batch sizes."""
+    """An operator chose a number for each range of batch sizes."""
     SPECULATION_MODE_AUTO: _SpeculationMode.ValueType  # 3
-    """The server chooses what pays by its own measure."""
+    """The server chooses the fastest number by its own measurements."""
 
 class SpeculationMode(_SpeculationMode, metaclass=_SpeculationModeEnumTypeWrapper):
-    """SpeculationMode says who chooses the draft lengths."""
+    """SpeculationMode is the way in which the number of speculative tokens is chosen."""
 
 SPECULATION_MODE_UNSPECIFIED: SpeculationMode.ValueType  # 0
 """Never sent, and refused."""
 SPECULATION_MODE_FIXED: SpeculationMode.ValueType  # 1
-"""An operator chose one draft length for all batch sizes."""
+"""An operator chose one number for all batch sizes."""
 SPECULATION_MODE_SCHEDULE: SpeculationMode.ValueType  # 2
-"""An operator chose a draft length for each range of batch sizes."""
+"""An operator chose a number for each range of batch sizes."""
 SPECULATION_MODE_AUTO: SpeculationMode.ValueType  # 3
-"""The server chooses what pays by its own measure."""
+"""The server chooses the fastest number by its own measurements."""
 Global___SpeculationMode: _TypeAlias = SpeculationMode  # noqa: Y015
 
 @_typing.final
@@ -98,7 +98,7 @@ Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 
 @_typing.final
 class GetStatusResponse(_message.Message):
-    """GetStatusResponse says what the server is doing."""
+    """GetStatusResponse is the state of the server and of its engine."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -144,9 +144,9 @@ class GetStatusResponse(_message.Message):
     engine_state: Global___EngineState.ValueType
     """The engine's state."""
     engine_restarts: _builtins.int
-    """How often a new engine was started since the server started."""
+    """Number of engine restarts since the server started."""
     engine_failure: _builtins.str
-    """Why the engine last failed, where it did."""
+    """The reason of the engine's last failure; empty if there was none."""
     draining: _builtins.bool
     """Whether the server is draining."""
     model: _builtins.str
@@ -154,7 +154,7 @@ class GetStatusResponse(_message.Message):
     draft_model: _builtins.str
     """The draft model; empty without speculative decoding."""
     num_speculative_tokens: _builtins.int
-    """Draft tokens for each step at most."""
+    """The largest number of speculative tokens (K) for each step."""
     prompt_template: _builtins.str
     """The fill-in-the-middle template in use."""
     live_sessions: _builtins.int
@@ -162,9 +162,9 @@ class GetStatusResponse(_message.Message):
     queued_requests: _builtins.int
     """Requests that wait for a slot."""
     running_requests: _builtins.int
-    """Requests in the engine."""
+    """Slots taken, by running requests and by generations that are being aborted."""
     slots: _builtins.int
-    """Slots: how many requests may be in the engine."""
+    """Number of slots: requests that may be in the engine."""
     @_builtins.property
     def ended_requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Ended requests, by finish reason."""
@@ -198,7 +198,7 @@ Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
 @_typing.final
 class SpeculationRow(_message.Message):
-    """SpeculationRow is the draft length for a range of batch sizes."""
+    """SpeculationRow is the number of speculative tokens for a range of batch sizes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -210,7 +210,7 @@ class SpeculationRow(_message.Message):
     last_batch_size: _builtins.int
     """Last batch size of the range."""
     num_speculative_tokens: _builtins.int
-    """Draft tokens for each step; 0 switches speculation off."""
+    """Speculative tokens (K) for each step; 0 switches speculation off."""
     def __init__(
         self,
         *,
@@ -228,7 +228,7 @@ Global___SpeculationRow: _TypeAlias = SpeculationRow  # noqa: Y015
 
 @_typing.final
 class SpeculationFigures(_message.Message):
-    """SpeculationFigures says what speculation came to over the last minutes."""
+    """SpeculationFigures are the figures of speculation over the last minutes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -242,24 +242,24 @@ class SpeculationFigures(_message.Message):
     MEAN_ACCEPTED_LENGTH_FIELD_NUMBER: _builtins.int
     TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     window_s: _builtins.float
-    """How long ago the figures begin, in seconds: 300, less in the beginning."""
+    """Length of the time window in seconds: 300, or less shortly after the start."""
     generated_tokens: _builtins.int
-    """Tokens generated, accepted draft tokens among them."""
+    """Generated tokens, including accepted draft tokens."""
     drafted_tokens: _builtins.int
     """Draft tokens that the target model verified."""
     accepted_tokens: _builtins.int
-    """Of these, accepted."""
+    """Of the drafted tokens, those that were accepted."""
     wasted_tokens: _builtins.int
-    """Of these, verified in vain."""
+    """Of the drafted tokens, those that were not accepted."""
     acceptance: _builtins.float
-    """The share of the draft tokens that were accepted, 0 to 1; not set where there were none."""
+    """Share of the drafted tokens that were accepted, 0 to 1; not set if there were none."""
     mean_accepted_length: _builtins.float
-    """Tokens that a step with a draft gave a generation, the target's own among them; not set where there was none."""
+    """Mean tokens of a step with a draft, including the target model's own token; not set if there was no such step."""
     tokens_per_s: _builtins.float
-    """Tokens generated each second, idle times included."""
+    """Generated tokens per second, including idle times."""
     @_builtins.property
     def acceptance_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """For each position in a draft from the first on, the share of its tokens that were accepted."""
+        """Share of accepted tokens for each position in a draft, from the first position on."""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ Global___GetSpeculationRequest: _TypeAlias = GetSpeculationRequest  # noqa: Y015
 
 @_typing.final
 class GetSpeculationResponse(_message.Message):
-    """GetSpeculationResponse says which draft lengths are in force, and what they came to."""
+    """GetSpeculationResponse is the active schedule of speculative tokens and its figures."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -321,26 +321,26 @@ class GetSpeculationResponse(_message.Message):
     FIXED_BECAUSE_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
     max_num_speculative_tokens: _builtins.int
-    """The largest draft length that the engine was started with."""
+    """The largest number of speculative tokens, fixed when the engine starts."""
     since_unix_ms: _builtins.int
-    """When the schedule came into force, milliseconds since the Unix epoch."""
+    """Time at which the schedule became active, in milliseconds since the Unix epoch."""
     mode: Global___SpeculationMode.ValueType
-    """Who chooses."""
+    """The active mode."""
     by: _builtins.str
-    """Who set the mode, as they named themselves; "configuration" for what the server began with."""
+    """Name of the operator who set the mode, as given in SetSpeculation; "configuration" for the initial mode."""
     fixed_because: _builtins.str
-    """Why the draft lengths can't be changed on this server; empty where they can."""
+    """Why the number of speculative tokens can't be changed on this server; empty if it can."""
     @_builtins.property
     def schedule(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeculationRow]:
-        """The schedule in force. Its last row also holds for larger batches."""
+        """The active schedule. Its last row also holds for larger batches."""
 
     @_builtins.property
     def table(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeculationRow]:
-        """What the operator set last: in mode AUTO, what the server falls back to."""
+        """The schedule that an operator set last; in mode AUTO the server falls back to it."""
 
     @_builtins.property
     def figures(self) -> Global___SpeculationFigures:
-        """What came of it over the last minutes."""
+        """The figures of the last minutes."""
 
     def __init__(
         self,
@@ -364,7 +364,9 @@ Global___GetSpeculationResponse: _TypeAlias = GetSpeculationResponse  # noqa: Y0
 
 @_typing.final
 class SetSpeculationRequest(_message.Message):
-    """SetSpeculationRequest changes the draft lengths from the engine's next step on. What runs is not disturbed."""
+    """SetSpeculationRequest changes the number of speculative tokens from the engine's next step on. Running requests are
+    not interrupted.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -373,15 +375,15 @@ class SetSpeculationRequest(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     mode: Global___SpeculationMode.ValueType
-    """Who chooses from now on."""
+    """The mode to change to."""
     num_speculative_tokens: _builtins.int
-    """For mode FIXED, the draft length; 0 switches speculation off."""
+    """For mode FIXED: the number of speculative tokens; 0 switches speculation off."""
     by: _builtins.str
-    """Who asks, such as user@host: up to 256 printable characters, shown to whoever asks what is in force."""
+    """Name of the operator, such as user@host: up to 256 printable characters, returned by GetSpeculation."""
     @_builtins.property
     def schedule(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeculationRow]:
-        """For mode SCHEDULE, rows that follow one another from batch size 1 on; the last one also holds for larger batches.
-        For mode AUTO, what to begin with and fall back to; none takes what was set last.
+        """For mode SCHEDULE: rows without gaps from batch size 1 on; the last one also holds for larger batches.
+        For mode AUTO: the schedule to begin with and to fall back to; without rows, the schedule that was set last.
         """
 
     def __init__(
@@ -404,7 +406,7 @@ Global___SetSpeculationRequest: _TypeAlias = SetSpeculationRequest  # noqa: Y015
 
 @_typing.final
 class SetSpeculationResponse(_message.Message):
-    """SetSpeculationResponse says which draft lengths are in force now."""
+    """SetSpeculationResponse is the active schedule after the change."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -412,12 +414,12 @@ class SetSpeculationResponse(_message.Message):
     SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     since_unix_ms: _builtins.int
-    """When it came into force, milliseconds since the Unix epoch."""
+    """Time at which it became active, in milliseconds since the Unix epoch."""
     mode: Global___SpeculationMode.ValueType
-    """Who chooses."""
+    """The active mode."""
     @_builtins.property
     def schedule(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeculationRow]:
-        """The schedule in force."""
+        """The active schedule."""
 
     def __init__(
         self,
@@ -436,7 +438,7 @@ Global___SetSpeculationResponse: _TypeAlias = SetSpeculationResponse  # noqa: Y0
 
 @_typing.final
 class SetLogLevelRequest(_message.Message):
-    """SetLogLevelRequest changes what is logged."""
+    """SetLogLevelRequest changes the level of the server's log."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -458,13 +460,13 @@ Global___SetLogLevelRequest: _TypeAlias = SetLogLevelRequest  # noqa: Y015
 
 @_typing.final
 class SetLogLevelResponse(_message.Message):
-    """SetLogLevelResponse says what was in force before."""
+    """SetLogLevelResponse is the result of the change."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PREVIOUS_LEVEL_FIELD_NUMBER: _builtins.int
     previous_level: _builtins.str
-    """The level before."""
+    """The level before the change."""
     def __init__(
         self,
         *,
@@ -480,13 +482,13 @@ Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
 
 @_typing.final
 class DrainRequest(_message.Message):
-    """DrainRequest asks the server to stop taking requests."""
+    """DrainRequest asks the server to stop accepting requests."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GRACE_MS_FIELD_NUMBER: _builtins.int
     grace_ms: _builtins.int
-    """How long accepted requests may take to finish, in milliseconds; not set takes the server's own grace time."""
+    """How long accepted requests may take to finish, in milliseconds; if not set, the configured grace time."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """AdminService is for operators. It has a listener of its own, on loopback or behind mutual TLS.
+    """AdminService is for operators. It has its own listener, on loopback or behind mutual TLS.
     """
 
     def __init__(self, channel):
@@ -63,39 +63,39 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """AdminService is for operators. It has a listener of its own, on loopback or behind mutual TLS.
+    """AdminService is for operators. It has its own listener, on loopback or behind mutual TLS.
     """
 
     def GetStatus(self, request, context):
-        """GetStatus says what the server is doing.
+        """GetStatus returns the state of the server and of its engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSpeculation(self, request, context):
-        """GetSpeculation says which draft lengths are in force.
+        """GetSpeculation returns the active schedule of speculative tokens and its figures.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetSpeculation(self, request, context):
-        """SetSpeculation changes the draft lengths on the running engine.
+        """SetSpeculation changes the number of speculative tokens on the running engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetLogLevel(self, request, context):
-        """SetLogLevel changes what is logged.
+        """SetLogLevel changes the level of the server's log.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Drain stops taking requests, lets accepted ones finish and then ends the server.
+        """Drain stops accepting requests, lets accepted ones finish and then ends the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +138,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """AdminService is for operators. It has a listener of its own, on loopback or behind mutual TLS.
+    """AdminService is for operators. It has its own listener, on loopback or behind mutual TLS.
     """
 
     @staticmethod

@@ -27,41 +27,41 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """AdminService is for operators. It has a listener of its own, on loopback or behind mutual TLS."""
+    """AdminService is for operators. It has its own listener, on loopback or behind mutual TLS."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
-    """GetStatus says what the server is doing."""
+    """GetStatus returns the state of the server and of its engine."""
     GetSpeculation: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetSpeculationRequest, _admin_pb2.GetSpeculationResponse]
-    """GetSpeculation says which draft lengths are in force."""
+    """GetSpeculation returns the active schedule of speculative tokens and its figures."""
     SetSpeculation: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetSpeculationRequest, _admin_pb2.SetSpeculationResponse]
-    """SetSpeculation changes the draft lengths on the running engine."""
+    """SetSpeculation changes the number of speculative tokens on the running engine."""
     SetLogLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetLogLevelRequest, _admin_pb2.SetLogLevelResponse]
-    """SetLogLevel changes what is logged."""
+    """SetLogLevel changes the level of the server's log."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Drain stops taking requests, lets accepted ones finish and then ends the server."""
+    """Drain stops accepting requests, lets accepted ones finish and then ends the server."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """AdminService is for operators. It has a listener of its own, on loopback or behind mutual TLS."""
+    """AdminService is for operators. It has its own listener, on loopback or behind mutual TLS."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """GetStatus says what the server is doing."""
+    """GetStatus returns the state of the server and of its engine."""
     GetSpeculation: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetSpeculationRequest, _admin_pb2.GetSpeculationResponse]  # type: ignore[assignment]
-    """GetSpeculation says which draft lengths are in force."""
+    """GetSpeculation returns the active schedule of speculative tokens and its figures."""
     SetSpeculation: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetSpeculationRequest, _admin_pb2.SetSpeculationResponse]  # type: ignore[assignment]
-    """SetSpeculation changes the draft lengths on the running engine."""
+    """SetSpeculation changes the number of speculative tokens on the running engine."""
     SetLogLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetLogLevelRequest, _admin_pb2.SetLogLevelResponse]  # type: ignore[assignment]
-    """SetLogLevel changes what is logged."""
+    """SetLogLevel changes the level of the server's log."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Drain stops taking requests, lets accepted ones finish and then ends the server."""
+    """Drain stops accepting requests, lets accepted ones finish and then ends the server."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """AdminService is for operators. It has a listener of its own, on loopback or behind mutual TLS."""
+    """AdminService is for operators. It has its own listener, on loopback or behind mutual TLS."""
 
     @_abc_1.abstractmethod
     def GetStatus(
@@ -69,7 +69,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStatusResponse, _abc.Awaitable[_admin_pb2.GetStatusResponse]]:
-        """GetStatus says what the server is doing."""
+        """GetStatus returns the state of the server and of its engine."""
 
     @_abc_1.abstractmethod
     def GetSpeculation(
@@ -77,7 +77,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetSpeculationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetSpeculationResponse, _abc.Awaitable[_admin_pb2.GetSpeculationResponse]]:
-        """GetSpeculation says which draft lengths are in force."""
+        """GetSpeculation returns the active schedule of speculative tokens and its figures."""
 
     @_abc_1.abstractmethod
     def SetSpeculation(
@@ -85,7 +85,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SetSpeculationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SetSpeculationResponse, _abc.Awaitable[_admin_pb2.SetSpeculationResponse]]:
-        """SetSpeculation changes the draft lengths on the running engine."""
+        """SetSpeculation changes the number of speculative tokens on the running engine."""
 
     @_abc_1.abstractmethod
     def SetLogLevel(
@@ -93,7 +93,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SetLogLevelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SetLogLevelResponse, _abc.Awaitable[_admin_pb2.SetLogLevelResponse]]:
-        """SetLogLevel changes what is logged."""
+        """SetLogLevel changes the level of the server's log."""
 
     @_abc_1.abstractmethod
     def Drain(
@@ -101,6 +101,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Drain stops taking requests, lets accepted ones finish and then ends the server."""
+        """Drain stops accepting requests, lets accepted ones finish and then ends the server."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,25 +26,25 @@ class _Trigger:
 class _TriggerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Trigger.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TRIGGER_UNSPECIFIED: _Trigger.ValueType  # 0
-    """Not set: taken as TRIGGER_AUTOMATIC."""
+    """Not set: means TRIGGER_AUTOMATIC."""
     TRIGGER_AUTOMATIC: _Trigger.ValueType  # 1
     """A typing pause."""
     TRIGGER_EXPLICIT: _Trigger.ValueType  # 2
     """The user pressed the key that asks for a completion; served before all others."""
     TRIGGER_PREFETCH: _Trigger.ValueType  # 3
-    """The editor asks ahead of need. Never pushes out a request that the user is waiting for."""
+    """The editor asks in advance. Never supersedes a request that the user is waiting for."""
 
 class Trigger(_Trigger, metaclass=_TriggerEnumTypeWrapper):
-    """Trigger says what made the editor ask."""
+    """Trigger is the cause of a request."""
 
 TRIGGER_UNSPECIFIED: Trigger.ValueType  # 0
-"""Not set: taken as TRIGGER_AUTOMATIC."""
+"""Not set: means TRIGGER_AUTOMATIC."""
 TRIGGER_AUTOMATIC: Trigger.ValueType  # 1
 """A typing pause."""
 TRIGGER_EXPLICIT: Trigger.ValueType  # 2
 """The user pressed the key that asks for a completion; served before all others."""
 TRIGGER_PREFETCH: Trigger.ValueType  # 3
-"""The editor asks ahead of need. Never pushes out a request that the user is waiting for."""
+"""The editor asks in advance. Never supersedes a request that the user is waiting for."""
 Global___Trigger: _TypeAlias = Trigger  # noqa: Y015
 
 class _Mode:
@@ -54,17 +54,17 @@ class _Mode:
 class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     MODE_UNSPECIFIED: _Mode.ValueType  # 0
-    """Not set: taken as MODE_SINGLE_LINE."""
+    """Not set: means MODE_SINGLE_LINE."""
     MODE_SINGLE_LINE: _Mode.ValueType  # 1
     """Up to the end of the cursor's line."""
     MODE_MULTI_LINE: _Mode.ValueType  # 2
     """Up to the end of the block that the cursor is in."""
 
 class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
-    """Mode says how much text the editor can show."""
+    """Mode is the extent of a completion."""
 
 MODE_UNSPECIFIED: Mode.ValueType  # 0
-"""Not set: taken as MODE_SINGLE_LINE."""
+"""Not set: means MODE_SINGLE_LINE."""
 MODE_SINGLE_LINE: Mode.ValueType  # 1
 """Up to the end of the cursor's line."""
 MODE_MULTI_LINE: Mode.ValueType  # 2
@@ -80,39 +80,39 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     """Never sent."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """The completion is whole: the model ended it, or a stop rule did."""
+    """The completion is whole: the model or a text rule ended it."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """max_tokens were generated."""
     FINISH_REASON_SUPERSEDED: _FinishReason.ValueType  # 3
-    """A newer request of this user took its place. A normal event: show nothing."""
+    """A newer request of this user superseded it. A normal event: show nothing."""
     FINISH_REASON_SHED: _FinishReason.ValueType  # 4
-    """Not attempted, no text. A normal event: show nothing."""
+    """Shed: given up for lack of capacity, without text. A normal event: show nothing."""
     FINISH_REASON_DEADLINE: _FinishReason.ValueType  # 5
-    """The deadline passed first."""
+    """The deadline passed before the completion was whole."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 6
     """The caller cancelled it."""
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 7
-    """It failed; End.error says how."""
+    """It failed; End.error is the error."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """FinishReason says why a request ended."""
+    """FinishReason is the reason why a request ended."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Never sent."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""The completion is whole: the model ended it, or a stop rule did."""
+"""The completion is whole: the model or a text rule ended it."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens were generated."""
 FINISH_REASON_SUPERSEDED: FinishReason.ValueType  # 3
-"""A newer request of this user took its place. A normal event: show nothing."""
+"""A newer request of this user superseded it. A normal event: show nothing."""
 FINISH_REASON_SHED: FinishReason.ValueType  # 4
-"""Not attempted, no text. A normal event: show nothing."""
+"""Shed: given up for lack of capacity, without text. A normal event: show nothing."""
 FINISH_REASON_DEADLINE: FinishReason.ValueType  # 5
-"""The deadline passed first."""
+"""The deadline passed before the completion was whole."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 6
 """The caller cancelled it."""
 FINISH_REASON_ERROR: FinishReason.ValueType  # 7
-"""It failed; End.error says how."""
+"""It failed; End.error is the error."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _ShedReason:
@@ -126,25 +126,25 @@ class _ShedReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShedReason
     SHED_REASON_OVERLOAD: _ShedReason.ValueType  # 1
     """Too many requests wait."""
     SHED_REASON_DEADLINE_UNREACHABLE: _ShedReason.ValueType  # 2
-    """It could not have been answered within its deadline."""
+    """Its first token could not have come in time."""
     SHED_REASON_RATE_LIMITED: _ShedReason.ValueType  # 3
-    """This user asks too often."""
+    """The user or the network address exceeds a rate limit."""
     SHED_REASON_DRAINING: _ShedReason.ValueType  # 4
-    """The server is shutting down; ask another."""
+    """The server is shutting down; retry on another server."""
 
 class ShedReason(_ShedReason, metaclass=_ShedReasonEnumTypeWrapper):
-    """ShedReason says why a request was not attempted."""
+    """ShedReason is the reason why a request was shed."""
 
 SHED_REASON_UNSPECIFIED: ShedReason.ValueType  # 0
 """The request was not shed."""
 SHED_REASON_OVERLOAD: ShedReason.ValueType  # 1
 """Too many requests wait."""
 SHED_REASON_DEADLINE_UNREACHABLE: ShedReason.ValueType  # 2
-"""It could not have been answered within its deadline."""
+"""Its first token could not have come in time."""
 SHED_REASON_RATE_LIMITED: ShedReason.ValueType  # 3
-"""This user asks too often."""
+"""The user or the network address exceeds a rate limit."""
 SHED_REASON_DRAINING: ShedReason.ValueType  # 4
-"""The server is shutting down; ask another."""
+"""The server is shutting down; retry on another server."""
 Global___ShedReason: _TypeAlias = ShedReason  # noqa: Y015
 
 class _FeedbackKind:
@@ -158,38 +158,38 @@ class _FeedbackKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Feedback
     FEEDBACK_KIND_SHOWN: _FeedbackKind.ValueType  # 1
     """The editor showed it."""
     FEEDBACK_KIND_ACCEPTED: _FeedbackKind.ValueType  # 2
-    """The user took all of it."""
+    """The user accepted all of it."""
     FEEDBACK_KIND_ACCEPTED_WORD: _FeedbackKind.ValueType  # 3
-    """The user took a word of it."""
+    """The user accepted a word of it."""
     FEEDBACK_KIND_ACCEPTED_LINE: _FeedbackKind.ValueType  # 4
-    """The user took a line of it."""
+    """The user accepted a line of it."""
     FEEDBACK_KIND_REJECTED: _FeedbackKind.ValueType  # 5
     """The user dismissed it."""
     FEEDBACK_KIND_SURVIVED: _FeedbackKind.ValueType  # 6
-    """How much of an accepted text is still there some time later."""
+    """The share of an accepted text that is still there some time later."""
 
 class FeedbackKind(_FeedbackKind, metaclass=_FeedbackKindEnumTypeWrapper):
-    """FeedbackKind says what became of a completion."""
+    """FeedbackKind is the user's reaction to a completion."""
 
 FEEDBACK_KIND_UNSPECIFIED: FeedbackKind.ValueType  # 0
 """Not set: refused."""
 FEEDBACK_KIND_SHOWN: FeedbackKind.ValueType  # 1
 """The editor showed it."""
 FEEDBACK_KIND_ACCEPTED: FeedbackKind.ValueType  # 2
-"""The user took all of it."""
+"""The user accepted all of it."""
 FEEDBACK_KIND_ACCEPTED_WORD: FeedbackKind.ValueType  # 3
-"""The user took a word of it."""
+"""The user accepted a word of it."""
 FEEDBACK_KIND_ACCEPTED_LINE: FeedbackKind.ValueType  # 4
-"""The user took a line of it."""
+"""The user accepted a line of it."""
 FEEDBACK_KIND_REJECTED: FeedbackKind.ValueType  # 5
 """The user dismissed it."""
 FEEDBACK_KIND_SURVIVED: FeedbackKind.ValueType  # 6
-"""How much of an accepted text is still there some time later."""
+"""The share of an accepted text that is still there some time later."""
 Global___FeedbackKind: _TypeAlias = FeedbackKind  # noqa: Y015
 
 @_typing.final
 class ContextSnippet(_message.Message):
-    """ContextSnippet is text from elsewhere that helps to complete, such as a definition from another open file."""
+    """ContextSnippet is text from another place that is useful context, such as a definition from another open file."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -197,11 +197,11 @@ class ContextSnippet(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     uri: _builtins.str
-    """Where the text is from."""
+    """URI of the document that the text is from."""
     text: _builtins.str
     """The text."""
     score: _builtins.float
-    """How much it helps, higher first; ties keep the order given."""
+    """Usefulness: snippets with a higher score come first; ties keep the given order."""
     def __init__(
         self,
         *,
@@ -244,7 +244,7 @@ class CompleteRequest(_message.Message):
     Complete call that is older than the session's live request ends as superseded.
     """
     document_uri: _builtins.str
-    """The document's URI; what the server remembers about a document is kept under it."""
+    """The document's URI, the key under which the server remembers the document."""
     language_id: _builtins.str
     """The language as the Language Server Protocol names it, such as "python"."""
     prefix: _builtins.str
@@ -252,20 +252,20 @@ class CompleteRequest(_message.Message):
     suffix: _builtins.str
     """The document from the cursor on."""
     trigger: Global___Trigger.ValueType
-    """What made the editor ask."""
+    """The cause of the request."""
     mode: Global___Mode.ValueType
-    """How much text the editor can show."""
+    """The extent of the completion."""
     max_tokens: _builtins.int
-    """Upper limit of tokens to generate; 0 takes the server's default for the mode."""
+    """Maximum number of tokens to generate; 0 means the server's default for the mode."""
     temperature: _builtins.float
-    """Sampling temperature; not set takes the server's default, 0 is greedy."""
+    """Sampling temperature; 0 is greedy, which is also the default."""
     seed: _builtins.int
-    """Makes sampling repeatable."""
+    """Seed that makes sampling repeatable."""
     without_speculation: _builtins.bool
-    """No tokens that a draft model proposes are taken for this request; greedily the text is the same."""
+    """Whether to take no tokens of the draft model for this request. The text of greedy decoding is the same either way."""
     @_builtins.property
     def snippets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContextSnippet]:
-        """Text from elsewhere that helps."""
+        """Context from other places."""
 
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -306,8 +306,8 @@ Global___CompleteRequest: _TypeAlias = CompleteRequest  # noqa: Y015
 
 @_typing.final
 class CompleteResponse(_message.Message):
-    """CompleteResponse is one event of an answer: any number of deltas, then exactly one end, which may bring the last text
-    along.
+    """CompleteResponse is one event of an answer: any number of deltas, then exactly one end, which may carry the last
+    text.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -340,7 +340,7 @@ Global___CompleteResponse: _TypeAlias = CompleteResponse  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
-    """Delta is text to append to what came before."""
+    """Delta is text to append to the answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -374,24 +374,24 @@ class End(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
-    """Why it ended."""
+    """The reason why it ended."""
     shed_reason: Global___ShedReason.ValueType
-    """Why it was shed, where it was."""
+    """Why it was shed, if finish_reason is FINISH_REASON_SHED."""
     retry_after_ms: _builtins.int
-    """When to ask again; set where the request was shed or the engine is away."""
+    """Time after which to retry; set if the request was shed or the engine is not ready."""
     text: _builtins.str
-    """Text to append before the answer ends: what was ready together with the end. Always whole characters."""
+    """Text to append before the answer ends, which was ready together with the end. Always whole characters."""
     @_builtins.property
     def usage(self) -> Global___Usage:
-        """Tokens read and written."""
+        """Token counts."""
 
     @_builtins.property
     def timings(self) -> Global___Timings:
-        """Where the time went."""
+        """Duration of each stage."""
 
     @_builtins.property
     def error(self) -> Global___RequestError:
-        """What went wrong, where finish_reason is FINISH_REASON_ERROR."""
+        """The error, if finish_reason is FINISH_REASON_ERROR."""
 
     def __init__(
         self,
@@ -428,13 +428,13 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_prompt_tokens: _builtins.int
-    """Of these, tokens whose KV entries were in the prefix cache."""
+    """Of the prompt tokens, those whose KV entries were in the prefix cache."""
     completion_tokens: _builtins.int
     """Tokens generated."""
     drafted_tokens: _builtins.int
     """Tokens that the draft model proposed."""
     accepted_draft_tokens: _builtins.int
-    """Of these, tokens that the target model accepted."""
+    """Of the drafted tokens, those that the target model accepted."""
     def __init__(
         self,
         *,
@@ -454,7 +454,7 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class Timings(_message.Message):
-    """Timings says where a request's time went."""
+    """Timings are the durations of the stages of a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -492,7 +492,7 @@ Global___Timings: _TypeAlias = Timings  # noqa: Y015
 
 @_typing.final
 class RequestError(_message.Message):
-    """RequestError says what was wrong with a request, in the terms of a gRPC status."""
+    """RequestError is the failure of a request, in the terms of a gRPC status."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -502,10 +502,10 @@ class RequestError(_message.Message):
     code: _builtins.int
     """A google.rpc.Code."""
     message: _builtins.str
-    """A sentence for a person."""
+    """A message for a person."""
     @_builtins.property
     def field_violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldViolation]:
-        """The fields at fault."""
+        """The invalid fields."""
 
     def __init__(
         self,
@@ -524,7 +524,7 @@ Global___RequestError: _TypeAlias = RequestError  # noqa: Y015
 
 @_typing.final
 class FieldViolation(_message.Message):
-    """FieldViolation names a field at fault."""
+    """FieldViolation names an invalid field."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -533,7 +533,7 @@ class FieldViolation(_message.Message):
     field: _builtins.str
     """The field's path, such as "snippets[2].text"."""
     description: _builtins.str
-    """What is wrong with it: the limit and what was given."""
+    """The limit and the value that was given."""
     def __init__(
         self,
         *,
@@ -559,15 +559,15 @@ class SessionRequest(_message.Message):
     FEEDBACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def complete(self) -> Global___CompleteRequest:
-        """Ask for a completion. Its session_id may be left empty after the first one."""
+        """Asks for a completion. Its session_id may be empty after the first one."""
 
     @_builtins.property
     def cancel(self) -> Global___Cancel:
-        """Cancel a request of this session."""
+        """Cancels a request of this session."""
 
     @_builtins.property
     def feedback(self) -> Global___ReportFeedbackRequest:
-        """Say what became of a completion."""
+        """Reports feedback on a completion."""
 
     def __init__(
         self,
@@ -594,7 +594,7 @@ class Cancel(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """The request's sequence number. A number that is not in flight is ignored."""
+    """The request's sequence number. A number without a live request is ignored."""
     def __init__(
         self,
         *,
@@ -646,8 +646,8 @@ Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 
 @_typing.final
 class ReportFeedbackRequest(_message.Message):
-    """ReportFeedbackRequest says what became of a completion. A report is refused unless the completion had text and ended
-    within the last 15 minutes.
+    """ReportFeedbackRequest reports a user's reaction to a completion. A report is refused unless the completion had text
+    and ended within the last 15 minutes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -659,17 +659,17 @@ class ReportFeedbackRequest(_message.Message):
     SURVIVED_AFTER_S_FIELD_NUMBER: _builtins.int
     SURVIVED_SHARE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session of the request. May be left empty inside a Session."""
+    """The session of the request. May be empty inside a Session."""
     sequence: _builtins.int
     """The request's sequence number."""
     kind: Global___FeedbackKind.ValueType
-    """What became of it."""
+    """The user's reaction."""
     accepted_characters: _builtins.int
-    """Characters that the user took, in UTF-16 code units or fewer; at most the answer's, summed over its reports."""
+    """Accepted characters, in UTF-16 code units or fewer; the sum over all reports is at most the answer's length."""
     survived_after_s: _builtins.int
     """For FEEDBACK_KIND_SURVIVED: seconds since acceptance; 30, 90, 180 or 360."""
     survived_share: _builtins.float
-    """For FEEDBACK_KIND_SURVIVED: the share of the accepted text still there, 0 to 1."""
+    """For FEEDBACK_KIND_SURVIVED: share of the accepted text that is still there, 0 to 1."""
     def __init__(
         self,
         *,

@@ -68,17 +68,17 @@ class CompletionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Session is one stream for an editor's whole life. Answers carry the sequence number of the request that they
-        belong to; a bad request ends that request, not the stream. The server ends a stream that is idle or old with
-        UNAVAILABLE and an ErrorInfo whose reason is SESSION_ENDED, after the answers to all requests that it has read: open
-        another with the next request, and send requests without an answer again.
+        """Session is one long-lived stream of an editor. An answer carries the sequence number of its request; an invalid
+        request ends that request, not the stream. The server ends an idle or old stream with UNAVAILABLE and an ErrorInfo
+        whose reason is SESSION_ENDED, after the answers to all requests that it has read. The editor then opens another
+        stream with its next request, and sends requests without an answer again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportFeedback(self, request, context):
-        """ReportFeedback says what became of a completion that was shown.
+        """ReportFeedback reports how a user reacted to a completion that was shown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

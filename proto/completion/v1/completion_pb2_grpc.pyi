@@ -39,13 +39,13 @@ class CompletionServiceStub:
     Complete: _grpc.UnaryStreamMultiCallable[_completion_pb2.CompleteRequest, _completion_pb2.CompleteResponse]
     """Complete answers one request on one stream. Cancelling the call cancels the work."""
     Session: _grpc.StreamStreamMultiCallable[_completion_pb2.SessionRequest, _completion_pb2.SessionResponse]
-    """Session is one stream for an editor's whole life. Answers carry the sequence number of the request that they
-    belong to; a bad request ends that request, not the stream. The server ends a stream that is idle or old with
-    UNAVAILABLE and an ErrorInfo whose reason is SESSION_ENDED, after the answers to all requests that it has read: open
-    another with the next request, and send requests without an answer again.
+    """Session is one long-lived stream of an editor. An answer carries the sequence number of its request; an invalid
+    request ends that request, not the stream. The server ends an idle or old stream with UNAVAILABLE and an ErrorInfo
+    whose reason is SESSION_ENDED, after the answers to all requests that it has read. The editor then opens another
+    stream with its next request, and sends requests without an answer again.
     """
     ReportFeedback: _grpc.UnaryUnaryMultiCallable[_completion_pb2.ReportFeedbackRequest, _completion_pb2.ReportFeedbackResponse]
-    """ReportFeedback says what became of a completion that was shown."""
+    """ReportFeedback reports how a user reacted to a completion that was shown."""
 
 @_typing.type_check_only
 class CompletionServiceAsyncStub(CompletionServiceStub):
@@ -58,13 +58,13 @@ class CompletionServiceAsyncStub(CompletionServiceStub):
     Complete: _aio.UnaryStreamMultiCallable[_completion_pb2.CompleteRequest, _completion_pb2.CompleteResponse]  # type: ignore[assignment]
     """Complete answers one request on one stream. Cancelling the call cancels the work."""
     Session: _aio.StreamStreamMultiCallable[_completion_pb2.SessionRequest, _completion_pb2.SessionResponse]  # type: ignore[assignment]
-    """Session is one stream for an editor's whole life. Answers carry the sequence number of the request that they
-    belong to; a bad request ends that request, not the stream. The server ends a stream that is idle or old with
-    UNAVAILABLE and an ErrorInfo whose reason is SESSION_ENDED, after the answers to all requests that it has read: open
-    another with the next request, and send requests without an answer again.
+    """Session is one long-lived stream of an editor. An answer carries the sequence number of its request; an invalid
+    request ends that request, not the stream. The server ends an idle or old stream with UNAVAILABLE and an ErrorInfo
+    whose reason is SESSION_ENDED, after the answers to all requests that it has read. The editor then opens another
+    stream with its next request, and sends requests without an answer again.
     """
     ReportFeedback: _aio.UnaryUnaryMultiCallable[_completion_pb2.ReportFeedbackRequest, _completion_pb2.ReportFeedbackResponse]  # type: ignore[assignment]
-    """ReportFeedback says what became of a completion that was shown."""
+    """ReportFeedback reports how a user reacted to a completion that was shown."""
 
 class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
     """CompletionService streams inline code completions to editors.
@@ -86,10 +86,10 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_completion_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_completion_pb2.SessionResponse], _abc.AsyncIterator[_completion_pb2.SessionResponse]]:
-        """Session is one stream for an editor's whole life. Answers carry the sequence number of the request that they
-        belong to; a bad request ends that request, not the stream. The server ends a stream that is idle or old with
-        UNAVAILABLE and an ErrorInfo whose reason is SESSION_ENDED, after the answers to all requests that it has read: open
-        another with the next request, and send requests without an answer again.
+        """Session is one long-lived stream of an editor. An answer carries the sequence number of its request; an invalid
+        request ends that request, not the stream. The server ends an idle or old stream with UNAVAILABLE and an ErrorInfo
+        whose reason is SESSION_ENDED, after the answers to all requests that it has read. The editor then opens another
+        stream with its next request, and sends requests without an answer again.
         """
 
     @_abc_1.abstractmethod
@@ -98,6 +98,6 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _completion_pb2.ReportFeedbackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_completion_pb2.ReportFeedbackResponse, _abc.Awaitable[_completion_pb2.ReportFeedbackResponse]]:
-        """ReportFeedback says what became of a completion that was shown."""
+        """ReportFeedback reports how a user reacted to a completion that was shown."""
 
 def add_CompletionServiceServicer_to_server(servicer: CompletionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,4 +1,4 @@
-"""Which reports of editors are believed."""
+"""Validation of editors' feedback."""
 
 import pytest
 
@@ -19,13 +19,13 @@ def test_a_report_belongs_to_a_known_answer() -> None:
     assert known().accept("a", Feedback("shown"))
 
 
-def test_a_report_claims_no_more_than_the_answers_text() -> None:
+def test_accepted_characters_are_at_most_the_answers_length() -> None:
     with pytest.raises(InvalidRequestError, match=r"accepted_characters: must be at most 10.*, got 4294967295"):
         known().accept("a", Feedback("accepted", 2**32 - 1))
     assert known().accept("a", Feedback("accepted", 10))
 
 
-def test_the_pieces_of_an_answer_add_up_to_no_more_than_it() -> None:
+def test_pieces_accepted_one_by_one_sum_to_at_most_the_answers_length() -> None:
     answers = known()
     assert answers.accept("a", Feedback("accepted_word", 4))
     assert answers.accept("a", Feedback("accepted_word", 4))

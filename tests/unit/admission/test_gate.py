@@ -10,14 +10,14 @@ def make_gate(max_sessions: int = 2, **limits: int) -> Gate:
     return Gate(AdmissionSettings(max_sessions=max_sessions, retry_after_ms=70, **limits))
 
 
-def test_nobody_comes_in_before_the_engine_is_ready() -> None:
+def test_callers_are_refused_before_the_engine_is_ready() -> None:
     gate = make_gate()
     with pytest.raises(UnavailableError, match="starting") as caught:
         gate.check()
     assert caught.value.retry_after_ms == 70
 
 
-def test_a_failed_engine_is_told_from_one_that_starts() -> None:
+def test_a_failed_engine_and_a_starting_one_have_different_states() -> None:
     gate = make_gate()
     gate.set_engine_ready(True)
     gate.check()
@@ -27,7 +27,7 @@ def test_a_failed_engine_is_told_from_one_that_starts() -> None:
         gate.check()
 
 
-def test_draining_is_for_good() -> None:
+def test_draining_can_not_be_undone() -> None:
     gate = make_gate()
     gate.drain()
     gate.set_engine_ready(True)
@@ -48,7 +48,7 @@ def test_sessions_are_counted_and_bounded() -> None:
         assert gate.num_sessions == 1
 
 
-def test_one_user_has_a_share_of_the_sessions() -> None:
+def test_the_sessions_of_one_user_are_limited() -> None:
     gate = make_gate(max_sessions=10, max_sessions_per_user=2)
     gate.set_engine_ready(True)
     with gate.enter_session(("t", "ann"), "1.1.1.1"), gate.enter_session(("t", "ann"), "2.2.2.2"):
@@ -65,7 +65,7 @@ def test_one_user_has_a_share_of_the_sessions() -> None:
         assert gate.num_sessions == 1
 
 
-def test_one_address_has_a_share_of_the_sessions_and_a_unix_socket_has_none() -> None:
+def test_the_sessions_of_one_address_are_limited_except_on_a_unix_socket() -> None:
     gate = make_gate(max_sessions=10, max_sessions_per_peer=1)
     gate.set_engine_ready(True)
     with gate.enter_session(("t", "ann"), "1.1.1.1"):
@@ -77,7 +77,7 @@ def test_one_address_has_a_share_of_the_sessions_and_a_unix_socket_has_none() ->
         assert gate.num_sessions == 1
 
 
-def test_no_limit_for_each_where_it_is_zero() -> None:
+def test_zero_sets_no_limit_for_a_user_or_an_address() -> None:
     gate = make_gate(max_sessions=10, max_sessions_per_user=0, max_sessions_per_peer=0)
     gate.set_engine_ready(True)
     with ExitStack() as stack:
@@ -87,10 +87,10 @@ def test_no_limit_for_each_where_it_is_zero() -> None:
     assert gate.num_sessions == 0
 
 
-def test_whoever_left_is_forgotten() -> None:
+def test_users_and_addresses_without_sessions_are_forgotten() -> None:
     gate = make_gate(max_sessions=10)
     gate.set_engine_ready(True)
     for number in range(100):
         with gate.enter_session(("t", f"u{number}"), f"peer {number}"):
             pass
-    assert gate.num_known == 0
+    assert gate.num_holders == 0

@@ -1,4 +1,4 @@
-"""What a user and an address may ask for."""
+"""Limits of requests and tokens for users and addresses."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ def test_each_user_has_a_burst_and_an_address_that_of_two_users() -> None:
     assert num_allowed(quotas, [caller("alice")] * 10, now=2.0) == 2
 
 
-def test_an_excess_says_whose_limit_it_is_and_until_when() -> None:
+def test_an_excess_names_the_address_and_the_wait() -> None:
     quotas = Quotas(SETTINGS)
     num_allowed(quotas, [caller("alice")] * 4 + [caller("bob")] * 4)
     assert take(quotas, caller("alice"), 0.0) == Excess(1.0)
@@ -62,7 +62,7 @@ def test_the_users_of_an_address_share_one_burst_of_tokens() -> None:
     assert take(quotas, caller("carol", "10.0.0.8"), 0.0) is None
 
 
-def test_what_is_refused_costs_neither_the_user_nor_the_address() -> None:
+def test_a_refused_request_costs_neither_the_user_nor_the_address() -> None:
     quotas = Quotas(SETTINGS)
     assert num_allowed(quotas, [caller("alice")] * 1000) == 4
     assert num_allowed(quotas, [caller("bob")] * 4) == 4
@@ -70,7 +70,7 @@ def test_what_is_refused_costs_neither_the_user_nor_the_address() -> None:
     assert num_allowed(quotas, [caller("alice"), caller("carol")], now=1.1) == 2
 
 
-def test_an_address_is_unlimited_where_names_are_trusted() -> None:
+def test_an_address_has_no_limit_if_names_are_trusted() -> None:
     assert AdmissionSettings().num_users_per_peer == 2
     assert AdmissionSettings(trust_user_names=True).num_users_per_peer == 0
     assert AdmissionSettings(trust_user_names=True, users_per_peer=7).num_users_per_peer == 7
@@ -78,7 +78,7 @@ def test_an_address_is_unlimited_where_names_are_trusted() -> None:
     assert num_allowed(quotas, [caller(f"user-{number}") for number in range(1000)]) == 1000
 
 
-def test_tokens_that_were_not_computed_are_given_back() -> None:
+def test_reserved_tokens_that_were_not_computed_are_refunded() -> None:
     quotas = Quotas(SETTINGS)
     quotas.charge_tokens(caller("alice"), 150, 0.0)
     assert take(quotas, caller("alice"), 0.0)
@@ -86,7 +86,7 @@ def test_tokens_that_were_not_computed_are_given_back() -> None:
     assert take(quotas, caller("alice"), 0.0) is None
 
 
-def test_nobody_waits_for_long_however_much_was_computed() -> None:
+def test_the_wait_is_bounded_however_many_tokens_were_computed() -> None:
     quotas = Quotas(SETTINGS)
     quotas.charge_tokens(caller("alice"), 10**9, 0.0)
     assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(10.0))

@@ -18,7 +18,7 @@ def test_a_connection_may_be_refused_as_much_as_its_burst() -> None:
     assert budget.wait_s("b", 10.0) == 0
 
 
-def test_a_refusal_of_few_bytes_costs_something_too() -> None:
+def test_a_refusal_has_a_minimum_charge() -> None:
     budget = RefusalBudget(LEAST_CHARGE_BYTES, 2 * LEAST_CHARGE_BYTES)
     for _ in range(4):
         budget.charge("a", 1, 0.0)

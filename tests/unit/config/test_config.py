@@ -17,7 +17,7 @@ def load(path: Path | None = None, *overrides: str, **environ: str) -> Config:
     return load_config(path, overrides, environ)
 
 
-def test_flags_go_over_the_environment_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "[scheduling]\nmax_slots = 1\nmax_queued = 1\n[engine]\nmax_num_seqs = 1\n")
     config = load(
         path,
@@ -29,14 +29,14 @@ def test_flags_go_over_the_environment_over_the_file(tmp_path: Path) -> None:
     assert (config.scheduling.max_slots, config.scheduling.max_queued, config.engine.max_num_seqs) == (1, 2, 3)
 
 
-def test_values_from_outside_the_file_are_read_as_toml_and_else_as_text() -> None:
+def test_values_of_flags_and_environment_are_toml_or_else_text() -> None:
     config = load(None, "server.listen=127.0.0.1:0", "server.reflection=false", "engine.vllm.block_size=64")
     assert config.server.listen == "127.0.0.1:0"
     assert config.server.reflection is False
     assert config.engine.vllm == {"block_size": 64}
 
 
-def test_nothing_can_be_changed_later() -> None:
+def test_the_configuration_is_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         load().server.listen = "x"  # type: ignore[misc]
 
@@ -72,13 +72,13 @@ def test_nothing_can_be_changed_later() -> None:
         ("listen", "--set listen: must be section.key=value"),
     ],
 )
-def test_a_fault_names_the_key_and_what_would_do(override: str, expected: str) -> None:
+def test_an_error_names_the_key_and_the_allowed_values(override: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(None, override)
     assert expected in str(caught.value)
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load(None, "server.a=1", "engine.b=1")
     assert len(str(caught.value).splitlines()) == 2
@@ -112,7 +112,7 @@ def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path) -> None:
         (("engine.vllm.speculative_config={method='ngram', num_speculative_tokens=3}",), 3),
     ],
 )
-def test_a_schedule_goes_up_to_what_the_engine_is_started_with(overrides: tuple[str, ...], ceiling: int) -> None:
+def test_a_schedule_is_limited_to_the_engines_maximum(overrides: tuple[str, ...], ceiling: int) -> None:
     rows = f"[[1, 4, {ceiling}], [5, 64, 0]]"
     config = load(None, *overrides, "speculation.mode=schedule", f"speculation.schedule={rows}")
     assert config.speculation.schedule == ((1, 4, ceiling), (5, 64, 0))

@@ -44,7 +44,7 @@ def refusal(key: str, value: float) -> str:
     return str(caught.value)
 
 
-def test_the_walk_finds_keys_of_every_kind() -> None:
+def test_the_search_finds_keys_of_every_kind() -> None:
     found = {key: number for key, _section, number in PLAIN}
     assert found["admission.retry_after_ms"] is int
     assert found["shed.budget_ms"] is float

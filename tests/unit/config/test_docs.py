@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the code says."""
+"""docs/configuration.md agrees with the code."""
 
 import runpy
 

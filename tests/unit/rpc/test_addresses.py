@@ -10,7 +10,7 @@ from completion_server.rpc.server import is_loopback
         "unix:/run/completion.sock", "unix-abstract:completion",
     ],
 )  # fmt: skip
-def test_loopback_addresses_and_unix_sockets_are_for_this_machine_alone(address: str) -> None:
+def test_loopback_addresses_and_unix_sockets_are_local(address: str) -> None:
     assert is_loopback(address)
 
 
@@ -22,5 +22,5 @@ def test_loopback_addresses_and_unix_sockets_are_for_this_machine_alone(address:
         "[fe80::1%eth0]:50051", "server.example:50051", "127.1:50051", "",
     ],
 )  # fmt: skip
-def test_every_other_address_may_be_reached_from_elsewhere(address: str) -> None:
+def test_every_other_address_counts_as_reachable(address: str) -> None:
     assert not is_loopback(address)

@@ -1,4 +1,4 @@
-"""Who calls, by its connection and its metadata."""
+"""Identification of a caller by its connection and its metadata."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_a_peer_is_a_connection_and_an_address(peer: str, connection: str, addre
     assert split_peer(peer) == (connection, address)
 
 
-def test_names_come_from_the_metadata() -> None:
+def test_user_and_tenant_names_come_from_the_metadata() -> None:
     call = Call("ipv4:10.0.0.7:1", ("x-user-id", "alice"), ("x-tenant-id", b"acme"), ("other", "x"))
     identity = identity_of(call, LimitSettings())
     assert identity == Identity("alice", "acme", "10.0.0.7:1", "10.0.0.7")
@@ -53,13 +53,13 @@ def test_names_come_from_the_metadata() -> None:
         identity_of(Call("unix:", ("x-user-id", "a" * 129)), LimitSettings())
 
 
-def test_a_proxys_connection_is_not_charged_for_one_of_its_users() -> None:
+def test_a_verified_user_is_charged_instead_of_the_proxys_connection() -> None:
     proxied = Identity("alice", "acme", "10.0.0.7:1", "10.0.0.7", is_verified=True)
     assert proxied.source != replace(proxied, user="bob").source
     assert replace(proxied, is_verified=False).source == "10.0.0.7:1"
 
 
-def test_streams_of_a_unix_socket_are_told_apart() -> None:
+def test_streams_of_a_unix_socket_are_different_owners() -> None:
     local = Identity("", "", "", "")
     one, other = local.stream("me"), local.stream("me")
     assert one.owner != other.owner
@@ -68,7 +68,7 @@ def test_streams_of_a_unix_socket_are_told_apart() -> None:
     assert local.call("me").memory is None
 
 
-def test_streams_of_a_connection_are_one_owner_with_memories_of_their_own() -> None:
+def test_streams_of_a_connection_share_an_owner_but_no_memory() -> None:
     identity = Identity("", "", "10.0.0.7:1", "10.0.0.7")
     one, other = identity.stream("me"), identity.stream("me")
     assert one.owner == other.owner == identity.call("me").owner
@@ -88,7 +88,7 @@ def test_owners_differ(other: Caller) -> None:
     assert Caller("", "me", "", "10.0.0.7:1").owner != other.owner
 
 
-def test_a_name_is_anothers_at_another_address_unless_it_is_verified() -> None:
+def test_an_unverified_name_is_another_user_at_another_address() -> None:
     here, there = (Caller("alice", "s", "", f"{peer}:1", peer) for peer in ("10.0.0.7", "10.0.0.8"))
     assert here.owner != there.owner
     assert here.owner == replace(here, connection="10.0.0.7:2", session="t").owner

@@ -45,7 +45,7 @@ def test_a_whole_message_becomes_a_request() -> None:
     assert request.deadline.at == 52.0
 
 
-def test_what_is_not_set_takes_the_defaults() -> None:
+def test_unset_fields_take_the_defaults() -> None:
     request = request_of(pb.CompleteRequest(session_id="s"))
     assert (request.trigger, request.mode) == (Trigger.AUTOMATIC, Mode.SINGLE_LINE)
     assert request.max_tokens == LIMITS.default_tokens_single_line
@@ -67,7 +67,7 @@ def test_what_is_not_set_takes_the_defaults() -> None:
         ({"snippets": [{"score": math.inf}]}, "snippets[0].score", "must be a finite number, got inf"),
     ],
 )
-def test_a_bad_field_is_named_with_its_limit_and_what_was_given(
+def test_an_invalid_field_is_named_with_its_limit_and_its_value(
     message: dict[str, object], field: str, description: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -87,7 +87,7 @@ def test_every_end_has_a_form_on_the_wire() -> None:
         assert convert.end_message(End(Outcome(FinishReason.SHED, shed))).shed_reason != pb.SHED_REASON_UNSPECIFIED
 
 
-def test_an_end_says_what_was_used_and_what_went_wrong() -> None:
+def test_an_end_carries_usage_timings_and_the_error() -> None:
     error = CompletionError("no", violations=(Violation("prefix", "bad"),))
     message = convert.end_message(
         End(

@@ -1,4 +1,4 @@
-"""The check of raw bytes against real protobuf: what passes parses to something within the limits."""
+"""The scan of raw bytes, compared with protobuf's parser: accepted bytes parse to a message within the limits."""
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -63,7 +63,7 @@ def refusal(data: bytes, shape: scan.Shape = COMPLETE) -> str:
         ({"snippets": [{}] * 4}, "snippets: must have at most 3 entries, got more"),
     ],
 )
-def test_what_is_too_large_is_named_with_its_limit(message: dict[str, object], expected: str) -> None:
+def test_a_field_that_is_too_large_is_named_with_its_limit(message: dict[str, object], expected: str) -> None:
     whole = pb.CompleteRequest(sequence=9, **message)
     assert refusal(whole.SerializeToString()) == expected
     assert refusal(pb.SessionRequest(complete=whole).SerializeToString(), SESSION) == expected
@@ -121,7 +121,7 @@ def test_a_million_small_fields_are_refused_at_the_first_excess(one: bytes) -> N
     }
 
 
-def test_so_are_those_inside_a_snippet_or_another_event() -> None:
+def test_a_million_fields_inside_a_snippet_or_another_event_are_refused() -> None:
     assert refusal(text(7, text(99, b"") * MANY)) == "snippets[0]: must have at most 67 fields, got more"
     assert refusal(text(2, text(99, b"") * MANY), SESSION) == "cancel: must have at most 65 fields, got more"
     assert refusal(text(3, text(99, b"") * MANY), SESSION) == "feedback: must have at most 70 fields, got more"
@@ -212,7 +212,7 @@ pieces = st.one_of(
 
 
 @given(st.lists(pieces, max_size=12).map(b"".join))
-def test_whatever_passes_parses_to_something_within_the_limits_or_not_at_all(data: bytes) -> None:
+def test_accepted_bytes_parse_to_a_message_within_the_limits_or_not_at_all(data: bytes) -> None:
     for shape, message in ((COMPLETE, pb.CompleteRequest()), (SESSION, pb.SessionRequest())):
         if not passes(data, shape):
             continue
@@ -225,7 +225,7 @@ def test_whatever_passes_parses_to_something_within_the_limits_or_not_at_all(dat
 
 
 @given(requests, st.data())
-def test_bytes_that_were_changed_anywhere_raise_nothing_else(request: pb.CompleteRequest, data: st.DataObject) -> None:
+def test_mutated_bytes_raise_scan_errors_only(request: pb.CompleteRequest, data: st.DataObject) -> None:
     raw = bytearray(pb.SessionRequest(complete=request).SerializeToString())
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(raw) - 1))

@@ -1,4 +1,4 @@
-"""One stream, many requests: what is written when the reader is slow, what is refused, and when the stream ends."""
+"""One stream with many requests: writes to a slow reader, refusals, and the end of the stream."""
 
 import asyncio
 import dataclasses
@@ -18,7 +18,7 @@ from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionStream, StreamTimes
 from completion_server.rpc.settings import LimitSettings
-from tests.support.rooms import FOUR_SLOTS, House, in_virtual_time
+from tests.support.pipelines import FOUR_SLOTS, RunningPipeline, in_virtual_time
 from tests.support.server import request
 
 IDENTITY = Identity("u", "", "127.0.0.1:1", "127.0.0.1")
@@ -27,7 +27,7 @@ LIMITS = LimitSettings(max_requests_per_session=3)
 
 
 class Caller:
-    """The other side of a call: sends when it is told, and takes what is written, at once or when it is let."""
+    """The client's side of a call: sends when the test says so, and reads at once or when the test lets it."""
 
     def __init__(self, *, reads: bool = True) -> None:
         self.messages: asyncio.Queue[Any] = asyncio.Queue()
@@ -63,12 +63,12 @@ class Caller:
 class Stream:
     """A stream that is served."""
 
-    def __init__(self, opened: House, caller: Caller, **options: Any) -> None:
+    def __init__(self, running: RunningPipeline, caller: Caller, **options: Any) -> None:
         times = {"first_request_s": LONG_S, "idle_s": LONG_S, "max_age_s": LONG_S, "stall_timeout_s": 60.0}
         budget = options.pop("budget", RefusalBudget(0, 1))
-        intake = Intake(LIMITS, budget, RefusalBudget(0, 1), 10.0, opened.pipeline.now, lambda _context: IDENTITY)
+        intake = Intake(LIMITS, budget, RefusalBudget(0, 1), 10.0, running.pipeline.now, lambda _context: IDENTITY)
         stream = SessionStream(
-            opened.pipeline,
+            running.pipeline,
             intake,
             StreamTimes(**(times | options)),
             caller,
@@ -88,14 +88,14 @@ def endless_engine() -> Engine:
     return ScriptedEngine(lambda _job: itertools.repeat("a"), ServiceTimes(decode_base_s=0.01))
 
 
-def run(scenario: Callable[[House], Coroutine[Any, Any, None]], **options: Any) -> None:
+def run(scenario: Callable[[RunningPipeline], Coroutine[Any, Any, None]], **options: Any) -> None:
     in_virtual_time(scenario, endless_engine, **options)
 
 
-def test_text_that_waited_for_its_turn_is_not_written_once_a_newer_request_is_there() -> None:
-    async def scenario(opened: House) -> None:
+def test_unwritten_text_is_dropped_when_a_newer_request_supersedes_it() -> None:
+    async def scenario(running: RunningPipeline) -> None:
         caller = Caller(reads=False)
-        stream = Stream(opened, caller)
+        stream = Stream(running, caller)
         caller.ask(1, trigger=pb.TRIGGER_PREFETCH)
         await asyncio.sleep(0.005)
         caller.ask(2)
@@ -103,7 +103,7 @@ def test_text_that_waited_for_its_turn_is_not_written_once_a_newer_request_is_th
         assert [(each.sequence, each.WhichOneof("event")) for each in caller.written] == [(1, "delta")]
         caller.ask(3, prefix="y = ")
         await asyncio.sleep(0.1)
-        assert opened.watcher.ended[0][1].value == "superseded"
+        assert running.recorder.ended[0][1].value == "superseded"
         caller.reads.set()
         await asyncio.sleep(10.0)
         assert caller.events(2) == ["end"]
@@ -113,15 +113,15 @@ def test_text_that_waited_for_its_turn_is_not_written_once_a_newer_request_is_th
     run(scenario)
 
 
-def test_a_request_too_many_is_refused_and_cancels_are_read_on() -> None:
-    async def scenario(opened: House) -> None:
+def test_a_request_over_the_limit_is_refused_and_later_cancels_are_read() -> None:
+    async def scenario(running: RunningPipeline) -> None:
         caller = Caller(reads=False)
-        stream = Stream(opened, caller)
+        stream = Stream(running, caller)
         for sequence in range(1, 5):
             caller.ask(sequence)
         caller.cancel(1)
         await asyncio.sleep(0.001)
-        assert [reason.value for _, reason in opened.watcher.ended] == ["cancelled"]
+        assert [reason.value for _, reason in running.recorder.ended] == ["cancelled"]
         caller.reads.set()
         await asyncio.sleep(10.0)
         assert caller.errors() == [(4, Code.RESOURCE_EXHAUSTED)]
@@ -136,9 +136,9 @@ def test_a_request_too_many_is_refused_and_cancels_are_read_on() -> None:
 
 
 def test_a_caller_that_types_faster_than_it_reads_gets_its_newest_answer() -> None:
-    async def scenario(opened: House) -> None:
+    async def scenario(running: RunningPipeline) -> None:
         caller = Caller(reads=False)
-        stream = Stream(opened, caller)
+        stream = Stream(running, caller)
         for sequence in range(1, 31):
             caller.ask(sequence, prefix=f"{sequence} = ")
         await asyncio.sleep(1.0)
@@ -154,10 +154,10 @@ def test_a_caller_that_types_faster_than_it_reads_gets_its_newest_answer() -> No
     run(scenario)
 
 
-def test_refusals_that_nobody_reads_stop_the_reading() -> None:
-    async def scenario(opened: House) -> None:
+def test_unread_refusals_stop_the_reading_of_requests() -> None:
+    async def scenario(running: RunningPipeline) -> None:
         caller = Caller(reads=False)
-        stream = Stream(opened, caller)
+        stream = Stream(running, caller)
         for _ in range(100):
             caller.send(pb.SessionRequest())
         await asyncio.sleep(1.0)
@@ -171,10 +171,10 @@ def test_refusals_that_nobody_reads_stop_the_reading() -> None:
     run(scenario)
 
 
-def test_a_caller_that_is_refused_too_often_loses_its_stream() -> None:
-    async def scenario(opened: House) -> None:
+def test_a_stream_with_too_many_refused_bytes_is_ended() -> None:
+    async def scenario(running: RunningPipeline) -> None:
         caller = Caller()
-        stream = Stream(opened, caller, budget=RefusalBudget(16 * 1024, 64 * 1024))
+        stream = Stream(running, caller, budget=RefusalBudget(16 * 1024, 64 * 1024))
         for sequence in range(1, 20):
             caller.ask(sequence, max_tokens=-1)
         failure = await stream.end()
@@ -196,13 +196,13 @@ def test_a_caller_that_is_refused_too_often_loses_its_stream() -> None:
         ({"idle_s": 300.0, "max_age_s": 1000.0}, (200.0, 400.0, 600.0, 800.0), 1000.0, "server.max_session_age_s"),
     ],
 )
-def test_a_stream_ends_when_its_time_is_over(
+def test_a_stream_ends_at_its_time_limits(
     times: dict[str, float], asks_at: tuple[float, ...], ends_at: float, key: str
 ) -> None:
-    async def scenario(opened: House) -> None:
+    async def scenario(running: RunningPipeline) -> None:
         begin = asyncio.get_running_loop().time()
         caller = Caller()
-        stream = Stream(opened, caller, **times)
+        stream = Stream(running, caller, **times)
         for number, at in enumerate(asks_at):
             await asyncio.sleep(begin + at - asyncio.get_running_loop().time())
             caller.ask(number + 1)
@@ -218,10 +218,10 @@ def test_a_stream_ends_when_its_time_is_over(
 
 
 def test_a_stream_with_an_open_request_is_not_idle_and_answers_it_before_it_ends_for_its_age() -> None:
-    async def scenario(opened: House) -> None:
+    async def scenario(running: RunningPipeline) -> None:
         begin = asyncio.get_running_loop().time()
         caller = Caller()
-        stream = Stream(opened, caller, idle_s=0.2, max_age_s=0.5)
+        stream = Stream(running, caller, idle_s=0.2, max_age_s=0.5)
         caller.ask(1, max_tokens=100)  # a second's worth
         failure = await stream.end()
         assert failure is not None
@@ -233,9 +233,9 @@ def test_a_stream_with_an_open_request_is_not_idle_and_answers_it_before_it_ends
 
 
 def test_a_caller_that_leaves_ends_the_stream_at_once() -> None:
-    async def scenario(opened: House) -> None:
+    async def scenario(running: RunningPipeline) -> None:
         caller = Caller()
-        stream = Stream(opened, caller)
+        stream = Stream(running, caller)
         caller.messages.put_nowait(grpc.aio.EOF)
         assert await stream.end() is None
 
@@ -247,9 +247,9 @@ def test_a_caller_that_vanishes_while_it_is_written_to_is_no_failure() -> None:
         async def write(self, response: pb.SessionResponse) -> None:
             raise grpc.aio.BaseError
 
-    async def scenario(opened: House) -> None:
+    async def scenario(running: RunningPipeline) -> None:
         caller = Vanished()
-        stream = Stream(opened, caller)
+        stream = Stream(running, caller)
         caller.ask(1)
         assert await stream.end() is None
 

@@ -24,7 +24,7 @@ def test_text_that_is_not_utf8_is_named_with_its_place() -> None:
     assert malformed.sequence == 3
 
 
-def test_so_is_text_deeper_down() -> None:
+def test_nested_text_that_is_not_utf8_is_named_with_its_place() -> None:
     snippets = [pb.ContextSnippet(), pb.ContextSnippet(text="SPOIL")]
     message = pb.SessionRequest(complete=pb.CompleteRequest(sequence=4, snippets=snippets))
     malformed = DECODE_SESSION(spoiled(message))

@@ -72,6 +72,19 @@ def test_a_generation_goes_on_for_the_request_that_reattaches() -> None:
     assert heard == [GenerationReattached(1)]
 
 
+def test_a_waiting_prefetch_that_would_say_the_same_is_superseded() -> None:
+    async def scenario(runner: Runner) -> None:
+        busy, prefetch = ask("busy"), ask("p", lane="user", trigger=Trigger.PREFETCH, prefix="x")
+        other, newer = ask("o", lane="other", trigger=Trigger.PREFETCH, prefix="x"), typed(2, "xa")
+        for each in (busy, prefetch, other, newer):
+            runner.submit_nowait(each)
+        assert (prefetch.reasons, other.reasons) == (["superseded"], [])
+        await runner.wait_idle()
+        assert (newer.text, prefetch.num_generations) == ("abcd", 0)
+
+    run(scenario, num_slots=1)
+
+
 def test_what_was_generated_beyond_the_typed_text_is_received_at_once() -> None:
     async def scenario(runner: Runner) -> None:
         older, newer = typed(1, "x"), typed(2, "xa")
@@ -96,12 +109,12 @@ def test_requests_reattach_one_after_another() -> None:
     run(scenario)
 
 
-def test_no_request_reattaches_where_that_is_switched_off() -> None:
+def test_a_request_without_a_continuation_does_not_reattach() -> None:
     async def scenario(runner: Runner) -> None:
-        older, newer = typed(1, "x"), typed(2, "xa")
+        older, newer = typed(1, "x"), key(2)
         runner.submit_nowait(older)
         await asyncio.sleep(0.25)
-        runner.submit_nowait(newer, reattaches=False)
+        runner.submit_nowait(newer)
         await runner.wait_idle()
         assert (older.was_aborted, newer.num_generations, newer.text) == (True, 1, "abcd")
 

@@ -1,12 +1,14 @@
 """Whatever raises inside one request's work: every request has one end, and no slot or task is left behind."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from completion_server.core.request import Trigger
+from completion_server.scheduling.generation import Progress
 from completion_server.scheduling.runner import Runner
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.examples import examples
@@ -62,6 +64,21 @@ def test_a_generation_that_can_not_begin_ends_its_request_and_all_that_wait(monk
         await runner.wait_idle()
         monkeypatch.undo()
         assert [each.reasons for each in requests] == [["stop"]] + [["error"]] * 9
+
+    run(scenario, num_slots=1)
+
+
+def test_a_source_that_raises_before_it_begins_is_the_requests_failure() -> None:
+    async def scenario(runner: Runner) -> None:
+        def fail() -> AsyncGenerator[Progress]:
+            raise ZeroDivisionError
+
+        broken, waiting = ask("broken"), ask("waiting")
+        broken.generate = fail  # type: ignore[method-assign]
+        runner.submit_nowait(broken)
+        runner.submit_nowait(waiting)
+        await runner.wait_idle()
+        assert (broken.reasons, waiting.reasons) == (["error"], ["stop"])
 
     run(scenario, num_slots=1)
 

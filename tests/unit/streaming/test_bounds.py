@@ -1,4 +1,4 @@
-"""What the text rules read of a document does not grow with it, and near the cursor nothing is missed."""
+"""The text rules read a bounded part of a document, which includes all text near the cursor."""
 
 import pytest
 

@@ -13,7 +13,7 @@ from loadtest.simulation import virtual_time
 END = End(Outcome(FinishReason.STOP))
 
 
-async def test_what_a_slow_reader_has_not_taken_is_one_delta() -> None:
+async def test_unread_text_is_merged_into_one_delta() -> None:
     mailbox = Mailbox()
     for text in ["de", "", "f ", "ü()"]:
         mailbox.put_nowait(text)
@@ -53,35 +53,35 @@ def test_between_two_deltas_there_is_a_pause_but_not_before_the_first_or_the_end
     virtual_time.run(scenario())
 
 
-def test_after_a_pause_nothing_is_told_until_there_is_text_again() -> None:
+def test_the_callback_is_not_called_after_a_pause_without_text() -> None:
     async def scenario() -> None:
-        mailbox, told = Mailbox(pause_s=0.02), []
-        mailbox.listen(lambda: told.append(asyncio.get_running_loop().time()))
+        mailbox, calls = Mailbox(pause_s=0.02), []
+        mailbox.listen(lambda: calls.append(asyncio.get_running_loop().time()))
         mailbox.put_nowait("a")
         assert mailbox.get_nowait() == Delta("a")
         mailbox.put_nowait("stale")
         mailbox.discard_pending_nowait()
         await asyncio.sleep(0.05)
-        assert (len(told), mailbox.get_nowait()) == (1, None)
+        assert (len(calls), mailbox.get_nowait()) == (1, None)
         mailbox.put_nowait("b")
-        assert (len(told), mailbox.get_nowait()) == (2, Delta("b"))
+        assert (len(calls), mailbox.get_nowait()) == (2, Delta("b"))
 
     virtual_time.run(scenario())
 
 
-async def test_who_listens_late_is_told_at_once_and_who_ignores_never() -> None:
-    mailbox, told = Mailbox(), []
+async def test_a_late_listener_is_called_at_once_and_not_after_ignore() -> None:
+    mailbox, calls = Mailbox(), []
     mailbox.put_nowait("a")
-    mailbox.listen(lambda: told.append("news"))
-    assert told == ["news"]
+    mailbox.listen(lambda: calls.append("event"))
+    assert calls == ["event"]
     with pytest.raises(RuntimeError, match="two readers"):
         mailbox.listen(lambda: None)
     mailbox.ignore()
     mailbox.close_nowait(END)
-    assert told == ["news"]
+    assert calls == ["event"]
 
 
-async def test_a_waiting_reader_gets_what_is_put() -> None:
+async def test_a_waiting_reader_gets_new_text() -> None:
     mailbox = Mailbox()
     reader = asyncio.create_task(mailbox.get())
     await asyncio.sleep(0)

@@ -90,7 +90,7 @@ def test_any_other_rest_of_the_line_is_not_repeated_at_the_end(document: str, te
     assert single(document, text) == expected
 
 
-def test_only_what_may_be_the_repetition_is_withheld() -> None:
+def test_only_a_possible_repetition_is_withheld() -> None:
     request = request_at("x = ‸ + 1\n")
     assert sent(request, ["y", " ", "+", " 2", "0", " + 1"]) == ["y", "", "", " + 2", "0", "", ""]
 
@@ -116,7 +116,7 @@ def test_a_closing_bracket_ends_it_at_once_and_withholds_nothing() -> None:
         ("    a()\n\t‸\r\n\treturn x\r\n", "return x\r\n", ""),
     ],
 )
-def test_a_whole_line_is_not_the_one_below(document: str, text: str, expected: str) -> None:
+def test_a_whole_line_does_not_repeat_the_line_below(document: str, text: str, expected: str) -> None:
     assert single(document, text) == expected
 
 
@@ -136,7 +136,7 @@ def test_text_right_of_the_cursor_keeps_multi_line_to_the_line() -> None:
     assert complete(request, "y\nz = 3") == "y"
 
 
-def test_whole_characters_pass_in_any_pieces() -> None:
+def test_the_pieces_do_not_change_the_text_that_is_sent() -> None:
     assert single("s = ‸\n", '"naïve 日本 👩‍👩‍👧 é"') == '"naïve 日本 👩‍👩‍👧 é"'
 
 

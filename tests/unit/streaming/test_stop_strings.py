@@ -19,17 +19,17 @@ from tests.unit.streaming.rules import complete, request_at, sent
         (("日本",), "x日日本", "x日"),
     ],
 )
-def test_ends_before_the_first(stop: tuple[str, ...], text: str, expected: str) -> None:
+def test_text_ends_before_the_first_stop_string(stop: tuple[str, ...], text: str, expected: str) -> None:
     assert complete(request_at("x = ‸\n", stop=stop), text) == expected
 
 
-def test_withholds_the_longest_possible_beginning_and_no_more() -> None:
+def test_only_the_longest_possible_beginning_is_withheld() -> None:
     stops = StopStrings(("<END>", "--"))
     assert [stops.feed(piece) for piece in ["a<", "EN", "<E", "X-", "y", "--z"]] == ["a", "", "<EN", "<EX", "-y", ""]
     assert stops.is_hit
 
 
-def test_finish_gives_back_what_was_withheld() -> None:
+def test_finish_returns_the_withheld_text() -> None:
     stops = StopStrings(("<END>",))
     assert stops.feed("a<EN") == "a"
     assert stops.finish() == "<EN"
@@ -41,7 +41,7 @@ def test_a_stop_string_across_lines_ends_a_multi_line_completion_on_a_whole_line
     assert complete(request, "\n    a = 1\n    b = 2\n\n    c = 3") == "\n    a = 1\n    b = 2"
 
 
-def test_what_a_stop_string_ends_still_obeys_the_rules_of_lines() -> None:
+def test_text_before_a_stop_string_obeys_the_line_rules() -> None:
     request = request_at("f(‸)\n", stop=("#",))
     assert complete(request, "a)  # b") == "a"
     assert sent(request_at("x = ‸ + 1\n", stop=("#",)), ["y + 1", "  # b"]) == ["y", ""]

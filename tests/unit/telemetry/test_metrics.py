@@ -50,7 +50,7 @@ def test_a_request_that_was_shed_has_no_stages_that_it_did_not_reach(registry: C
     assert registry.get_sample_value("completion_requests_total", labels) == 1
 
 
-def test_what_was_not_taken_in_is_counted_too(registry: CollectorRegistry) -> None:
+def test_refused_requests_are_counted(registry: CollectorRegistry) -> None:
     Metrics(registry).hear(events.RequestRefused(Code.INVALID_ARGUMENT))
     assert registry.get_sample_value("completion_refused_requests_total", {"code": "invalid_argument"}) == 1
 
@@ -90,7 +90,7 @@ def test_the_time_from_an_abort_to_a_free_slot_is_observed(registry: CollectorRe
     assert registry.get_sample_value("completion_abort_seconds_sum") == 0.25
 
 
-def test_every_event_is_heard(registry: CollectorRegistry) -> None:
+def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
     end = End(Outcome(FinishReason.STOP))
     one_of_each: list[events.Event] = [
@@ -103,7 +103,7 @@ def test_every_event_is_heard(registry: CollectorRegistry) -> None:
         metrics.hear(event)
 
 
-def test_the_parts_are_read_when_somebody_asks(registry: CollectorRegistry) -> None:
+def test_the_snapshot_reads_the_parts_at_each_scrape(registry: CollectorRegistry) -> None:
     depth = [3.0]
     registry.register(Snapshot({"queued_requests": lambda: depth[0]}, {"engine_restarts": lambda: 1.0}))
     depth[0] = 4.0
@@ -111,7 +111,7 @@ def test_the_parts_are_read_when_somebody_asks(registry: CollectorRegistry) -> N
     assert registry.get_sample_value("completion_engine_restarts_total") == 1
 
 
-def test_metrics_are_served_over_http_and_the_port_is_given_back(registry: CollectorRegistry) -> None:
+def test_metrics_are_served_over_http_until_stop_frees_the_port(registry: CollectorRegistry) -> None:
     Metrics(registry)
     server = MetricsServer("127.0.0.1", 0, registry)
     try:

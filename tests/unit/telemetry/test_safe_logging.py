@@ -1,4 +1,4 @@
-"""The message of an exception may quote what a user typed: no log record holds it, whoever logs it."""
+"""No log record of any library holds the message of an exception, which may quote client text."""
 
 import io
 import logging
@@ -18,7 +18,7 @@ TYPED = "hunter2"
 
 @pytest.fixture
 def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Takes back what `install` does to this process."""
+    """Reverts the effects of `install` on this process."""
     factory = logging.getLogRecordFactory()
     hooks = ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook"), (traceback, "print_exc"))
     for module, name in hooks:
@@ -34,7 +34,7 @@ def installed(restored: None) -> None:
 
 @pytest.fixture
 def plain() -> Iterator[io.StringIO]:
-    """What a library's own handler and formatter write, such as vLLM's."""
+    """Collects the output of a library's own handler and formatter, such as vLLM's."""
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -149,7 +149,7 @@ fail("{TYPED}")
 """
 
 
-def test_exceptions_that_nobody_catches_are_logged_without_their_messages() -> None:
+def test_uncaught_exceptions_are_logged_without_their_messages() -> None:
     done = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert TYPED not in done.stdout + done.stderr
@@ -163,7 +163,7 @@ def test_exceptions_that_nobody_catches_are_logged_without_their_messages() -> N
 
 
 @pytest.mark.usefixtures("restored")
-def test_a_start_that_fails_keeps_its_message_where_that_is_asked_for(plain: io.StringIO) -> None:
+def test_a_failed_start_keeps_its_message_if_configured(plain: io.StringIO) -> None:
     safe_logging.install(keep_startup_failures=True)
     logging.getLogger("library").error("EngineCore failed to start.", exc_info=ValueError("max_model_len"))
     logging.getLogger("library").error("EngineCore hit an error.", exc_info=ValueError(TYPED))

@@ -1,4 +1,4 @@
-"""A pipeline with the real rooms in front of an engine of the test's; prompts are the same three tokens for all."""
+"""A real pipeline with an engine of the test; the prompt of every request is the same three tokens."""
 
 import asyncio
 import dataclasses
@@ -30,13 +30,13 @@ from loadtest.simulation.virtual_time import LoopClock
 
 UNLIMITED = AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=0)
 FOUR_SLOTS = SchedulingSettings(max_slots=4, max_queued=4, step_tolerance=0)
-WITHOUT_HASTE = ShedSettings(budget_ms=10_000, when="never", lag_ms=0)
+NO_SHEDDING = ShedSettings(budget_ms=10_000, when="never", lag_ms=0)
 REQUEST = Request("r", Caller("u", "s"), 0, "", "", "x = ", "", 8, 0.0, mode=Mode.MULTI_LINE)
 
 
 @dataclass
 class Prompts:
-    """Builds prompts, and remembers for whom and where."""
+    """Builds prompts; records the request ids and the threads."""
 
     threads: list[int] = field(default_factory=list)
     built: list[str] = field(default_factory=list)
@@ -55,8 +55,8 @@ class Prompts:
 
 
 @dataclass
-class Watcher:
-    """Hears the events of a pipeline and keeps them."""
+class EventRecorder:
+    """Records the events of a pipeline."""
 
     ends: dict[str, End] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
@@ -86,17 +86,17 @@ class Watcher:
 
 
 @dataclass
-class House:
-    """A pipeline, and what watches it."""
+class RunningPipeline:
+    """A running pipeline, its engine, and a recorder of its events."""
 
     pipeline: Pipeline
-    watcher: Watcher
+    recorder: EventRecorder
     prompts: Prompts
     engine: Engine
     sequences: Iterator[int] = field(default_factory=itertools.count)
 
     def open(self, request_id: str, prefix: str, **fields: Any) -> Completion:
-        """Ask. Each request of the one session is newer than those before it."""
+        """Open a request. Each request of the session is newer than those before it."""
         fields = {"received_at": self.pipeline.now(), "sequence": next(self.sequences)} | fields
         return self.pipeline.open(dataclasses.replace(REQUEST, id=request_id, prefix=prefix, **fields))
 
@@ -108,7 +108,7 @@ class House:
 
 
 @asynccontextmanager
-async def house(
+async def running_pipeline(
     make_engine: Callable[[], Engine],
     clock: Clock,
     *,
@@ -117,20 +117,21 @@ async def house(
     admission: AdmissionSettings = UNLIMITED,
     loop_lag: LoopLagMonitor | None = None,
     lookup: Lookup = lambda _request: None,
-) -> AsyncIterator[House]:
-    """Run a pipeline, by default with four slots and without haste, and check that nothing is left in it."""
-    watcher, prompts = Watcher(), prompts or Prompts()
+    recorder: EventRecorder | None = None,
+) -> AsyncIterator[RunningPipeline]:
+    """Run a pipeline, by default with four slots and without shedding, and check that it is empty at the end."""
+    recorder, prompts = recorder or EventRecorder(), prompts or Prompts()
     engine = SupervisedEngine(make_engine, EngineSettings(warm_up=False), clock)
-    settings = PipelineSettings(admission, scheduling, WITHOUT_HASTE)
-    pipeline = assemble(settings, engine, prompts, clock, watcher.hear, loop_lag=loop_lag, lookup=lookup)
+    settings = PipelineSettings(admission, scheduling, NO_SHEDDING)
+    pipeline = assemble(settings, engine, prompts, clock, recorder.hear, loop_lag=loop_lag, lookup=lookup)
     await engine.start()
     tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)
     pipeline.set_engine_ready(True)
-    opened = House(pipeline, watcher, prompts, engine.current)
-    yield opened
+    running = RunningPipeline(pipeline, recorder, prompts, engine.current)
+    yield running
     await pipeline.wait_idle()
-    assert opened.load == (0, 0, 0)
+    assert running.load == (0, 0, 0)
     assert pipeline.load().num_held == 0
     for task in tasks:
         task.cancel()
@@ -140,7 +141,7 @@ async def house(
 
 @dataclass
 class Answer:
-    """All that came back for a request."""
+    """The answer to a request."""
 
     text: str
     end: End
@@ -166,12 +167,12 @@ async def read(completion: Completion) -> Answer:
 
 
 def in_virtual_time(
-    scenario: Callable[[House], Coroutine[Any, Any, None]], make_engine: Callable[[], Engine], **options: Any
+    scenario: Callable[[RunningPipeline], Coroutine[Any, Any, None]], make_engine: Callable[[], Engine], **options: Any
 ) -> None:
-    """Run a scenario in a house whose time is virtual."""
+    """Run a scenario on a pipeline in virtual time."""
 
     async def main() -> None:
-        async with house(make_engine, LoopClock(), **options) as opened:
-            await scenario(opened)
+        async with running_pipeline(make_engine, LoopClock(), **options) as running:
+            await scenario(running)
 
     virtual_time.run(main())
