@@ -97,6 +97,7 @@ async def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_it_finds_the_table_that_is_right_and_leaves_the_server_as_it_was(tmp_path: Path) -> None:
     out, html = tmp_path / "schedule.json", tmp_path / "tuning.html"
@@ -106,7 +107,7 @@ async def test_it_finds_the_table_that_is_right_and_leaves_the_server_as_it_was(
             server,
             *IN_SMALL,
             "--rounds",
-            "3",
+            "4",
             "--concurrency",
             "1,8",
             "--k",

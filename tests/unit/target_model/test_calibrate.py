@@ -51,7 +51,8 @@ here, job = pathlib.Path(__file__).parent, json.loads(pathlib.Path(sys.argv[3]).
 (here / "called.json").write_text(json.dumps([sys.argv[1:], job]))
 def tell(**event): print(json.dumps(event), flush=True)
 def write():
-    tensors = {{"{Q_PROJ}": np.zeros((8, 8), dtype="{dtype}"), "{Q_PROJ}_scale": np.full((8, 1), {scale}, dtype="float32"),
+    tensors = {{"{Q_PROJ}": np.zeros((8, 8), dtype="{dtype}"),
+        "{Q_PROJ}_scale": np.full((8, 1), {scale}, dtype="float32"),
         "model.norm.weight": np.full((8,), 0.5, dtype="float32")}}
     save_file(tensors, job["out"] + "/model.safetensors")
     pathlib.Path(job["out"], "config.json").write_text("of another version")
