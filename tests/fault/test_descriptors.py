@@ -19,8 +19,6 @@ from completion_server.core.descriptors import RESERVE
 from tests.support.models import ROOT, TARGET
 from tests.support.server import ask, request
 
-pytestmark = pytest.mark.serial
-
 SERVE = (
     "-m", "completion_server", "serve", "--json", "--set", "engine.kind=scripted", "--set", f"engine.model={TARGET}",
     "--set", "server.listen=127.0.0.1:0", "--set", "server.admin_listen=", "--set", "server.metrics_listen=127.0.0.1:0",

@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from tests.support.models import ROOT, TARGET
 from tests.support.server import ENDLESS, request
-
-pytestmark = pytest.mark.serial
 
 SETTINGS = (
     "engine.kind=scripted",
