@@ -84,7 +84,7 @@ bench-engine: $(VENV)/installed ## Speculation, INT8 and the prefix cache, each 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
 	@$(BIN)/python -m loadtest.bench.prompt
 
-# Speculation does not pay with the embedded pair on two cores (make bench-engine), so nobody would run it there.
+# Speculation is slower with the embedded pair on two cores (make bench-engine), so this benchmark runs without it.
 BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
 
 bench-scheduler: $(VENV)/installed ## How editors fare as people type, at half to four times what the engine can serve.

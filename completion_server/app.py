@@ -126,7 +126,7 @@ class App:
         self._engine = SupervisedEngine(make_engine, config.engine, self._clock, self._engine_changed)
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
         self._metrics = Metrics(registry)
-        self._emit: Emit = self._metrics.hear  # the one place that decides which parts hear events
+        self._emit: Emit = self._metrics.handle  # the one place that decides which parts receive events
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._pipeline: Pipeline | None = None
         """None until the prompts are loaded."""

@@ -1,4 +1,4 @@
-"""The tokens that a model leaves for prompts, and whether an engine holds what requests may ask of it."""
+"""The token budget of prompts, and the check that an engine can hold a whole prompt and completion."""
 
 from completion_server.config import Config
 from completion_server.core.errors import ConfigError
@@ -26,7 +26,7 @@ def load_prompts(config: Config) -> PromptBuilder:
 
 
 def prompt_budget(config: Config) -> int:
-    """Return how many tokens a prompt may have: what the model holds, less a whole completion.
+    """Return the token budget of a prompt: the model's context length minus a whole completion.
 
     Raises:
         ConfigError: no model is set, it can't be read, or it leaves no room for a prompt.
@@ -60,7 +60,7 @@ def _context_length(engine: EngineSettings) -> int:
 
 
 def check_fits(info: EngineInfo, config: Config) -> None:
-    """Refuse an engine that holds less than what requests may ask of it.
+    """Check that an engine can hold the largest prompt and completion.
 
     Raises:
         ConfigError: a whole prompt and a whole completion don't fit.

@@ -1,1 +1,1 @@
-"""May it come in? Pure policy over a snapshot of the server's state, before anything is spent on a request."""
+"""Admission control: decides from limits and the server's state whether to accept a request, before any work on it."""

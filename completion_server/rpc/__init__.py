@@ -1,1 +1,1 @@
-"""The wire: messages to core requests and back, status codes, limits, health. The only server room that knows gRPC."""
+"""The gRPC front end: messages, limits, identity, statuses, health. The only package of the server that knows gRPC."""

@@ -1,1 +1,1 @@
-"""Which request has a slot, and which has lost its entry to one. Knows nothing of prompts, engines or the wire."""
+"""Scheduling: lanes, queues, slots and running generations. Knows no prompts and no wire."""

@@ -132,7 +132,7 @@ class Book:
         return [*superseded, Finish(entry.id, outcome)]
 
     def supersede(self, lane: str, stamp: int, now: float) -> list[Action]:
-        """End the live requests of a lane that are older than `stamp`, that of a request of another replica."""
+        """End the live requests of a lane that are older than `stamp`, the stamp of a request on another replica."""
         actions: list[Action] = []
         for holder in self._lanes.on(lane):
             if holder.entry.stamp < stamp:
@@ -140,7 +140,7 @@ class Book:
         return actions
 
     def end(self, request_id: str, outcome: Outcome, now: float) -> list[Action]:
-        """End a live request from outside. One that is not live any more has had its Finish: nothing to do."""
+        """End a live request. Does nothing if the request is not live any more, because it has had its Finish."""
         record = self._records.get(request_id)
         if record is None or record.state is State.ABORTING:
             return []
@@ -175,7 +175,7 @@ class Book:
         return self._enqueue(record, now)
 
     def work_done(self, request_id: str, outcome: Outcome, now: float) -> list[Action]:
-        """The work of a started request has stopped, by itself (`outcome` says how) or because it was aborted."""
+        """Free the slot of work that has ended. `outcome` ends its request, unless that has ended before (abort)."""
         record = self._working(request_id)
         actions: list[Action] = []
         if record.state is State.RUNNING:

@@ -23,15 +23,15 @@ class PromptReady:
 
     num_tokens: int
     num_new_tokens: int
-    """Of these, the tokens that the engine will have to compute: an estimate of what the prefix cache lacks."""
+    """Estimate of the prompt tokens that the engine will have to compute, because the prefix cache lacks them."""
 
 
 Progress = PromptReady | Output
-"""What a source of a generation yields: PromptReady once, then outputs."""
+"""An item of a generation's source, which yields PromptReady once, then outputs."""
 
 
 class Generation:
-    """What the engine has generated for one prompt so far."""
+    """The text and tokens that the engine has generated for one prompt so far."""
 
     def __init__(self, entry: QueueEntry) -> None:
         """Begin for a request. A newer request may read it later."""
@@ -123,7 +123,7 @@ class Subscriber(Protocol):
 
     @property
     def entry(self) -> QueueEntry:
-        """What the book needs to know of it."""
+        """The request's entry in the book."""
         ...
 
     @property
@@ -143,7 +143,7 @@ class Subscriber(Protocol):
         ...
 
     def finish(self, reason: FinishReason | None) -> Outcome | None:
-        """Return how the answer ended, None if it goes on. `reason` says how its generation ended, if it did."""
+        """Return the outcome of the answer, None if it continues. `reason` is its generation's end, if that ended."""
         ...
 
     def end(self, outcome: Outcome, usage: Usage) -> None:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 _WEIGHT = 0.05
-"""Of a new sample: the last 20 or so count."""
+"""Weight of a new sample, so that about the last 20 count."""
 _MIN_HAZARD = 1e-3
 _SIZE_NOISE = 64.0
 """Tokens. If prompt sizes differ by less, differences in time count as noise and not as a slope."""
@@ -34,7 +34,7 @@ class SizedEstimate:
     """
 
     mean: float = 0.0
-    """Of all samples, whatever their size."""
+    """Mean of all samples, whatever their size."""
     deviation: float = 0.0
     """From the line."""
     median_size: float = 0.0

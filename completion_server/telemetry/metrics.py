@@ -81,7 +81,7 @@ class Metrics:
             events.FeedbackRefused: lambda _event: self._feedback.labels("refused").inc(),
         }
 
-    def hear(self, event: events.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Update the metrics with an event."""
         self._handlers[type(event)](event)
 

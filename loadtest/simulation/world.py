@@ -70,7 +70,7 @@ async def _serving(
     """Run the server's pipeline in front of an engine."""
     clock = LoopClock()
     engine = SupervisedEngine(_engine_maker(workload), EngineSettings(warm_up=False, heartbeat_s=0), clock)
-    pipeline = assemble(_settings(workload, policy), engine, _Prompts(), clock, recorder.hear)
+    pipeline = assemble(_settings(workload, policy), engine, _Prompts(), clock, recorder.handle)
     pipeline.set_engine_ready(True)
     await engine.start()
     tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]
@@ -139,7 +139,7 @@ class _Recorder:
         self.num_surplus_ends = 0
         self.results: list[SimulatedResult] = []
 
-    def hear(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Record the end of a request; other events say nothing about a simulation."""
         if not isinstance(event, RequestEnded):
             return

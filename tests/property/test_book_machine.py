@@ -1,4 +1,4 @@
-"""The book under any order of events, against what must always hold."""
+"""Invariants of the book under any order of events."""
 
 import math
 

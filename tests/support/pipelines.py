@@ -63,14 +63,14 @@ class EventRecorder:
     reattached: list[int] = field(default_factory=list)
     diverged: list[int] = field(default_factory=list)
     refused: list[Code] = field(default_factory=list)
-    heard: list[events.Event] = field(default_factory=list)
+    recorded: list[events.Event] = field(default_factory=list)
 
     @property
     def ended(self) -> list[tuple[str, FinishReason]]:
         return [(request_id, end.outcome.reason) for request_id, end in self.ends.items()]
 
-    def hear(self, event: events.Event) -> None:
-        self.heard.append(event)
+    def handle(self, event: events.Event) -> None:
+        self.recorded.append(event)
         match event:
             case events.RequestEnded(request, end, marks):
                 assert request.id not in self.ends, "a request ended twice"
@@ -123,7 +123,7 @@ async def running_pipeline(
     recorder, prompts = recorder or EventRecorder(), prompts or Prompts()
     engine = SupervisedEngine(make_engine, EngineSettings(warm_up=False), clock)
     settings = PipelineSettings(admission, scheduling, NO_SHEDDING)
-    pipeline = assemble(settings, engine, prompts, clock, recorder.hear, loop_lag=loop_lag, lookup=lookup)
+    pipeline = assemble(settings, engine, prompts, clock, recorder.handle, loop_lag=loop_lag, lookup=lookup)
     await engine.start()
     tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)

@@ -13,8 +13,8 @@ class SetClock:
 
 
 def test_a_long_iteration_is_overload_until_the_next_one_begins() -> None:
-    clock, heard = SetClock(), list[Event]()
-    loop_lag = LoopLagMonitor(0.05, clock, heard.append)
+    clock, emitted = SetClock(), list[Event]()
+    loop_lag = LoopLagMonitor(0.05, clock, emitted.append)
     assert [loop_lag.is_behind(5.0 + seconds) for seconds in (0.0, 0.05, 0.0599, 0.0601, 9.0)] == [
         False, False, False, True, True,
     ]  # fmt: skip
@@ -23,7 +23,7 @@ def test_a_long_iteration_is_overload_until_the_next_one_begins() -> None:
     assert not loop_lag.is_behind(5.2)
     clock.at = 5.205
     loop_lag.tick()
-    assert [round(each.seconds, 6) for each in heard if isinstance(each, LoopLagged)] == [0.19, 0.0]
+    assert [round(each.seconds, 6) for each in emitted if isinstance(each, LoopLagged)] == [0.19, 0.0]
 
 
 def test_a_limit_of_zero_reports_no_overload() -> None:

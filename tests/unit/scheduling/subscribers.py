@@ -72,7 +72,7 @@ class ScriptedRequest:
 
 
 def saying(*words: str, seconds: float = 1.0, finish: str = "stop") -> Script:
-    """Return a script that says its words, a token each, and ends after `seconds` in all."""
+    """Return a script that generates its words, one token each, and ends after `seconds` in total."""
 
     async def script() -> AsyncGenerator[Progress]:
         yield PromptReady(3, 3)
@@ -84,7 +84,7 @@ def saying(*words: str, seconds: float = 1.0, finish: str = "stop") -> Script:
 
 
 def slow_to_abort(seconds: float) -> Script:
-    """Return a script that says nothing for long, and takes `seconds` to let go."""
+    """Return a script that generates no text for long, and takes `seconds` to stop after an abort."""
 
     async def script() -> AsyncGenerator[Progress]:
         try:

@@ -47,14 +47,14 @@ def test_a_request_starts_when_a_slot_is_free_and_the_next_one_when_the_first_is
     assert (book.num_live, book.num_occupied, book.num_queued) == (0, 0, 0)
 
 
-def test_a_newer_request_takes_the_place_of_one_that_waits_at_no_cost() -> None:
+def test_a_newer_request_supersedes_a_waiting_one_at_no_cost() -> None:
     book = busy_book()
     book.submit(entry("old", lane="user", sequence=1), 0.0)
     assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED)]
     assert book.num_queued == 1
 
 
-def test_a_newer_request_aborts_one_that_runs_and_waits_for_its_slot() -> None:
+def test_a_newer_request_aborts_a_running_one_and_waits_for_its_slot() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("old", lane="user", sequence=1), 0.0)
     assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
@@ -62,7 +62,7 @@ def test_a_newer_request_aborts_one_that_runs_and_waits_for_its_slot() -> None:
     assert book.work_done("old", CANCELLED, 1.0) == [Start("new")]
 
 
-def test_an_older_sequence_that_comes_late_never_unseats_a_newer_one() -> None:
+def test_an_older_sequence_that_arrives_late_is_superseded() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("new", lane="user", sequence=2), 0.0)
     assert book.submit(entry("old", lane="user", sequence=1), 0.0) == [Finish("old", SUPERSEDED)]
@@ -72,7 +72,7 @@ def test_an_older_sequence_that_comes_late_never_unseats_a_newer_one() -> None:
     assert book.num_live == 1
 
 
-def test_an_older_sequence_that_comes_late_unseats_nobody_of_another_session_either() -> None:
+def test_an_older_sequence_that_arrives_late_does_not_supersede_another_session() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("x5", lane="user", session="x", sequence=5), 0.0)
     book.work_done("x5", STOPPED, 1.0)
@@ -84,7 +84,7 @@ def test_an_older_sequence_that_comes_late_unseats_nobody_of_another_session_eit
     assert Finish("y2", SUPERSEDED) in book.submit(entry("x1", lane="user", session="x", sequence=1), 9.0)
 
 
-def test_who_asks_again_under_an_old_number_is_served_where_nobody_is_in_its_way() -> None:
+def test_an_old_sequence_is_served_if_the_lane_is_free() -> None:
     book = Book(num_slots=1, max_queued=10)
     for request_id in ("first", "again"):
         book.submit(entry(request_id, lane="user", session="x", sequence=1), 0.0)
@@ -97,7 +97,7 @@ def test_across_sessions_of_a_user_the_later_arrival_is_the_newer() -> None:
     assert Finish("first", SUPERSEDED) in book.submit(entry("second", lane="user", session="y", sequence=1), 0.0)
 
 
-def test_a_prefetch_and_what_was_typed_leave_each_other_alone() -> None:
+def test_a_prefetch_and_a_typed_request_do_not_supersede_each_other() -> None:
     book = Book(num_slots=4, max_queued=10)
     prefetch = Trigger.PREFETCH
     assert book.submit(entry("typed", lane="user", sequence=1), 0.0) == [Start("typed")]
@@ -122,7 +122,7 @@ def test_explicit_goes_before_automatic_before_prefetch() -> None:
     assert started == ["e", "a", "p"]
 
 
-def test_within_a_trigger_the_earliest_deadline_goes_first_or_whoever_the_order_says() -> None:
+def test_within_a_trigger_the_order_decides() -> None:
     for order, first in (({}, "hurried"), ({"order": newest_first}, "last")):
         book = Book(1, 10, **order)  # type: ignore[arg-type]
         book.submit(entry("busy"), 0.0)
@@ -139,7 +139,7 @@ def test_a_full_queue_sheds_the_newcomer_but_not_one_that_replaces_its_own() -> 
     assert book.submit(entry("newer", lane="user", sequence=2), 0.0) == [Finish("waits", SUPERSEDED)]
 
 
-def test_a_full_queue_gives_up_the_last_of_the_least_class_for_a_better_one() -> None:
+def test_a_full_queue_sheds_the_last_of_the_lowest_class_for_a_higher_one() -> None:
     book = busy_book(max_queued=3)
     for request_id, trigger in (("a", Trigger.AUTOMATIC), ("p1", Trigger.PREFETCH), ("p2", Trigger.PREFETCH)):
         book.submit(entry(request_id, trigger=trigger), 0.0)
@@ -149,7 +149,7 @@ def test_a_full_queue_gives_up_the_last_of_the_least_class_for_a_better_one() ->
     assert book.num_queued == 3
 
 
-def test_who_goes_last_by_the_order_is_given_up_by_a_full_queue() -> None:
+def test_a_full_queue_sheds_the_last_request_by_the_order() -> None:
     for order, given_up in ((newest_first, "r1"), (earliest_deadline, "r3")):
         book = Book(1, 2, order=order)
         book.submit(entry("busy"), 0.0)
@@ -160,7 +160,7 @@ def test_who_goes_last_by_the_order_is_given_up_by_a_full_queue() -> None:
         assert book.num_queued == 2
 
 
-def test_who_gives_way_is_told_its_own_time_to_wait_and_not_the_newcomers() -> None:
+def test_a_displaced_request_gets_its_own_retry_time() -> None:
     book = busy_book(max_queued=3)
     book.latency.held.add(0.1)
     for number in range(3):
@@ -169,14 +169,14 @@ def test_who_gives_way_is_told_its_own_time_to_wait_and_not_the_newcomers() -> N
     assert action == Finish("p2", Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 400))
 
 
-def test_a_full_server_serves_the_newer_request_of_a_user_whose_older_one_it_stops() -> None:
+def test_a_full_queue_accepts_a_request_that_supersedes_a_running_one() -> None:
     book = Book(num_slots=1, max_queued=0)
     book.submit(entry("old", lane="user", sequence=1), 0.0)
     assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
     assert book.work_done("old", CANCELLED, 1.0) == [Start("new")]
 
 
-def test_a_deadline_ends_what_waits_and_what_runs() -> None:
+def test_a_deadline_ends_waiting_and_running_requests() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("runs", deadline=Deadline(10.0)), 0.0)
     book.submit(entry("waits", deadline=Deadline(5.0)), 0.0)
@@ -187,14 +187,14 @@ def test_a_deadline_ends_what_waits_and_what_runs() -> None:
     assert book.next_tick is None
 
 
-def test_the_deadline_of_an_ended_request_wakes_nobody() -> None:
+def test_the_deadline_of_an_ended_request_needs_no_tick() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("a", deadline=Deadline(5.0)), 0.0)
     book.work_done("a", STOPPED, 1.0)
     assert book.next_tick is None
 
 
-def test_who_waits_is_given_up_when_even_a_slot_at_once_would_be_too_late() -> None:
+def test_a_waiting_request_is_shed_when_its_first_token_is_unreachable() -> None:
     book = busy_book()
     book.latency.first_token.add(0.1)
     book.submit(entry("waits", ttft_deadline=1.0), 0.0)
@@ -204,7 +204,7 @@ def test_who_waits_is_given_up_when_even_a_slot_at_once_would_be_too_late() -> N
     assert book.next_tick is None
 
 
-def test_a_slot_that_comes_free_goes_past_those_who_have_no_time_left() -> None:
+def test_a_free_slot_skips_unreachable_requests() -> None:
     book = busy_book()
     book.latency.first_token.add(0.1)
     book.submit(entry("unreachable", ttft_deadline=1.0), 0.0)
@@ -214,14 +214,14 @@ def test_a_slot_that_comes_free_goes_past_those_who_have_no_time_left() -> None:
     assert actions[-1] == Start("in time")
 
 
-def test_a_free_slot_refuses_nobody_however_late_they_are() -> None:
+def test_a_free_slot_accepts_even_a_late_request() -> None:
     for shedding in Shedding:
         book = Book(1, 0, shedding=shedding)
         book.latency.first_token.add(9.0)
         assert book.submit(entry("r", ttft_deadline=1.0), 1.0) == [Start("r")]
 
 
-def test_who_never_sheds_lets_everybody_wait_for_their_deadline() -> None:
+def test_without_shedding_requests_wait_for_their_deadline() -> None:
     book = busy_book(shedding=Shedding.NEVER)
     book.submit(entry("waits", ttft_deadline=1.0, deadline=Deadline(5.0)), 0.0)
     assert book.next_tick == 5.0
@@ -229,7 +229,7 @@ def test_who_never_sheds_lets_everybody_wait_for_their_deadline() -> None:
     assert book.work_done("busy", STOPPED, 4.0) == [Finish("busy", STOPPED), Start("waits")]
 
 
-def test_who_holds_a_slot_without_a_token_when_the_time_is_up_gives_it_to_another_that_waits() -> None:
+def test_a_request_past_its_budget_without_a_token_yields_its_slot() -> None:
     book = Book(1, 10)
     book.submit(entry("slow", ttft_deadline=1.0), 0.0)
     book.submit(entry("waits", ttft_deadline=5.0), 0.5)
@@ -237,7 +237,7 @@ def test_who_holds_a_slot_without_a_token_when_the_time_is_up_gives_it_to_anothe
     assert book.work_done("slow", CANCELLED, 1.5) == [Start("waits")]
 
 
-def test_who_holds_a_slot_keeps_it_with_a_token_or_where_nobody_waits() -> None:
+def test_a_slot_is_kept_with_a_token_or_while_no_request_waits() -> None:
     alone = Book(1, 10)
     alone.submit(entry("slow", ttft_deadline=1.0), 0.0)
     assert alone.tick(1.0) == []
@@ -247,7 +247,7 @@ def test_who_holds_a_slot_keeps_it_with_a_token_or_where_nobody_waits() -> None:
     assert book.tick(4.0) == []
 
 
-def test_who_kept_a_slot_beyond_its_time_gives_it_to_whoever_comes_next() -> None:
+def test_a_request_past_its_budget_yields_its_slot_to_the_next_newcomer() -> None:
     book = Book(2, 10)
     book.submit(entry("slow", ttft_deadline=1.0), 0.0)
     book.submit(entry("slower", ttft_deadline=1.1), 0.0)
@@ -261,7 +261,7 @@ def test_who_kept_a_slot_beyond_its_time_gives_it_to_whoever_comes_next() -> Non
     assert book.work_done("slow", CANCELLED, 2.1) == [Start("waits")]
 
 
-def test_one_slot_that_is_coming_free_is_enough_for_one_that_waits() -> None:
+def test_a_slot_being_freed_counts_for_one_waiting_request() -> None:
     book = Book(2, 10)
     for request_id in ("slow", "slower"):
         book.submit(entry(request_id, ttft_deadline=1.0), 0.0)
@@ -272,7 +272,7 @@ def test_one_slot_that_is_coming_free_is_enough_for_one_that_waits() -> None:
     assert book.submit(entry("waits too", ttft_deadline=5.0), 2.2) == []
 
 
-def test_a_newcomer_is_refused_where_it_would_wait_too_long_by_prediction() -> None:
+def test_a_newcomer_with_a_predicted_late_token_is_shed() -> None:
     for shedding in Shedding:
         book = busy_book(shedding=shedding)
         book.latency.held.add(1.0)  # a slot a second
@@ -281,7 +281,7 @@ def test_a_newcomer_is_refused_where_it_would_wait_too_long_by_prediction() -> N
         assert shed_by(book.submit(entry("patient", ttft_deadline=9.0), 0.0)) == []
 
 
-def test_the_prediction_knows_that_most_of_the_queue_is_abandoned() -> None:
+def test_the_prediction_accounts_for_abandoned_requests() -> None:
     def refuses(*, abandon: bool) -> bool:
         book = Book(1, 100, shedding=Shedding.PREDICTED)
         book.submit(entry("busy"), 0.0)
@@ -296,7 +296,7 @@ def test_the_prediction_knows_that_most_of_the_queue_is_abandoned() -> None:
     assert not refuses(abandon=True)
 
 
-def test_the_prediction_counts_only_those_who_go_first() -> None:
+def test_the_prediction_counts_only_requests_served_before() -> None:
     book = busy_book(shedding=Shedding.PREDICTED)
     book.latency.held.add(1.0)
     for number in range(5):
@@ -306,7 +306,7 @@ def test_the_prediction_counts_only_those_who_go_first() -> None:
     assert shed_by(book.submit(entry("asked", ttft_deadline=3.0, trigger=Trigger.EXPLICIT), 0.0)) == []
 
 
-def test_a_shed_caller_is_told_to_wait_as_long_as_is_predicted_within_bounds() -> None:
+def test_the_retry_time_is_the_predicted_wait_within_bounds() -> None:
     for held_s, expected_ms in ((0.001, 50), (0.3, 300), (9.0, 1000)):
         book = Book(1, 0, max_retry_after_ms=1000)
         book.submit(entry("busy"), 0.0)
@@ -316,7 +316,7 @@ def test_a_shed_caller_is_told_to_wait_as_long_as_is_predicted_within_bounds() -
         assert action.outcome.retry_after_ms == expected_ms
 
 
-def test_a_reattached_generation_keeps_its_slot() -> None:
+def test_a_reattach_moves_the_generation_with_its_slot() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("old", lane="user", sequence=1), 0.0)
     newer = entry("new", lane="user", sequence=2)
@@ -327,7 +327,7 @@ def test_a_reattached_generation_keeps_its_slot() -> None:
     assert book.num_occupied == 0
 
 
-def test_a_typed_request_takes_over_a_prefetch_and_unseats_the_typed_one_before_it() -> None:
+def test_a_typed_request_reattaches_to_a_prefetch_and_supersedes_the_older_typed_one() -> None:
     book = Book(num_slots=2, max_queued=10)
     book.submit(entry("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
     book.submit(entry("typed", lane="user", sequence=2), 0.0)
@@ -338,7 +338,7 @@ def test_a_typed_request_takes_over_a_prefetch_and_unseats_the_typed_one_before_
     assert (book.num_live, book.num_occupied) == (1, 2)
 
 
-def test_a_typed_request_ends_the_prefetch_for_the_same_that_has_not_begun() -> None:
+def test_a_typed_request_supersedes_a_waiting_prefetch_of_the_same_text() -> None:
     book = busy_book()
     book.submit(entry("prefetch", lane="user", sequence=1, trigger=Trigger.PREFETCH), 0.0)
     assert book.submit(entry("typed", lane="user", sequence=2), 0.5, reattach_to="prefetch") == [
@@ -347,7 +347,7 @@ def test_a_typed_request_ends_the_prefetch_for_the_same_that_has_not_begun() -> 
     assert book.num_queued == 1
 
 
-def test_a_prefetch_takes_over_prefetches_only() -> None:
+def test_a_prefetch_reattaches_to_prefetches_only() -> None:
     book = Book(num_slots=2, max_queued=10)
     book.submit(entry("typed", lane="user", sequence=1), 0.0)
     newer = entry("new", lane="user", sequence=3, trigger=Trigger.PREFETCH)
@@ -363,7 +363,7 @@ def test_running_candidates_come_before_waiting_ones() -> None:
     assert book.candidates(entry("new", lane="user", sequence=3)) == ["prefetch", "typed"]
 
 
-def test_who_took_over_what_is_of_no_use_waits_for_a_slot_of_its_own() -> None:
+def test_a_request_whose_generation_diverged_waits_for_a_slot_of_its_own() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("old", lane="user", sequence=1), 0.0)
     book.submit(entry("new", lane="user", sequence=2), 0.0, reattach_to="old")
@@ -373,14 +373,14 @@ def test_who_took_over_what_is_of_no_use_waits_for_a_slot_of_its_own() -> None:
     assert book.work_done("asked", STOPPED, 2.0) == [Finish("asked", STOPPED), Start("new")]
 
 
-def test_who_took_over_what_is_of_no_use_gets_the_slot_again_however_late() -> None:
+def test_a_request_whose_generation_diverged_gets_a_free_slot_even_if_late() -> None:
     book = Book(num_slots=1, max_queued=0)
     book.submit(entry("old", lane="user", sequence=1), 0.0)
     book.submit(entry("new", lane="user", sequence=2, ttft_deadline=1.0), 0.0, reattach_to="old")
     assert book.diverged("new", 2.0) == [Start("new")]
 
 
-def test_only_work_that_was_begun_for_a_request_says_how_long_first_tokens_take() -> None:
+def test_only_a_requests_own_generation_is_a_sample_of_first_tokens() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("old", lane="user", sequence=1), 1.0)
     book.submit(entry("new", lane="user", sequence=2), 1.25, reattach_to="old")
@@ -395,7 +395,7 @@ def test_only_work_that_was_begun_for_a_request_says_how_long_first_tokens_take(
     assert book.latency.held.mean == 1.0  # of old and new together, and of new alone
 
 
-def test_where_all_give_up_before_their_first_token_it_is_known_to_take_at_least_so_long() -> None:
+def test_requests_aborted_without_a_token_raise_the_first_token_estimate() -> None:
     book = Book(num_slots=1, max_queued=10)
     for number, (waited_s, known_s) in enumerate(((0.25, 0.25), (0.125, 0.25), (1.25, 0.75))):
         book.submit(entry(f"r{number}"), float(number))
@@ -408,7 +408,7 @@ def test_where_all_give_up_before_their_first_token_it_is_known_to_take_at_least
     assert book.latency.first_token.mean == 0.75
 
 
-def test_more_slots_are_given_out_at_once_and_fewer_as_they_come_free() -> None:
+def test_more_slots_take_effect_at_once_and_fewer_as_slots_become_free() -> None:
     book = busy_book(num_slots=2)
     for number in range(3):
         book.submit(entry(f"r{number}"), 0.0)
@@ -419,7 +419,7 @@ def test_more_slots_are_given_out_at_once_and_fewer_as_they_come_free() -> None:
     assert book.work_done("r0", STOPPED, 3.0) == [Finish("r0", STOPPED), Start("r1")]
 
 
-def test_ending_twice_says_nothing_the_second_time() -> None:
+def test_ending_a_request_twice_has_no_second_effect() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("a"), 0.0)
     assert book.end("a", CANCELLED, 0.0) == [Finish("a", CANCELLED), Abort("a")]
@@ -428,7 +428,7 @@ def test_ending_twice_says_nothing_the_second_time() -> None:
     assert book.end("a", CANCELLED, 0.0) == []
 
 
-def test_events_that_no_request_can_have_are_errors() -> None:
+def test_illegal_events_are_errors() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("a"), 0.0)
     book.submit(entry("b"), 0.0)

@@ -8,7 +8,7 @@ from completion_server.scheduling.latency import Estimate, LatencyEstimates, Siz
 
 
 def latency(held_s: float, *, abandoned: int = 0, started: int = 0, waited_s: float = 0.0) -> LatencyEstimates:
-    """Return what one has learnt from slots held so long, and requests that waited so long and abandoned or started."""
+    """Return estimates from the given times of held slots and of waiting requests that were abandoned or started."""
     learnt = LatencyEstimates()
     learnt.held.add(held_s)
     for _ in range(abandoned):
@@ -27,18 +27,18 @@ def integrated_wait_s(num: int, rate: float, hazard: float) -> float:
     return seconds
 
 
-def test_nothing_is_known_before_the_first_sample() -> None:
+def test_predictions_are_zero_before_the_first_sample() -> None:
     assert LatencyEstimates().wait_s(num_ahead=1000, num_slots=1) == 0.0
     assert LatencyEstimates().first_token_s == 0.0
 
 
-def test_abandoned_requests_say_nothing_before_a_slot_was_held() -> None:
+def test_abandoned_requests_give_no_prediction_before_a_slot_was_held() -> None:
     learnt = LatencyEstimates()
     learnt.left_queue(1.0, abandoned=True)
     assert learnt.wait_s(num_ahead=1000, num_slots=1) == 0.0
 
 
-def test_without_abandoned_requests_the_queue_moves_as_slots_come_free() -> None:
+def test_without_abandoned_requests_the_queue_moves_as_slots_become_free() -> None:
     learnt = latency(0.5, started=10, waited_s=1.0)
     assert learnt.wait_s(num_ahead=0, num_slots=1) == pytest.approx(0.5)
     assert learnt.wait_s(num_ahead=9, num_slots=1) == pytest.approx(5.0)
@@ -46,14 +46,14 @@ def test_without_abandoned_requests_the_queue_moves_as_slots_come_free() -> None
 
 
 @pytest.mark.parametrize(("num_ahead", "num_slots"), [(0, 1), (9, 2), (99, 1)])
-def test_where_requests_are_abandoned_the_prediction_solves_the_queues_equation(num_ahead: int, num_slots: int) -> None:
+def test_with_abandoned_requests_the_prediction_solves_the_queues_equation(num_ahead: int, num_slots: int) -> None:
     learnt = latency(0.5, abandoned=1, started=1, waited_s=0.25)
     hazard = learnt.abandon_rate
     expected = integrated_wait_s(num_ahead + 1, num_slots / 0.5, hazard)
     assert learnt.wait_s(num_ahead, num_slots) == pytest.approx(expected, rel=1e-2, abs=1e-4)
 
 
-def test_a_thousand_who_are_about_to_type_on_are_soon_gone() -> None:
+def test_a_long_queue_of_abandoned_requests_shrinks_fast() -> None:
     learnt = latency(0.1, abandoned=50, waited_s=0.2)  # each lasts 0.2 s
     assert learnt.wait_s(num_ahead=999, num_slots=1) == pytest.approx(math.log1p(5 * 1000 / 10) / 5)
     assert learnt.wait_s(num_ahead=999, num_slots=1) < 1.5  # 100 s without
@@ -63,7 +63,7 @@ def test_a_thousand_who_are_about_to_type_on_are_soon_gone() -> None:
     st.floats(1e-3, 10), st.integers(0, 50), st.integers(0, 50), st.just(0.0) | st.floats(1e-6, 10),
     st.integers(0, 2000), st.integers(1, 256),
 )  # fmt: skip
-def test_a_wait_grows_with_those_ahead_shrinks_with_slots_and_is_never_longer_than_without_vanishing(
+def test_a_wait_grows_with_the_queue_and_shrinks_with_slots_and_abandonment(
     held_s: float, abandoned: int, started: int, waited_s: float, num_ahead: int, num_slots: int
 ) -> None:
     learnt = latency(held_s, abandoned=abandoned, started=started, waited_s=waited_s)
@@ -105,7 +105,7 @@ def test_long_prompts_of_some_do_not_make_short_ones_look_slow() -> None:
     assert learnt.first_token_after(1000) == pytest.approx(0.105, rel=0.05)
 
 
-def test_what_first_tokens_take_is_said_for_a_prompt_of_median_size() -> None:
+def test_first_token_s_is_the_estimate_for_a_prompt_of_median_size() -> None:
     learnt = LatencyEstimates()
     for number in range(300):
         size = 1000 if number % 3 == 0 else 40
@@ -133,7 +133,7 @@ def test_an_estimate_is_never_negative_and_never_less_for_a_larger_size(
 
 
 @given(st.lists(st.floats(0, 10), max_size=50))
-def test_without_sizes_it_is_a_moving_mean(values: list[float]) -> None:
+def test_an_estimate_without_sizes_is_a_moving_mean(values: list[float]) -> None:
     sized, plain = SizedEstimate(), Estimate()
     for value in values:
         sized.add(value)

@@ -16,23 +16,23 @@ def observe(limiter: Limiter, step_s: float, num_in_engine: int | None = None, w
     return limiter.limit
 
 
-def test_it_begins_between_the_ends() -> None:
+def test_the_limit_begins_between_its_bounds() -> None:
     assert Limiter(2, 32, 0.1, 3.0).limit == 8
     assert Limiter(1, 1, 0.1, 3.0).limit == 1
 
 
-def test_it_grows_to_the_most_while_steps_are_quick_and_all_is_in_use() -> None:
+def test_the_limit_grows_while_steps_are_fast_and_all_slots_are_in_use() -> None:
     limiter = Limiter(2, 32, 0.1, 3.0)
     assert observe(limiter, 0.01) > 8
     assert observe(limiter, 0.01, windows=100) == 32
 
 
-def test_it_does_not_grow_for_an_engine_with_little_to_do() -> None:
+def test_the_limit_does_not_grow_under_light_load() -> None:
     limiter = Limiter(2, 32, 0.1, 3.0)
     assert observe(limiter, 0.01, num_in_engine=3, windows=100) == 8
 
 
-def test_it_shrinks_when_steps_get_slow_however_few_are_in_use() -> None:
+def test_the_limit_shrinks_when_steps_get_slow() -> None:
     limiter = Limiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.01, windows=100)
     assert observe(limiter, 0.02) == 32  # slower, and still within the tolerance
@@ -40,13 +40,13 @@ def test_it_shrinks_when_steps_get_slow_however_few_are_in_use() -> None:
     assert observe(limiter, 0.04, windows=100) == 2
 
 
-def test_one_bad_window_takes_no_more_than_three_tenths() -> None:
+def test_one_slow_window_reduces_the_limit_by_at_most_three_tenths() -> None:
     limiter = Limiter(1, 100, 0.1, 3.0)
     observe(limiter, 0.01, windows=100)
     assert observe(limiter, 60.0) == 70
 
 
-def test_it_settles_where_steps_take_as_long_as_is_tolerated() -> None:
+def test_the_limit_settles_at_the_tolerated_step_time() -> None:
     limiter = Limiter(2, 64, 0.1, 3.0)
     observe(limiter, 0.01, num_in_engine=1)
     for _ in range(200):
@@ -62,7 +62,7 @@ def test_less_than_a_window_changes_nothing() -> None:
     assert limiter.observe(0.05, 8, 9.0) < 8
 
 
-def test_the_floor_forgets_an_engine_that_was_faster() -> None:
+def test_the_floor_rises_after_an_engine_became_slower() -> None:
     limiter = Limiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.01)
     observe(limiter, 0.04, windows=20)
@@ -77,7 +77,7 @@ def test_the_floor_never_rises_above_what_is_measured() -> None:
     assert limiter.floor_s == pytest.approx(0.01)
 
 
-def test_steps_that_take_no_time_say_nothing() -> None:
+def test_steps_without_duration_are_ignored() -> None:
     limiter = Limiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.0, windows=3)
     assert limiter.floor_s == math.inf
@@ -85,7 +85,7 @@ def test_steps_that_take_no_time_say_nothing() -> None:
     assert limiter.floor_s == pytest.approx(0.01)
 
 
-def test_it_shrinks_when_first_tokens_get_late_even_where_no_step_was_seen() -> None:
+def test_the_limit_shrinks_when_first_tokens_get_late_without_any_step() -> None:
     limiter = Limiter(2, 32, 0.1, 3.0)
     for _ in range(WINDOW):
         limiter.observe(0.11, 1)
@@ -98,7 +98,7 @@ def test_it_shrinks_when_first_tokens_get_late_even_where_no_step_was_seen() -> 
     assert limiter.limit == 32
 
 
-def test_no_tolerance_gives_out_everything_whatever_happens() -> None:
+def test_a_tolerance_of_zero_always_allows_the_most() -> None:
     limiter = Limiter(2, 32, 0.1, 0.0)
     assert limiter.limit == 32
     observe(limiter, 0.01)
@@ -106,7 +106,7 @@ def test_no_tolerance_gives_out_everything_whatever_happens() -> None:
 
 
 @given(st.integers(1, 20), st.integers(0, 200), st.lists(st.tuples(st.floats(0, 10), st.integers(0, 300)), max_size=40))
-def test_it_is_always_between_its_ends(least: int, more: int, windows: list[tuple[float, int]]) -> None:
+def test_the_limit_is_always_within_its_bounds(least: int, more: int, windows: list[tuple[float, int]]) -> None:
     limiter = Limiter(least, least + more, 0.1, 2.0)
     for step_s, num_in_engine in windows:
         assert least <= observe(limiter, step_s, num_in_engine) <= least + more

@@ -15,7 +15,7 @@ def book_of(*overrides: str) -> Book:
     return make_runner(settings, MonotonicClock(), lambda _event: None).book
 
 
-def test_by_default_the_earliest_deadline_goes_first_and_who_is_late_is_shed() -> None:
+def test_by_default_the_earliest_deadline_goes_first_and_late_requests_are_shed() -> None:
     book = book_of()
     assert (book.order, book.shedding) == (earliest_deadline, Shedding.LATE)
     assert (book.num_slots, book.max_queued, book.max_retry_after_ms) == (8, 1024, 1000)
@@ -31,5 +31,5 @@ def test_every_key_reaches_the_book() -> None:
 
 
 @pytest.mark.parametrize(("max_slots", "expected"), [(1, 1), (2, 2), (32, 8)])
-def test_fewer_slots_than_the_least_are_all_the_slots_there_are(max_slots: int, expected: int) -> None:
+def test_max_slots_below_min_slots_is_the_number_of_slots(max_slots: int, expected: int) -> None:
     assert book_of(f"scheduling.max_slots={max_slots}").num_slots == expected

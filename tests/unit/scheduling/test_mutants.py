@@ -1,4 +1,4 @@
-"""That the tests beside this one can fail: each obvious mistake in the scheduler is noticed by at least one of them."""
+"""Mutation tests: at least one of the scheduler's tests fails for each of these mistakes in its source."""
 
 import gc
 import importlib
@@ -30,7 +30,7 @@ CHECKS = {
 }
 """The tests that must notice a mistake in a module."""
 LOADED = ("reattach", "queue", "records", "lanes", "shedding", "book", "generation", "runner")
-"""The modules of the room, each after those that it imports: all are loaded anew around a mistake."""
+"""The modules of the package, each after those that it imports; all are reloaded around a mutant."""
 HELPERS = ("queue_entries", "subscribers")
 
 
@@ -157,7 +157,7 @@ MUTANTS = tuple(Mutant(module, *mistake) for module, mistakes in MISTAKES.items(
 
 
 def load(name: str, path: Path, source: str) -> ModuleType:
-    """Execute a module's source under its name, which the caller gives back afterwards."""
+    """Execute a module's source under its name; the caller restores the name afterwards."""
     spec = importlib.util.spec_from_loader(name, loader=None)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -219,12 +219,12 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("module", CHECKS)
-def test_the_scheduler_as_it_is_passes(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unchanged_scheduler_passes(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert first_failure(module, path_of(module).read_text(encoding="utf-8"), monkeypatch) == ""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mistake_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_mutant_fails_a_test(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     source = path_of(mutant.module).read_text(encoding="utf-8")
     assert source.count(mutant.old) == 1, "the mistake can't be made any more; make another"
     assert first_failure(mutant.module, source.replace(mutant.old, mutant.new), monkeypatch)

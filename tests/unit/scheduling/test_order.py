@@ -19,11 +19,11 @@ CLAIMS = (
         ("earliest_deadline", ["hurried", "new", "old and patient"]),
     ],
 )
-def test_who_goes_first(name: str, expected: list[str]) -> None:
+def test_each_order_serves_its_first_request(name: str, expected: list[str]) -> None:
     assert [each.id for each in sorted(CLAIMS, key=ORDERS[name])] == expected
 
 
-def test_every_order_that_can_be_configured_is_there() -> None:
+def test_every_configurable_order_exists() -> None:
     for name in ORDERS:
         assert SchedulingSettings(order=name).order == name  # type: ignore[arg-type]
     assert SchedulingSettings().order in ORDERS

@@ -34,7 +34,7 @@ def typed_between(older: Request, newer: Request) -> str | None:
         ("\nx = foo", None),
     ],
 )
-def test_what_was_typed_is_what_the_new_text_has_more(prefix: str, expected: str | None) -> None:
+def test_the_typed_text_is_the_end_of_the_newer_prefix(prefix: str, expected: str | None) -> None:
     assert typed_between(OLDER, newer(prefix)) == expected
 
 
@@ -53,18 +53,18 @@ def test_what_was_typed_is_what_the_new_text_has_more(prefix: str, expected: str
         {"language_id": "ruby"},
     ],
 )
-def test_a_request_for_something_else_has_nothing_in_common(changes: dict[str, Any]) -> None:
+def test_requests_with_other_contexts_do_not_match(changes: dict[str, Any]) -> None:
     assert typed_between(OLDER, newer("x = foo")) == "oo"
     assert typed_between(OLDER, newer("x = foo", **changes)) is None
 
 
-def test_what_made_the_editor_ask_and_when_does_not_matter() -> None:
+def test_trigger_and_time_do_not_matter() -> None:
     asked = newer("x = foo", trigger=Trigger.EXPLICIT, caller=Caller("u", "another"))
     assert typed_between(OLDER, asked) == "oo"
 
 
 @pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r"])
-def test_a_line_that_was_ended_is_beyond_what_a_single_line_generation_says(line_break: str) -> None:
+def test_a_typed_line_break_does_not_match_a_single_line_generation(line_break: str) -> None:
     older = dataclasses.replace(OLDER, mode=Mode.SINGLE_LINE)
     for typed in (f"oo(){line_break}", f"{line_break}  g", line_break):
         assert typed_between(older, newer("x = f" + typed, mode=Mode.SINGLE_LINE)) is None
@@ -82,7 +82,7 @@ def test_a_line_that_was_ended_is_beyond_what_a_single_line_generation_says(line
         ("\r\n", ["\r", "\nx"], "x"),
     ],
 )
-def test_what_goes_beyond_what_was_typed_is_left(typed: str, said: list[str], left: str) -> None:
+def test_the_text_after_the_typed_text_is_returned(typed: str, said: list[str], left: str) -> None:
     ahead = TypedPrefixFilter(typed)
     assert "".join(map(ahead.feed, said)) == left
     assert not ahead.is_ahead
@@ -101,7 +101,7 @@ def test_what_goes_beyond_what_was_typed_is_left(typed: str, said: list[str], le
         ("é", ["e\u0301"]),
     ],
 )
-def test_saying_something_else_is_parting_for_good(typed: str, said: list[str]) -> None:
+def test_other_text_diverges_for_good(typed: str, said: list[str]) -> None:
     ahead = TypedPrefixFilter(typed)
     assert "".join(map(ahead.feed, said)) == ""
     assert ahead.has_diverged
@@ -109,7 +109,7 @@ def test_saying_something_else_is_parting_for_good(typed: str, said: list[str]) 
     assert ahead.has_diverged
 
 
-def test_who_typed_more_than_was_said_is_ahead() -> None:
+def test_typing_more_than_was_generated_is_ahead() -> None:
     ahead = TypedPrefixFilter("abc")
     assert ahead.feed("ab") == ""
     assert ahead.is_ahead
@@ -117,7 +117,7 @@ def test_who_typed_more_than_was_said_is_ahead() -> None:
 
 
 @given(CHARACTERS, CHARACTERS, st.lists(st.integers(0, 12), max_size=6))
-def test_pieces_make_no_difference(typed: str, said: str, cuts: list[int]) -> None:
+def test_the_pieces_of_the_text_do_not_matter(typed: str, said: str, cuts: list[int]) -> None:
     whole = TypedPrefixFilter(typed)
     left = whole.feed(said)
     places = pairwise([0, *sorted(cuts), max([len(said), *cuts])])
@@ -128,7 +128,7 @@ def test_pieces_make_no_difference(typed: str, said: str, cuts: list[int]) -> No
 
 
 @given(CHARACTERS, CHARACTERS)
-def test_each_generation_is_in_one_of_three_relations_to_what_was_typed(typed: str, said: str) -> None:
+def test_a_filter_is_ahead_or_diverged_or_returns_text(typed: str, said: str) -> None:
     ahead = TypedPrefixFilter(typed)
     left = ahead.feed(said)
     if said.startswith(typed):
@@ -160,14 +160,14 @@ class Said:
         ("", 0, "x" * 36, None),
     ],
 )
-def test_a_request_reattaches_to_a_generation_that_says_what_was_typed_and_leaves_enough(
+def test_a_request_reattaches_if_the_text_agrees_and_enough_tokens_are_left(
     text: str, num_tokens: int, typed: str, expected: str | None
 ) -> None:
     older, asked = Continuation.of(OLDER), Continuation.of(newer("x = f" + typed))
     assert typed_through(older, Said(text, num_tokens), asked) == expected
 
 
-def test_a_sample_that_a_seed_repeats_begins_at_its_own_cursor() -> None:
+def test_a_seeded_request_does_not_reattach() -> None:
     seeded = dataclasses.replace(OLDER, sampling=Sampling(0.5, 1))
     assert typed_between(seeded, dataclasses.replace(seeded, id="r2")) is None
     greedy = dataclasses.replace(OLDER, sampling=Sampling(0.0, 1))

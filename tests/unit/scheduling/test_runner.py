@@ -1,4 +1,4 @@
-"""The runner: what the book decides is carried out, and nothing is left behind."""
+"""The runner carries out the book's actions and leaves no task or request behind."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def test_a_request_waits_for_a_slot_and_ends_once() -> None:
     run(scenario)
 
 
-def test_a_newer_request_ends_the_older_at_once_and_runs_when_that_has_stopped() -> None:
+def test_a_newer_request_ends_the_older_at_once_and_runs_after_its_abort() -> None:
     async def scenario(runner: Runner) -> None:
         older, newer = key(1, script=slow_to_abort(5)), key(2)
         runner.submit_nowait(older)
@@ -52,7 +52,7 @@ def test_a_newer_request_ends_the_older_at_once_and_runs_when_that_has_stopped()
 
 
 def test_a_generation_goes_on_for_the_request_that_reattaches() -> None:
-    heard: list[Event] = []
+    emitted: list[Event] = []
 
     async def scenario(runner: Runner) -> None:
         older, newer = typed(1, "x"), typed(2, "xab")
@@ -68,8 +68,8 @@ def test_a_generation_goes_on_for_the_request_that_reattaches() -> None:
         assert not older.was_aborted
         assert LoopClock().now() == 1.0
 
-    run(scenario, emit=heard.append)
-    assert heard == [GenerationReattached(1)]
+    run(scenario, emit=emitted.append)
+    assert emitted == [GenerationReattached(1)]
 
 
 def test_a_waiting_prefetch_that_would_say_the_same_is_superseded() -> None:
@@ -85,7 +85,7 @@ def test_a_waiting_prefetch_that_would_say_the_same_is_superseded() -> None:
     run(scenario, num_slots=1)
 
 
-def test_what_was_generated_beyond_the_typed_text_is_received_at_once() -> None:
+def test_text_generated_after_the_typed_text_is_received_at_once() -> None:
     async def scenario(runner: Runner) -> None:
         older, newer = typed(1, "x"), typed(2, "xa")
         runner.submit_nowait(older)
@@ -151,7 +151,7 @@ def test_the_deadline_of_a_reattached_request_ends_the_generation() -> None:
 
 
 def test_a_request_whose_generation_diverges_begins_another() -> None:
-    heard: list[Event] = []
+    emitted: list[Event] = []
 
     async def scenario(runner: Runner) -> None:
         older, newer = typed(1, "x"), typed(2, "xaq", script=saying("n", "e", "w"))
@@ -164,8 +164,8 @@ def test_a_request_whose_generation_diverges_begins_another() -> None:
         assert newer.marks.started == 0.5
         assert LoopClock().now() == pytest.approx(1.5)
 
-    run(scenario, emit=heard.append)
-    assert heard == [GenerationReattached(0), GenerationDiverged(2)]
+    run(scenario, emit=emitted.append)
+    assert emitted == [GenerationReattached(0), GenerationDiverged(2)]
 
 
 def test_a_request_whose_generation_diverged_waits_behind_a_better_one() -> None:
@@ -223,8 +223,8 @@ def test_no_request_reattaches_to_a_generation_that_is_over() -> None:
     run(scenario)
 
 
-def test_it_reports_how_long_aborted_generations_went_on() -> None:
-    heard: list[Event] = []
+def test_the_duration_of_an_abort_is_reported() -> None:
+    emitted: list[Event] = []
 
     async def scenario(runner: Runner) -> None:
         slow = ask("slow", script=slow_to_abort(0.25))
@@ -235,8 +235,8 @@ def test_it_reports_how_long_aborted_generations_went_on() -> None:
         runner.cancel_nowait("slow")
         await runner.wait_idle()
 
-    run(scenario, num_slots=3, emit=heard.append)
-    assert heard == [GenerationAborted(0.0), GenerationAborted(0.25)]
+    run(scenario, num_slots=3, emit=emitted.append)
+    assert emitted == [GenerationAborted(0.0), GenerationAborted(0.25)]
 
 
 def test_slots_follow_the_limiter() -> None:
@@ -281,7 +281,7 @@ def test_a_deadline_ends_running_and_waiting_requests() -> None:
     run(scenario, num_slots=1)
 
 
-def test_a_request_without_time_is_shed_when_that_shows_and_not_later() -> None:
+def test_an_unreachable_request_is_shed_as_soon_as_it_is_unreachable() -> None:
     async def scenario(runner: Runner) -> None:
         runs, waits = ask("runs", script=saying(*"x" * 80, seconds=10)), ask("waits", ttft_deadline=0.5)
         runner.submit_nowait(runs)
@@ -309,7 +309,7 @@ def test_a_request_that_is_cancelled_before_its_first_step_frees_its_slot() -> N
     run(scenario)
 
 
-def test_one_requests_failure_is_its_own() -> None:
+def test_a_failure_ends_only_its_own_request() -> None:
     async def scenario(runner: Runner) -> None:
         async def expected() -> AsyncGenerator[Progress]:
             yield PromptReady(3, 3)
@@ -342,7 +342,7 @@ def test_one_requests_failure_is_its_own() -> None:
     run(scenario)
 
 
-def test_an_end_that_can_not_be_told_holds_no_other_request_up() -> None:
+def test_a_failing_end_does_not_block_other_requests() -> None:
     async def scenario(runner: Runner) -> None:
         deaf, other = ask("deaf"), ask("other")
         deaf.fault = "end"
@@ -354,7 +354,7 @@ def test_an_end_that_can_not_be_told_holds_no_other_request_up() -> None:
     run(scenario, num_slots=1)
 
 
-def test_a_request_that_is_submitted_and_one_that_is_cancelled_inside_an_end_are_carried_out_in_turn() -> None:
+def test_submits_and_cancels_inside_an_end_are_carried_out_in_order() -> None:
     async def scenario(runner: Runner) -> None:
         order: list[str] = []
 
@@ -383,7 +383,7 @@ def test_a_request_that_is_submitted_and_one_that_is_cancelled_inside_an_end_are
     run(scenario)
 
 
-def test_a_request_that_is_answered_without_a_generation_supersedes_all_the_same() -> None:
+def test_a_request_answered_without_a_generation_supersedes() -> None:
     async def scenario(runner: Runner) -> None:
         older, newer = key(1, seconds=100), key(2)
         runner.submit_nowait(older)
@@ -425,6 +425,6 @@ def test_all_can_be_ended_at_once() -> None:
     run(scenario)
 
 
-def test_a_runner_that_does_not_run_takes_nothing_in() -> None:
+def test_a_runner_that_does_not_run_refuses_requests() -> None:
     with pytest.raises(RuntimeError):
         Runner(Book(1, 1), LoopClock()).submit_nowait(ask("r"))

@@ -1,4 +1,4 @@
-"""Whatever raises inside one request's work: every request has one end, and no slot or task is left behind."""
+"""Exceptions inside one request's work: every request has one end, and no slot or task is left behind."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -52,7 +52,7 @@ def test_a_reattach_that_raises_keeps_the_other_actions() -> None:
     run(scenario)
 
 
-def test_a_generation_that_can_not_begin_ends_its_request_and_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_that_can_not_start_ends_its_request_and_waiting_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(runner: Runner) -> None:
         def fail(*_: object, **__: object) -> None:
             raise RuntimeError("TaskGroup is shutting down")

@@ -26,7 +26,7 @@ def registry() -> CollectorRegistry:
 
 def test_a_request_is_counted_and_each_of_its_stages_timed(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
-    metrics.hear(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP), Usage(100, 80, 5, 8, 3)), MARKS))
+    metrics.handle(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP), Usage(100, 80, 5, 8, 3)), MARKS))
     expected = {
         "admission": 0.001, "queue": 0.010, "tokenise": 0.002, "prefill": 0.040, "decode_token": 0.010, "total": 0.094,
     }  # fmt: skip
@@ -44,27 +44,27 @@ def test_a_request_is_counted_and_each_of_its_stages_timed(registry: CollectorRe
 def test_a_request_that_was_shed_has_no_stages_that_it_did_not_reach(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
     end = End(Outcome(FinishReason.SHED, ShedReason.OVERLOAD))
-    metrics.hear(events.RequestEnded(REQUEST, end, Marks(0.0, admitted=0.001, ended=0.002)))
+    metrics.handle(events.RequestEnded(REQUEST, end, Marks(0.0, admitted=0.001, ended=0.002)))
     assert registry.get_sample_value("completion_stage_seconds_count", {"stage": "prefill"}) == 0
     labels = {"outcome": "shed", "trigger": "automatic", "shed_reason": "overload"}
     assert registry.get_sample_value("completion_requests_total", labels) == 1
 
 
 def test_refused_requests_are_counted(registry: CollectorRegistry) -> None:
-    Metrics(registry).hear(events.RequestRefused(Code.INVALID_ARGUMENT))
+    Metrics(registry).handle(events.RequestRefused(Code.INVALID_ARGUMENT))
     assert registry.get_sample_value("completion_refused_requests_total", {"code": "invalid_argument"}) == 1
 
 
 def test_no_text_of_a_request_is_in_the_metrics(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
-    metrics.hear(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP)), MARKS))
+    metrics.handle(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP)), MARKS))
     assert b"secret" not in generate_latest(registry)
 
 
 def test_feedback_is_counted(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
-    metrics.hear(events.FeedbackReported(events.Feedback("accepted", accepted_characters=12)))
-    metrics.hear(events.FeedbackRefused())
+    metrics.handle(events.FeedbackReported(events.Feedback("accepted", accepted_characters=12)))
+    metrics.handle(events.FeedbackRefused())
     assert registry.get_sample_value("completion_feedback_total", {"kind": "accepted"}) == 1
     assert registry.get_sample_value("completion_feedback_total", {"kind": "refused"}) == 1
     assert registry.get_sample_value("completion_accepted_characters_total") == 12
@@ -72,11 +72,13 @@ def test_feedback_is_counted(registry: CollectorRegistry) -> None:
 
 def test_reattached_generations_and_wasted_tokens_are_counted(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
-    metrics.hear(events.GenerationReattached(7))
-    metrics.hear(events.GenerationReattached(0))
-    metrics.hear(events.GenerationDiverged(3))
-    metrics.hear(events.RequestEnded(REQUEST, End(Outcome(FinishReason.CANCELLED), Usage(completion_tokens=5)), MARKS))
-    metrics.hear(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP), Usage(completion_tokens=50)), MARKS))
+    metrics.handle(events.GenerationReattached(7))
+    metrics.handle(events.GenerationReattached(0))
+    metrics.handle(events.GenerationDiverged(3))
+    metrics.handle(
+        events.RequestEnded(REQUEST, End(Outcome(FinishReason.CANCELLED), Usage(completion_tokens=5)), MARKS)
+    )
+    metrics.handle(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP), Usage(completion_tokens=50)), MARKS))
     assert registry.get_sample_value("completion_generations_reattached_total") == 2
     assert registry.get_sample_value("completion_reattached_tokens_total") == 7
     assert registry.get_sample_value("completion_generations_diverged_total") == 1
@@ -86,7 +88,7 @@ def test_reattached_generations_and_wasted_tokens_are_counted(registry: Collecto
 
 
 def test_the_time_from_an_abort_to_a_free_slot_is_observed(registry: CollectorRegistry) -> None:
-    Metrics(registry).hear(events.GenerationAborted(0.25))
+    Metrics(registry).handle(events.GenerationAborted(0.25))
     assert registry.get_sample_value("completion_abort_seconds_sum") == 0.25
 
 
@@ -100,7 +102,7 @@ def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
     ]  # fmt: skip
     assert {type(event) for event in one_of_each} == set(get_args(events.Event))
     for event in one_of_each:
-        metrics.hear(event)
+        metrics.handle(event)
 
 
 def test_the_snapshot_reads_the_parts_at_each_scrape(registry: CollectorRegistry) -> None:
