@@ -93,7 +93,7 @@ def inject() -> None:
     _before(ScriptedEngine, "generate", lambda _engine, job: fail_in("engine", _texts.get(job.id, "")))
     _before(TextRules, "feed", lambda *_: fail_in("rules", _newest[0]))
     _before(Mailbox, "put_nowait", lambda *_: fail_in("mailbox", _newest[0]))
-    _before(Metrics, "hear", lambda _metrics, event: fail_in("observer", _prefix_of(event)))
+    _before(Metrics, "handle", lambda _metrics, event: fail_in("observer", _prefix_of(event)))
     _before(convert, "request_of", lambda message, *_: fail_in("convert", message.prefix))
     _before(convert, "feedback_of", lambda message, *_: fail_in("feedback", message.session_id))
     _before(Decoder, "__call__", lambda _decoder, data: fail_in("decoder", data.decode("latin-1")))

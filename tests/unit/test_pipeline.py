@@ -195,8 +195,8 @@ def test_the_marks_of_a_request_carry_its_trace_context() -> None:
 
 def test_a_listener_that_raises_fails_no_request() -> None:
     class Fails(EventRecorder):
-        def hear(self, event: Event) -> None:
-            super().hear(event)
+        def handle(self, event: Event) -> None:
+            super().handle(event)
             raise ZeroDivisionError
 
     async def scenario(opened: RunningPipeline) -> None:
