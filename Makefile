@@ -19,7 +19,7 @@ help: ## List the targets.
 serve: $(VENV)/installed ## Set up what is missing and start a server on the embedded models.
 	@$(BIN)/completion-server serve --config $(CONFIG)
 
-# The tests run in parallel, except those that start a real engine or measure memory, descriptors or wall-clock time.
+# The tests run in parallel, except those that start a real engine or measure memory or wall-clock time.
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := --numprocesses 2 --dist loadfile
 QUICK := not full and not large

@@ -138,10 +138,10 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "the clock is not set after an action",
-            "            self._is_draining = False\n        self._alarm.set_nowait(self._book.next_tick)\n",
-            "            self._is_draining = False\n",
+            "            self._is_carrying_out = False\n            self._alarm.set_nowait(self._book.next_tick)\n",
+            "            self._is_carrying_out = False\n",
         ),
-        ("actions are carried out inside others", "        if self._is_draining:\n            return\n", ""),
+        ("actions are carried out inside others", "        if self._is_carrying_out:\n            return\n", ""),
     ),
     "reattach": (
         ("the typed text is not compared", "if not newer.prefix.startswith(older.prefix) or ", "if "),
