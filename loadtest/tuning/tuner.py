@@ -17,7 +17,7 @@ from loadtest.tuning.choice import Choice, best_fixed, choose, table_of
 from loadtest.tuning.fit import Fit, fit
 from loadtest.tuning.plan import Turn, turns
 from loadtest.tuning.replay import Replay, traffic_of
-from loadtest.tuning.verdict import Verification, rivals, troubles, verify, words
+from loadtest.tuning.verdict import Verification, candidates, troubles, verify, words
 
 CONCURRENCIES = (1, 4, 16, 64)
 
@@ -123,11 +123,11 @@ class Tuner:
             sweep, others = _split(measured, beside)
             choices = choose(sweep)
             table, fixed = table_of(choices), best_fixed(sweep)
-            checks = Blocks(())
-            if len(rivals(table, fixed)) > 1:
+            compared, checks = candidates(table, fixed), Blocks(())
+            if len(compared) > 1:
                 checks = await self.measure(
                     "verify",
-                    [*rivals(table, fixed), *beside],
+                    [*compared, *beside],
                     concurrencies,
                     settings.verify_rounds,
                     settings.seconds,

@@ -29,7 +29,7 @@ class Verification:
 
 
 def verify(blocks: Blocks, table: Rows, fixed: Variant, confidence: float = CONFIDENCE) -> Verification:
-    """Compare the schedules. `blocks` has the variants of `rivals`, in three rounds or more."""
+    """Compare the schedules. `blocks` has the variants of `candidates`, in three rounds or more."""
     tuned = as_variant(table)
     over_fixed = goodput_ratio(blocks, tuned, fixed, confidence)
     over_off, fixed_over_off = (
@@ -49,7 +49,7 @@ def as_variant(table: Rows) -> Variant:
     return Variant.fixed(table[0][2]) if len(table) == 1 else Variant(TABLE, table)
 
 
-def rivals(table: Rows, fixed: Variant) -> list[Variant]:
+def candidates(table: Rows, fixed: Variant) -> list[Variant]:
     """Return the variants to compare: K = 0, the best fixed K and the table, without duplicates."""
     return list(dict.fromkeys((OFF, fixed, as_variant(table))))
 

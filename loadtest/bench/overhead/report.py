@@ -15,7 +15,7 @@ Results = dict[int, dict[str, list[Block]]]
 """Blocks by concurrency and contestant; the same place in two lists is the same round."""
 
 _SERVER = "server"
-_RIVALS = {VllmServe.name: "vllm_serve", TextPrompts.name: "vllm_serve_text"}
+_PEERS = {VllmServe.name: "vllm_serve", TextPrompts.name: "vllm_serve_text"}
 
 
 def figures(results: Results) -> dict[str, Any]:
@@ -45,10 +45,10 @@ def print_tables(results: Results, console: Console) -> None:
 def _figures_at(blocks: Mapping[str, Sequence[Block]]) -> dict[str, float | None]:
     added = _paired_ttft(blocks, BareEngine.name, ratio=False)
     found = {"ttft_added_ms_p50": added, "tokens_per_s_ratio_to_engine": _paired_rate(blocks, BareEngine.name)}
-    for rival, key in _RIVALS.items():
-        if rival in blocks:
-            found[f"ttft_ratio_to_{key}"] = _paired_ttft(blocks, rival, ratio=True)
-            found[f"tokens_per_s_ratio_to_{key}"] = _paired_rate(blocks, rival)
+    for peer, key in _PEERS.items():
+        if peer in blocks:
+            found[f"ttft_ratio_to_{key}"] = _paired_ttft(blocks, peer, ratio=True)
+            found[f"tokens_per_s_ratio_to_{key}"] = _paired_rate(blocks, peer)
     return {name: rounded(value) for name, value in found.items()}
 
 
@@ -82,7 +82,7 @@ def _contestants_table(concurrency: int, blocks: Mapping[str, Sequence[Block]]) 
             f"{summary.ttft_ms_p95:.1f}",
             f"{summary.stream_tokens_per_s_p50:.0f}",
             f"{summary.tokens_per_s_p50:.0f}",
-            "" if name in _RIVALS else f"{summary.cached_share:.1%}",
+            "" if name in _PEERS else f"{summary.cached_share:.1%}",
         )
     return table
 

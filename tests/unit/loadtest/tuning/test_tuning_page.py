@@ -11,7 +11,7 @@ from loadtest.tuning.document import as_json, check_table, sweep_table
 from loadtest.tuning.fit import fit
 from loadtest.tuning.page import render_tuning
 from loadtest.tuning.tuner import Tuned
-from loadtest.tuning.verdict import rivals, verify, words
+from loadtest.tuning.verdict import candidates, verify, words
 from tests.unit.loadtest.report.test_page import Page
 from tests.unit.loadtest.sweeps import (
     CONCURRENCIES,
@@ -33,7 +33,7 @@ def tuned() -> Tuned:
     sweep = Blocks(tuple(replace(b, total_ms=1000 * b.concurrency * NUM_TOKENS / b.goodput) for b in counted.all))
     choices = choose(sweep)
     table, fixed = table_of(choices), best_fixed(sweep)
-    checks = make_sweep(modelled(PAYS_AT_SMALL_BATCHES), variants=rivals(table, fixed), noise=0.02, seed=3)
+    checks = make_sweep(modelled(PAYS_AT_SMALL_BATCHES), variants=candidates(table, fixed), noise=0.02, seed=3)
     verdict = verify(checks, table, fixed)
     beside = [Block(Variant("no draft"), at, number, 90.0 * at) for at in CONCURRENCIES for number in range(6)]
     said = tuple(words(choices, table, verdict))

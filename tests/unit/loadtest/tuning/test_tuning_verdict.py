@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.tuning.blocks import Blocks, Rows, Variant
 from loadtest.tuning.choice import OFF, best_fixed, choose, table_of
-from loadtest.tuning.verdict import as_variant, rivals, troubles, verify, words
+from loadtest.tuning.verdict import as_variant, candidates, troubles, verify, words
 from tests.unit.loadtest.sweeps import NEVER_PAYS, PAYS_AT_SMALL_BATCHES, make_sweep, modelled
 
 TABLE: Rows = ((1, 8, 3), (9, 64, 0))
@@ -16,14 +16,14 @@ FIXED = Variant.fixed(2)
 
 
 def checked(goodput: Callable[[int, int], float], table: Rows = TABLE, fixed: Variant = FIXED) -> Blocks:
-    return make_sweep(goodput, variants=rivals(table, fixed), noise=0.01, seed=5)
+    return make_sweep(goodput, variants=candidates(table, fixed), noise=0.01, seed=5)
 
 
 def test_a_table_that_wins_is_recommended_and_the_words_say_what_it_saves() -> None:
     goodput = modelled(PAYS_AT_SMALL_BATCHES)
     choices = choose(make_sweep(goodput, noise=0.01))
     table, fixed = table_of(choices), best_fixed(make_sweep(goodput, noise=0.01))
-    found = verify(make_sweep(goodput, variants=rivals(table, fixed), noise=0.01, seed=9), table, fixed)
+    found = verify(make_sweep(goodput, variants=candidates(table, fixed), noise=0.01, seed=9), table, fixed)
     assert found.recommended == as_variant(table)
     assert found.table_over_fixed.low > 1
     assert found.table_over_off.low > 1
@@ -55,7 +55,7 @@ def test_a_table_that_only_looks_better_is_not_recommended() -> None:
 
 def test_a_table_of_one_k_is_that_k_and_is_measured_once() -> None:
     table: Rows = ((1, 64, 2),)
-    assert rivals(table, FIXED) == [OFF, FIXED]
+    assert candidates(table, FIXED) == [OFF, FIXED]
     found = verify(checked(lambda concurrency, k: 100.0 * concurrency * (1 + 0.2 * (k == 2)), table), table, FIXED)
     assert found.table_over_fixed.value == 1
     assert found.recommended == FIXED == as_variant(table)
@@ -63,7 +63,7 @@ def test_a_table_of_one_k_is_that_k_and_is_measured_once() -> None:
 
 def test_where_all_are_off_there_is_nothing_to_measure() -> None:
     table: Rows = ((1, 64, 0),)
-    assert rivals(table, OFF) == [OFF]
+    assert candidates(table, OFF) == [OFF]
     found = verify(Blocks(()), table, OFF)
     assert found.recommended == OFF
     said = words([], table, found)
