@@ -148,7 +148,7 @@ def _define_times() -> Iterable[Figure]:
 def _define_costs() -> Iterable[Figure]:
     low, neither = Better.LOWER, Better.NEITHER
     counters = ("seen_tokens", "generated_tokens")
-    meaning = "of tokens that the engine generated, those of answers nobody saw"
+    meaning = "of the generated tokens, those of answers that were not seen"
     yield Figure("wasted_token_share", Unit.SHARE, low, meaning, _wasted, counters)
     meaning = "tokens that the engine generated"
     yield Figure("generated_tokens_per_s", Unit.PER_S, neither, meaning, _generated_per_s, ("generated_tokens",))
