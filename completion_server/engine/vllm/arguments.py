@@ -29,6 +29,9 @@ _OWN_KEYS = (
 
 _V2_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
 
+_WORKER_EXTENSION = "completion_server.engine.vllm.worker.WorkerExtension"
+"""Makes K = 0 cost what an engine without a draft model costs."""
+
 _SCHEDULE_KEY = "num_speculative_tokens_per_batch_size"
 """The key that tells vLLM that K may vary; a version without it runs with a constant K."""
 
@@ -64,6 +67,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
             # A schedule tells vLLM that K may vary; a GPU then has no full CUDA graphs (docs/speculation.md).
             row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
             args["speculative_config"][_SCHEDULE_KEY] = [row]
+            args["worker_extension_cls"] = _WORKER_EXTENSION
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for key in settings.vllm:
         if key not in known:

@@ -1,0 +1,56 @@
+"""Makes K = 0 cost what an engine without a draft model costs: two patches of vLLM 0.32's model runner.
+
+vLLM runs the draft model once in each step, also if it wants no drafts, to keep the draft's KV cache complete, and it
+samples with the rejection sampler although there is nothing to reject. With the patches, a step that verifies no draft
+samples as without speculation, and a decode step that wants no drafts does not run the draft model.
+
+The draft model still computes prompts. A sequence that was decoded at K = 0 has no draft KV for those tokens: after a
+change to K > 0 its drafts are worse until it ends, never its text, because the target verifies each token.
+
+vLLM loads the module `worker`, which calls `patch`, in the worker's process only, on a CPU and on a GPU. A version of
+vLLM with another runner runs unpatched.
+"""
+
+import logging
+from functools import cache
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def patch() -> None:
+    """Patch the runner, once in a process."""
+    import torch
+
+    try:
+        from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+        runner: Any = GPUModelRunner
+        sample, propose = runner._sample, runner.propose_draft_token_ids
+    except (ImportError, AttributeError) as error:
+        logger.info("K = 0 runs the draft model with this vLLM: %s", error)
+        return
+
+    def sample_unspeculated(self: Any, logits: Any, metadata: Any, *args: Any, **kwargs: Any) -> Any:
+        """Sample; with the plain sampler if no request of the step has a draft."""
+        has_drafts = metadata is not None and metadata.max_spec_len > 0
+        return sample(self, logits, metadata if has_drafts else None, *args, **kwargs)
+
+    def propose_if_wanted(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return drafts [num_reqs, K]; without a pass of the draft model if K = 0 and no prompt is in the step."""
+        if not (self.speculative_config.uses_draft_model() and is_plain_decode(scheduler_output)):
+            return propose(self, scheduler_output, *args, **kwargs)
+        self._draft_probs = self._draft_prob_req_ids = None
+        return torch.empty(self.input_batch.num_reqs, 0, dtype=torch.int64, device=self.device)
+
+    runner._sample, runner.propose_draft_token_ids = sample_unspeculated, propose_if_wanted
+
+
+def is_plain_decode(scheduler_output: Any) -> bool:
+    """Return whether a step gives each request one token, verifies no draft, and wants none."""
+    return (
+        scheduler_output.num_spec_tokens_to_schedule == 0
+        and not scheduler_output.scheduled_spec_decode_tokens
+        and scheduler_output.total_num_scheduled_tokens == len(scheduler_output.num_scheduled_tokens)
+    )
