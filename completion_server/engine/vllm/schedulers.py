@@ -15,7 +15,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from completion_server.engine.vllm.shared_lookup import SPECULATE, open_published_lookup
+from completion_server.engine.vllm.shared_lookup import RUNS_DRAFT, SPECULATE, open_published_lookup
 
 
 class _LookupScheduler(Scheduler):
@@ -38,7 +38,9 @@ class _LookupScheduler(Scheduler):
             request.spec_token_ids = []
         is_none_drafted = undrafted and len(undrafted) == len(self.running)
         self.dynamic_sd_lookup = [0] * len(lookup) if is_none_drafted else lookup
-        return super().schedule(*args, **kwargs)
+        output = super().schedule(*args, **kwargs)
+        setattr(output, RUNS_DRAFT, any(lookup))
+        return output
 
 
 def _speculates(sampling_params: SamplingParams | None) -> bool:

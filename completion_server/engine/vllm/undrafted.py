@@ -2,9 +2,10 @@
 
 vLLM runs the draft model once in each step, also if it wants no drafts, to keep the draft's KV cache complete, and it
 samples with the rejection sampler although there is nothing to reject. With the patches, a step that verifies no draft
-samples as without speculation, and a decode step that wants no drafts does not run the draft model.
+samples as without speculation, and a decode step that wants no drafts does not run the draft model. While drafts are
+switched off, it does not run for prompts either.
 
-The draft model still computes prompts. A sequence that was decoded at K = 0 has no draft KV for those tokens: after a
+A sequence that was decoded at K = 0 has no draft KV for those tokens: after a
 change to K > 0 its drafts are worse until it ends, never its text, because the target verifies each token.
 
 vLLM loads the module `worker`, which calls `patch`, in the worker's process only, on a CPU and on a GPU. A version of
@@ -14,6 +15,8 @@ vLLM with another runner runs unpatched.
 import logging
 from functools import cache
 from typing import Any
+
+from completion_server.engine.vllm.shared_lookup import RUNS_DRAFT
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +41,8 @@ def patch() -> None:
         return sample(self, logits, metadata if has_drafts else None, *args, **kwargs)
 
     def propose_if_wanted(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return drafts [num_reqs, K]; without a pass of the draft model if K = 0 and no prompt is in the step."""
-        if not (self.speculative_config.uses_draft_model() and is_plain_decode(scheduler_output)):
+        """Return drafts [num_reqs, K]; without a pass of the draft model if nothing needs one."""
+        if not (self.speculative_config.uses_draft_model() and needs_no_draft(scheduler_output)):
             return propose(self, scheduler_output, *args, **kwargs)
         self._draft_probs = self._draft_prob_req_ids = None
         return torch.empty(self.input_batch.num_reqs, 0, dtype=torch.int64, device=self.device)
@@ -47,10 +50,12 @@ def patch() -> None:
     runner._sample, runner.propose_draft_token_ids = sample_unspeculated, propose_if_wanted
 
 
-def is_plain_decode(scheduler_output: Any) -> bool:
-    """Return whether a step gives each request one token, verifies no draft, and wants none."""
-    return (
-        scheduler_output.num_spec_tokens_to_schedule == 0
-        and not scheduler_output.scheduled_spec_decode_tokens
-        and scheduler_output.total_num_scheduled_tokens == len(scheduler_output.num_scheduled_tokens)
-    )
+def needs_no_draft(scheduler_output: Any) -> bool:
+    """Return whether a step needs no pass of the draft model: it verifies no draft, wants none, and computes no prompt.
+
+    The prompt does not matter while drafts are switched off.
+    """
+    if scheduler_output.num_spec_tokens_to_schedule or scheduler_output.scheduled_spec_decode_tokens:
+        return False
+    has_prompts = scheduler_output.total_num_scheduled_tokens > len(scheduler_output.num_scheduled_tokens)
+    return not (has_prompts and getattr(scheduler_output, RUNS_DRAFT, True))

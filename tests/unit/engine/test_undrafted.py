@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from completion_server.engine.vllm.undrafted import is_plain_decode
+from completion_server.engine.vllm.undrafted import needs_no_draft
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Step:
     num_spec_tokens_to_schedule: int = 0
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
     num_scheduled_tokens: dict[str, int] = field(default_factory=lambda: {"a": 1, "b": 1})
+    completion_server_runs_draft: bool = True
 
     @property
     def total_num_scheduled_tokens(self) -> int:
@@ -21,7 +22,7 @@ class Step:
 
 
 def test_decode_without_drafts_needs_no_draft_model() -> None:
-    assert is_plain_decode(Step())
+    assert needs_no_draft(Step())
 
 
 @pytest.mark.parametrize(
@@ -36,4 +37,10 @@ def test_decode_without_drafts_needs_no_draft_model() -> None:
     ],
 )
 def test_other_steps_run_the_draft_model(step: Step) -> None:
-    assert not is_plain_decode(step)
+    assert not needs_no_draft(step)
+
+
+def test_prompts_need_no_draft_model_that_is_switched_off() -> None:
+    step = Step(num_scheduled_tokens={"a": 1, "b": 40}, completion_server_runs_draft=False)
+    assert needs_no_draft(step)
+    assert not needs_no_draft(replace(step, scheduled_spec_decode_tokens={"a": [7]}))
