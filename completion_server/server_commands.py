@@ -148,6 +148,7 @@ def _ready_json(ready: Ready) -> dict[str, Any]:
         "model": ready.engine.model,
         "draft_model": ready.engine.draft_model,
         "num_speculative_tokens": ready.engine.num_speculative_tokens,
+        "speculation": ready.speculation,
         "prompt_template": ready.prompt_template,
     }
 
