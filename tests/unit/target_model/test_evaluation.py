@@ -21,7 +21,7 @@ from target_model.evaluation.scoring import Share, mean_per_unit, score, share_o
 from target_model.evaluation.served import Speed, serving
 from target_model.evaluation.tasks import Task, is_exact, only_function, only_line, read_tasks
 from target_model.evaluation.texts import read_texts
-from target_model.sandbox.runner import Limits, Trial, WeakSandboxError
+from target_model.sandbox.runner import CheckedProgram, Limits, WeakSandboxError
 from tests.support.models import TARGET
 from tests.support.sandbox import LIMITS
 
@@ -181,10 +181,10 @@ def test_models_are_measured_side_by_side(tasks: list[Task]) -> None:
     assert table.splitlines()[0] == "| figure | bf16 | int8 |"
     assert "| HumanEval pass@1 | - | - |" in table
     assert "| more than the first model's | - | 0.0100 (0.0100 to 0.0100) |" in table
-    told = json.loads(to_json([first, second]))
+    parsed = json.loads(to_json([first, second]))
     interval = pytest.approx([0.2065, 1.0], abs=5e-4)
-    assert told[0]["lines"]["exact"] == {"hits": 1, "total": 1, "num_independent": 1, "interval": interval}
-    assert told[1]["loss_more"]["interval"] == pytest.approx([0.01, 0.01])
+    assert parsed[0]["lines"]["exact"] == {"hits": 1, "total": 1, "num_independent": 1, "interval": interval}
+    assert parsed[1]["loss_more"]["interval"] == pytest.approx([0.01, 0.01])
 
 
 def test_a_mean_over_texts_is_as_sure_as_they_agree() -> None:
@@ -287,7 +287,7 @@ def test_without_a_sandbox_nothing_is_measured_unless_that_is_allowed(monkeypatc
         allowed.append(arguments[-1].allow_weak)
         yield FIGURES
 
-    def run_weak(_trial: Trial, limits: Limits) -> None:
+    def run_weak(_checked: CheckedProgram, limits: Limits) -> None:
         if not limits.allow_weak:
             raise WeakSandboxError("Landlock")
 
