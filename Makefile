@@ -99,7 +99,7 @@ bench-attacks: $(VENV)/installed ## What honest users get while the server is at
 bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/images/peers.svg.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg
 
-bench-speculation: $(VENV)/installed ## Every draft length K at 1 to 64 at once, a table tuned from it, and how fast K changes.
+bench-speculation: $(VENV)/installed ## Every K at 1 to 64 at once, a table tuned from it, and how fast K changes.
 	@$(BIN)/python -m loadtest.bench.speculation
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.

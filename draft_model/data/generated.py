@@ -68,8 +68,8 @@ def load_splits(path: Path) -> list[Split]:
         raise PipelineError(f"no generated text at {path}; make it with `draft-model generate --out {path}`")
     try:
         with path.open(encoding="utf-8") as lines:
-            told = [json.loads(line) for line in lines]
-        splits = [Split(**record) for record in told if MADE_OF not in record]
+            records = [json.loads(line) for line in lines]
+        splits = [Split(**record) for record in records if MADE_OF not in record]
     except (ValueError, TypeError) as error:
         raise PipelineError(f"{path} holds no splits: {error}") from error
     if not splits:

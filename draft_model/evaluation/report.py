@@ -217,8 +217,8 @@ def write_report(
     """Write `report.md`, `report.json` and `acceptance.png` to the folder `out`, all or none."""
     with replacing_folder(out, REPORT) as folder:
         (folder / "report.md").write_text(render_report(offline, engine, identity), encoding="utf-8")
-        told = json.dumps(as_record(offline, engine, identity), indent=1) + "\n"
-        (folder / REPORT).write_text(told, encoding="utf-8")
+        text = json.dumps(as_record(offline, engine, identity), indent=1) + "\n"
+        (folder / REPORT).write_text(text, encoding="utf-8")
         draw_acceptance(offline, engine, folder / "acceptance.png")
 
 

@@ -50,7 +50,7 @@ def render_tuning(tuned: Tuned, facts: Mapping[str, str]) -> str:
         Section("Figures", tables=[sweep_table(tuned)]),
     ]
     recommended = f"K = {tuned.recommended[0][2]}" if len(tuned.recommended) == 1 else str(tuned.recommended)
-    return render("Draft length K by batch size", f"Recommended: {recommended}.", dict(facts), tuned.troubles, sections)
+    return render("K by batch size", f"Recommended: {recommended}.", dict(facts), tuned.troubles, sections)
 
 
 @in_style

@@ -71,8 +71,8 @@ def weight_files(model: Path) -> list[Path]:
     files = sorted({model / str(name) for name in named}) or sorted(model.glob("*.safetensors"))
     missing = next((file for file in files if not file.is_file()), None)
     if missing or not files:
-        told = f"{index} names {missing.name}, which is not there" if missing else f"{model} has no safetensors files"
-        raise QuantiseError(told)
+        text = f"{index} names {missing.name}, which is not there" if missing else f"{model} has no safetensors files"
+        raise QuantiseError(text)
     return files
 
 

@@ -28,7 +28,7 @@ SHORT_BUDGET = ("admission.refused_bytes_per_s=16384", "admission.refused_burst_
 
 
 def engine() -> ScriptedEngine:
-    return ScriptedEngine(lambda _job: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
+    return ScriptedEngine(lambda _request: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
 
 
 @pytest_asyncio.fixture

@@ -34,7 +34,7 @@ EXHAUSTED, UNAVAILABLE = 8, 14
 
 
 def engine() -> ScriptedEngine:
-    return ScriptedEngine(lambda _job: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
+    return ScriptedEngine(lambda _request: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def test_idle_sessions_do_not_exhaust_the_sessions_of_others(key: str, use
 
 
 async def test_a_stream_that_is_old_answers_and_ends_before_its_connection_is_cut() -> None:
-    slow = endless_engine(lambda _job: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+    slow = endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
     ages = ("server.max_connection_age_s=0.2", "server.max_session_age_s=0.4", "server.max_connection_age_grace_s=20")
     async with run_server(endless_config(*ages), lambda: slow) as server:
         call = server.stub.Session()
@@ -89,7 +89,7 @@ async def test_a_stream_that_is_old_answers_and_ends_before_its_connection_is_cu
 
 
 async def test_the_ninth_request_is_refused_and_a_cancel_behind_it_is_read() -> None:
-    endless = endless_engine(lambda _job: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+    endless = endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
     async with run_server(endless_config("scheduling.supersede=false"), lambda: endless) as server:
         call = server.stub.Session()
         for sequence in range(1, 10):

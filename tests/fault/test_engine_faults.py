@@ -34,9 +34,9 @@ POISON_TOKENS = 13
 """What a request asks for that the engine dies of."""
 
 
-def endless(job: GenerationRequest) -> Iterable[str]:
+def endless(generation: GenerationRequest) -> Iterable[str]:
     for i in range(ENDLESS):
-        if job.max_tokens == POISON_TOKENS:
+        if generation.max_tokens == POISON_TOKENS:
             raise RuntimeError("this request is too much")
         yield f" w{i}"
 

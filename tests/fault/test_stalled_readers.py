@@ -34,7 +34,7 @@ PREFIX = "# a line above\n" * 1_000 + "x = (\n    "
 """A file's worth: what a request holds is freed with it."""
 
 
-def much(_job: GenerationRequest) -> Iterable[str]:
+def much(_request: GenerationRequest) -> Iterable[str]:
     """Lines that stay in the block which the request opens."""
     return (f"    {'x' * 16_000}{number},\n" for number in range(ENDLESS))
 

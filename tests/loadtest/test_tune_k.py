@@ -25,7 +25,7 @@ from tests.support.server import RunningServer, make_config, run_server
 
 pytestmark = pytest.mark.serial
 
-CEILING = 3
+MAX_K = 3
 WAIT_S = 240.0
 SCHEDULE, FIXED, AUTO = pb.SPECULATION_MODE_SCHEDULE, pb.SPECULATION_MODE_FIXED, pb.SPECULATION_MODE_AUTO
 
@@ -41,7 +41,7 @@ IN_SMALL = ("--seconds", "0.2", "--set", "editor.max_tokens=9")
 
 @asynccontextmanager
 async def serving(
-    times: ServiceTimes, *, acceptance: float = 1.0, max_num_speculative_tokens: int = CEILING
+    times: ServiceTimes, *, acceptance: float = 1.0, max_num_speculative_tokens: int = MAX_K
 ) -> AsyncIterator[RunningServer]:
     def make_engine() -> ScriptedEngine:
         return ScriptedEngine(
@@ -185,7 +185,11 @@ async def test_ctrl_c_restores_the_active_schedule() -> None:
         after = await operator.get()
     assert child.returncode == 130, said
     assert b"the previous setting is active again" in said
-    assert (after.mode, after.by, after.schedule[0].num_speculative_tokens) == (FIXED, "configuration", CEILING)
+    assert (after.mode, after.by, after.schedule[0].num_speculative_tokens) == (
+        FIXED,
+        "configuration",
+        MAX_K,
+    )
 
 
 @pytest.mark.parametrize(

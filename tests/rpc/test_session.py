@@ -65,10 +65,10 @@ class Editor:
         return code
 
 
-def script(job: GenerationRequest) -> Iterable[str]:
-    if job.max_tokens == ENDLESS:
+def script(generation: GenerationRequest) -> Iterable[str]:
+    if generation.max_tokens == ENDLESS:
         return (f" w{i}" for i in range(ENDLESS))
-    if job.max_tokens == SLOW:
+    if generation.max_tokens == SLOW:
         return (f" w{i}" for i in range(SLOW))
     return ("alpha", " beta", "\n")
 

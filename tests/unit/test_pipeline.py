@@ -35,12 +35,12 @@ class SettableClock:
 
 
 def quick_engine() -> Engine:
-    return ScriptedEngine(lambda _job: ("a", "b", "c"))
+    return ScriptedEngine(lambda _request: ("a", "b", "c"))
 
 
 def slow_engine() -> Engine:
     """Return an engine that generates a token every millisecond, without an end."""
-    return ScriptedEngine(lambda _job: itertools.repeat("a"), ServiceTimes(decode_base_s=1e-3))
+    return ScriptedEngine(lambda _request: itertools.repeat("a"), ServiceTimes(decode_base_s=1e-3))
 
 
 async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thread() -> None:

@@ -37,7 +37,7 @@ from loadtest.tuning.statistics import MIN_ROUNDS
 from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
 from loadtest.tuning.verdict import as_variant, goodput_ratio
 
-CEILING = 8
+MAX_K = 8
 NO_DRAFT = Variant("no draft")
 
 _MOST_AT_ONCE = 64
@@ -139,7 +139,13 @@ async def _measure(
 ) -> tuple[Tuned, Changes]:
     scenario = Scenario.load("steady").scaled(seed=options["seed"])
     async with AsyncExitStack() as stack:
-        drafting = _start(stack, config, (*overrides, f"engine.num_speculative_tokens={CEILING}"), "server", console)
+        drafting = _start(
+            stack,
+            config,
+            (*overrides, f"engine.num_speculative_tokens={MAX_K}"),
+            "server",
+            console,
+        )
         plain = _start(stack, config, (*overrides, "engine.num_speculative_tokens=0"), NO_DRAFT.name, console)
         replays = {"": Replay(drafting["address"], scenario), NO_DRAFT.name: Replay(plain["address"], scenario)}
         for replay in replays.values():

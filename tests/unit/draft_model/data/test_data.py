@@ -97,7 +97,7 @@ def test_shards_are_the_same_whoever_makes_them_and_in_whatever_order(
 def test_an_interrupted_build_goes_on_with_what_is_missing(
     data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
 ) -> None:
-    out, told = tmp_path / "data", []
+    out, reported = tmp_path / "data", []
     build_data(corpus, tokenizer_folder, EMBEDDED, out, data_settings)
     kept, _ = shard_paths(out, 0)
     made_at = kept.stat().st_mtime_ns
@@ -105,9 +105,14 @@ def test_an_interrupted_build_goes_on_with_what_is_missing(
     with pytest.raises(PipelineError, match="lacks 1 of 2 shards"):
         BlockSource(out, 1)
     build_data(
-        corpus, tokenizer_folder, EMBEDDED, out, data_settings, on_shard=lambda done, total: told.append((done, total))
+        corpus,
+        tokenizer_folder,
+        EMBEDDED,
+        out,
+        data_settings,
+        on_shard=lambda done, total: reported.append((done, total)),
     )
-    assert told == [(1, 2), (2, 2)]
+    assert reported == [(1, 2), (2, 2)]
     assert kept.stat().st_mtime_ns == made_at
     assert shard_paths(out, 1)[1].read_bytes() == shard_paths(data, 1)[1].read_bytes()
 
@@ -123,12 +128,12 @@ def test_data_made_otherwise_is_not_mixed_in(
 
 def test_data_with_generated_text_that_was_drawn_otherwise_is_not_mixed_in(tmp_path: Path, data: Path) -> None:
     """Data made before a drawing had a number: without generated text it is what it would be now."""
-    told = json.loads((data / MANIFEST).read_text())
-    del told["settings"]["drawing"]
-    (tmp_path / MANIFEST).write_text(json.dumps(told))
+    record = json.loads((data / MANIFEST).read_text())
+    del record["settings"]["drawing"]
+    (tmp_path / MANIFEST).write_text(json.dumps(record))
     assert load_manifest(tmp_path) == load_manifest(data)
-    told["settings"]["generated_share"] = 0.5
-    (tmp_path / MANIFEST).write_text(json.dumps(told))
+    record["settings"]["generated_share"] = 0.5
+    (tmp_path / MANIFEST).write_text(json.dumps(record))
     before = load_manifest(tmp_path)
     now = replace(before, settings=replace(before.settings, drawing=2))
     assert before.fingerprint != now.fingerprint

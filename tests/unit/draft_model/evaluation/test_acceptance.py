@@ -182,9 +182,9 @@ def test_a_models_own_defaults_for_writing_do_not_matter(pair: Pair) -> None:
 
 
 def test_a_model_predicts_itself(pair: Pair, source: str) -> None:
-    twin = Pair(pair.target, pair.target, pair.encoder)
+    pair_of_target = Pair(pair.target, pair.target, pair.encoder)
     splits = held_out_splits([source], 4)
-    tally = measure(twin, splits, 6)
+    tally = measure(pair_of_target, splits, 6)
     assert tally.agreement == 1.0
     figures = offline_figures(4, {0.0: tally}).greedy
     assert figures.acceptance_by_length[4] == 1.0, "a draft over the end counts whole, as in the engine"
@@ -247,8 +247,8 @@ def test_the_report_shows_what_was_measured(tmp_path: Path) -> None:
     assert run.speedup == 2.0
     assert run.expected_speedup == pytest.approx(expected_speedup(12 / 18, 2, 0.375))
     write_report(tmp_path / "report", offline, EngineFigures((run,), (90.0, 110.0), steps))
-    told = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert told["engine"]["runs"][0]["acceptance"] == {"0.0": 0.6, "0.2": 0.3}
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["engine"]["runs"][0]["acceptance"] == {"0.0": 0.6, "0.2": 0.3}
     assert (tmp_path / "report" / "acceptance.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "report" / "report.md").read_text()
     assert "| logic | 50.0% | 50.0% | 2 |" in text

@@ -34,7 +34,7 @@ def write_run(folder: Path, *shares: float, divergence: float = 0.0) -> Path:
     return folder
 
 
-def told(*more: str) -> dict[str, Any]:
+def printed(*more: str) -> dict[str, Any]:
     result = CliRunner().invoke(plan_command, [*COMMAND, *more, "--json"])
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
@@ -127,10 +127,10 @@ def test_a_teacher_adds_a_forward_pass_to_days_hours_and_cost() -> None:
 
 def test_the_plan_says_where_its_utilisation_is_from(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 0.0, 0.01, 0.4, 0.42)
-    assert (told()["utilisation"], told()["utilisation_source"]) == (0.35, "assumed")
-    given = told("--utilisation", "0.5")
+    assert (printed()["utilisation"], printed()["utilisation_source"]) == (0.35, "assumed")
+    given = printed("--utilisation", "0.5")
     assert (given["utilisation"], given["utilisation_source"]) == (0.5, "given")
-    measured = told("--from-run", str(run), "--teacher-parameters", "13e9")
+    measured = printed("--from-run", str(run), "--teacher-parameters", "13e9")
     assert (measured["utilisation"], measured["utilisation_source"]) == (0.4, f"measured in {run}")
     assert measured["num_teacher_parameters"] == 13_000_000_000
     shown = CliRunner().invoke(plan_command, [*COMMAND, "--from-run", str(run)]).output

@@ -177,8 +177,8 @@ def test_lines_behind_the_checkpoint_and_torn_lines_are_forgotten(data: Path, pr
     with closing(SummaryWriter(str(tmp_path / "run" / BOARD))) as board:
         board.add_scalar("loss", 99.0, 4)
     train(preset, data, tmp_path / "run", Budget(steps=5), World(), CONSOLE)
-    told = read_metrics(tmp_path / "run")
-    assert [step["step"] for step in told] == [1, 2, 3, 4, 5]
+    metrics = read_metrics(tmp_path / "run")
+    assert [step["step"] for step in metrics] == [1, 2, 3, 4, 5]
     board = EventAccumulator(str(tmp_path / "run" / BOARD)).Reload()
     drawn = {point.step: point.value for point in board.Scalars("loss")}
-    assert drawn == pytest.approx({step["step"]: step["loss"] for step in told}, rel=1e-6)
+    assert drawn == pytest.approx({step["step"]: step["loss"] for step in metrics}, rel=1e-6)

@@ -118,7 +118,7 @@ async def test_an_idle_editor_opens_a_stream_with_its_next_request() -> None:
 
 
 def _engine() -> ScriptedEngine:
-    return ScriptedEngine(lambda _job: ("pass", "\n"), ServiceTimes(decode_base_s=0.001))
+    return ScriptedEngine(lambda _request: ("pass", "\n"), ServiceTimes(decode_base_s=0.001))
 
 
 async def test_a_dropped_connection_fails_what_is_open_and_comes_back() -> None:
