@@ -73,7 +73,7 @@ def differences(stats: RunStats, true_ms: Sequence[float]) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("kind", ["grpc", "grpc+complete"])
-async def test_percentiles_are_those_that_the_server_knows(kind: str) -> None:
+async def test_percentiles_equal_those_of_the_server(kind: str) -> None:
     """On a machine that is busy with something else a run is repeated, and at last allowed what its timers are late."""
     made = evenly(num_sessions=20, requests_per_s=150.0, duration_s=1.0)
     found: dict[int, float] = {}
@@ -89,7 +89,7 @@ async def test_percentiles_are_those_that_the_server_knows(kind: str) -> None:
     pytest.fail(f"off by this many times what is allowed: {found}")
 
 
-async def test_a_freeze_shows() -> None:
+async def test_a_freeze_raises_the_percentiles() -> None:
     """Requests that were intended while nobody answered count from then, not from when they got through."""
     made = evenly(num_sessions=20, requests_per_s=100.0, duration_s=2.6)
     with golden_server(freeze_after_s=0.5, freeze_s=FREEZE_S, supersedes=False) as golden:
@@ -114,7 +114,7 @@ def outcomes(stats: RunStats) -> dict[str, int]:
     }
 
 
-def test_counts_are_those_of_the_server() -> None:
+def test_counts_equal_those_of_the_server() -> None:
     scenario = typed(editor={"cancels_at_key": True, "prefetch_share": 0.2, "cache_entries": 0})
     with golden_server(least_ms=20.0, most_ms=300.0, shed_every=9) as golden:
         found = run_scenario(scenario, [parse_target(f"ours=grpc://{golden.host}")], workers=2)
@@ -146,7 +146,7 @@ def test_a_server_that_dies_is_an_error_of_the_requests_and_a_valid_report() -> 
     assert RunStats.from_json(stats.as_json()).total.counters == counters
 
 
-def test_a_run_that_is_interrupted_keeps_what_was_seen() -> None:
+def test_an_interrupted_run_keeps_its_statistics() -> None:
     interruption = Interruption()
 
     def on_progress(progress: Progress) -> None:

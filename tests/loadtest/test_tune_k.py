@@ -99,7 +99,7 @@ async def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-async def test_it_finds_the_table_that_is_right_and_leaves_the_server_as_it_was(tmp_path: Path) -> None:
+async def test_it_finds_the_best_table_and_restores_the_server(tmp_path: Path) -> None:
     out, html = tmp_path / "schedule.json", tmp_path / "tuning.html"
     async with serving(DEAR_AT_LARGE_BATCHES) as server:
         before = await active_schedule(server)
@@ -134,7 +134,7 @@ async def test_it_finds_the_table_that_is_right_and_leaves_the_server_as_it_was(
 
 
 @pytest.mark.timeout(300)
-async def test_the_file_is_what_an_operator_sets(tmp_path: Path) -> None:
+async def test_an_operator_can_set_the_schedule_of_the_file(tmp_path: Path) -> None:
     from completion_server.client.speculation_command import read_schedule
 
     out = tmp_path / "schedule.json"
@@ -157,7 +157,7 @@ async def fail_in_the_middle(operator: Operator) -> None:
 
 
 @pytest.mark.parametrize("mode", [SCHEDULE, AUTO])
-async def test_the_active_schedule_comes_back_in_its_own_name(mode: "pb.SpeculationMode.ValueType") -> None:
+async def test_the_active_schedule_is_restored_with_its_operators_name(mode: "pb.SpeculationMode.ValueType") -> None:
     row = pb.SpeculationRow(first_batch_size=1, last_batch_size=8, num_speculative_tokens=1)
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         await operator.restore(pb.GetSpeculationResponse(mode=mode, table=[row], by="ada@host"))
@@ -218,7 +218,7 @@ def test_bad_input_is_refused_by_name_before_anything_is_asked(options: tuple[st
         (TuningSettings((1,), ks=(4,)), "--k: 4 is over the 3 draft tokens that the engine was started with"),
     ],
 )
-async def test_what_the_server_cant_do_is_refused_by_name(settings: TuningSettings, said: str) -> None:
+async def test_settings_beyond_the_servers_limits_are_refused_by_name(settings: TuningSettings, said: str) -> None:
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         with pytest.raises(TuningError, match=said):
             await tuner(server, operator).tune(settings)
@@ -231,13 +231,13 @@ async def test_a_server_without_a_draft_says_why() -> None:
             await tuner(server, operator).tune(TuningSettings())
 
 
-async def test_a_server_that_is_not_there_is_said() -> None:
+async def test_an_unreachable_server_is_an_error() -> None:
     async with Operator("127.0.0.1:1") as operator:
         with pytest.raises(TargetError, match=r"127\.0\.0\.1:1: the admin listener does not answer"):
             await operator.get()
 
 
-async def test_the_two_listeners_are_told_apart() -> None:
+async def test_the_public_listener_is_refused_as_an_admin_listener() -> None:
     async with serving(QUICK) as server, Operator(server.ready.address) as operator:
         with pytest.raises(TargetError, match="this is not a server's admin listener"):
             await operator.get()
@@ -251,7 +251,7 @@ async def test_a_server_that_takes_no_completions_leaves_the_active_schedule(mon
         assert (await operator.get()).by == "configuration"
 
 
-async def test_put_says_what_the_server_says_of_a_bad_row() -> None:
+async def test_put_reports_the_servers_error_for_a_bad_row() -> None:
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         with pytest.raises(TargetError, match="over the 3"):
             await operator.put(((1, 8, 4),))

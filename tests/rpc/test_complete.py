@@ -70,7 +70,7 @@ async def test_a_completion_streams_and_ends_once(server: RunningServer) -> None
     assert 0 < parts <= timings.total_ms
 
 
-async def test_the_engine_is_given_what_the_request_says(server: RunningServer, said: Said) -> None:
+async def test_the_engine_gets_the_requests_parameters(server: RunningServer, said: Said) -> None:
     message = request("x = ", max_tokens=7, temperature=0.5, seed=11, trigger=pb.TRIGGER_EXPLICIT)
     await ask(server.stub, message, metadata=(("x-tenant-id", "acme"),))
     generation = said.generations[-1]

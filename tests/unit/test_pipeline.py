@@ -77,7 +77,7 @@ async def test_closing_an_answer_ends_its_request_once() -> None:
     assert running.recorder.ended == [("r", FinishReason.CANCELLED)]
 
 
-def test_who_asks_too_much_is_told_so_and_unseats_nobody() -> None:
+def test_a_user_over_the_limit_is_shed_and_supersedes_no_request() -> None:
     async def scenario(running: RunningPipeline) -> None:
         first = running.open("r1", "x")
         refused = await read(running.open("r2", "xa"))

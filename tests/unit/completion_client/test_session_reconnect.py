@@ -80,7 +80,7 @@ async def test_a_session_comes_back_after_its_server_restarts() -> None:
     assert losses.away_s[0] > 0
 
 
-async def test_a_dropped_connection_fails_what_is_open_and_comes_back() -> None:
+async def test_a_dropped_connection_fails_its_open_request_and_is_reopened() -> None:
     losses = Losses()
     async with (
         serving() as server,

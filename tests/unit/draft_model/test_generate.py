@@ -137,7 +137,7 @@ def test_prompts_that_leave_no_room_for_a_completion_are_left_out(
         generate(target, encoder, [long], GenerationSettings(8, 0.0, 1), tmp_path / "other.jsonl")
 
 
-def test_settings_that_the_figures_rest_on_are_not_to_choose() -> None:
+def test_settings_that_the_figures_depend_on_can_not_be_chosen() -> None:
     for options, given in (({"model": "other"}, None), ({"max_num_seqs": 2, "speculative_config": {}}, 1)):
         refused = pytest.raises(PipelineError, match=f"{', '.join(options)}: no setting to choose here")
         with refused, open_engine(Path("target"), max_num_seqs=given, options=options):

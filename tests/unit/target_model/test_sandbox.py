@@ -50,7 +50,7 @@ def test_a_program_passes_when_it_reaches_its_end(program: str, result: ProgramR
 
 
 @pytest.mark.parametrize("way_out", ["raise SystemExit(0)", "exit()", "import os; os._exit(0)"])
-def test_an_end_half_way_is_none(way_out: str) -> None:
+def test_an_early_exit_is_a_failure(way_out: str) -> None:
     assert run(f"{way_out}\nassert False", LIMITS) is ProgramResult.FAILED
 
 
@@ -199,7 +199,7 @@ def test_waiting_ends() -> None:
         "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
     ],
 )
-def test_what_takes_too_much_fails(program: str) -> None:
+def test_programs_over_their_limits_fail(program: str) -> None:
     assert run(program, LIMITS) is ProgramResult.FAILED
 
 
@@ -237,7 +237,7 @@ def test_nothing_that_it_started_outlives_it(leaves: str) -> None:
 
 
 @pytest.mark.skipif(not sandbox.IS_STRONG, reason="this kernel allows no namespaces")
-def test_other_processes_are_out_of_its_sight() -> None:
+def test_it_does_not_see_other_processes() -> None:
     program = f"import os\ntry:\n    os.kill({os.getpid()}, 0)\nexcept ProcessLookupError:\n    pass"
     assert run(program, LIMITS) is ProgramResult.PASSED
 

@@ -73,7 +73,7 @@ def test_a_build_leaves_two_folders_that_transformers_loads(built: BuildFigures,
     assert built.target.evaluation.bits_per_byte > 0
 
 
-def test_the_card_tells_what_was_measured(built: BuildFigures, work: Path) -> None:
+def test_the_card_has_the_measurements(built: BuildFigures, work: Path) -> None:
     card = (work / "out" / "target" / "README.md").read_text(encoding="utf-8")
     assert f"{built.target.evaluation.bits_per_byte:.3f}" in card
     assert f"| parameters | {built.target.num_parameters:,} |" in card
@@ -94,7 +94,7 @@ def test_the_card_tells_what_was_measured(built: BuildFigures, work: Path) -> No
     assert figures["target"]["num_tokens"] == built.target.num_tokens
 
 
-def test_the_commands_measure_what_was_built(built: BuildFigures, work: Path, tmp_path: Path) -> None:
+def test_the_commands_measure_the_built_models(built: BuildFigures, work: Path, tmp_path: Path) -> None:
     run = CliRunner().invoke
     model, corpus = str(work / "out" / "target"), str(work / "corpus")
     probes = run(main, [*ONE_THREAD, "probes", "--model", model, "--json"])
@@ -161,7 +161,7 @@ def test_bad_input_is_one_line_and_no_traceback(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_engine_would_refuse_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+def test_settings_that_the_engine_refuses_are_errors_before_anything_is_measured(tmp_path: Path) -> None:
     padded, prompts = tmp_path / "padded", tmp_path / "prompts.jsonl"
     shutil.copytree(DRAFT, padded)
     config = json.loads((padded / "config.json").read_text())

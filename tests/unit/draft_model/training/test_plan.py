@@ -71,7 +71,7 @@ def test_operations_are_counted_by_hand() -> None:
         ("Tesla T4", None),
     ],
 )
-def test_a_gpus_peak_is_that_of_its_very_name(name: str, tera: float | None) -> None:
+def test_a_gpus_peak_is_found_by_its_exact_name(name: str, tera: float | None) -> None:
     assert known_flops(name) == (None if tera is None else tera * 1e12)
 
 
@@ -94,7 +94,7 @@ def test_a_product_takes_time() -> None:
     assert 1e6 < flops.measured_flops("cpu", 64) < 1e15
 
 
-def test_a_plan_is_what_the_mission_took() -> None:
+def test_a_plan_gives_the_known_cost_of_a_run() -> None:
     plan = make_plan(DRAFT, 50e9, "a100", 8, Utilisation(0.4, "given"))
     assert 2.5 < plan.days < 5.0
     assert plan.gpu_hours == pytest.approx(plan.days * 24 * 8)

@@ -82,7 +82,7 @@ def test_a_run_is_one_processes_at_a_time(
     assert train(preset, data, out, Budget(steps=2), World(), CONSOLE).num_steps == 2
 
 
-def test_going_on_removes_what_a_killed_process_left_of_a_checkpoint(
+def test_continuing_removes_a_killed_processes_partial_checkpoint(
     trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     (tmp_path / ".run.123.tmp").write_bytes(b"half a checkpoint")

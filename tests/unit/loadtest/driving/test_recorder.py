@@ -86,13 +86,13 @@ async def test_an_answer_that_is_seen() -> None:
         ({"next_key_s": float("inf")}, {"shown", "in_time", "seen", "good", "accepted_chars"}),
     ],
 )
-async def test_what_makes_an_answer_seen_and_good(fields: dict[str, Any], counted: set[str]) -> None:
+async def test_conditions_of_a_seen_and_of_a_good_answer(fields: dict[str, Any], counted: set[str]) -> None:
     harness = RecorderHarness()
     await harness.record(**({"text": GOES_ON} | fields))
     assert {"shown", "in_time", "seen", "good", "accepted_chars"} & harness.counters().keys() == counted
 
 
-async def test_nobody_waits_for_a_prefetch() -> None:
+async def test_a_prefetch_has_no_latency() -> None:
     harness = RecorderHarness()
     await harness.record(text=GOES_ON, trigger=Trigger.PREFETCH, is_pause=False)
     assert harness.counters().keys() == {
@@ -108,7 +108,7 @@ async def test_an_abuser_counts_apart() -> None:
     assert not harness.stats.total.histograms
 
 
-async def test_what_is_in_the_cache_was_not_sent() -> None:
+async def test_a_cached_answer_was_not_sent() -> None:
     harness = RecorderHarness()
     made = Record(request(2.5, 9.0), RunClock(), harness.recorder.ended)
     harness.recorder.due(made)

@@ -51,7 +51,7 @@ def tuned() -> Tuned:
     )
 
 
-def test_the_page_has_every_curve_and_the_verdict_and_asks_nobody(tuned: Tuned) -> None:
+def test_the_page_has_every_curve_and_the_verdict_and_loads_nothing(tuned: Tuned) -> None:
     text = render_tuning(tuned, {"model": HOSTILE})
     page = Page(text)
     assert page.tags.count("svg") == len(CONCURRENCIES) + 4
