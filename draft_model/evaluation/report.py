@@ -140,8 +140,8 @@ def render_report(offline: OfflineFigures, engine: EngineFigures | None, identit
     degrees = list(offline.at_temperature.items())
     heads = " | ".join("greedy" if not degree else f"at {degree:g}" for degree, _ in degrees)
     lines = [
-        f"{offline.num_completions} completions, {greedy.num_tokens:,} tokens greedily, of which the draft predicts "
-        f"{_with_interval(greedy.agreement, greedy.agreement_interval)}. Offline, in brackets 95% intervals:",
+        f"{offline.num_completions} completions, {greedy.num_tokens:,} tokens greedily; the draft predicts "
+        f"{_with_interval(greedy.agreement, greedy.agreement_interval)} of them. Offline, in brackets 95% intervals:",
         "",
         f"| K | accepted of drafted: {heads} | tokens a step: {heads} | accepted up to here, K = {MAX_DRAFT} |",
         "| --- |" + " --- |" * (2 * len(degrees) + 1),

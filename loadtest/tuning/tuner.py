@@ -147,7 +147,7 @@ class Tuner:
         )
 
     def _facts(self, status: pb.GetStatusResponse, max_num_speculative_tokens: int) -> dict[str, str | int]:
-        """Return what the report says of the server."""
+        """Return the facts about the server for the report."""
         return {
             "address": self._operator.address,
             "version": status.version,

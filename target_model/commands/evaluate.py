@@ -80,7 +80,7 @@ def evaluate(
         )
         limits = Limits(allow_weak=allow_weak_sandbox)
         if material.functions or material.lines:
-            run_program(CheckedProgram(""), limits)  # Reports what the kernel lacks before hours of measuring.
+            run_program(CheckedProgram(""), limits)  # Reports missing kernel features before hours of measuring.
         named = [named_model(text) for text in models]
         serve = partial(serving, options=engine_options)
         for figures in measure_all(named, material, _say_begin, serve, limits):

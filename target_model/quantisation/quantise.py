@@ -27,7 +27,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 CARD = "README.md"
-CARD_NOTE = "This folder is the INT8 copy; what is said above was measured before the rounding.\n"
+CARD_NOTE = "This folder is the INT8 copy; the figures above were measured before the rounding.\n"
 
 
 @dataclass(frozen=True)

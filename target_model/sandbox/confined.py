@@ -15,8 +15,8 @@ The watcher is the first process of a PID namespace: when it ends, the kernel en
 started, however fast they fork. If the kernel gives no namespaces, and the caller allows that, the script itself
 watches the processes and kills those that it finds.
 
-Exit status: `PASSED`, `FAILED`, `TIMED_OUT` or `TOO_WEAK`; the last names on standard error what the kernel lacks. The
-arguments are `runner.Limits` as JSON, the name of the function, and the descriptor from which the checker reads its
+Exit status: `PASSED`, `FAILED`, `TIMED_OUT` or `TOO_WEAK`, with the missing kernel features on standard error.
+The arguments are `runner.Limits` as JSON, the name of the function, and the descriptor from which the checker reads its
 code as JSON; the program is on standard input. Imports nothing of this project, and nothing after it is confined.
 """
 

@@ -1,4 +1,4 @@
-"""Messages that harm by being received or parsed, sent by a client that no gRPC library restrains."""
+"""Messages that do harm when they are received or parsed, from a client without the checks of a gRPC library."""
 
 import asyncio
 import gzip

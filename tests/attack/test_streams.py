@@ -1,4 +1,4 @@
-"""Streams that take places, flood, or come and go: others are served, and nothing is left of them."""
+"""Streams that occupy places, flood, or open and close fast: others are served, and no memory is left in use."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -172,7 +172,7 @@ async def test_calls_that_are_reset_at_once_leave_no_memory(server_process: Serv
 async def test_requests_and_sessions_leave_no_memory(server_process: ServerProcess, num: int) -> None:
     async with grpc.aio.insecure_channel(server_process.ready["address"]) as channel:
         stub = CompletionServiceStub(channel)
-        await come_and_go(stub, num // 2, "first")  # what is allocated once
+        await come_and_go(stub, num // 2, "first")  # allocates the memory that is allocated once
         before = rss(server_process)
         await come_and_go(stub, num, "then")
         assert rss(server_process) - before < 16 * MIB

@@ -31,7 +31,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 POISON_TOKENS = 13
-"""What a request asks for that the engine dies of."""
+"""The max_tokens of a request that stops the engine."""
 
 
 def endless(generation: GenerationRequest) -> Iterable[str]:
@@ -84,7 +84,7 @@ async def health(server: RunningServer, service: str = "completion.v1.Completion
 
 
 async def final_code(call: Any) -> grpc.StatusCode:
-    """Read what is left of a call, and return how it ended."""
+    """Read the rest of a call, and return its status."""
     with contextlib.suppress(grpc.aio.AioRpcError):
         async for _event in call:
             pass

@@ -1,4 +1,4 @@
-"""The server's output holds no client text, whatever fails while a request is served."""
+"""The server's output holds no client text for any failure while a request is served."""
 
 import asyncio
 import itertools

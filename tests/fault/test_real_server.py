@@ -138,7 +138,7 @@ async def test_the_commands_work_against_the_server(server: ServerProcess, tmp_p
 
 
 async def speculation(server: ServerProcess, *args: str) -> dict[str, Any]:
-    """Run `completion-server speculation` and return what it says."""
+    """Run `completion-server speculation` and return its JSON output."""
     where = ("--admin", server.ready["admin_address"])
     done = await asyncio.to_thread(run, "speculation", *args, "--json", *where)
     assert done.returncode == 0, done.stderr

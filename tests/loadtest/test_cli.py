@@ -1,4 +1,4 @@
-"""The commands: what they refuse before any load is sent, what they end with, and the documents of several machines."""
+"""The commands: errors before any load is sent, exit codes, and the documents of several machines."""
 
 import json
 import os

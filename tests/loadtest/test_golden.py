@@ -63,7 +63,7 @@ def true_ttft_ms(made: Trace, books: Books, clock: RunClock) -> list[float]:
 
 
 def differences(stats: RunStats, true_ms: Sequence[float]) -> dict[int, float]:
-    """Return by how much each percentile is off, as a multiple of what is allowed: 1 ms or 1%."""
+    """Return by how much each percentile is off, as a multiple of the tolerance of 1 ms or 1%."""
     found = stats.total.histograms["ttft"]
     assert len(found) == len(true_ms)
     truths = {percent: true_ms[int(percent / 100 * len(true_ms) + 0.5) - 1] for percent in PERCENTS}
@@ -74,7 +74,7 @@ def differences(stats: RunStats, true_ms: Sequence[float]) -> dict[int, float]:
 
 @pytest.mark.parametrize("kind", ["grpc", "grpc+complete"])
 async def test_percentiles_equal_those_of_the_server(kind: str) -> None:
-    """On a machine that is busy with something else a run is repeated, and at last allowed what its timers are late."""
+    """On a busy machine the run is repeated; the last attempt may be off by the lateness of the machine's timers."""
     made = evenly(num_sessions=20, requests_per_s=150.0, duration_s=1.0)
     found: dict[int, float] = {}
     for attempt in range(ATTEMPTS):
@@ -86,11 +86,11 @@ async def test_percentiles_equal_those_of_the_server(kind: str) -> None:
         late_ms = sorted(books.late_ms)[int(0.99 * len(books.late_ms))] if attempt == ATTEMPTS - 1 else 0.0
         if max(found.values()) <= 1 + max(0.0, late_ms - TIMERS_ROUND_MS):
             return
-    pytest.fail(f"off by this many times what is allowed: {found}")
+    pytest.fail(f"off by these multiples of the tolerance: {found}")
 
 
 async def test_a_freeze_raises_the_percentiles() -> None:
-    """Requests that were intended while nobody answered count from then, not from when they got through."""
+    """Latencies of requests that were intended during the freeze count from their intended times."""
     made = evenly(num_sessions=20, requests_per_s=100.0, duration_s=2.6)
     with golden_server(freeze_after_s=0.5, freeze_s=FREEZE_S, supersedes=False) as golden:
         stats, clock = await drive(f"grpc://{golden.host}", made)

@@ -1,4 +1,4 @@
-"""The tuner on a real server whose engine is scripted, so that the best table is known; and what it refuses."""
+"""The tuner on a real server whose engine is scripted, so that the best table is known; and its errors."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ SCHEDULE, FIXED, AUTO = pb.SPECULATION_MODE_SCHEDULE, pb.SPECULATION_MODE_FIXED,
 # With K = 3, all accepted, a step takes 39 instead of 21 ms for one generation and gives 4 tokens instead of 1; for
 # eight it takes 169 instead of 24 ms.
 DEAR_AT_LARGE_BATCHES = ServiceTimes(decode_base_s=0.02, decode_per_seq_s=5e-4, draft_s=2e-4, verify_per_token_s=6e-3)
-# Whatever the batch: a draft costs as much as four steps.
+# At any batch size a draft costs as much as four steps.
 ALWAYS_DEAR = ServiceTimes(decode_base_s=0.01, draft_s=0.04)
 QUICK = ServiceTimes(decode_base_s=1e-3)
 CONFIG = ("admission.user_requests_per_s=0", "scheduling.max_slots=8")
@@ -65,7 +65,7 @@ async def start(server: RunningServer, *more: str) -> asyncio.subprocess.Process
 
 
 async def tune(server: RunningServer, *more: str) -> str:
-    """Run the command to its good end; return what it printed."""
+    """Run the command to success; return its output."""
     child = await start(server, *more)
     try:
         out, said = await asyncio.wait_for(child.communicate(), WAIT_S)

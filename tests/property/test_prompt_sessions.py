@@ -48,7 +48,7 @@ STEPS = st.lists(
 
 
 class Editor:
-    """A document, a cursor, a clock and what is offered with it."""
+    """A document, a cursor, a clock and the snippets sent with it."""
 
     def __init__(self, document: str) -> None:
         self.left, self.right = document, ""

@@ -1,4 +1,4 @@
-"""Whether this machine can confine programs, so that the sandbox's tests run where it can't, too."""
+"""Whether this machine can confine programs, so that the sandbox's tests also run on machines that can't."""
 
 from target_model.sandbox.runner import CheckedProgram, Limits, WeakSandboxError, run_program
 

@@ -130,7 +130,7 @@ async def ask(
     timeout: float | None = 20.0,
     metadata: tuple[tuple[str, str], ...] = (),
 ) -> Answer:
-    """Ask with `Complete` and return the whole answer, also where it failed."""
+    """Send a `Complete` call and return the whole answer, also if it failed."""
     answer = Answer()
     call = stub.Complete(message, timeout=timeout, metadata=metadata)
     try:

@@ -1,4 +1,4 @@
-"""Typing through: a generation goes on for the newer request while its user types what it says."""
+"""Typing through: a generation continues for the newer request while its user types the generated text."""
 
 import asyncio
 import dataclasses
@@ -348,7 +348,7 @@ def test_the_text_rules_apply_from_the_new_cursor_on(
 
 
 def sent_of(text: str, *, is_cut: bool, **request: Any) -> str:
-    """Return what the text rules send of a whole generation."""
+    """Return the text that the text rules send of a whole generation."""
     rules = TextRules(dataclasses.replace(REQUEST, **request))
     sent = rules.feed(text)
     return sent if rules.is_done else sent + rules.finish(is_cut=is_cut)
@@ -531,7 +531,7 @@ def test_a_failed_generation_can_not_be_reattached() -> None:
         running.open("old", "x = ")
         while not script.asked:
             await asyncio.sleep(0)
-        assert running.load == (1, 1, 0)  # it has failed, and nobody was told yet
+        assert running.load == (1, 1, 0)  # it has failed, which is not reported yet
         assert (await read(running.open("new", "x = a"))).text == "fresh"
 
     in_virtual_time(scenario, script.engine)

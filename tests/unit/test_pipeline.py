@@ -1,4 +1,4 @@
-"""The pipeline, with a prompt builder that remembers where it was called."""
+"""The pipeline, with a prompt builder that records the thread of each call."""
 
 import asyncio
 import dataclasses
@@ -58,7 +58,7 @@ def test_a_superseded_answer_has_no_text_left() -> None:
     async def scenario(running: RunningPipeline) -> None:
         reader = running.open("old", "x", max_tokens=4096).parts()
         assert isinstance(await anext(reader), Delta)
-        await asyncio.sleep(0.05)  # it has gone on, and nobody has read it
+        await asyncio.sleep(0.05)  # it has continued without a reader
         newer = running.open("new", "y")
         assert (await read(newer)).reason is FinishReason.LENGTH
         left = [event async for event in reader]

@@ -92,7 +92,7 @@ class Connection:
         """Connect from a source address and wait for the server's settings.
 
         Raises:
-            OSError: nobody listens, or the server hangs up.
+            OSError: no server listens, or the server hangs up.
 
         """
         host, _, port = address.rpartition(":")
@@ -124,7 +124,7 @@ class Connection:
         return stream
 
     def write(self, kind: int, flags: int, stream: int, payload: bytes | memoryview = b"") -> None:
-        """Write a frame, whatever the windows say."""
+        """Write a frame, regardless of the flow-control windows."""
         self._writer.write(struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream))
         self._writer.write(payload)
 

@@ -1,6 +1,6 @@
 """Measures the gain of speculation with the embedded models for each K, and that of a tuned table, in one run.
 
-Two servers run: one with a draft model, whose K changes live, and one started without, because K = 0 on a running
+Two servers run: one with a draft model and a K that changes live, and one without, because K = 0 on a running
 engine still runs the draft once per step. They take turns on the same texts, so that a drift of the machine affects
 both; only one is active at a time. Then K is changed repeatedly under traffic, to measure the time that a change takes.
 """

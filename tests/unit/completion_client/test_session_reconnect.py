@@ -26,7 +26,7 @@ QUICK = SessionSettings(backoff_min_s=0.05, backoff_max_s=0.2, backoff_seed="0")
 
 @dataclass
 class Losses:
-    """Counts what a StreamListener is told."""
+    """Counts the calls of a StreamListener."""
 
     errors: list[ServiceError] = field(default_factory=list)
     away_s: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the commands refuse before they begin: a line that names the option, and nothing lost or left."""
+"""Errors of the commands before they begin: one line that names the option, and no file is lost or left."""
 
 from io import StringIO
 from pathlib import Path

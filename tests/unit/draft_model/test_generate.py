@@ -109,7 +109,7 @@ def test_a_killed_generation_goes_on_behind_the_last_chunk(
     other = Answering(lambda _: GeneratedTokens(encoder.encode("other"), encoder.end))
     open_with(other)
     generate(target, encoder, cursors, replace(generation, temperature=0.0), out)
-    assert len(other.asked) == 5, "what was begun with other settings is not gone on with"
+    assert len(other.asked) == 5, "chunks of other settings are not continued"
     engine = Answering(lambda _: GeneratedTokens(encoder.encode("abc"), encoder.end))
     open_with(engine)
     done: list[tuple[int, int]] = []
@@ -119,7 +119,7 @@ def test_a_killed_generation_goes_on_behind_the_last_chunk(
     assert done == [(1, 3), (2, 3), (3, 3)]
     assert [split.typed for split in load_splits(out)] == [cursor.typed for cursor in cursors]
     assert generate(target, encoder, cursors, generation, out) == 5
-    assert len(engine.asked) == 3, "what is there is not made again"
+    assert len(engine.asked) == 3, "finished chunks are not made again"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.jsonl", "target"]
 
 

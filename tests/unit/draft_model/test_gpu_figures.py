@@ -1,4 +1,4 @@
-"""The GPU figures: what the program writes is what the parts that it starts read. `--tiny` runs all of it by hand."""
+"""The GPU figures: the parts can read the files that the program writes. `--tiny` runs all of it by hand."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What is remembered of documents: for whom, and how much."""
+"""The memory of documents: its owners and its size."""
 
 from dataclasses import replace
 

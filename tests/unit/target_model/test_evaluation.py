@@ -60,7 +60,7 @@ def test_the_authors_completions_of_the_packaged_tasks_pass() -> None:
 
 
 def test_the_authors_single_lines_pass_and_missing_lines_mostly_fail() -> None:
-    """Some programs do their work without the line that is missing: a docstring's end, a shortcut."""
+    """Some programs work without the missing line: a docstring's end, a shortcut."""
     tasks = read_tasks(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz")
     assert len(tasks) == 1_033
     assert len({task.check for task in tasks}) == 164, "the lines of a problem are a group"

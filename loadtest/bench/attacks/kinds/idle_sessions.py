@@ -18,7 +18,7 @@ class IdleSessions(Attack):
     """20,000 streams on one connection, or as many as the server allows on 16."""
 
     name = "idle_sessions"
-    about = "20,000 Session streams that never ask, on one connection (or what the server takes on 16)"
+    about = "20,000 Session streams without a request, on one connection (or as many as the server allows on 16)"
 
     async def run(self) -> None:
         """See Attack."""

@@ -48,7 +48,7 @@ def test_other_languages_are_neither_parsed_nor_changed(is_shortened: bool) -> N
     given = document("pkg/a.go", "func f() {\n\treturn\n}\n" * 30)
     rules = Rules(suffixes=(".go",), is_shortened=is_shortened)
     assert judge(given, rules) == given
-    assert judge(replace(given, text=given.text.replace("\n", "\r\n")), rules) == given, "whoever read it"
+    assert judge(replace(given, text=given.text.replace("\n", "\r\n")), rules) == given, "for any reader"
 
 
 def test_a_copy_with_few_changes_is_refused() -> None:

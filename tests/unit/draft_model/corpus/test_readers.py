@@ -129,7 +129,7 @@ def test_a_parquet_file_that_breaks_off_names_itself(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": [different_source(number) for number in range(50)]}), path, compression="gzip")
     data = bytearray(path.read_bytes())
-    data[100:400] = bytes(300)  # In the first pages; what is told about them is at the end.
+    data[100:400] = bytes(300)  # In the first pages; their metadata is at the end.
     path.write_bytes(data)
     with pytest.raises(PipelineError, match=r"a\.parquet is not a Parquet file that can be read"):
         list(read_parquet(path))

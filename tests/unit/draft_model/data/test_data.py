@@ -79,7 +79,7 @@ def test_a_share_of_the_splits_shows_other_files_of_the_folder(source: str, enco
             assert len(at_one.ids) <= 500
     assert 15 < sum(shown) < 45
     maker = SampleMaker(CorpusText(texts), encoder, fim_share=1.0, snippet_share=1.0)
-    assert maker.draw(0.1, 500, Random(1)).ids[:1] != opened, "nobody says which texts are of one folder"
+    assert maker.draw(0.1, 500, Random(1)).ids[:1] != opened, "no source says which texts are of one folder"
 
 
 def test_shards_do_not_depend_on_the_process_or_the_order(
@@ -125,7 +125,7 @@ def test_data_of_other_settings_is_not_mixed_in(
 
 
 def test_data_with_generated_text_of_another_drawing_is_not_mixed_in(tmp_path: Path, data: Path) -> None:
-    """Data made before a drawing had a number: without generated text it is what it would be now."""
+    """Data made before a drawing had a number: without generated text it equals data made now."""
     record = json.loads((data / MANIFEST).read_text())
     del record["settings"]["drawing"]
     (tmp_path / MANIFEST).write_text(json.dumps(record))

@@ -1,4 +1,4 @@
-"""Greedy text with and without a draft: where two texts part, and how close the call was."""
+"""Greedy text with and without a draft: the first difference of two texts, and the gap of the logits there."""
 
 import gzip
 from pathlib import Path

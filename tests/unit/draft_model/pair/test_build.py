@@ -82,12 +82,12 @@ def test_the_card_has_the_measurements(built: BuildFigures, work: Path) -> None:
     in_minutes = " ".join(render_card(replace(built, target=replace(built.target, minutes=90.0)), "target").split())
     assert "budget was 90 minutes, which end where the machine's speed puts it" in in_minutes
     taught_by_text = render_card(replace(built, num_generated=6000), "draft")
-    assert "50% of its samples have what the target wrote at 6,000 cursors" in " ".join(taught_by_text.split())
+    assert "50% of its samples have text that the target generated at 6,000 cursors" in " ".join(taught_by_text.split())
     assert "It began with" not in card
     taught = " ".join((work / "out" / "draft" / "README.md").read_text(encoding="utf-8").split())
     layers = f"{built.draft.preset.shape.num_layers} of its {built.target.preset.shape.num_layers} layers."
     assert f"It began with the target's embedding and {layers} 70% of its loss is" in taught
-    assert "what the target wrote" not in taught
+    assert "the target generated" not in taught
     assert "| three | - | MIT | held-out | 8 |" in card
     assert card.count("| no |") + card.count("| yes |") == len(PROBES)
     figures = json.loads((work / "figures.json").read_text())

@@ -1,4 +1,4 @@
-"""What a plan counts: operations by hand, the peak of a GPU by its name, utilisation by where it is from."""
+"""Plans: operations against counts made by hand, the peak of a GPU by name, the source of the utilisation."""
 
 import json
 from pathlib import Path

@@ -20,7 +20,7 @@ from tests.support.disk import files_up_to
 
 
 class Recorder:
-    """Remembers what it is told; may interrupt the run after a number of steps, as a signal would."""
+    """Remembers the reported steps; may interrupt the run after a number of steps, as a signal would."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.seen: list[TrainingProgress] = []

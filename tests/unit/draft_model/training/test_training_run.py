@@ -96,7 +96,7 @@ def test_a_run_that_starts_from_a_model_is_another_run(data: Path, preset: Prese
     start = tmp_path / "target" / "model"
     train(preset, data, tmp_path / "draft", Budget(steps=2), World(), CONSOLE, start_from=start)
     first, begun = (read_metrics(tmp_path / name)[0]["loss"] for name in ("target", "draft"))
-    assert begun < first, "it begins with what the other has learnt"
+    assert begun < first, "it begins with the weights of the other run"
     with pytest.raises(PipelineError, match="another"):
         train(preset, data, tmp_path / "draft", Budget(steps=3), World(), CONSOLE)
     train(preset, data, tmp_path / "target", Budget(steps=3), World(), CONSOLE)

@@ -1,4 +1,4 @@
-"""The figures of `make bench-models`, from what the two commands write."""
+"""The figures of `make bench-models`, from the reports of the two commands."""
 
 import json
 from typing import Any

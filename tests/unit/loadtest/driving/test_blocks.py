@@ -1,4 +1,4 @@
-"""Who gets which stretch of a run, and how stretches become a whole; what a signal does meanwhile."""
+"""The turns of targets in a run, the statistics of several turns, and signals during a run."""
 
 import signal
 from typing import Any

@@ -40,7 +40,7 @@ class Silent:
 
 
 class Prompt(Silent):
-    """A target that answers at once with what the user goes on to type."""
+    """A target that answers at once with the text that the user types next."""
 
     def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
         super().send_nowait(record, max_tokens)

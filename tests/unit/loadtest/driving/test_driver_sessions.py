@@ -53,7 +53,7 @@ async def test_session_editors_may_cancel_at_the_key() -> None:
     async with session_target(editors, cancels_at_key=True) as target:
         run = await drive(target, trace((0.0, 0.05), (0.1, 0.3), (0.4, 1.0)))
     assert outcomes(run.results) == ["hung_up", "answered", "answered"]
-    assert editors.cancelled == [OPENING_SEQUENCE + 1], "what has ended is not cancelled"
+    assert editors.cancelled == [OPENING_SEQUENCE + 1], "an ended request is not cancelled"
     assert run.results[0].completion_tokens == 2
 
 
@@ -102,7 +102,7 @@ async def test_a_stream_that_the_server_ends_in_good_order_is_no_failure() -> No
         assert target.reconnects_s == []
     assert outcomes(run.results) == ["answered"] * 3
     asked = [request.sequence - OPENING_SEQUENCE for request in editors.requests]
-    assert asked == [0, 1, 1, 2, 3, 3], "what was not answered is asked again"
+    assert asked == [0, 1, 1, 2, 3, 3], "an unanswered opening is sent again"
     assert len(editors.users) == 3
 
 
@@ -144,7 +144,7 @@ async def test_a_lost_region_is_served_by_the_next_host_and_comes_home() -> None
     assert outcomes(run.results) == ["answered"] * 3
     assert [request.sequence - OPENING_SEQUENCE for request in near.requests] == [1, 3]
     assert [request.sequence - OPENING_SEQUENCE for request in far.requests] == [2]
-    assert math.isnan(run.generated_tokens), "nobody says"
+    assert math.isnan(run.generated_tokens), "the target does not report it"
 
 
 async def test_no_connection_carries_more_streams_than_servers_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What differs beyond noise."""
+"""Differences of two runs that exceed noise."""
 
 import math
 

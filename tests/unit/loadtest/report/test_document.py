@@ -1,4 +1,4 @@
-"""The JSON document: it keeps everything, fits its schema, and what is none is refused with the reason."""
+"""The JSON document: it keeps everything, fits its schema, and an invalid one is refused with the reason."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The page: one file that asks nothing of any network, with every picture, whatever the names in it."""
+"""The page: one file that loads nothing over the network, with every picture, for any names in it."""
 
 import re
 from html.parser import HTMLParser
@@ -22,7 +22,7 @@ HOSTILE = '<script>alert(1)</script> & "quoted" $x^2$ {{ 7 * 7 }} --> _under'
 
 
 class Page(HTMLParser):
-    """Reads a page and keeps what a browser would act on."""
+    """Reads a page and keeps the elements that a browser acts on."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -148,8 +148,8 @@ def test_a_run_without_anything_has_a_page() -> None:
     page = Page(render_page(make_document(empty)))
     assert "no request was intended" in page.text
     assert "Times, ms" not in page.text
-    nobody = Page(render_page(make_document()))
-    assert "What editors felt" not in nobody.text
+    without_requests = Page(render_page(make_document()))
+    assert "What editors felt" not in without_requests.text
 
 
 def test_the_same_document_gives_the_same_page(document: Document, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Gates: how they are read, and what meets them."""
+"""Gates: their syntax and their conditions."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a terminal shows of runs and comparisons."""
+"""Runs and comparisons in a terminal."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What is counted, and as what."""
+"""The requests that each figure counts."""
 
 from dataclasses import replace
 

@@ -180,7 +180,7 @@ def ttft_p99_ms_beside_an_abuser(requests_per_s: float, workload: Workload, user
 
 
 def test_one_user_who_asks_a_thousand_times_a_second_does_not_move_the_others_p99_by_a_tenth() -> None:
-    # "steps": what the abuser has computed delays everybody in the batch. 0.45 of the slots is all that it can serve.
+    # "steps": the abuser's prompts delay the whole batch, so the engine can serve only 0.45 of the slots.
     workload = Workload(load=0.45, seconds=4, num_slots=32, engine="steps")
     alone = ttft_p99_ms_beside_an_abuser(1e-4, workload, 0)
     limited = ttft_p99_ms_beside_an_abuser(1000, workload, AdmissionSettings().user_requests_per_s)

@@ -1,4 +1,4 @@
-"""How targets are named, and what is said of one that can't be."""
+"""The syntax of targets, and the errors for invalid ones."""
 
 import pytest
 

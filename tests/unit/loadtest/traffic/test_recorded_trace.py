@@ -66,7 +66,7 @@ def test_recorded_lengths_are_bounded(arrivals: str, folder: str) -> None:
     found = make_trace(of(sessions=1, recorded={"file": arrivals}, documents={"source": folder}))
     [*_others, last] = found.sessions[0].requests
     longest = max(len(path.read_text()) for path in Path(folder).iterdir())
-    assert len(last.prefix) + len(last.suffix) == longest, "what is longer than any file is cut"
+    assert len(last.prefix) + len(last.suffix) == longest, "a text longer than any file is cut"
 
 
 def test_sessions_without_recorded_arrivals_send_nothing(arrivals: str) -> None:

@@ -1,4 +1,4 @@
-"""Scenario files: what is read, what is packaged, and what is refused with which words."""
+"""Scenario files: reading, the packaged scenarios, and the errors."""
 
 import pickle
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which K each batch size gets, on sweeps whose truth is known."""
+"""The choice of K for each batch size, on sweeps of known models."""
 
 import numpy as np
 import pytest

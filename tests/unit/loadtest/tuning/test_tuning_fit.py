@@ -1,4 +1,4 @@
-"""What a fit makes of a sweep that was computed from known parameters."""
+"""Fits of sweeps that were computed from known parameters."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A tuning's page and its JSON: everything is in them, and nothing is asked of any network."""
+"""A tuning's page and its JSON: both are complete, and the page loads nothing over the network."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which of three schedules is recommended, and what is said of it."""
+"""The recommendation among three schedules, and its text."""
 
 import re
 from collections.abc import Callable
