@@ -84,7 +84,7 @@ def read_stdlib() -> Iterator[Document]:
 
 
 def find_installed(*names: str) -> tuple[str, importlib.metadata.Distribution]:
-    """The first of these distributions that is installed; PipelineError when none is, or its files are not listed."""
+    """The first installed one of these distributions; PipelineError if there is none, or its files are not listed."""
     for name in names:
         try:
             distribution = importlib.metadata.distribution(name)

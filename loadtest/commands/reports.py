@@ -101,7 +101,7 @@ def comparison_json(found: Comparison, confidence: float) -> dict[str, Any]:
 def _pairs(
     first: Document, second: Document, target: str | None, against: str | None
 ) -> list[tuple[TargetResult, TargetResult]]:
-    """Return the targets to compare. Raises DocumentError where there are none."""
+    """Return the targets to compare. Raises DocumentError if there are none."""
     if target is not None:
         return [(first.target(target), second.target(against or target))]
     if against is not None:

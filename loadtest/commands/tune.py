@@ -29,7 +29,7 @@ from loadtest.tuning.statistics import MIN_ROUNDS
 from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
 
 _WIDTH = 150
-"""Of tables where no terminal limits them."""
+"""Width of tables without a terminal."""
 
 
 class _Options(TypedDict):

@@ -206,7 +206,7 @@ class _Beneath(ctypes.Structure):
 
 
 def landlock_version() -> int:
-    """Return the version of the kernel's Landlock, below 1 where it has none."""
+    """Return the version of the kernel's Landlock, below 1 if it has none."""
     version: int = _libc.syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)
     return version
 

@@ -130,7 +130,7 @@ async def flood(stream: Stream) -> None:
 
 @pytest.fixture(scope="module")
 def server_process() -> Iterator[ServerProcess]:
-    """A server whose memory is its own."""
+    """A server in its own process, so that its memory can be measured."""
     overrides = ("engine.kind=scripted", "engine.scripted_times=instant", "admission.user_requests_per_s=0")
     server = ServerProcess(CONFIG, overrides)
     yield server

@@ -216,7 +216,7 @@ async def test_counters_continue_after_a_restart(server: RunningServer, fleet: F
 
 
 async def test_a_prompt_that_stops_the_engine_twice_does_not_keep_others_out(server: RunningServer) -> None:
-    """Both callers never give up: one whose prompt the engine dies of, and one beside it at each failure."""
+    """Two callers retry for ever: one with a prompt that stops the engine, and one that runs at each failure."""
     poison = request("poison = ", max_tokens=POISON_TOKENS, session_id="bad")
     codes: list[grpc.StatusCode] = []
 

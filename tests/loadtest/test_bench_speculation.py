@@ -1,4 +1,4 @@
-"""The benchmark of speculation, in small: two real servers with scripted engines; and what its GPU script computes."""
+"""The benchmark of speculation, in small: two real servers with scripted engines; the arithmetic of its GPU script."""
 
 import json
 import subprocess

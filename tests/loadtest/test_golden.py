@@ -30,7 +30,7 @@ TIMERS_ROUND_MS = 1.2
 
 
 def evenly(num_sessions: int, requests_per_s: float, duration_s: float) -> Trace:
-    """Return a schedule whose sessions ask one after another, again and again, and never type on."""
+    """Return a schedule in which the sessions send requests in turn and no user types on."""
     made = trace(num_sessions=num_sessions, duration_s=duration_s)
     sessions = []
     for session in made.sessions:
@@ -96,7 +96,9 @@ async def test_a_freeze_raises_the_percentiles() -> None:
         stats, clock = await drive(f"grpc://{golden.host}", made)
         books = await asyncio.to_thread(golden.books)
     true_ms = true_ttft_ms(made, books, clock)
-    assert max(differences(stats, true_ms).values()) < 10, "what piled up goes out in a burst, later than the books say"
+    assert max(differences(stats, true_ms).values()) < 10, (
+        "delayed requests leave in a burst, later than the books have them"
+    )
     found = stats.total.histograms["ttft"]
     assert found.percentile_ms(99) > (FREEZE_S - 0.1) * 1000
     assert sum(each > 1000 for each in true_ms) > 0.9 * 100, "a request for each that was due in the first half"

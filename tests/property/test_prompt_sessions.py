@@ -1,4 +1,4 @@
-"""A session of arbitrary requests: every prompt holds its budget, and is what tokenising its parts anew gives."""
+"""A session of arbitrary requests: every prompt is within its budget, and equals its parts tokenised anew."""
 
 from dataclasses import replace
 

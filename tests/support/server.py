@@ -27,7 +27,7 @@ UNHURRIED = (
     "shed.lag_ms=0", "shed.when=never", "scheduling.step_tolerance=0",
     "admission.user_tokens_per_s=0", "admission.users_per_peer=0", "admission.max_sessions_per_peer=0",
 )  # fmt: skip
-"""Nothing that depends on how fast this machine is, or on what tests beside this one ask."""
+"""Settings without limits that depend on the speed of the machine or on the load of other tests."""
 START_TIMEOUT_S = 90.0
 
 

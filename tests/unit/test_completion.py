@@ -150,9 +150,9 @@ def test_a_request_whose_generation_diverges_starts_a_new_one() -> None:
         running.open("old", "x = ")
         await asyncio.sleep(0.025)
         newer = running.open("new", "x = alphas")
-        await asyncio.sleep(0.01)  # "alpha" was said
+        await asyncio.sleep(0.01)  # "alpha" was generated
         assert running.recorder.diverged == []
-        await asyncio.sleep(0.01)  # "alpha be" was said, at 40 ms
+        await asyncio.sleep(0.01)  # "alpha be" was generated, at 40 ms
         assert running.recorder.diverged == [3]
         new = await read(newer)
         assert (new.text, new.reason) == ("fresh", STOP)
@@ -171,7 +171,7 @@ def test_a_generation_started_after_a_divergence_can_be_reattached() -> None:
     async def scenario(running: RunningPipeline) -> None:
         running.open("old", "x = ")
         running.open("new", "x = b")
-        await asyncio.sleep(0.065)  # "fre" was said
+        await asyncio.sleep(0.065)  # "fre" was generated
         last = await read(running.open("last", "x = bf"))
         assert (last.text, last.end.usage.completion_tokens) == ("resh start", 4)
 
@@ -513,7 +513,7 @@ def test_a_diverged_generation_that_still_stops_can_not_be_reattached() -> None:
     async def scenario(running: RunningPipeline) -> None:
         running.open("old", "x = ")
         newer = running.open("new", "x = b")
-        await asyncio.sleep(0.03)  # it said "alp" and is being stopped
+        await asyncio.sleep(0.03)  # it generated "alp" and is being stopped
         assert running.recorder.diverged == [1]
         third = running.open("third", "x = bc")
         new = await read(newer)

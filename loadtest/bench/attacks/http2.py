@@ -227,6 +227,6 @@ def _literal(name: str, value: str) -> bytes:
 
 
 def _value(headers: bytes, name: bytes) -> str:
-    """Return a header that the server sent as a literal; "" where there is none."""
+    """Return a header that the server sent as a literal; "" if there is none."""
     _, found, rest = headers.partition(name)
     return rest[1 : 1 + rest[0]].decode("ascii", "replace") if found and rest else ""

@@ -1,4 +1,4 @@
-"""Measures what a prefix cache per user costs in hits, compared with one cache that a whole team shares.
+"""Measures the loss of hit rate with a prefix cache for each user, compared with one cache that a team shares.
 
 Each user types at other places of the same files, as a team does that works on one repository. The prompts are the
 server's own. With `engine.cache_scope = "tenant"` all users share one cache; with "user" each user has a cache.

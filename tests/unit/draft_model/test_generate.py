@@ -149,7 +149,7 @@ def test_counts_since_are_differences() -> None:
 
 
 class Dying:
-    """A vLLM whose core is dead when it is asked."""
+    """A vLLM with a dead engine core."""
 
     llm_engine = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=64), engine_core=SimpleNamespace(shutdown=lambda: None)

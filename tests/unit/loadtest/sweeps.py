@@ -1,4 +1,4 @@
-"""Sweeps whose truth is known: tokens a second by concurrency and K, with noise, and a machine that drifts."""
+"""Sweeps computed from known models: tokens a second by concurrency and K, with noise, and a machine that drifts."""
 
 from collections.abc import Callable, Sequence
 

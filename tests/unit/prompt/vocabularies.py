@@ -168,7 +168,7 @@ def gemma() -> Tokenizer:
 
 @cache
 def unknown() -> Tokenizer:
-    """Return one whose pre-tokeniser is of no known kind: it looks behind."""
+    """Return a tokenizer with an unknown kind of pre-tokeniser: it looks behind."""
     return train(split_by(r"(?<=a)b|\w+|\W"), (*PIPED, "<|endoftext|>", "<|file_sep|>"))
 
 

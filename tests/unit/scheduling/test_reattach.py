@@ -148,7 +148,7 @@ class Said:
 @pytest.mark.parametrize(
     ("text", "num_tokens", "typed", "expected"),
     [
-        ("", 0, "oo", "oo"),  # nothing was said yet
+        ("", 0, "oo", "oo"),  # no text was generated yet
         ("oo", 1, "oo", "oo"),
         ("oobar", 2, "oo", "oo"),
         ("o", 1, "oo", "oo"),  # the user is ahead

@@ -57,7 +57,7 @@ def test_a_generation_goes_on_for_the_request_that_reattaches() -> None:
     async def scenario(runner: Runner) -> None:
         older, newer = typed(1, "x"), typed(2, "xab")
         runner.submit_nowait(older)
-        await asyncio.sleep(0.3)  # "a" was said
+        await asyncio.sleep(0.3)  # "a" was generated
         runner.submit_nowait(newer)
         assert (older.reasons, older.usages, runner.book.num_occupied) == (["superseded"], [Usage()], 1)
         await runner.wait_idle()
@@ -89,7 +89,7 @@ def test_text_generated_after_the_typed_text_is_received_at_once() -> None:
     async def scenario(runner: Runner) -> None:
         older, newer = typed(1, "x"), typed(2, "xa")
         runner.submit_nowait(older)
-        await asyncio.sleep(0.8)  # "abc" was said
+        await asyncio.sleep(0.8)  # "abc" was generated
         runner.submit_nowait(newer)
         assert (older.text, newer.text, newer.marks.first_output) == ("abc", "bc", 0.8)
 
@@ -157,7 +157,7 @@ def test_a_request_whose_generation_diverges_begins_another() -> None:
         older, newer = typed(1, "x"), typed(2, "xaq", script=saying("n", "e", "w"))
         runner.submit_nowait(older)
         runner.submit_nowait(newer)
-        await asyncio.sleep(0.6)  # "ab" was said, not "aq"
+        await asyncio.sleep(0.6)  # "ab" was generated, not "aq"
         assert (newer.num_generations, newer.reasons, runner.book.num_occupied) == (1, [], 1)
         await runner.wait_idle()
         assert (older.reasons, newer.reasons, newer.text) == (["superseded"], ["stop"], "new")

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[4]
 
 
 class FullDiskBoard:
-    """In the place of TensorBoard's writer, whose own thread meets the full disk."""
+    """Replaces TensorBoard's writer: its thread finds the disk full."""
 
     def __init__(self, folder: str, purge_step: int) -> None:
         """Start as if there were room."""

@@ -211,7 +211,7 @@ def outcomes(results: tuple[Result, ...]) -> list[str]:
 
 @contextmanager
 def doing(made: Trace, *token_ids: int) -> Iterator[Trace]:
-    """Give a trace's requests prompts that say what becomes of them; openings are answered."""
+    """Give a trace's requests prompts that select the action of `Completions`; openings are answered."""
     ids = iter([(1,), *((each,) for each in token_ids)] * len(made.sessions))
     yield made.with_token_ids(ids)
 

@@ -1,4 +1,4 @@
-"""The typing model against what its parameters promise."""
+"""The statistics of the typing model against its parameters."""
 
 import math
 import random
