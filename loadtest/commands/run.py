@@ -101,7 +101,7 @@ def run(scenario: str, **options: Unpack[_All]) -> None:
     document = make_document(loaded, specs, gates, found)
     end = deliver(document, options["out"], options["html"], as_json=options["as_json"])
     if found.failure:
-        click.echo(f"The run was broken off: {found.failure}", err=True)
+        click.echo(f"The run ended early: {found.failure}", err=True)
         end = Exit.INVALID
     if machine.count > 1 and end is Exit.INVALID and not found.failure:
         end = Exit.WELL  # the other machines' workers are missing, as they must be: the sum is judged

@@ -122,7 +122,7 @@ def cells(blocks: Blocks) -> list[tuple[int, Variant]]:
 
 
 def step_s(blocks: Sequence[Block]) -> float:
-    """Return the time of a step as generations lived it, those with others' prompts among them; 0 of nothing."""
+    """Return the step time as seen by generations, including steps with the prompts of others; 0 without steps."""
     num_steps = sum(each.num_steps for each in blocks)
     return sum(each.decode_s for each in blocks) / num_steps if num_steps else 0.0
 

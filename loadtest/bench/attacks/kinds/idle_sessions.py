@@ -1,4 +1,4 @@
-"""Session streams that take every place and never ask.
+"""Session streams that occupy every place and send no request.
 
 A flood of calls over many connections is another attack: here the number of connections is small.
 """

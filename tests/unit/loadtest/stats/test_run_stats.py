@@ -1,4 +1,4 @@
-"""Parts: they add up in any order, survive being written, and their percentiles are as exact as they say."""
+"""Run statistics: they add up in any order, survive a round trip, and have percentiles of the stated precision."""
 
 import json
 import math
