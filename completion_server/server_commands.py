@@ -105,7 +105,7 @@ def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool)
 def _freeze_startup_objects() -> None:
     """Keep the garbage collector from scanning all imported and loaded objects, which takes 200 ms.
 
-    Reference counting frees what a request leaves behind, except a few cycles of libraries, which die young.
+    Reference counting frees the objects of a request, except a few cycles of libraries, which die young.
     """
     gc.collect()
     gc.freeze()

@@ -20,7 +20,7 @@ def test_vllm_has_the_arguments() -> None:
     assert drafting.keys() - plain.keys() == {"speculative_config"}
 
 
-def test_vllm_tells_the_size_of_its_kv_cache() -> None:
+def test_vllm_reports_the_size_of_its_kv_cache() -> None:
     from vllm.config import CacheConfig
 
     # What `draft_model.gpu` reads of the engine's configuration.

@@ -1,4 +1,4 @@
-"""The benchmark of speculation, in small: two real servers with scripted engines; and what its GPU script computes."""
+"""The benchmark of speculation, in small: two real servers with scripted engines; the arithmetic of its GPU script."""
 
 import json
 import subprocess
@@ -51,11 +51,11 @@ def test_synthetic_acceptance_is_of_drafts_up_to_each_position() -> None:
         ({1: 2.0, 64: 1.1}, None),
     ],
 )
-def test_where_the_speed_up_ends_lies_between_two_sizes(speedups: dict[int, float], where: float | None) -> None:
+def test_the_crossing_lies_between_two_batch_sizes(speedups: dict[int, float], where: float | None) -> None:
     assert crossing(speedups) == pytest.approx(where)
 
 
-def test_the_models_are_of_the_sizes_they_are_called_by() -> None:
+def test_the_models_have_the_sizes_in_their_names() -> None:
     assert 12.5e9 < num_parameters(TARGET) < 13.5e9
     assert 1.0e9 < num_parameters(DRAFT) < 1.01e9
 

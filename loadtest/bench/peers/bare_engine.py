@@ -53,7 +53,7 @@ class BareEngine:
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
-        jobs = [
+        requests = [
             {
                 "token_ids": each.token_ids,
                 "max_tokens": each.max_tokens,
@@ -62,7 +62,7 @@ class BareEngine:
             }
             for each in prompts
         ]
-        answer = self._child.ask({"concurrency": concurrency, "jobs": jobs}, _BLOCK_S)
+        answer = self._child.ask({"concurrency": concurrency, "requests": requests}, _BLOCK_S)
         return Block(tuple(Sample(**sample) for sample in answer["samples"]), answer["wall_s"])
 
     async def __aenter__(self) -> Self:
@@ -86,17 +86,17 @@ class _Worker:
         self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args))
         self._num_asked = 0
 
-    async def block(self, concurrency: int, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    async def block(self, concurrency: int, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         prompts = [
             BenchPrompt(
                 "",
                 "",
-                job["max_tokens"],
-                tuple(job["token_ids"]),
-                hang_up_after=job["hang_up_after"],
-                stop_token_ids=tuple(job["stop_token_ids"]),
+                request["max_tokens"],
+                tuple(request["token_ids"]),
+                hang_up_after=request["hang_up_after"],
+                stop_token_ids=tuple(request["stop_token_ids"]),
             )
-            for job in jobs
+            for request in requests
         ]
         block = await closed_loop(prompts, concurrency, self._ask)
         fields = Sample.__dataclass_fields__
@@ -150,7 +150,7 @@ async def _serve(answers: IO[str]) -> None:
                 worker = _Worker(question["engine_args"])
                 answer: dict[str, Any] = {"event": "ready"}
             else:
-                answer = await worker.block(question["concurrency"], question["jobs"])
+                answer = await worker.block(question["concurrency"], question["requests"])
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
     finally:

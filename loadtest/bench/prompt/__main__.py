@@ -68,7 +68,7 @@ def main(
     settings: str,
     as_json: bool,
 ) -> None:
-    """Report what a prefix cache serves while somebody types, and what making the prompts costs."""
+    """Report the hit rate of a prefix cache while a user types, and the cost of building the prompts."""
     end_on_sigterm()
     try:
         figures = measure(

@@ -41,7 +41,7 @@ class PlainLayout:
         self._budget = budget
 
     def token_ids(self, state: DocumentState) -> list[int]:
-        """Return the prompt; what is over the budget goes from the text farthest before the cursor."""
+        """Return the prompt; excess tokens are cut from the text farthest before the cursor."""
         before, after = state.prefix[-self._num_before :], state.suffix[: self._num_after]
         prefix, suffix, middle = self._markers
         while True:
@@ -73,7 +73,7 @@ class BuildTimes:
         self.num_differing += encoding.ids != prompt.token_ids
 
     def figures(self) -> dict[str, float]:
-        """Return what it took at a key."""
+        """Return the times and token counts per key."""
         return {
             "num_keys": len(self.build_ms),
             "num_differing_prompts": self.num_differing,

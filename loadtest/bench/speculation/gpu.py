@@ -143,7 +143,7 @@ def acceptance_by_position(acceptance: float, k: int) -> list[float]:
 def crossing(speedups: Mapping[int, float]) -> float | None:
     """Return the batch size at which the speed-up falls to 1, on the line between two measured ones.
 
-    Both axes are logarithmic. The smallest size where it never is above 1, None where it always is.
+    Both axes are logarithmic. Returns the smallest size if the speed-up is never above 1, None if it always is.
     """
     sizes = sorted(speedups)
     if speedups[sizes[0]] <= 1:

@@ -104,7 +104,7 @@ def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "ceiling"),
+    ("overrides", "maximum"),
     [
         ((), 0),
         (("engine.draft_model=org/name",), 4),
@@ -112,9 +112,9 @@ def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path) -> None:
         (("engine.vllm.speculative_config={method='ngram', num_speculative_tokens=3}",), 3),
     ],
 )
-def test_a_schedule_is_limited_to_the_engines_maximum(overrides: tuple[str, ...], ceiling: int) -> None:
-    rows = f"[[1, 4, {ceiling}], [5, 64, 0]]"
+def test_a_schedule_is_limited_to_the_engines_maximum(overrides: tuple[str, ...], maximum: int) -> None:
+    rows = f"[[1, 4, {maximum}], [5, 64, 0]]"
     config = load(None, *overrides, "speculation.mode=schedule", f"speculation.schedule={rows}")
-    assert config.speculation.schedule == ((1, 4, ceiling), (5, 64, 0))
-    with pytest.raises(ConfigError, match=f"is over the {ceiling} that"):
-        load(None, *overrides, "speculation.mode=schedule", f"speculation.schedule=[[1, 4, {ceiling + 1}]]")
+    assert config.speculation.schedule == ((1, 4, maximum), (5, 64, 0))
+    with pytest.raises(ConfigError, match=f"is over the {maximum} that"):
+        load(None, *overrides, "speculation.mode=schedule", f"speculation.schedule=[[1, 4, {maximum + 1}]]")

@@ -1,4 +1,4 @@
-"""The replay benchmark: what it types, how it counts, and the figure it is there for."""
+"""The replay benchmark: its typing, its counts, and its main figure."""
 
 from itertools import pairwise
 from pathlib import Path
