@@ -64,7 +64,10 @@ def test_the_configuration_is_frozen() -> None:
         ("server.tls.certificate=/nowhere", "server.tls.certificate: needs key beside it"),
         ("speculation.mode=schedule", 'speculation.schedule: must be set where mode is "schedule"'),
         ("speculation.mode=always", "speculation.mode: input should be 'fixed', 'schedule' or 'auto', got 'always'"),
-        ("speculation={mode='fixed', schedule=[[1, 4, 2]]}", 'speculation.mode: must be "schedule" or "auto" where a schedule is set'),
+        (
+            "speculation={mode='fixed', schedule=[[1, 4, 2]]}",
+            'speculation.mode: must be "schedule" or "auto" where a schedule is set',
+        ),
         ("speculation={mode='auto', schedule=[[1, 4, 2]]}", "speculation.schedule[0]: K = 2 is over the 0 that"),
         ("speculation={mode='auto', schedule=[[2, 4, 0]]}", "speculation.schedule[0]: the first row must begin at"),
         ("speculation={mode='auto', schedule=[[1, 4]]}", "speculation.schedule[0]: must be three whole numbers"),
