@@ -2,7 +2,7 @@
 
 from completion_server.engine.vllm import undrafted
 
-undrafted.patch()
+undrafted.patch_runner()
 
 
 class WorkerExtension:
