@@ -155,7 +155,7 @@ def _ready_json(ready: Ready) -> dict[str, Any]:
 
 def _ready_line(ready: Ready) -> str:
     engine = ready.engine
-    draft = f" draft={_short(engine.draft_model)} K={engine.num_speculative_tokens}" if engine.draft_model else " K=0"
+    draft = f" draft={_short(engine.draft_model)} speculation: {ready.speculation}" if engine.draft_model else ""
     server = "" if ready.address == DEFAULT_SERVER else f" --server {ready.address}"
     command = f"printf 'for i in ra' | {_short(sys.argv[0])} complete{server} -"
     return f"ready: {ready.address} model={_short(engine.model)}{draft}; try: {command}"
