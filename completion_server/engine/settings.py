@@ -7,6 +7,10 @@ from completion_server.core.checks import Above, Between, require_bounds
 
 CacheScope = Literal["user", "tenant"]
 
+CPU_BLOCK_SIZE = 128
+"""Tokens of a prefix-cache block on a CPU unless engine.vllm.block_size is set; on a GPU vLLM chooses. `make
+bench-prompt` simulates a cache of these blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:

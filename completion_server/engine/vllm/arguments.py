@@ -16,7 +16,7 @@ from vllm.platforms import current_platform
 
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import SpeculationLookup, constant_lookup
-from completion_server.engine.settings import EngineSettings
+from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
 from completion_server.engine.vllm.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "use_tqdm_on_load": False,
     }
+    if current_platform.is_cpu():
+        args["block_size"] = CPU_BLOCK_SIZE
     if settings.draft_model and settings.num_speculative_tokens:
         args["per_request_spec_decode_metrics"] = "summary"
         args["speculative_config"] = {
