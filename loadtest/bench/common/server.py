@@ -165,6 +165,11 @@ class ServerProcess:
         """The process id."""
         return self._child.pid
 
+    @property
+    def process(self) -> Child:
+        """The process, with those of its engine."""
+        return self._child
+
     def stop(self) -> None:
         """Stop the server."""
         self._child.stop()
