@@ -23,6 +23,7 @@ from rich.table import Table
 from loadtest.bench.common.contest import BenchPrompt, Turns
 from loadtest.bench.common.figures import Block, Summary, report_console, rounded
 from loadtest.bench.common.server import (
+    ONE_CACHE,
     SERVES_ALL,
     CommandError,
     NotAnsweredError,
@@ -105,7 +106,8 @@ def main(
     """
     end_on_sigterm()
     found = [
-        Configuration(each.name, (*SERVES_ALL, *overrides, *each.overrides)) for each in configurations(int8_model)
+        Configuration(each.name, (*SERVES_ALL, *ONE_CACHE, *overrides, *each.overrides))
+        for each in configurations(int8_model)
     ]
     groups = [[each] for each in found] if one_at_a_time else [found]
     results: Results = {}
