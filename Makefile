@@ -11,7 +11,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-full check proto docs lock lock-cuda models calibration test-calibration clean \
 	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
-	bench-attacks
+	bench-attacks bench-capacity
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -98,6 +98,9 @@ bench-attacks: $(VENV)/installed ## What honest users get while the server is at
 
 bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/images/peers.svg.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg
+
+bench-capacity: $(VENV)/installed ## How many editors each server can promise an answer to; draws docs/images/capacity.svg.
+	@$(BIN)/python -m loadtest.bench.capacity --picture docs/images/capacity.svg
 
 bench-speculation: $(VENV)/installed ## Every draft length K at 1 to 64 at once, a table tuned from it, and how fast K changes.
 	@$(BIN)/python -m loadtest.bench.speculation
