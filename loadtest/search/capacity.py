@@ -24,8 +24,7 @@ class SearchSettings:
     repeats: int = 3
     """Runs of each count. A count is decided as soon as a majority agrees."""
     growth: float = 2.0
-    """Factor between counts while only passing or only failing ones are known. A small one suits a start near the answer.
-    """
+    """Factor between counts while no bound is known on one side. A small one suits a start near the answer."""
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -16,8 +16,8 @@ The rules of the comparison:
 
 - Requests are sent at predetermined times, regardless of the earlier ones; latencies count from those times.
 - One server runs at a time. The others are suspended.
-- A round has one trace for each context; a trial of a number of editors has its first sessions. All contestants get the
-  same trials, in turn. Each run has its own part of the prefix caches, so no trial finds the prompts of another.
+- A round has one trace for each context; a trial of a number of editors has its first sessions. So all contestants get
+  the same texts and pauses. Each run has its own part of the prefix caches: no trial finds the prompts of another.
 - A pause counts if at least one contestant answers it with text at idle.
 - In each round the load tester's capacity search finds two numbers of editors between which the promise breaks, and the
   capacity is interpolated between them. Intervals are of the rounds; rounds go on until the contestants are told apart
@@ -65,8 +65,8 @@ class _Options(TypedDict):
 @click.command()
 @config_options
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), default=15.0, show_default=True)
-@click.option("--seconds", type=click.FloatRange(1), default=8.0, show_default=True, help="Shortest length of a trial.")
-@click.option("--from", "start", type=click.IntRange(1), default=8, show_default=True, help="Editors to begin with.")
+@click.option("--seconds", type=click.FloatRange(1), default=6.0, show_default=True, help="Shortest length of a trial.")
+@click.option("--from", "start", type=click.IntRange(1), default=12, show_default=True, help="Editors to begin with.")
 @click.option("--to", "most", type=click.IntRange(1), default=192, show_default=True, help="Editors at most.")
 @click.option("--max-tokens", type=click.IntRange(1), default=24, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
