@@ -11,7 +11,7 @@ from rich.table import Table
 from loadtest.bench.capacity.contestants import LLAMA, OURS, VLLM, VLLM_SAME_PROMPTS
 from loadtest.bench.capacity.estimates import editors, is_decided, ratio
 from loadtest.bench.capacity.trial import Promise, crossing
-from loadtest.bench.common.figures import rounded
+from loadtest.bench.common.figures import percentile, rounded
 from loadtest.report.drawing.bars import bars_svg
 from loadtest.search.capacity import Trial
 from loadtest.tuning.statistics import Estimate
@@ -46,13 +46,21 @@ class Findings:
         return {name: [crossing(each, self.promise.share) for each in rounds] for name, rounds in self.trials.items()}
 
     @property
+    def all_trials(self) -> list[Trial]:
+        """Every trial of every contestant."""
+        return [trial for rounds in self.trials.values() for trials in rounds for trial in trials]
+
+    @property
     def is_decided(self) -> bool:
         """Whether this server differs from each other contestant beyond noise."""
         return self.num_rounds > 0 and is_decided(self.capacities, OURS)
 
 
 def headline(found: Sequence[Findings]) -> dict[str, float | None]:
-    """Return the headline figures with their intervals; a contestant that did not take part has none."""
+    """Return the headline figures with their intervals; a contestant that did not take part has none.
+
+    The generator's lag is the median over all trials of their 99th percentile.
+    """
     figures: dict[str, float | None] = {}
     for each in found:
         capacities = each.capacities
@@ -60,7 +68,8 @@ def headline(found: Sequence[Findings]) -> dict[str, float | None]:
         for name, pattern in _RATIOS.items():
             if name in capacities:
                 figures |= _named(pattern.format(each.context), ratio(capacities[OURS], capacities[name]))
-    return figures
+    lags_ms = [trial.figures["lag_ms_p99"] for each in found for trial in each.all_trials]
+    return figures | {"generator_lag_ms_p99": rounded(percentile(lags_ms, 50))}
 
 
 def details(found: Sequence[Findings]) -> dict[str, Any]:

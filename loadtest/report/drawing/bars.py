@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from loadtest.report.drawing.canvas import INK, canvas, colour, in_style, label_of, legend_beside, svg_file
 
 _GROUP_WIDTH = 0.8
+_ROOM_FOR_LABELS = 1.15
 
 Bar = tuple[float, float, float]
 """A value and its interval; nan for none."""
@@ -35,7 +36,7 @@ def bars_picture(series: Mapping[str, Sequence[Bar]], groups: Sequence[str], y_l
             axes.annotate(f"{value:.0f}", (x, top), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom")
     axes.set_xticks(np.arange(len(groups)), list(groups))
     axes.grid(visible=False, axis="x")
-    axes.set_ylim(bottom=0)
-    axes.margins(y=0.12)
+    tops = [number for bars in series.values() for bar in bars for number in bar if not math.isnan(number)]
+    axes.set_ylim(0, max(tops, default=1.0) * _ROOM_FOR_LABELS or 1.0)
     legend_beside(axes)
     return axes
