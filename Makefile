@@ -11,7 +11,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-full check proto docs lock lock-cuda models calibration test-calibration clean \
 	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
-	bench-attacks
+	bench-attacks bench-capacity llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -99,11 +99,32 @@ bench-attacks: $(VENV)/installed ## What honest users get while the server is at
 bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/images/peers.svg.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg
 
+bench-capacity: $(VENV)/installed ## How many editors each server can promise an answer to; draws docs/images/capacity.svg.
+	@$(BIN)/python -m loadtest.bench.capacity --picture docs/images/capacity.svg
+
+llama-server: .venv-llama/bin/llama-server ## Build llama.cpp's server as a contestant of bench-capacity (C++, CMake and Ninja).
+
+# The source comes with the package llama-cpp-python. gguf converts the model.
+LLAMA_PACKAGE := llama-cpp-python==0.3.36
+LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+	-DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+.venv-llama/bin/llama-server:
+	@echo "Building llama.cpp's server into .venv-llama, about ten minutes on two quiet cores ..."
+	@$(PYTHON) -m venv --clear .venv-llama
+	@.venv-llama/bin/python -m pip --disable-pip-version-check install --quiet gguf==0.19.0
+	@.venv-llama/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: \
+		--dest .venv-llama/source $(LLAMA_PACKAGE)
+	@tar xzf .venv-llama/source/*.tar.gz -C .venv-llama/source --strip-components 1
+	@cmake -G Ninja -S .venv-llama/source/vendor/llama.cpp -B .venv-llama/build $(LLAMA_CMAKE) >.venv-llama/build.log
+	@cmake --build .venv-llama/build --target llama-server >>.venv-llama/build.log \
+		|| { tail -n 20 .venv-llama/build.log; exit 1; }
+	@cp .venv-llama/build/bin/llama-server $@
+
 bench-speculation: $(VENV)/installed ## Every K at 1 to 64 at once, a table tuned from it, and how fast K changes.
 	@$(BIN)/python -m loadtest.bench.speculation
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
-	rm -rf .venv .venv-cuda .venv-calibration build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cuda .venv-calibration .venv-llama build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Install torch's CPU build with a given pip.
 define install_torch

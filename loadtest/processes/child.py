@@ -1,5 +1,6 @@
 """Child processes with a log file each: starts them, waits for them, and stops them by their own process id."""
 
+import contextlib
 import json
 import os
 import select
@@ -15,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
+
+import psutil
 
 _POLL_S = 0.05
 _STOP_S = 10.0
@@ -40,6 +43,7 @@ class Child:
         self.name = name
         self._log, self._log_name = tempfile.mkstemp(prefix=f"{name}-", suffix=".log")
         self._unread = b""
+        self._is_paused = False
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE if is_piped else subprocess.DEVNULL,
@@ -116,8 +120,26 @@ class Child:
                 self._give_up(f"was not ready after {timeout_s:.0f} s")
             time.sleep(_POLL_S)
 
+    def pause(self) -> None:
+        """Suspend all processes of its session (SIGSTOP), those in other process groups too.
+
+        The first process goes first, so that it does not watch the others while they are suspended.
+        """
+        self._is_paused = True
+        suspended: set[int] = set()
+        while found := [pid for pid in self._session_pids() if pid not in suspended]:  # one may just have started
+            _signal_each(found, signal.SIGSTOP)
+            suspended.update(found)
+
+    def resume(self) -> None:
+        """Continue after `pause`, the first process last."""
+        self._is_paused = False
+        _signal_each(self._session_pids()[::-1], signal.SIGCONT)
+
     def stop(self) -> None:
         """End the process group: SIGTERM first, then SIGKILL."""
+        if self._is_paused:
+            self.resume()
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.pid, number)
@@ -144,6 +166,11 @@ class Child:
         """Stop the process."""
         self.stop()
 
+    def _session_pids(self) -> list[int]:
+        """Return the processes of its session in the order of their ids, the first process first."""
+        found = [pid for pid in psutil.pids() if pid != self.pid and _session_of(pid) == self.pid]
+        return [self.pid, *found]
+
     def _check_running(self) -> None:
         code = self._process.poll()
         if code is not None:
@@ -154,6 +181,20 @@ class Child:
         tail = "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
         msg = f"{self.name} {why}. The end of its log:\n{tail}"
         raise StartError(msg)
+
+
+def _session_of(pid: int) -> int | None:
+    """Return the session of a process; None if the process has ended."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _signal_each(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def free_port() -> int:

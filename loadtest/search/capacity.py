@@ -1,7 +1,8 @@
 """Capacity search: finds the highest session count at which a gate holds. The caller supplies the runs.
 
-Counts double until one fails. The gap between the highest count that passed and the lowest that failed is then halved
-until it is small. The majority of its runs decides a count, so that one unlucky run moves no bound.
+Counts grow by a factor, 2 by default, until one fails; if already the first fails, they shrink by it. The gap between
+the highest count that passed and the lowest that failed is then halved until it is small. The majority of its runs
+decides a count, so that one unlucky run moves no bound.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ class SearchSettings:
     """Largest final gap between the highest passing and the lowest failing count, as a share of the former."""
     repeats: int = 3
     """Runs of each count. A count is decided as soon as a majority agrees."""
+    growth: float = 2.0
+    """Factor between counts while no bound is known on one side. A small one suits a start near the answer."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -32,6 +35,7 @@ class SearchSettings:
                 f"to must be at least from, {self.from_sessions}, got {self.to_sessions}",
             ),
             (0 < self.tolerance < 1, f"tolerance must be above 0 and below 1, got {self.tolerance:g}"),
+            (self.growth > 1, f"growth must be above 1, got {self.growth:g}"),
             (self.repeats >= 1 and self.repeats % 2 == 1, f"repeats must be odd and at least 1, got {self.repeats}"),
         )
         for is_good, message in checks:
@@ -121,10 +125,12 @@ class Bisection:
         return False if len(runs) - sum(runs) >= needed else None
 
     def _choose(self) -> int | None:
+        growth = self._settings.growth
         if self._fails is None:
-            return (
-                min(self._passes * 2, self._settings.to_sessions) if self._passes < self._settings.to_sessions else None
-            )
+            larger = min(max(self._passes + 1, int(self._passes * growth)), self._settings.to_sessions)
+            return larger if larger > self._passes else None
+        if self._passes == 0 and self._fails > 1:
+            return max(1, min(self._fails - 1, int(self._fails / growth)))
         gap = self._fails - self._passes
         if gap <= max(1, self._settings.tolerance * self._passes):
             return None

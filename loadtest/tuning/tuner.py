@@ -3,8 +3,7 @@
 The server's earlier schedule is restored at the end, also after an interruption.
 """
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from completion.v1 import admin_pb2 as pb
@@ -93,15 +92,17 @@ class Tuner:
         replays: Mapping[str, Replay],
         scenario: Scenario,
         on_progress: OnProgress,
-        *,
-        switch_s: float = 0.0,
+        on_turn: Callable[[Replay], Awaitable[None]] | None = None,
     ) -> None:
-        """Use the replay with the variant's name, else the one named ""; wait `switch_s` between two replays."""
+        """Use the replay with the variant's name, else the one named "".
+
+        `on_turn` is awaited before a replay's server is called; calls of `operator` count as those of the replay "".
+        """
         self._operator = operator
         self._replays = replays
         self._scenario = scenario
         self._on_progress = on_progress
-        self._switch_s = switch_s
+        self._on_turn = on_turn
         self._last: Replay | None = None
 
     async def tune(self, settings: TuningSettings, beside: Sequence[Variant] = ()) -> Tuned:
@@ -168,13 +169,16 @@ class Tuner:
         """
         found: list[Block] = []
         num_steps = rounds * len(concurrencies) * len(variants)
-        for turn in turns(variants, concurrencies, rounds, f"{self._scenario.seed}/{stage}"):
-            traffic = await traffic_of(self._scenario, turn.concurrency, f"{_SEEDS[stage]}/{turn.round}")
-            for variant in self._by_server(turn):
-                if self._replay(variant) is not self._last or variant == turn.variants[0]:
-                    await self._warm_up(self._replay(variant), traffic, seconds)
-                self._on_progress(TuningProgress(stage, variant.name, turn.concurrency, len(found), num_steps))
-                found.append(await self._block(turn, variant, traffic, seconds))
+        try:
+            for turn in turns(variants, concurrencies, rounds, f"{self._scenario.seed}/{stage}"):
+                traffic = await traffic_of(self._scenario, turn.concurrency, f"{_SEEDS[stage]}/{turn.round}")
+                for variant in self._by_server(turn):
+                    if self._replay(variant) is not self._last or variant == turn.variants[0]:
+                        await self._warm_up(self._replay(variant), traffic, seconds)
+                    self._on_progress(TuningProgress(stage, variant.name, turn.concurrency, len(found), num_steps))
+                    found.append(await self._block(turn, variant, traffic, seconds))
+        finally:
+            await self._turn_to(self._replays[""])  # the operator's calls follow
         return Blocks(tuple(found))
 
     def _by_server(self, turn: Turn) -> list[Variant]:
@@ -184,10 +188,13 @@ class Tuner:
 
     async def _warm_up(self, replay: Replay, traffic: Trace, seconds: float) -> None:
         """Run the traffic once, uncounted, so that the first block does not fill the prefix cache for the others."""
-        if self._last is not replay and self._last is not None:
-            await asyncio.sleep(self._switch_s)
+        await self._turn_to(replay)
         self._last = replay
         await replay.run(traffic, seconds)
+
+    async def _turn_to(self, replay: Replay) -> None:
+        if self._on_turn is not None:
+            await self._on_turn(replay)
 
     async def _block(self, turn: Turn, variant: Variant, traffic: Trace, seconds: float) -> Block:
         if variant.rows is not None:

@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 
 from loadtest.bench.common.figures import Block, Sample
 
-PAUSE_S = 1.2
-"""Pause between contestants. For a second after its last step vLLM's worker spins on a core, which would slow the next
-contestant down."""
+_SETTLE_S = 0.3
+"""Time from the start of a turn to its first request: timers that were due are late, and a server closes connections
+that have been idle for long."""
 
 T = TypeVar("T")
 
@@ -44,10 +44,57 @@ class BenchPrompt:
         return self.hang_up_after is not None and num_tokens >= self.hang_up_after
 
 
+class Pausable(Protocol):
+    """A server's processes, which can be suspended."""
+
+    def pause(self) -> None:
+        """Suspend them."""
+        ...
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        ...
+
+
+class Turns:
+    """Lets one of several live servers run at a time and suspends the others.
+
+    A server that rests still uses CPU time: heartbeats, timers, and vLLM's worker, which spins on a core for a second
+    after its last step. On a small machine all of that would count for the server that is measured.
+    """
+
+    def __init__(self, settle_s: float = _SETTLE_S) -> None:
+        """Have no server yet. A turn begins `settle_s` after the change."""
+        self._settle_s = settle_s
+        self._resting: list[Pausable] = []
+        self._active: Pausable | None = None
+
+    def add(self, server: Pausable) -> None:
+        """Suspend a server that has started, until it has its turn."""
+        server.pause()
+        self._resting.append(server)
+
+    async def give(self, server: Pausable) -> None:
+        """Suspend the server whose turn it was, and let another one run."""
+        if server is self._active:
+            return
+        self._resting.remove(server)
+        if self._active is not None:
+            self.add(self._active)
+        self._active = server
+        server.resume()
+        await asyncio.sleep(self._settle_s)
+
+
 class Contestant(Protocol):
     """A system that completes prompts."""
 
     name: str
+
+    @property
+    def process(self) -> Pausable:
+        """Its processes."""
+        ...
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""

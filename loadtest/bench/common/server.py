@@ -15,6 +15,7 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_client.endpoint import caller_metadata
 from completion_server.core.errors import ConfigError, InvalidRequestError
 from completion_server.core.request import Mode
 from loadtest.bench.common.contest import BenchPrompt, closed_loop
@@ -67,6 +68,10 @@ def config_options(command: Callable[P, R]) -> Callable[P, R]:
     help_text = "Set one key for all of them."
     overrides = click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help=help_text)
     return config(overrides(command))
+
+
+ONE_CACHE = ("engine.cache_scope=tenant",)
+"""For benchmarks whose callers share text: one prefix cache for all of them, as an engine without users has."""
 
 
 class CommandError(Exception):
@@ -165,6 +170,11 @@ class ServerProcess:
         """The process id."""
         return self._child.pid
 
+    @property
+    def process(self) -> Child:
+        """The process, with those of its engine."""
+        return self._child
+
     def stop(self) -> None:
         """Stop the server."""
         self._child.stop()
@@ -218,7 +228,8 @@ class Server(ServerProcess):
 
     async def _ask(self, caller: int, prompt: BenchPrompt) -> Sample:
         self._num_asked += 1
-        # Each document has its own user, so that requests of two documents don't supersede each other.
+        # Each document has its own user: requests of two documents don't supersede each other, and the next key finds
+        # the document and its part of the prefix cache, on whichever connection it comes.
         name = f"{self._run_id}-{prompt.document or self._num_asked}"
         request = pb.CompleteRequest(
             session_id=name,
@@ -235,7 +246,8 @@ class Server(ServerProcess):
         end: pb.End | None = None
         start = time.perf_counter()
         try:
-            async for response in self._stubs[caller].Complete(request, timeout=_REQUEST_S):
+            call = self._stubs[caller].Complete(request, timeout=_REQUEST_S, metadata=caller_metadata(name))
+            async for response in call:
                 text = response.delta.text or response.end.text
                 if ttft_ms is None and text.strip():
                     ttft_ms = (time.perf_counter() - start) * 1000

@@ -1,9 +1,9 @@
 """Compares engine configurations in one run: speculation on and off, INT8 and bf16, prefix cache on and off.
 
 Each configuration has its own server. All servers run at once and take turns, block by block, so that a drift of the
-machine affects all of them; only one is active at a time. The workload is the same for each: users type into their own
-documents and send a request at each pause, so that a prefix cache has text to reuse. With `--one-at-a-time` the servers
-run one after another, for machines without memory for all of them.
+machine affects all of them; the others are suspended meanwhile. The workload is the same for each: users type into
+their own documents and send a request at each pause, so that a prefix cache has text to reuse. With `--one-at-a-time`
+the servers run one after another, for machines without memory for all of them.
 """
 
 import asyncio
@@ -20,9 +20,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from loadtest.bench.common.contest import PAUSE_S, BenchPrompt
+from loadtest.bench.common.contest import BenchPrompt, Turns
 from loadtest.bench.common.figures import Block, Summary, report_console, rounded
-from loadtest.bench.common.server import SERVES_ALL, CommandError, NotAnsweredError, Server, config_options
+from loadtest.bench.common.server import (
+    ONE_CACHE,
+    SERVES_ALL,
+    CommandError,
+    NotAnsweredError,
+    Server,
+    config_options,
+)
 from loadtest.bench.common.texts import TooFewTextsError, typed_texts
 from loadtest.processes.child import StartError, end_on_sigterm
 
@@ -99,7 +106,8 @@ def main(
     """
     end_on_sigterm()
     found = [
-        Configuration(each.name, (*SERVES_ALL, *overrides, *each.overrides)) for each in configurations(int8_model)
+        Configuration(each.name, (*SERVES_ALL, *ONE_CACHE, *overrides, *each.overrides))
+        for each in configurations(int8_model)
     ]
     groups = [[each] for each in found] if one_at_a_time else [found]
     results: Results = {}
@@ -114,7 +122,7 @@ def main(
 
 
 async def _measure(config: Path, group: Sequence[Configuration], options: _Options, console: Console) -> Results:
-    blocks = _workload(options)
+    blocks, turns = _workload(options), Turns()
     async with AsyncExitStack() as stack:
         servers: list[Server] = []
         for configuration in group:
@@ -122,17 +130,18 @@ async def _measure(config: Path, group: Sequence[Configuration], options: _Optio
                 servers.append(
                     await stack.enter_async_context(Server(config, configuration.overrides, configuration.name))
                 )
+                turns.add(servers[-1].process)
         for server in servers:
+            await turns.give(server.process)
             await server.run(blocks[0], max(_CONCURRENCY))
-            await asyncio.sleep(PAUSE_S)
         results: Results = {server.name: {concurrency: [] for concurrency in _CONCURRENCY} for server in servers}
         with Progress(console=console) as progress:
             task = progress.add_task("measuring", total=(len(blocks) - 1) * len(servers))
             for number, block in enumerate(blocks[1:]):
                 concurrency = _CONCURRENCY[number % len(_CONCURRENCY)]
                 for server in servers:
+                    await turns.give(server.process)
                     results[server.name][concurrency].append(await server.run(block, concurrency))
-                    await asyncio.sleep(PAUSE_S)
                     progress.advance(task)
     return results
 

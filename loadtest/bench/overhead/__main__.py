@@ -2,7 +2,7 @@
 
 Three processes run the same model with the same engine arguments: this project's server, vLLM's AsyncLLM called
 directly, and `vllm serve` over HTTP. They take turns, block by block, in one run, so that a drift of the machine
-affects all of them; only one is active at a time. The rules of the comparison:
+affects all of them; the others are suspended meanwhile. The rules of the comparison:
 
 - The engine alone is timed in the process that calls `generate`. So everything between an editor and the engine counts
   as the server's overhead, gRPC and the client's own work included.
@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from completion_server.core.errors import ConfigError
-from loadtest.bench.common.contest import PAUSE_S, BenchPrompt, Contestant, batches
+from loadtest.bench.common.contest import BenchPrompt, Contestant, Turns, batches
 from loadtest.bench.common.figures import Block, report_console
 from loadtest.bench.common.server import (
     SERVES_ALL,
@@ -126,18 +126,24 @@ def main(config: Path, overrides: tuple[str, ...], quick: bool, as_json: bool, *
 async def _measure(
     config: Path, overrides: Sequence[str], effective: dict[str, Any], options: _Options, console: Console
 ) -> Results:
+    turns = Turns()
     async with AsyncExitStack() as stack:
         with console.status("starting the server"):
             server = await stack.enter_async_context(Server(config, (*SERVES_ALL, *overrides)))
+            turns.add(server.process)
         with console.status("starting the engine alone"):
-            others: list[Contestant] = [await stack.enter_async_context(BareEngine(effective))]
+            engine = await stack.enter_async_context(BareEngine(effective))
+            others: list[Contestant] = [engine]
         serve: VllmServe | None = None
         if options["with_vllm_serve"]:
             with console.status("starting vllm serve"):
                 serve = await stack.enter_async_context(VllmServe(effective))
             others += [serve, serve.with_text()]
         prompts = await _prompts(config, overrides, options, serve)
-        return await _contest(server, others, prompts, options, console)
+        turns.add(engine.process)
+        if serve is not None:
+            turns.add(serve.process)
+        return await _contest(turns, server, others, prompts, options, console)
 
 
 async def _prompts(
@@ -156,6 +162,7 @@ async def _prompts(
 
 
 async def _contest(
+    turns: Turns,
     server: Contestant,
     others: Sequence[Contestant],
     prompts: Sequence[BenchPrompt],
@@ -164,7 +171,7 @@ async def _contest(
 ) -> Results:
     half = len(prompts) // 2
     keys = list(zip(prompts[:half], prompts[half:], strict=True))
-    await _round(server, others, keys[:_WARM_UP], max(_BLOCK_SIZES), options)
+    await _round(turns, server, others, keys[:_WARM_UP], max(_BLOCK_SIZES), options)
     rest = keys[_WARM_UP:]
     results: Results = {}
     with Progress(console=console) as progress:
@@ -175,13 +182,14 @@ async def _contest(
             results[concurrency] = {each.name: [] for each in (server, *others)}
             for number, block in enumerate(blocks):
                 in_turn = others[::-1] if number % 2 else others
-                for name, answer in (await _round(server, in_turn, block, concurrency, options)).items():
+                for name, answer in (await _round(turns, server, in_turn, block, concurrency, options)).items():
                     results[concurrency][name].append(answer)
                 progress.advance(task)
     return results
 
 
 async def _round(
+    turns: Turns,
     server: Contestant,
     others: Sequence[Contestant],
     keys: Sequence[tuple[BenchPrompt, BenchPrompt]],
@@ -193,13 +201,13 @@ async def _round(
     counted = [key for _, key in keys]
     answers: dict[str, Block] = {}
     for each in (server, *others):
+        await turns.give(each.process)
         if not options["new_documents"]:
             await each.run(earlier, concurrency)
         answers[each.name] = await each.run(counted, concurrency)
         if each is server:
             samples = answers[server.name].samples
             counted = [prompt.ended_like(sample) for prompt, sample in zip(counted, samples, strict=True)]
-        await asyncio.sleep(PAUSE_S)
     return answers
 
 

@@ -51,6 +51,11 @@ class BareEngine:
             self._child.stop()
             raise
 
+    @property
+    def process(self) -> Child:
+        """The worker, with the processes of its engine."""
+        return self._child
+
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
         requests = [

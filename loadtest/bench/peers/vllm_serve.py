@@ -61,8 +61,11 @@ class VllmServe:
 
     name = "vllm serve"
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], *, has_own_defaults: bool = False) -> None:
         """Start `vllm serve` with a server's effective configuration and wait until it is healthy.
+
+        With its own defaults only the model and the size of the KV cache are those of the configuration; vLLM then
+        compiles the model, for instance.
 
         Raises:
             StartError: it did not start.
@@ -73,7 +76,7 @@ class VllmServe:
         self.model = config["engine_args"]["model"]
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [*_COMMAND, self.model, *serve_flags(config["engine_args"])]
+        command = [*_COMMAND, self.model, *([] if has_own_defaults else serve_flags(config["engine_args"]))]
         command += ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
         env = {**engine_env(config), "PYTHONPATH": self._folder.name}
         self._child = Child("vllm-serve", command, env=env)
@@ -83,6 +86,11 @@ class VllmServe:
         except BaseException:
             self._stop()
             raise
+
+    @property
+    def process(self) -> Child:
+        """The server, with the processes of its engine."""
+        return self._child
 
     def with_text(self) -> "TextPrompts":
         """Return the same server as a contestant that receives its prompts as text, as editors send them."""
@@ -185,6 +193,11 @@ class TextPrompts:
     def __init__(self, serve: VllmServe) -> None:
         """Use a running server."""
         self._serve = serve
+
+    @property
+    def process(self) -> Child:
+        """The server, with the processes of its engine."""
+        return self._serve.process
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""

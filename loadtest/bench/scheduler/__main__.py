@@ -16,7 +16,8 @@ The rules of the comparison:
   visible text comes in time and stands for a while before that key.
 - Loads are multiples of the engine's capacity, which is measured first on the plain server: whole completions per
   second, closed loop, on growing prefixes, so that the prefix cache works as while typing.
-- Each round and load has its own trace, the same for all targets, which take turns in changing order. A target sees
+- Each round and load has its own trace, the same for all targets, which take turns in changing order; the servers of
+  the others are suspended meanwhile. A target sees
   each document once before a trace begins, so that a trace shows typing and not the opening of all documents at once.
 - Wasted tokens are vLLM's count of generated tokens less those of seen answers. The count leaves out the tokens that a
   step in flight computes for a request just aborted, for all targets. When a newer request reattaches to a generation,
@@ -38,7 +39,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from loadtest.bench.common.contest import PAUSE_S
+from loadtest.bench.common.contest import Pausable, Turns
 from loadtest.bench.common.figures import report_console, rounded
 from loadtest.bench.common.server import SERVES_ALL, CommandError, Server, config_options, effective_config
 from loadtest.bench.peers.vllm_serve import VllmServe
@@ -106,6 +107,23 @@ class Contest:
     """The engine's capacity; loads are multiples of it."""
     cells: list[Cell]
     results: Results
+
+
+class _TargetTurns:
+    """The turns of the targets' servers."""
+
+    def __init__(self) -> None:
+        self._turns = Turns()
+        self._servers: dict[str, Pausable] = {}
+
+    def add(self, target: Target, server: Pausable) -> None:
+        """Add a target and suspend its server."""
+        self._turns.add(server)
+        self._servers[target.name] = server
+
+    async def give_to(self, target: Target) -> None:
+        """Let a target's server run, and no other."""
+        await self._turns.give(self._servers[target.name])
 
 
 @click.command()
@@ -185,21 +203,22 @@ async def _measure(
         first = scenario.scaled(sessions=_WARM_UP_SESSIONS, duration_s=_WARM_UP_S, seed=f"{options['seed']}/warm-up")
         trace = make_trace(first)
         warm_up = await asyncio.to_thread(renderer.render, [trace])
-        targets = await _start(stack, config, overrides, options, warm_up.stop_token_ids, console)
+        targets, turns = await _start(stack, config, overrides, options, warm_up.stop_token_ids, console)
         with console.status("warming up"):
             for target in targets:
+                await turns.give_to(target)
                 await drive(target, warm_up.traces[0])
-                await asyncio.sleep(PAUSE_S)
         measured: EngineCapacity | None = None
         if options["capacity"] is None:
             with console.status("measuring what the engine can serve"):
                 plain = next(target for target in targets if target.name == PLAIN)
+                await turns.give_to(plain)
                 measured = await measure_capacity(plain, _CONCURRENCIES, capacity_s, scenario)
         rate = options["capacity"] or (measured.completions_per_s if measured else 0.0)
         with console.status("making traces"):
             traces = make_cells(options["rounds"], options["loads"], options["seconds"], scenario, rate)
             cells = await asyncio.to_thread(renderer.render_cells, traces)
-        results = await _contest(targets, cells, options, console)
+        results = await _contest(targets, turns, cells, options, console)
     return Contest(scenario, measured, rate, cells, results)
 
 
@@ -216,8 +235,9 @@ async def _start(
     options: _Options,
     stop_token_ids: Sequence[int],
     console: Console,
-) -> list[Target]:
+) -> tuple[list[Target], _TargetTurns]:
     targets: list[Target] = []
+    turns = _TargetTurns()
     max_tokens = options["max_tokens"]
     for name, own in ((SCHEDULER, ()), (PLAIN, PLAIN_OVERRIDES)):
         with console.status(f"starting: {name}"):
@@ -227,13 +247,15 @@ async def _start(
         spec = TargetSpec(name, "grpc", (server.ready["address"],), metrics_url=metrics_url)
         target = GrpcTarget(spec, ClientSettings(max_tokens, cancels_at_key=cancels))
         targets.append(await stack.enter_async_context(target))
+        turns.add(target, server.process)
     with console.status(f"starting: {VLLM_SERVE}"):
         serve = await stack.enter_async_context(VllmServe(effective_config(config, overrides)))
     host = serve.url.removeprefix("http://")
     spec = TargetSpec(VLLM_SERVE, "openai+http", (host,), {"model": serve.model}, metrics_url=f"{serve.url}/metrics")
     http = HttpTarget(spec, ClientSettings(max_tokens), _vllm_body(stop_token_ids))
     targets.append(await stack.enter_async_context(http))
-    return targets
+    turns.add(http, serve.process)
+    return targets, turns
 
 
 def _vllm_body(stop_token_ids: Sequence[int]) -> dict[str, Any]:
@@ -245,7 +267,9 @@ def _vllm_body(stop_token_ids: Sequence[int]) -> dict[str, Any]:
     }
 
 
-async def _contest(targets: Sequence[Target], cells: Sequence[Cell], options: _Options, console: Console) -> Results:
+async def _contest(
+    targets: Sequence[Target], turns: _TargetTurns, cells: Sequence[Cell], options: _Options, console: Console
+) -> Results:
     results: Results = {load: {target.name: [] for target in targets} for load in options["loads"]}
     gc.collect()
     gc.freeze()  # garbage collections of the prepared traces would delay the generator
@@ -254,9 +278,9 @@ async def _contest(targets: Sequence[Target], cells: Sequence[Cell], options: _O
         for number, cell in enumerate(cells):
             first = (cell.round + number) % len(targets)
             for target in (*targets[first:], *targets[:first]):
+                await turns.give_to(target)
                 run = await drive(target, cell.trace, has_lead_in=options["has_lead_in"])
                 results[cell.load][target.name].append(run)
-                await asyncio.sleep(PAUSE_S)
                 progress.advance(task)
     return results
 

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.bench.common.contest import PAUSE_S
 from loadtest.driving.driver import lead_in
 from loadtest.targets import Editor, Target, TargetError
 from loadtest.targets.record import WHOLE, Outcome, Record, RunClock
@@ -46,7 +45,6 @@ async def measure_capacity(
         seed = f"{scenario.seed}/capacity/{concurrency}"
         trace = make_trace(scenario.scaled(sessions=concurrency, duration_s=seconds * _TYPED_S_PER_S, seed=seed))
         found[concurrency] = await completions_per_s(target, trace, seconds)
-        await asyncio.sleep(PAUSE_S)
     if not any(found.values()):
         msg = f"{target.name} answered nothing while its capacity was measured"
         raise TargetError(msg)

@@ -219,6 +219,7 @@ def _measure(
         )
         sent = max(1, stats.total.counters["sent"])
         deltas = max(0, stats.total.counters["messages"] / sent - 1)
+        server.process.pause()  # the bare server has the machine to itself
         bare = _bare(quick, deltas, options, console)
     return Measured(stats, scenario, watch, idle_rss_bytes, bare)
 

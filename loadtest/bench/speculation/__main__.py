@@ -1,8 +1,8 @@
 """Measures the gain of speculation with the embedded models for each K, and that of a tuned table, in one run.
 
-Two servers run: one with a draft model and a K that changes live, and one without, because K = 0 on a running
-engine still runs the draft once per step. They take turns on the same texts, so that a drift of the machine affects
-both; only one is active at a time. Then K is changed repeatedly under traffic, to measure the time that a change takes.
+Two servers run: one with drafts and a K that changes live, K = 0 included, and one started without. They take turns on the same texts, so that a drift of the machine affects
+both; the other is suspended meanwhile. Then K is changed repeatedly under traffic, to measure the time that a change
+takes.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Any, TypedDict, Unpack
 import click
 from rich.console import Console
 
-from loadtest.bench.common.contest import PAUSE_S
+from loadtest.bench.common.contest import Turns
 from loadtest.bench.common.figures import report_console, rounded
 from loadtest.bench.common.server import SERVES_ALL, CommandError, ServerProcess, config_options
 from loadtest.bench.speculation.live_change import Changes, measure_changes
@@ -137,24 +137,24 @@ def figures(tuned: Tuned) -> dict[str, float]:
 async def _measure(
     config: Path, overrides: Sequence[str], settings: TuningSettings, options: _Options, console: Console
 ) -> tuple[Tuned, Changes]:
-    scenario = Scenario.load("steady").scaled(seed=options["seed"])
+    scenario, turns = Scenario.load("steady").scaled(seed=options["seed"]), Turns()
     async with AsyncExitStack() as stack:
-        drafting = _start(
-            stack,
-            config,
-            (*overrides, f"engine.num_speculative_tokens={MAX_K}"),
-            "server",
-            console,
-        )
-        plain = _start(stack, config, (*overrides, "engine.num_speculative_tokens=0"), NO_DRAFT.name, console)
-        replays = {"": Replay(drafting["address"], scenario), NO_DRAFT.name: Replay(plain["address"], scenario)}
-        for replay in replays.values():
-            stack.push_async_callback(replay.close)
-        operator = await stack.enter_async_context(Operator(drafting["admin_address"]))
+        servers: dict[Replay, ServerProcess] = {}
+        replays: dict[str, Replay] = {}
+        for name, k in (("", MAX_K), (NO_DRAFT.name, 0)):
+            server = _start(stack, config, (*overrides, f"engine.num_speculative_tokens={k}"), name, console)
+            turns.add(server.process)
+            replays[name] = Replay(server.ready["address"], scenario)
+            stack.push_async_callback(replays[name].close)
+            servers[replays[name]] = server
+
+        async def give_turn(replay: Replay) -> None:
+            await turns.give(servers[replay].process)
+
+        await give_turn(replays[""])
+        operator = await stack.enter_async_context(Operator(servers[replays[""]].ready["admin_address"]))
         bar = stack.enter_context(Bar(console))
-        tuner = Tuner(operator, replays, scenario, bar.on_progress, switch_s=PAUSE_S)
-        tuned = await tuner.tune(settings, [NO_DRAFT])
-        await asyncio.sleep(PAUSE_S)
+        tuned = await Tuner(operator, replays, scenario, bar.on_progress, on_turn=give_turn).tune(settings, [NO_DRAFT])
         traffic, count = await traffic_of(scenario, _CHANGES_AT, "changes"), options["changes"]
         async with operator.borrowed():
             changes = await measure_changes(
@@ -168,14 +168,12 @@ async def _measure(
     return tuned, changes
 
 
-def _start(
-    stack: AsyncExitStack, config: Path, overrides: Sequence[str], name: str, console: Console
-) -> dict[str, Any]:
-    """Start a server that is stopped with the stack; return its ready message."""
-    with console.status(f"starting: {name}"):
-        server = ServerProcess(config, (*_OVERRIDES, *overrides), name.replace(" ", "-"))
+def _start(stack: AsyncExitStack, config: Path, overrides: Sequence[str], name: str, console: Console) -> ServerProcess:
+    """Start a server that is stopped with the stack."""
+    with console.status(f"starting: {name or 'server'}"):
+        server = ServerProcess(config, (*_OVERRIDES, *overrides), name.replace(" ", "-") or "server")
     stack.callback(server.stop)
-    return server.ready
+    return server
 
 
 def _write(folder: Path, tuned: Tuned, about: dict[str, Any], found: dict[str, Any]) -> None:

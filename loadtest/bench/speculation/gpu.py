@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from loadtest.bench.common.contest import BenchPrompt
+from loadtest.bench.common.contest import BenchPrompt, Turns
 from loadtest.bench.common.figures import report_console
 from loadtest.bench.peers.bare_engine import BareEngine
 from loadtest.processes.child import StartError, end_on_sigterm
@@ -185,7 +185,7 @@ async def _measure(
 ) -> dict[int, tuple[list[float], list[float]]]:
     """Return tokens/s of each round by batch size, with a draft and without."""
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # as the server does where K may vary
-    chance, console = random.Random(seed), Console(stderr=True)
+    chance, console, turns = random.Random(seed), Console(stderr=True), Turns()
     rates: dict[int, tuple[list[float], list[float]]] = {size: ([], []) for size in sizes}
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speculation-gpu-")))
@@ -195,6 +195,7 @@ async def _measure(
             with console.status("starting with a draft" if own_draft else "starting without a draft"):
                 args = engine_args(target, own_draft, k, acceptance, sizes[-1])
                 engines.append(await stack.enter_async_context(BareEngine({"engine": {}, "engine_args": args})))
+                turns.add(engines[-1].process)
         with Progress(console=console) as progress:
             task = progress.add_task("measuring", total=(rounds + 1) * len(sizes))
             for number in range(rounds + 1):
@@ -202,6 +203,7 @@ async def _measure(
                     prompts = _prompts(size, tokens, chance)
                     order = chance.sample(range(len(engines)), len(engines))
                     for place in order:
+                        await turns.give(engines[place].process)
                         block = await engines[place].run(prompts, size)
                         if number:  # the first round warms up
                             rates[size][place].append(block.tokens_per_s)

@@ -1,0 +1,125 @@
+"""The figures, the table and the picture of the capacity benchmark."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.bench.capacity.contestants import LLAMA, OURS, VLLM, VLLM_SAME_PROMPTS
+from loadtest.bench.capacity.estimates import editors, is_decided, ratio
+from loadtest.bench.capacity.trial import Promise, crossing
+from loadtest.bench.common.figures import percentile, rounded
+from loadtest.report.drawing.bars import bars_svg
+from loadtest.search.capacity import Trial
+from loadtest.tuning.statistics import Estimate
+
+_RATIOS = {VLLM: "ratio_{}", VLLM_SAME_PROMPTS: "ratio_{}_same_prompts", LLAMA: "ratio_{}_llama_cpp"}
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found in one context."""
+
+    context: str
+    about: str
+    """What the context is, for a reader."""
+    promise: Promise
+    trials: dict[str, list[tuple[Trial, ...]]] = field(default_factory=dict)
+    """The trials of each contestant, by round."""
+
+    def add(self, trials: Mapping[str, tuple[Trial, ...]]) -> None:
+        """Add a round."""
+        for name, found in trials.items():
+            self.trials.setdefault(name, []).append(found)
+
+    @property
+    def num_rounds(self) -> int:
+        """The number of rounds."""
+        return len(self.trials.get(OURS, ()))
+
+    @property
+    def capacities(self) -> dict[str, list[float]]:
+        """The editors that each contestant served, by round."""
+        return {name: [crossing(each, self.promise.share) for each in rounds] for name, rounds in self.trials.items()}
+
+    @property
+    def all_trials(self) -> list[Trial]:
+        """Every trial of every contestant."""
+        return [trial for rounds in self.trials.values() for trials in rounds for trial in trials]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether this server differs from each other contestant beyond noise."""
+        return self.num_rounds > 0 and is_decided(self.capacities, OURS)
+
+
+def headline(found: Sequence[Findings]) -> dict[str, float | None]:
+    """Return the headline figures with their intervals; a contestant that did not take part has none.
+
+    The generator's lag is the median over all trials of their 99th percentile.
+    """
+    figures: dict[str, float | None] = {}
+    for each in found:
+        capacities = each.capacities
+        figures |= _named(f"editors_{each.context}", editors(capacities[OURS]))
+        for name, pattern in _RATIOS.items():
+            if name in capacities:
+                figures |= _named(pattern.format(each.context), ratio(capacities[OURS], capacities[name]))
+    lags_ms = [trial.figures["lag_ms_p99"] for each in found for trial in each.all_trials]
+    return figures | {"generator_lag_ms_p99": rounded(percentile(lags_ms, 50))}
+
+
+def details(found: Sequence[Findings]) -> dict[str, Any]:
+    """Return the capacities of all contestants and every trial, nested by context and contestant."""
+    return {each.context: {name: _contestant(each, name) for name in each.trials} for each in found}
+
+
+def print_table(found: Sequence[Findings], console: Console) -> None:
+    """Print the editors of each contestant and the ratio of this server's to them."""
+    table = Table(title="Editors whose pauses are answered in time", title_justify="left")
+    for heading in ("context", "contestant", "editors", "interval", "this server's, relative", "interval"):
+        table.add_column(heading, justify="left" if heading in {"context", "contestant"} else "right")
+    for each in found:
+        capacities = each.capacities
+        for name, own in capacities.items():
+            served, relative = editors(own), ratio(capacities[OURS], own)
+            beside = ("", "") if name == OURS else (f"{relative.value:.2f}", _span(relative, 2))
+            table.add_row(each.about, name, f"{served.value:.1f}", _span(served, 1), *beside)
+        table.add_section()
+    console.print(table)
+
+
+def picture(found: Sequence[Findings]) -> str:
+    """Return the chart as an SVG file."""
+    names = list(found[0].trials)
+    series = {
+        name: [(each.value, each.low, each.high) for each in (editors(one.capacities[name]) for one in found)]
+        for name in names
+    }
+    title = "Editors whose pauses get their first text in time"
+    return bars_svg(series, [each.about for each in found], "editors", title)
+
+
+def _contestant(found: Findings, name: str) -> dict[str, Any]:
+    served = editors(found.capacities[name])
+    return _named("editors", served) | {
+        "editors_by_round": [rounded(each, 1) for each in found.capacities[name]],
+        "trials": [
+            [
+                {"editors": trial.sessions} | {key: rounded(value) for key, value in trial.figures.items()}
+                for trial in trials
+            ]
+            for trials in found.trials[name]
+        ],
+    }
+
+
+def _named(name: str, found: Estimate) -> dict[str, float | None]:
+    return {name: rounded(found.value), f"{name}_low": rounded(found.low), f"{name}_high": rounded(found.high)}
+
+
+def _span(found: Estimate, digits: int) -> str:
+    return "" if math.isnan(found.low) else f"{found.low:.{digits}f} to {found.high:.{digits}f}"
