@@ -112,9 +112,13 @@ $(1) install --quiet --no-deps -r requirements/torch-cpu.txt 2>/dev/null \
 	     $(1) install --quiet --no-deps --index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt; }
 endef
 
+# requirements/cuda.txt is resolved for one Python; for another one some packages have other versions.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or later is needed; name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@[ "$(ENGINE)" != cuda ] || $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+		|| { echo "requirements/cuda.txt is locked for Python 3.11; name one with make ENGINE=cuda" \
+		     "PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) \
 		|| { echo "The venv module is missing; on Debian: apt-get install python3-venv" >&2; exit 1; }
 

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from completion_server.engine.vllm.environment import choose_model_runner, set_defaults
+
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "PYTHONWARNINGS": "ignore::FutureWarning",
 }
-"""Environment of the engine's processes; a variable that is set already stays."""
+"""Environment of the engine's processes beside that of every engine; a variable that is set already stays."""
 
 
 class OfflineEngineError(Exception):
@@ -51,6 +53,8 @@ def offline_engine(model: Path, fixed: Mapping[str, Any], options: Mapping[str, 
     refuse_options(options, *fixed)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    set_defaults()
+    choose_model_runner({**fixed, **options}.get("speculative_config"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The import uses deprecated parts of torch.
         from vllm import LLM
