@@ -61,15 +61,16 @@ def set_defaults() -> None:
         os.environ.setdefault(name, value)
 
 
-def choose_model_runner(speculative_config: Mapping[str, Any] | None) -> None:
+def choose_model_runner(speculative_config: Mapping[str, Any] | None, *, is_older: bool = False) -> None:
     """Choose the model runner of the next engine that this process starts; call it before vLLM's configuration.
 
-    The variable stays while the engine runs, because vLLM reads it at requests, too.
+    The variable stays while the engine runs, because vLLM reads it at requests, too. `is_older` takes the older runner
+    without a draft model.
     """
     if RUNNER in _chosen_here and os.environ.get(RUNNER) == _OLDER:
         del os.environ[RUNNER]
     _chosen_here.discard(RUNNER)
-    if RUNNER in engine_environment(speculative_config, os.environ):
+    if (is_older or has_draft_model(speculative_config)) and RUNNER not in os.environ:
         os.environ[RUNNER] = _OLDER
         _chosen_here.add(RUNNER)
-        logger.info("with a draft model: %s=%s", RUNNER, _OLDER)
+        logger.info("%s=%s", RUNNER, _OLDER)

@@ -49,7 +49,7 @@ from loadtest.bench.common.server import (
 )
 from loadtest.bench.common.texts import TooFewTextsError, typed_texts
 from loadtest.bench.overhead.report import Results, figures, print_tables
-from loadtest.bench.peers.bare_engine import BareEngine
+from loadtest.bench.peers.bare_engine import BareEngine, peer_args
 from loadtest.bench.peers.vllm_serve import ServeError, VllmServe
 from loadtest.bench.prompt import replay
 from loadtest.processes.child import StartError, end_on_sigterm
@@ -130,7 +130,8 @@ async def _measure(
         with console.status("starting the server"):
             server = await stack.enter_async_context(Server(config, (*SERVES_ALL, *overrides)))
         with console.status("starting the engine alone"):
-            others: list[Contestant] = [await stack.enter_async_context(BareEngine(effective))]
+            bare = BareEngine(effective | {"engine_args": peer_args(effective["engine_args"])})
+            others: list[Contestant] = [await stack.enter_async_context(bare)]
         serve: VllmServe | None = None
         if options["with_vllm_serve"]:
             with console.status("starting vllm serve"):

@@ -16,19 +16,35 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import IO, Any, Self
 
+from completion_server.engine.vllm.environment import engine_environment
 from loadtest.bench.common.contest import BenchPrompt, closed_loop
 from loadtest.bench.common.figures import Block, Sample
-from loadtest.processes.child import Child
+from loadtest.processes.child import FIRST_START_S, Child
 
-_START_S = 300.0
 _BLOCK_S = 300.0
 
 
+_SPECULATIVE, _SCHEDULE = "speculative_config", "num_speculative_tokens_per_batch_size"
+
+
 def engine_env(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment of the server's engine, from the server's effective configuration."""
-    return {
-        "VLLM_CPU_KVCACHE_SPACE": str(config["engine"].get("cpu_kv_cache_gib", 1)),
-    }
+    """Return the environment of an engine, from a server's effective configuration.
+
+    As for the server's engine: processes are spawned, and the model runner is the one for its drafts.
+    """
+    own = engine_environment(config["engine_args"].get(_SPECULATIVE), os.environ)
+    return own | {"VLLM_CPU_KVCACHE_SPACE": str(config["engine"].get("cpu_kv_cache_gib", 1))}
+
+
+def peer_args(engine_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engine arguments that serve a peer best, from those of the server.
+
+    Only the server changes K. With a schedule of K vLLM would have no full CUDA graphs on a GPU.
+    """
+    args = {name: value for name, value in engine_args.items() if name != "scheduler_cls"}
+    if args.get(_SPECULATIVE):
+        args[_SPECULATIVE] = {name: value for name, value in args[_SPECULATIVE].items() if name != _SCHEDULE}
+    return args
 
 
 class BareEngine:
@@ -36,17 +52,19 @@ class BareEngine:
 
     name = "engine alone"
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], *, env: Mapping[str, str] | None = None) -> None:
         """Start the worker with a server's effective configuration and wait until the engine is loaded.
+
+        `env` are variables of this engine alone.
 
         Raises:
             StartError: the worker did not start.
 
         """
         command = [sys.executable, "-m", "loadtest.bench.peers.bare_engine"]
-        self._child = Child("bare-engine", command, env=engine_env(config), is_piped=True)
+        self._child = Child("bare-engine", command, env={**engine_env(config), **(env or {})}, is_piped=True)
         try:
-            self._child.ask({"engine_args": config["engine_args"]}, _START_S)
+            self._child.ask({"engine_args": config["engine_args"]}, FIRST_START_S)
         except BaseException:
             self._child.stop()
             raise
@@ -84,6 +102,7 @@ class _Worker:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args))
+        self._has_text = not engine_args.get("skip_tokenizer_init")
         self._num_asked = 0
 
     async def block(self, concurrency: int, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -122,7 +141,7 @@ class _Worker:
             async for result in results:
                 num_tokens += len(result.outputs[0].token_ids)
                 cached = result.num_cached_tokens or 0
-                if ttft_ms is None and result.outputs[0].text.strip():
+                if ttft_ms is None and (result.outputs[0].text.strip() or not self._has_text):
                     ttft_ms = (time.perf_counter() - start) * 1000
                 if prompt.is_enough(num_tokens):
                     break
