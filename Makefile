@@ -11,7 +11,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-full check proto docs lock lock-cuda models calibration test-calibration clean \
 	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
-	bench-attacks
+	bench-attacks bench-gpu
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -101,6 +101,11 @@ bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/ima
 
 bench-speculation: $(VENV)/installed ## Every draft length K at 1 to 64 at once, a table tuned from it, and how fast K changes.
 	@$(BIN)/python -m loadtest.bench.speculation
+
+# BENCH_GPU has its options, such as --part ttft; see python -m loadtest.bench.gpu --help.
+bench-gpu: ## Whether the server works on this machine's GPU, how fast, and for how many editors; four parts.
+	@$(MAKE) --no-print-directory ENGINE=cuda .venv-cuda/installed
+	@.venv-cuda/bin/python -m loadtest.bench.gpu $(BENCH_GPU)
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
 	rm -rf .venv .venv-cuda .venv-calibration build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from completion_server.engine.vllm.environment import engine_environment
+from completion_server.engine.vllm.shared_lookup import LookupPublisher
 from loadtest.bench.common.contest import BenchPrompt, closed_loop
 from loadtest.bench.common.figures import Block, Sample
 from loadtest.processes.child import FIRST_START_S, Child
@@ -52,10 +53,12 @@ class BareEngine:
 
     name = "engine alone"
 
-    def __init__(self, config: Mapping[str, Any], *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], *, env: Mapping[str, str] | None = None, changes_k: bool = False
+    ) -> None:
         """Start the worker with a server's effective configuration and wait until the engine is loaded.
 
-        `env` are variables of this engine alone.
+        `env` are variables of this engine alone. `changes_k` gives the engine the server's scheduler, for `set_k`.
 
         Raises:
             StartError: the worker did not start.
@@ -64,7 +67,7 @@ class BareEngine:
         command = [sys.executable, "-m", "loadtest.bench.peers.bare_engine"]
         self._child = Child("bare-engine", command, env={**engine_env(config), **(env or {})}, is_piped=True)
         try:
-            self._child.ask({"engine_args": config["engine_args"]}, FIRST_START_S)
+            self._child.ask({"engine_args": config["engine_args"], "changes_k": changes_k}, FIRST_START_S)
         except BaseException:
             self._child.stop()
             raise
@@ -83,6 +86,10 @@ class BareEngine:
         answer = self._child.ask({"concurrency": concurrency, "jobs": jobs}, _BLOCK_S)
         return Block(tuple(Sample(**sample) for sample in answer["samples"]), answer["wall_s"])
 
+    def set_k(self, k: int) -> None:
+        """Change K for all batch sizes, from the engine's next step on."""
+        self._child.ask({"k": k}, _BLOCK_S)
+
     async def __aenter__(self) -> Self:
         """Return itself."""
         return self
@@ -97,13 +104,31 @@ class BareEngine:
 class _Worker:
     """The engine, in the worker's process."""
 
-    def __init__(self, engine_args: Mapping[str, Any]) -> None:
+    def __init__(self, engine_args: Mapping[str, Any], *, changes_k: bool) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args))
+        config = AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        self._lookup: LookupPublisher | None = None
+        with contextlib.ExitStack() as stack:
+            if changes_k:
+                scheduler = config.scheduler_config
+                name = "LookupAsyncScheduler" if scheduler.async_scheduling else "LookupScheduler"
+                scheduler.scheduler_cls = f"completion_server.engine.vllm.schedulers.{name}"
+                self._max_num_seqs = scheduler.max_num_seqs
+                self._lookup = LookupPublisher(self._max_num_seqs)
+                stack.enter_context(self._lookup.published())
+            self._llm = AsyncLLM.from_vllm_config(config)
+        if self._lookup is not None and self._lookup.unread_reason:
+            raise RuntimeError(self._lookup.unread_reason)
         self._has_text = not engine_args.get("skip_tokenizer_init")
         self._num_asked = 0
+
+    def set_k(self, k: int) -> dict[str, Any]:
+        assert self._lookup is not None
+        self._lookup.write([k] * (self._max_num_seqs + 1))
+        return {"event": "set"}
 
     async def block(self, concurrency: int, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         prompts = [
@@ -166,8 +191,10 @@ async def _serve(answers: IO[str]) -> None:
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             question = json.loads(line)
             if worker is None:
-                worker = _Worker(question["engine_args"])
+                worker = _Worker(question["engine_args"], changes_k=question["changes_k"])
                 answer: dict[str, Any] = {"event": "ready"}
+            elif "k" in question:
+                answer = worker.set_k(question["k"])
             else:
                 answer = await worker.block(question["concurrency"], question["jobs"])
             answers.write(json.dumps(answer) + "\n")
