@@ -1,10 +1,10 @@
 """The arguments and attributes of vLLM that the GPU scripts use exist. Without a GPU there is no other test of them."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from completion_server.config import load_config
 from loadtest.bench.gpu.sessions import SessionsPlan
 from loadtest.bench.gpu.speculation import SpeculationPlan
 from loadtest.bench.gpu.ttft import TtftPlan
@@ -20,8 +20,9 @@ def test_vllm_has_the_arguments() -> None:
 
     known, drafting = AsyncEngineArgs.__dataclass_fields__.keys(), SpeculativeConfig.__dataclass_fields__.keys()
     given = [way.args for plan in (SpeculationPlan(), TtftPlan()) for way in plan.ways(Path("models"), Size())]
-    settings = dict(each.split("=", 1) for each in SessionsPlan().overrides(Path("models"), Size()))
-    given.append(json.loads(settings["engine.vllm"]))
+    served = load_config(None, SessionsPlan().overrides(Path("models"), Size()), {})
+    assert served.engine.max_num_speculative_tokens == 5
+    given.append(served.engine.vllm)
     for args in given:
         assert args.keys() <= known
         assert args.get("speculative_config", {}).keys() <= drafting

@@ -26,6 +26,7 @@ from loadtest.bench.gpu import functional, mission, sessions, speculation, ttft
 from loadtest.bench.gpu.driver import ask
 from loadtest.bench.gpu.ways import Size
 from loadtest.processes.child import StartError, end_on_sigterm
+from loadtest.targets import TargetError
 
 PARTS = ("functional", "speculation", "ttft", "sessions")
 _FIGURES = "gpu.json"
@@ -66,7 +67,7 @@ def main(
         console.print(f"part: {part}")
         try:
             found[part] = asyncio.run(_measure(part, plans, config, overrides, Size(is_tiny=tiny), console))
-        except (StartError, CommandError) as error:
+        except (StartError, CommandError, TargetError) as error:
             raise click.ClickException(f"{part}: {error}") from error
         out.mkdir(parents=True, exist_ok=True)
         (out / _FIGURES).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

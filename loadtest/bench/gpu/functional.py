@@ -25,6 +25,7 @@ from loadtest.bench.common.server import SERVES_ALL, ServerProcess
 from loadtest.bench.common.texts import CursorText, distinct_texts
 from loadtest.bench.gpu.driver import used_mib
 from loadtest.processes.child import FIRST_START_S
+from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 
 K = 4
@@ -143,9 +144,9 @@ class Trial:
         begun = time.monotonic()
         async with CompletionClient(self._server.ready["address"]) as client:
             while time.monotonic() - begun < FIRST_START_S:
-                async with Operator(self._server.ready["admin_address"]) as operator:
-                    restarts = (await operator.status()).engine_restarts
-                with contextlib.suppress(ServiceError):
+                with contextlib.suppress(ServiceError, TargetError):
+                    async with Operator(self._server.ready["admin_address"]) as operator:
+                        restarts = (await operator.status()).engine_restarts
                     if await self._ask(client, self._texts[0]) and restarts:
                         return round(time.monotonic() - begun, 1)
                 await asyncio.sleep(0.25)

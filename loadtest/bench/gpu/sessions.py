@@ -45,14 +45,15 @@ class SessionsPlan:
         if not size.is_tiny:
             rates = acceptance_by_position(self.acceptance, self.k)
             drafts |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
-        vllm = {"load_format": "dummy", "speculative_config": drafts}
         return [
             f"engine.model={folder / 'target'}",
             f"engine.draft_model={draft}",
             f"engine.num_speculative_tokens={self.k}",
             f"engine.max_model_len={1024 if size.is_tiny else DRAFT_CONTEXT}",
             f"engine.max_num_seqs={self.max_num_seqs}",
-            f"engine.vllm={json.dumps(vllm)}",
+            f"scheduling.max_slots={self.max_num_seqs}",
+            "engine.vllm.load_format=dummy",
+            *(f"engine.vllm.speculative_config.{key}={json.dumps(value)}" for key, value in drafts.items()),
         ]
 
     def search(self, address: str) -> list[str]:
