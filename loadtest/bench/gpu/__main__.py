@@ -12,7 +12,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,8 +87,7 @@ def plans_for(size: Size) -> dict[str, Any]:
         plans["functional"] = functional.FunctionalPlan(num_texts=4, max_tokens=16, together=2)
         plans["speculation"] = speculation.SpeculationPlan(k=2, batches=(1, 2), tokens=16, rounds=3)
         plans["ttft"] = ttft.TtftPlan(prompt_tokens=(64, 128), step_tokens=(256, 512), crowd=2, rounds=2)
-        few = {"scenario": "steady", "from_sessions": 1, "to_sessions": 2, "duration_s": 4.0, "max_num_seqs": 8}
-        plans["sessions"] = replace(sessions.SessionsPlan(), **few)
+        plans["sessions"] = sessions.SessionsPlan("steady", 1, 2, duration_s=4.0, max_num_seqs=8)
     return plans
 
 
