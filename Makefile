@@ -11,7 +11,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-full check proto docs lock lock-cuda models calibration test-calibration clean \
 	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
-	bench-attacks bench-capacity llama-server
+	bench-attacks bench-capacity bench-gpu llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -123,6 +123,11 @@ LLAMA_CMAKE := -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_
 bench-speculation: $(VENV)/installed ## Every K at 1 to 64 at once, a table tuned from it, and how fast K changes.
 	@$(BIN)/python -m loadtest.bench.speculation
 
+# BENCH_GPU has its options, such as --part ttft; see python -m loadtest.bench.gpu --help.
+bench-gpu: ## Whether the server works on this machine's GPU, how fast, and for how many editors; four parts.
+	@$(MAKE) --no-print-directory ENGINE=cuda .venv-cuda/installed
+	@.venv-cuda/bin/python -m loadtest.bench.gpu $(BENCH_GPU)
+
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
 	rm -rf .venv .venv-cuda .venv-calibration .venv-llama build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
@@ -133,9 +138,13 @@ $(1) install --quiet --no-deps -r requirements/torch-cpu.txt 2>/dev/null \
 	     $(1) install --quiet --no-deps --index-url $(TORCH_CPU_INDEX) -r requirements/torch-cpu.txt; }
 endef
 
+# requirements/cuda.txt is resolved for one Python; for another one some packages have other versions.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or later is needed; name one with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@[ "$(ENGINE)" != cuda ] || $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+		|| { echo "requirements/cuda.txt is locked for Python 3.11; name one with make ENGINE=cuda" \
+		     "PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) \
 		|| { echo "The venv module is missing; on Debian: apt-get install python3-venv" >&2; exit 1; }
 

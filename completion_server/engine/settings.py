@@ -43,6 +43,10 @@ class EngineSettings:
     enforce_eager: bool | None = None
     """Whether to skip compilation and CUDA graphs. None skips them on a CPU, because a small model does not make up for
     their start-up time."""
+    full_cuda_graphs: bool = False
+    """Whether steps with the largest K run as full CUDA graphs although K may change; steps with another K stay
+    piecewise. False is vLLM's own choice, piecewise graphs for all of them. Not yet run on a GPU: compare greedy texts
+    first, with `make bench-gpu`."""
     nice: Annotated[int | None, Between(0, 19)] = None
     """Niceness (0 to 19) of the engine's processes. None is 5 on a CPU, where the engine would delay the server on the
     same cores, and 0 on a GPU."""

@@ -75,6 +75,8 @@ def max_sequences(num_blocks: int, block_tokens: int, sequence_tokens: int) -> i
 def time_steps(model: Path, sizes: Sizes) -> dict[str, float | None]:
     """Milliseconds of a decode step by batch size; ClickException when vLLM does not start.
 
+    Both models are timed as a server with a K that may change runs them, with piecewise CUDA graphs.
+
     None for a batch that the KV cache can't hold: vLLM would preempt sequences, and the time would be no decode step's.
     """
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
@@ -87,7 +89,7 @@ def time_steps(model: Path, sizes: Sizes) -> dict[str, float | None]:
     }  # fmt: skip
     found: dict[str, float | None] = {}
     try:
-        with offline_engine(model, settings) as llm:
+        with offline_engine(model, settings, speculation_graphs="piecewise") as llm:
             cache = llm.llm_engine.vllm_config.cache_config
             most = max_sequences(cache.num_gpu_blocks, cache.block_size, sequence_tokens)
             timer = _StepTimer(llm, config["vocab_size"], prompt_tokens)

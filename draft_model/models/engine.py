@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from completion_server.engine.vllm import offline
 from draft_model.core.errors import PipelineError
@@ -95,12 +95,13 @@ def refuse_options(options: Mapping[str, Any], *fixed: str) -> None:
 @contextmanager
 def open_engine(
     target: Path, draft: Path | None = None, *, num_speculative_tokens: int = 0, max_num_seqs: int | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None, speculation_graphs: Literal["full", "piecewise"] | None = None,
 ) -> Iterator[OfflineEngine]:  # fmt: skip
     """Start vLLM on a target, with a draft when one is given; stop it at the end.
 
-    `options` are vLLM's own settings, such as `tensor_parallel_size`. Raises PipelineError when it does not start, dies
-    later, or `options` has a setting that is fixed here.
+    `options` are vLLM's own settings, such as `tensor_parallel_size`; `speculation_graphs` runs a model alone with the
+    graphs that it has in speculation. Raises PipelineError when it does not start, dies later, or `options` has a
+    setting that is fixed here.
     """
     fixed: dict[str, Any] = {"speculative_config": None, "disable_log_stats": False}
     if max_num_seqs is not None:
@@ -110,7 +111,7 @@ def open_engine(
             "method": "draft_model", "model": str(draft), "num_speculative_tokens": num_speculative_tokens,
         }  # fmt: skip
     try:
-        with offline.offline_engine(target, fixed, options) as llm:
+        with offline.offline_engine(target, fixed, options, speculation_graphs=speculation_graphs) as llm:
             yield OfflineEngine(llm)
     except offline.OfflineEngineError as error:
         raise PipelineError(str(error)) from error

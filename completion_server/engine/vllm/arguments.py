@@ -6,8 +6,6 @@ Imports vLLM, and starts nothing.
 import dataclasses
 import difflib
 import importlib
-import logging
-import os
 from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
@@ -17,17 +15,14 @@ from vllm.platforms import current_platform
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import SpeculationLookup, constant_lookup
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
+from completion_server.engine.vllm.gpu_batches import gpu_batch_args
 from completion_server.engine.vllm.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
-
-logger = logging.getLogger(__name__)
 
 _OWN_KEYS = (
     "model", "revision", "dtype", "max_model_len", "max_num_seqs", "tensor_parallel_size", "trust_remote_code",
     "enforce_eager",
 )  # fmt: skip
 """vLLM's arguments that are keys of `[engine]`, under the same name."""
-
-_V2_RUNNER_ENV = "VLLM_USE_V2_MODEL_RUNNER"
 
 _WORKER_EXTENSION = "completion_server.engine.vllm.worker.WorkerExtension"
 """Makes K = 0 cost what an engine without a draft model costs."""
@@ -65,12 +60,14 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
             "model": settings.draft_model,
             "num_speculative_tokens": settings.num_speculative_tokens,
         }
-        if not settings_locked_reason(settings):
+        if not settings_locked_reason(settings) and not settings.full_cuda_graphs:
             # A schedule tells vLLM that K may vary; a GPU then has no full CUDA graphs (docs/speculation.md).
             row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
             args["speculative_config"][_SCHEDULE_KEY] = [row]
             args["worker_extension_cls"] = _WORKER_EXTENSION
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    if not current_platform.is_cpu():
+        args |= {key: value for key, value in gpu_batch_args(settings).items() if key in known}
     for key in settings.vllm:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
@@ -96,23 +93,13 @@ def settings_locked_reason(settings: EngineSettings) -> str:
     return ""
 
 
-def choose_model_runner(settings: EngineSettings) -> None:
-    """Choose the model runner that drafts K tokens, on a GPU with a K that may vary; call it before vLLM is set up.
-
-    vLLM's newer runner, the default, always drafts the largest K, and runs a draft model without CUDA graphs (vLLM
-    0.32, by its code). A VLLM_USE_V2_MODEL_RUNNER of the operator's has precedence.
-    """
-    if settings.draft_model and not current_platform.is_cpu() and not settings_locked_reason(settings):
-        os.environ.setdefault(_V2_RUNNER_ENV, "0")
-        logger.info("K may change: %s=%s", _V2_RUNNER_ENV, os.environ[_V2_RUNNER_ENV])
-
-
 def locked_reason(settings: EngineSettings, config: VllmConfig) -> str:
     """Return why K can't be changed on an engine of this configuration; "" if it can."""
     speculative = config.speculative_config
     if speculative is None:
         return "the engine was started without a draft model"
-    if getattr(speculative, _SCHEDULE_KEY, None) is None:
+    is_ours_alone = settings.full_cuda_graphs and speculative.method == "draft_model"
+    if getattr(speculative, _SCHEDULE_KEY, None) is None and not is_ours_alone:
         return settings_locked_reason(settings) or f"engine.vllm.speculative_config has no {_SCHEDULE_KEY}"
     return settings_locked_reason(settings)
 

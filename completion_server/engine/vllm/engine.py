@@ -34,12 +34,12 @@ from completion_server.engine.loading import Loading
 from completion_server.engine.processes import cpu_seconds, kill, with_descendants
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm.arguments import (
-    choose_model_runner,
     engine_args,
     locked_reason,
     lookup_at_start,
     schedulers_locked_reason,
 )
+from completion_server.engine.vllm.environment import choose_model_runner
 from completion_server.engine.vllm.process import keep_on_loopback, yield_to_server
 from completion_server.engine.vllm.shared_lookup import SPECULATE, LookupPublisher
 from completion_server.engine.vllm.speculation import VllmSpeculation
@@ -143,8 +143,9 @@ class VllmEngine:
         nice = self._settings.nice
         yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
         keep_on_loopback(self._settings)
-        choose_model_runner(self._settings)
-        args = AsyncEngineArgs(**engine_args(self._settings))
+        given = engine_args(self._settings)
+        choose_model_runner(given.get("speculative_config"))
+        args = AsyncEngineArgs(**given)
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
         self._locked_reason = locked_reason(self._settings, config) or schedulers_locked_reason(SCHEDULERS_MODULE)
         if self._locked_reason:

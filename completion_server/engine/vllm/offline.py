@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from completion_server.engine.vllm.environment import choose_model_runner, set_defaults
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -16,7 +18,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "PYTHONWARNINGS": "ignore::FutureWarning",
 }
-"""Environment of the engine's processes; a variable that is set already stays."""
+"""Environment of the engine's processes beside that of every engine; a variable that is set already stays."""
 
 
 class OfflineEngineError(Exception):
@@ -36,11 +38,18 @@ def refuse_options(options: Mapping[str, Any], *fixed: str) -> None:
 
 
 @contextmanager
-def offline_engine(model: Path, fixed: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> Iterator[Any]:
+def offline_engine(
+    model: Path,
+    fixed: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+    *,
+    speculation_graphs: Literal["full", "piecewise"] | None = None,
+) -> Iterator[Any]:
     """Start vLLM on a model folder, yield its `LLM`, and stop its processes at the end.
 
     `fixed` are the caller's settings of vLLM; `options` are further ones that a user chose, such as
-    `tensor_parallel_size`.
+    `tensor_parallel_size`. `speculation_graphs` runs the model alone as it runs in speculation: on the runner for draft
+    models, and with the CUDA graphs named. A draft model has piecewise ones, a target full ones while K is constant.
 
     Raises:
         OfflineEngineError: vLLM does not start, or dies later, or `options` has a fixed setting.
@@ -51,14 +60,19 @@ def offline_engine(model: Path, fixed: Mapping[str, Any], options: Mapping[str, 
     refuse_options(options, *fixed)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    set_defaults()
+    choose_model_runner({**fixed, **options}.get("speculative_config"), is_older=speculation_graphs is not None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The import uses deprecated parts of torch.
         from vllm import LLM
         from vllm.platforms import current_platform
         from vllm.v1.engine.exceptions import EngineDeadError
 
+    chosen: dict[str, Any] = {"enforce_eager": current_platform.is_cpu()}
+    if speculation_graphs == "piecewise" and not current_platform.is_cpu():
+        chosen["compilation_config"] = {"cudagraph_mode": "PIECEWISE"}
     try:
-        llm = LLM(**fixed, **{"enforce_eager": current_platform.is_cpu(), **options})
+        llm = LLM(**fixed, **{**chosen, **options})
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise OfflineEngineError(f"vLLM does not start on {model}: {error}") from error
     try:

@@ -15,7 +15,7 @@ import psutil
 
 from completion_server.core import safe_logging
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.vllm import idle
+from completion_server.engine.vllm import environment, idle
 
 ENABLE_ENV = "COMPLETION_SERVER_ENGINE_CHILD"
 """Set by the server for the processes that it starts: the plugin does nothing in other uses of vLLM."""
@@ -53,6 +53,7 @@ def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
     """
     os.environ[ENABLE_ENV] = "1"
     os.environ[PARENT_ENV] = str(os.getpid())
+    environment.set_defaults()
     for name, value in (
         ("VLLM_LOGGING_LEVEL", log_level.upper()),
         ("VLLM_LOGGING_STREAM", "ext://sys.stderr"),

@@ -4,6 +4,9 @@ They rely on three properties of vLLM: its configuration names the scheduler's c
 reads its attribute `dynamic_sd_lookup`, K by number of sequences, at each step, and it has its requests in `running`.
 In a version without `dynamic_sd_lookup` or `running` the scheduler stays unchanged, and says so in the shared memory.
 
+vLLM leaves `dynamic_sd_lookup` at None if it was configured without a schedule, which keeps full CUDA graphs
+(`engine.full_cuda_graphs`). The scheduler then begins with the largest K for all batch sizes.
+
 A request that refuses drafts has a flag in its sampling parameters. Its drafts are dropped before the step that would
 verify them, as vLLM itself drops drafts that a grammar forbids. If all requests refuse drafts, none are proposed.
 """
@@ -16,7 +19,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from completion_server.engine.vllm import undrafted
-from completion_server.engine.vllm.shared_lookup import RUNS_DRAFT, SPECULATE, open_published_lookup
+from completion_server.engine.vllm.shared_lookup import (
+    RUNS_DRAFT,
+    SPECULATE,
+    is_lookup_published,
+    open_published_lookup,
+)
 
 
 class _LookupScheduler(Scheduler):
@@ -24,6 +32,8 @@ class _LookupScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self.num_spec_tokens and is_lookup_published() and getattr(self, "dynamic_sd_lookup", ()) is None:
+            self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.scheduler_config.max_num_seqs + 1)
         attributes = (getattr(self, name, None) for name in ("dynamic_sd_lookup", "running"))
         is_supported = all(isinstance(each, list) for each in attributes)
         self._active_lookup: list[int] = self.dynamic_sd_lookup or [] if is_supported else []
@@ -37,10 +47,10 @@ class _LookupScheduler(Scheduler):
         if self._shared is None:
             return super().schedule(*args, **kwargs)
         lookup = self._active_lookup = self._shared.read_new() or self._active_lookup
-        undrafted = [request for request in self.running if not _speculates(request.sampling_params)]
-        for request in undrafted:
+        refusing = [request for request in self.running if not _speculates(request.sampling_params)]
+        for request in refusing:
             request.spec_token_ids = []
-        is_none_drafted = undrafted and len(undrafted) == len(self.running)
+        is_none_drafted = refusing and len(refusing) == len(self.running)
         self.dynamic_sd_lookup = [0] * len(lookup) if is_none_drafted else lookup
         output = super().schedule(*args, **kwargs)
         setattr(output, RUNS_DRAFT, any(lookup))

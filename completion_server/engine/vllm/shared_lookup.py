@@ -172,6 +172,11 @@ class LookupPublisher:
         self._shared.close()
 
 
+def is_lookup_published() -> bool:
+    """Return whether the server has published a lookup for this engine core."""
+    return LOOKUP_ENV in os.environ
+
+
 def open_published_lookup(max_num_seqs: int, *, is_supported: bool) -> SharedLookup | None:
     """Return the engine core's end of the published lookup, None if there is none or the scheduler can't use it."""
     path = os.environ.get(LOOKUP_ENV)

@@ -22,7 +22,7 @@ from loadtest.bench.common.contest import BenchPrompt, closed_loop
 from loadtest.bench.common.figures import Block, Sample
 from loadtest.bench.common.prompts import PromptMaker
 from loadtest.bench.common.texts import CursorText
-from loadtest.processes.child import Child
+from loadtest.processes.child import FIRST_START_S, Child
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -31,7 +31,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _COMMAND = (sys.executable, "-m", "completion_server")
-_START_S = 300.0
 _REQUEST_S = 30.0
 _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 
@@ -160,7 +159,7 @@ class ServerProcess:
         command = [*_COMMAND, "serve", "--json", *flags(config, (*_OVERRIDES, _METRICS[has_metrics], *overrides))]
         self._child = Child(name, command, env=env, is_piped=True)
         try:
-            self.ready = self._child.read_json(_START_S)
+            self.ready = self._child.read_json(FIRST_START_S)
         except BaseException:
             self._child.stop()
             raise

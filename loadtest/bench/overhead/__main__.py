@@ -49,7 +49,7 @@ from loadtest.bench.common.server import (
 )
 from loadtest.bench.common.texts import TooFewTextsError, typed_texts
 from loadtest.bench.overhead.report import Results, figures, print_tables
-from loadtest.bench.peers.bare_engine import BareEngine
+from loadtest.bench.peers.bare_engine import BareEngine, peer_args
 from loadtest.bench.peers.vllm_serve import ServeError, VllmServe
 from loadtest.bench.prompt import replay
 from loadtest.processes.child import StartError, end_on_sigterm
@@ -132,15 +132,17 @@ async def _measure(
             server = await stack.enter_async_context(Server(config, (*SERVES_ALL, *overrides)))
             turns.add(server.process)
         with console.status("starting the engine alone"):
-            engine = await stack.enter_async_context(BareEngine(effective))
-            others: list[Contestant] = [engine]
+            bare = await stack.enter_async_context(
+                BareEngine(effective | {"engine_args": peer_args(effective["engine_args"])})
+            )
+            others: list[Contestant] = [bare]
         serve: VllmServe | None = None
         if options["with_vllm_serve"]:
             with console.status("starting vllm serve"):
                 serve = await stack.enter_async_context(VllmServe(effective))
             others += [serve, serve.with_text()]
         prompts = await _prompts(config, overrides, options, serve)
-        turns.add(engine.process)
+        turns.add(bare.process)
         if serve is not None:
             turns.add(serve.process)
         return await _contest(turns, server, others, prompts, options, console)

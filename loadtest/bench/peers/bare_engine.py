@@ -16,19 +16,37 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import IO, Any, Self
 
+from completion_server.engine.vllm.environment import engine_environment
+from completion_server.engine.vllm.shared_lookup import LookupPublisher
 from loadtest.bench.common.contest import BenchPrompt, closed_loop
 from loadtest.bench.common.figures import Block, Sample
-from loadtest.processes.child import Child
+from loadtest.processes.child import FIRST_START_S, Child
 
-_START_S = 300.0
 _BLOCK_S = 300.0
 
 
+_SPECULATIVE, _SCHEDULE = "speculative_config", "num_speculative_tokens_per_batch_size"
+
+
 def engine_env(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment of the server's engine, from the server's effective configuration."""
-    return {
-        "VLLM_CPU_KVCACHE_SPACE": str(config["engine"].get("cpu_kv_cache_gib", 1)),
-    }
+    """Return the environment of an engine, from a server's effective configuration.
+
+    As for the server's engine: processes are spawned, and the model runner is the one for its drafts.
+    """
+    own = engine_environment(config["engine_args"].get(_SPECULATIVE), os.environ)
+    return own | {"VLLM_CPU_KVCACHE_SPACE": str(config["engine"].get("cpu_kv_cache_gib", 1))}
+
+
+def peer_args(engine_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engine arguments that serve a peer best, from those of the server.
+
+    Only the server changes K. With a schedule of K vLLM would have no full CUDA graphs on a GPU.
+    """
+    own = {"scheduler_cls", "worker_extension_cls"}
+    args = {name: value for name, value in engine_args.items() if name not in own}
+    if args.get(_SPECULATIVE):
+        args[_SPECULATIVE] = {name: value for name, value in args[_SPECULATIVE].items() if name != _SCHEDULE}
+    return args
 
 
 class BareEngine:
@@ -36,17 +54,21 @@ class BareEngine:
 
     name = "engine alone"
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], *, env: Mapping[str, str] | None = None, changes_k: bool = False
+    ) -> None:
         """Start the worker with a server's effective configuration and wait until the engine is loaded.
+
+        `env` are variables of this engine alone. `changes_k` gives the engine the server's scheduler, for `set_k`.
 
         Raises:
             StartError: the worker did not start.
 
         """
         command = [sys.executable, "-m", "loadtest.bench.peers.bare_engine"]
-        self._child = Child("bare-engine", command, env=engine_env(config), is_piped=True)
+        self._child = Child("bare-engine", command, env={**engine_env(config), **(env or {})}, is_piped=True)
         try:
-            self._child.ask({"engine_args": config["engine_args"]}, _START_S)
+            self._child.ask({"engine_args": config["engine_args"], "changes_k": changes_k}, FIRST_START_S)
         except BaseException:
             self._child.stop()
             raise
@@ -70,6 +92,10 @@ class BareEngine:
         answer = self._child.ask({"concurrency": concurrency, "requests": requests}, _BLOCK_S)
         return Block(tuple(Sample(**sample) for sample in answer["samples"]), answer["wall_s"])
 
+    def set_k(self, k: int) -> None:
+        """Change K for all batch sizes, from the engine's next step on."""
+        self._child.ask({"k": k}, _BLOCK_S)
+
     async def __aenter__(self) -> Self:
         """Return itself."""
         return self
@@ -84,12 +110,31 @@ class BareEngine:
 class _Worker:
     """The engine, in the worker's process."""
 
-    def __init__(self, engine_args: Mapping[str, Any]) -> None:
+    def __init__(self, engine_args: Mapping[str, Any], *, changes_k: bool) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args))
+        config = AsyncEngineArgs(**engine_args).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        self._lookup: LookupPublisher | None = None
+        with contextlib.ExitStack() as stack:
+            if changes_k:
+                scheduler = config.scheduler_config
+                name = "LookupAsyncScheduler" if scheduler.async_scheduling else "LookupScheduler"
+                scheduler.scheduler_cls = f"completion_server.engine.vllm.schedulers.{name}"
+                self._max_num_seqs = scheduler.max_num_seqs
+                self._lookup = LookupPublisher(self._max_num_seqs)
+                stack.enter_context(self._lookup.published())
+            self._llm = AsyncLLM.from_vllm_config(config)
+        if self._lookup is not None and self._lookup.unread_reason:
+            raise RuntimeError(self._lookup.unread_reason)
+        self._has_text = not engine_args.get("skip_tokenizer_init")
         self._num_asked = 0
+
+    def set_k(self, k: int) -> dict[str, Any]:
+        assert self._lookup is not None
+        self._lookup.write([k] * (self._max_num_seqs + 1))
+        return {"event": "set"}
 
     async def block(self, concurrency: int, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         prompts = [
@@ -127,7 +172,7 @@ class _Worker:
             async for result in results:
                 num_tokens += len(result.outputs[0].token_ids)
                 cached = result.num_cached_tokens or 0
-                if ttft_ms is None and result.outputs[0].text.strip():
+                if ttft_ms is None and (result.outputs[0].text.strip() or not self._has_text):
                     ttft_ms = (time.perf_counter() - start) * 1000
                 if prompt.is_enough(num_tokens):
                     break
@@ -152,8 +197,10 @@ async def _serve(answers: IO[str]) -> None:
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             question = json.loads(line)
             if worker is None:
-                worker = _Worker(question["engine_args"])
+                worker = _Worker(question["engine_args"], changes_k=question["changes_k"])
                 answer: dict[str, Any] = {"event": "ready"}
+            elif "k" in question:
+                answer = worker.set_k(question["k"])
             else:
                 answer = await worker.block(question["concurrency"], question["requests"])
             answers.write(json.dumps(answer) + "\n")

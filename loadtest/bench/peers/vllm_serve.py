@@ -15,11 +15,10 @@ import aiohttp
 
 from loadtest.bench.common.contest import BenchPrompt, closed_loop
 from loadtest.bench.common.figures import Block, Sample
-from loadtest.bench.peers.bare_engine import engine_env
-from loadtest.processes.child import Child, free_port, is_http_ok
+from loadtest.bench.peers.bare_engine import engine_env, peer_args
+from loadtest.processes.child import FIRST_START_S, Child, free_port, is_http_ok
 
 _COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
-_START_S = 300.0
 _DATA = b"data: "
 _COUNT = re.compile(rb'"completion_tokens":(\d+)')
 
@@ -29,11 +28,11 @@ class ServeError(Exception):
 
 
 def serve_flags(engine_args: Mapping[str, Any]) -> list[str]:
-    """Return the flags of `vllm serve` for engine arguments, without this project's scheduler class."""
+    """Return the flags of `vllm serve` for engine arguments."""
     flags: list[str] = []
     for name, value in engine_args.items():
         flag = name.replace("_", "-")
-        if value is None or name in {"model", "scheduler_cls"}:
+        if value is None or name == "model":
             continue
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
@@ -76,13 +75,14 @@ class VllmServe:
         self.model = config["engine_args"]["model"]
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        command = [*_COMMAND, self.model, *([] if has_own_defaults else serve_flags(config["engine_args"]))]
+        flags = [] if has_own_defaults else serve_flags(peer_args(config["engine_args"]))
+        command = [*_COMMAND, self.model, *flags]
         command += ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
         env = {**engine_env(config), "PYTHONPATH": self._folder.name}
         self._child = Child("vllm-serve", command, env=env)
         self._session: aiohttp.ClientSession | None = None
         try:
-            self._child.wait_until(lambda: is_http_ok(f"{self.url}/health"), _START_S)
+            self._child.wait_until(lambda: is_http_ok(f"{self.url}/health"), FIRST_START_S)
         except BaseException:
             self._stop()
             raise

@@ -1,8 +1,8 @@
 """Measures the gain of speculation with the embedded models for each K, and that of a tuned table, in one run.
 
-Two servers run: one with drafts and a K that changes live, K = 0 included, and one started without. They take turns on the same texts, so that a drift of the machine affects
-both; the other is suspended meanwhile. Then K is changed repeatedly under traffic, to measure the time that a change
-takes.
+Two servers run: one with drafts and a K that changes live, K = 0 included, and one started without. They take turns on
+the same texts, so that a drift of the machine affects both; the other is suspended meanwhile. Then K is changed
+repeatedly under traffic, to measure the time that a change takes.
 """
 
 import asyncio

@@ -1,0 +1,206 @@
+"""Checks that the server works on this machine: greedy text with drafts, aborts, a restart, an end without remains.
+
+The models are the embedded ones, which are trained: only real text shows whether drafts change it. A step of another
+size may round differently, on a GPU more than on a CPU. How many texts that alone changes is measured too: without
+drafts, the same requests alone and several at once.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from completion.v1 import completion_pb2 as pb
+from completion_client import CompletionClient, ServiceError
+from loadtest.bench.common.server import SERVES_ALL, ServerProcess
+from loadtest.bench.common.texts import CursorText, distinct_texts
+from loadtest.bench.gpu.driver import used_mib
+from loadtest.processes.child import FIRST_START_S
+from loadtest.targets import TargetError
+from loadtest.targets.speculation import Operator
+
+K = 4
+MAX_LOST_SHARE = 0.1
+"""Drafts may change at most this share of texts more than rounding alone does."""
+
+_TIMEOUT_S, _ABORTED_S, _END_S = 60.0, 10.0, 60.0
+_LEFT_MIB = 64
+"""GPU memory that the driver may still count a moment after the last process has ended."""
+
+VARIANTS = {
+    "no draft": ("engine.num_speculative_tokens=0",),
+    "full graphs": (f"engine.num_speculative_tokens={K}", "engine.full_cuda_graphs=true"),
+    "schedule": (f"engine.num_speculative_tokens={K}",),
+}
+"""The servers, by the overrides of each; the last one is also aborted, killed and stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionalPlan:
+    """What is tried."""
+
+    num_texts: int = 24
+    max_tokens: int = 48
+    together: int = 8
+
+
+async def measure(plan: FunctionalPlan, config: Path, overrides: Sequence[str], console: Console) -> dict[str, Any]:
+    """Start the servers one after another and try each; return what was found."""
+    texts = distinct_texts(plan.num_texts, prefix_chars=1200, suffix_chars=300, seed=0)
+    before_mib = used_mib()
+    answers: dict[str, list[str]] = {}
+    found: dict[str, Any] = {}
+    for name, own in VARIANTS.items():
+        with console.status(f"starting: {name}"):
+            server = ServerProcess(config, (*SERVES_ALL, *overrides, *own), name.replace(" ", "-"))
+        try:
+            trial = Trial(server, plan, texts)
+            answers |= {f"{name}, {how}": each async for how, each in trial.answers(changes_k=name != "no draft")}
+            if name == "schedule":
+                found["aborted_s"] = await trial.abort()
+                found["restarted_s"] = await trial.restart()
+                found |= await trial.end(before_mib)
+        finally:
+            server.stop()
+    return found | judge(answers, found)
+
+
+def judge(answers: dict[str, list[str]], found: dict[str, Any]) -> dict[str, Any]:
+    """Return how many texts are as those without a draft, and whether everything is as it should be."""
+    reference = answers["no draft, alone"]
+    same = {
+        name: sum(map(str.__eq__, texts, reference)) / len(reference)
+        for name, texts in answers.items()
+        if texts is not reference
+    }
+    lost = {
+        name: round(same["no draft, together"] - share, 3) for name, share in same.items() if "no draft" not in name
+    }
+    passed = {
+        "greedy": max(lost.values()) <= MAX_LOST_SHARE,
+        "abort": found["aborted_s"] is not None,
+        "restart": found["restarted_s"] is not None,
+        "end": not found["left_processes"] and found["left_gpu_mib"] <= _LEFT_MIB,
+    }
+    return {"same_as_no_draft": same, "passed": passed, "is_passed": all(passed.values())}
+
+
+class Trial:
+    """One running server, as its editors and its operator see it."""
+
+    def __init__(self, server: ServerProcess, plan: FunctionalPlan, texts: Sequence[CursorText]) -> None:
+        """Take the server and the texts to complete."""
+        self._server = server
+        self._plan = plan
+        self._texts = texts
+
+    async def answers(self, *, changes_k: bool) -> AsyncIterator[tuple[str, list[str]]]:
+        """Yield greedy answers by how they were asked for: alone at each K and over changes of K, or together."""
+        if not changes_k:
+            yield "alone", await self._ask_all(1)
+            yield "together", await self._ask_all(self._plan.together)
+            return
+        async with Operator(self._server.ready["admin_address"]) as operator, operator.borrowed():
+            for k in (K, K // 2, 0):
+                await operator.put(((1, 1, k),))
+                yield f"K = {k}", await self._ask_all(1)
+            async with changing(operator):
+                yield "K changes", await self._ask_all(1)
+
+    async def abort(self) -> float | None:
+        """Hang up on many generations; return the time until no slot is taken, None if some stay taken."""
+        async with CompletionClient(self._server.ready["address"]) as client:
+            started = asyncio.Event()
+            tasks = [
+                asyncio.create_task(self._ask(client, text, lambda _text: started.set()))
+                for text in self._texts[: self._plan.together]
+            ]
+            await asyncio.wait_for(started.wait(), _TIMEOUT_S)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            begun = time.monotonic()
+            async with Operator(self._server.ready["admin_address"]) as operator:
+                while (await operator.status()).running_requests:
+                    if time.monotonic() - begun > _ABORTED_S:
+                        return None
+                    await asyncio.sleep(0.01)
+            return round(time.monotonic() - begun, 3)
+
+    async def restart(self) -> float | None:
+        """Kill the engine; return the time until the server answers again, None if it does not."""
+        for process in psutil.Process(self._server.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        begun = time.monotonic()
+        async with CompletionClient(self._server.ready["address"]) as client:
+            while time.monotonic() - begun < FIRST_START_S:
+                with contextlib.suppress(ServiceError, TargetError):
+                    async with Operator(self._server.ready["admin_address"]) as operator:
+                        restarts = (await operator.status()).engine_restarts
+                    if await self._ask(client, self._texts[0]) and restarts:
+                        return round(time.monotonic() - begun, 1)
+                await asyncio.sleep(0.25)
+        return None
+
+    async def end(self, before_mib: int) -> dict[str, Any]:
+        """Send SIGTERM; return what is left of the server's processes and of its GPU memory."""
+        own = psutil.Process(self._server.pid)
+        family = [own, *own.children(recursive=True)]
+        os.kill(own.pid, signal.SIGTERM)
+        begun = time.monotonic()
+        _gone, left = await asyncio.to_thread(psutil.wait_procs, family, _END_S)
+        ended_s = round(time.monotonic() - begun, 2)
+        return {"ended_s": ended_s, "left_processes": len(left), "left_gpu_mib": max(0, used_mib() - before_mib)}
+
+    async def _ask_all(self, num_callers: int) -> list[str]:
+        found: dict[int, str] = {}
+        places = iter(range(len(self._texts)))
+
+        async def caller(client: CompletionClient) -> None:
+            for place in places:
+                found[place] = await self._ask(client, self._texts[place])
+
+        async with CompletionClient(self._server.ready["address"]) as client, asyncio.TaskGroup() as group:
+            for _ in range(num_callers):
+                group.create_task(caller(client))
+        return [found[place] for place in range(len(self._texts))]
+
+    async def _ask(self, client: CompletionClient, text: CursorText, on_text: Any = None) -> str:  # noqa: ANN401
+        request = pb.CompleteRequest(
+            session_id=f"{id(text)}-{time.monotonic_ns()}",
+            language_id="python",
+            prefix=text.prefix,
+            suffix=text.suffix,
+            mode=pb.MODE_MULTI_LINE,
+            max_tokens=self._plan.max_tokens,
+            temperature=0.0,
+        )
+        return (await client.complete(request, timeout_s=_TIMEOUT_S, on_text=on_text)).text
+
+
+@contextlib.asynccontextmanager
+async def changing(operator: Operator) -> AsyncIterator[None]:
+    """Change K again and again while the block runs."""
+
+    async def change() -> None:
+        for k in itertools.cycle((0, K, 1, K // 2)):
+            await operator.put(((1, 1, k),))
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(change())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

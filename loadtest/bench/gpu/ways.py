@@ -1,0 +1,63 @@
+"""The engines that are compared: four ways to run a draft model, and one engine without. Pure."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+_SCHEDULE = "num_speculative_tokens_per_batch_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What depends on the machine: a GPU, or a CPU to try the program on."""
+
+    is_tiny: bool = False
+
+    @property
+    def common_args(self) -> dict[str, Any]:
+        """Arguments of every engine. Five of them share the memory of one H200."""
+        args = {"load_format": "dummy", "skip_tokenizer_init": True, "generation_config": "vllm"}
+        own = {"enforce_eager": True} if self.is_tiny else {"performance_mode": "interactivity"}
+        return args | own | {"enable_prefix_caching": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An engine to measure."""
+
+    name: str
+    args: dict[str, Any]
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables of this engine alone."""
+    live_ks: tuple[int, ...] = ()
+    """The Ks to measure on an engine whose K changes; empty for an engine whose K is constant."""
+
+
+def acceptance_by_position(acceptance: float, k: int) -> list[float]:
+    """Return, for each position, the share of drafts that are accepted up to it."""
+    return [acceptance**position for position in range(1, k + 1)]
+
+
+def ways(target: Path, draft: Path, k: int, acceptance: float, max_num_seqs: int, size: Size) -> tuple[Way, ...]:
+    """Return the engines, that without a draft first; it has vLLM's own choice of runner, the newer one.
+
+    The newer runner is left out of a trial on a CPU, which has none, and so is synthetic acceptance.
+    """
+    common = size.common_args | {"model": str(target), "max_model_len": 1024, "max_num_seqs": max_num_seqs}
+    if not size.is_tiny:
+        common["gpu_memory_utilization"] = 0.18  # 25 GB of an H200: 15 of weights, the rest KV cache and graphs
+    drafts: dict[str, Any] = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": k}
+    if not size.is_tiny:
+        rates = acceptance_by_position(acceptance, k)
+        drafts |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+    constant = common | {"speculative_config": drafts}
+    scheduled = common | {"speculative_config": drafts | {_SCHEDULE: [[1, max_num_seqs, k]]}}
+    found = [
+        Way("no draft", common),
+        Way("schedule", scheduled, {RUNNER: "0"}, (k, 0)),
+        Way("fixed", constant, {RUNNER: "0"}),
+        Way("full graphs", constant, {RUNNER: "0"}, (k, 0)),
+        Way("newer runner", scheduled, {RUNNER: "1"}, (k, 0)),
+    ]
+    return tuple(way for way in found if not (size.is_tiny and way.name == "newer runner"))

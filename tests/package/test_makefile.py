@@ -1,0 +1,40 @@
+"""What `make` insists on before it installs anything."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import ROOT
+
+
+def python_that_says_it_is(version: tuple[int, int], folder: Path) -> Path:
+    """Return an interpreter of another version, which makes no environment."""
+    path = folder / "python"
+    code = f"import sys; sys.version_info = {(*version, 0)}; exec(sys.argv[1])"
+    path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec "{sys.executable}" -c "{code}" "$2"\necho "made: $*"\n')
+    path.chmod(0o755)
+    return path
+
+
+def make_environment(engine: str, version: tuple[int, int], folder: Path) -> "subprocess.CompletedProcess[str]":
+    venv = folder / "venv"
+    names = (f"ENGINE={engine}", f"VENV={venv}", f"PYTHON={python_that_says_it_is(version, folder)}")
+    command = ["make", "--no-print-directory", *names, f"{venv}/bin/python"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 12)])
+def test_the_cuda_environment_insists_on_the_python_of_its_lock(version: tuple[int, int], tmp_path: Path) -> None:
+    done = make_environment("cuda", version, tmp_path)
+    assert done.returncode != 0
+    assert "PYTHON=/path/to/python3.11" in done.stderr
+    assert "made" not in done.stdout
+    locking = (ROOT / "requirements" / "lock.sh").read_text(encoding="utf-8")
+    assert "--python-version 3.11" in locking
+
+
+@pytest.mark.parametrize(("engine", "version"), [("cuda", (3, 11)), ("cpu", (3, 11)), ("cpu", (3, 12))])
+def test_a_python_that_fits_makes_the_environment(engine: str, version: tuple[int, int], tmp_path: Path) -> None:
+    assert "made: -m venv" in make_environment(engine, version, tmp_path).stdout

@@ -1,0 +1,175 @@
+"""The GPU benchmark without a GPU: its models, what it would start, and what it computes from what it finds."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from draft_model.core.presets import find_preset
+from loadtest.bench.gpu import mission
+from loadtest.bench.gpu.__main__ import main
+from loadtest.bench.gpu.functional import judge
+from loadtest.bench.gpu.models import DRAFT, TARGET, write_served_model
+from loadtest.bench.gpu.sessions import figures as session_figures
+from loadtest.bench.gpu.speculation import Rates, contestants, crossing
+from loadtest.bench.gpu.speculation import figures as speculation_figures
+from loadtest.bench.gpu.ways import RUNNER, Size, acceptance_by_position, ways
+
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+
+
+def planned(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["--dry-run", *arguments])
+    assert result.exit_code == 0, result.output
+    plan: dict[str, Any] = json.loads(result.stdout)
+    return plan
+
+
+def test_the_draft_is_the_preset() -> None:
+    shape = find_preset("draft-1b").shape
+    assert {
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.context_tokens,
+        "tie_word_embeddings": True,  # of every preset
+    }.items() <= DRAFT.items()
+
+
+def test_target_and_draft_have_one_vocabulary_and_heads_of_one_size(tmp_path: Path) -> None:
+    assert TARGET["vocab_size"] == DRAFT["vocab_size"]
+    assert TARGET["hidden_size"] // TARGET["num_attention_heads"] == DRAFT["head_dim"]
+    target = write_served_model(tmp_path / "target", TARGET)
+    assert json.loads((target / "config.json").read_text())["vocab_size"] == 4096, "the tokenizer's"
+    assert (target / "tokenizer.json").exists()
+
+
+def test_the_models_are_of_the_sizes_they_are_called_by() -> None:
+    assert 12.5e9 < num_parameters(TARGET) < 13.5e9
+    assert 1.0e9 < num_parameters(DRAFT) < 1.01e9
+
+
+def num_parameters(config: Mapping[str, Any]) -> float:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    attention = 2 * hidden**2 * (1 + config["num_key_value_heads"] / heads)
+    layer = attention + 3 * hidden * config["intermediate_size"]
+    embeddings = 1 if config["tie_word_embeddings"] else 2
+    return float(config["num_hidden_layers"] * layer + embeddings * config["vocab_size"] * hidden)
+
+
+def test_each_way_has_its_runner_and_its_graphs() -> None:
+    found = {way.name: way for way in ways(Path("t"), Path("d"), 5, 0.82, 16, Size())}
+    assert {name: way.env.get(RUNNER) for name, way in found.items()} == {
+        "no draft": None, "schedule": "0", "fixed": "0", "full graphs": "0", "newer runner": "1",
+    }  # fmt: skip
+    drafts = {name: way.args["speculative_config"] for name, way in found.items() if name != "no draft"}
+    assert {name for name, config in drafts.items() if SCHEDULE in config} == {"schedule", "newer runner"}
+    assert {name for name, way in found.items() if way.live_ks} == {"schedule", "full graphs", "newer runner"}
+    assert all(config["synthetic_acceptance_rates"] == acceptance_by_position(0.82, 5) for config in drafts.values())
+    assert "speculative_config" not in found["no draft"].args
+    names = [name for _place, _k, name in contestants(tuple(found.values()))]
+    assert len(names) == len(set(names)) == 8
+
+
+def test_the_engines_of_a_part_share_the_gpu() -> None:
+    plan = planned()
+    assert list(plan) == ["functional", "speculation", "ttft", "sessions"]
+    for part in ("speculation", "ttft"):
+        engines = plan[part]["engines"]
+        assert sum(engine["args"]["gpu_memory_utilization"] for engine in engines) <= 0.92
+        assert all(engine["args"]["load_format"] == "dummy" for engine in engines)
+    assert [engine["args"]["max_num_batched_tokens"] for engine in plan["ttft"]["engines"]] == [2048, 8192]
+
+
+def test_a_part_is_planned_alone_and_in_small() -> None:
+    plan = planned("--part", "speculation", "--tiny")
+    names = [engine["name"] for engine in plan["speculation"]["engines"]]
+    assert names == ["no draft", "schedule", "fixed", "full graphs"], "a CPU has no newer runner"
+    assert not any("gpu_memory_utilization" in engine["args"] for engine in plan["speculation"]["engines"])
+
+
+def test_synthetic_acceptance_is_of_drafts_up_to_each_position() -> None:
+    assert acceptance_by_position(0.5, 3) == [0.5, 0.25, 0.125]
+
+
+@pytest.mark.parametrize(
+    ("speedups", "where"),
+    [
+        ({1: 2.0, 16: 1.0}, 16.0),
+        ({1: 2.0, 4: 2.0, 16: 0.5}, 8.0),
+        ({1: 0.9, 4: 0.8}, 1.0),
+        ({1: 2.0, 64: 1.1}, None),
+    ],
+)
+def test_where_the_speed_up_ends_lies_between_two_sizes(speedups: dict[int, float], where: float | None) -> None:
+    assert crossing(speedups) == pytest.approx(where)
+
+
+def test_speed_ups_are_over_the_engine_without_a_draft() -> None:
+    plain, fast = [100.0, 101.0, 99.0], [200.0, 202.0, 198.0]
+    found = speculation_figures({("no draft", 1): Rates(plain, plain), ("fixed", 1): Rates(fast, plain)})
+    assert found["fixed"]["1"]["speedup"] == pytest.approx(2.0)
+    assert found["no draft"]["1"] == {"tokens_per_s": 100.0, "tokens_per_s_of_a_request": 100.0}
+
+
+WORKS = {"aborted_s": 0.1, "restarted_s": 20.0, "left_processes": 0, "left_gpu_mib": 0}
+
+
+@pytest.mark.parametrize(
+    ("drafted", "found", "failed"),
+    [
+        (["a", "b", "c", "d"], WORKS, set()),
+        (["a", "b", "c", "x"], WORKS, set()),
+        (["a", "b", "x", "x"], WORKS, {"greedy"}),
+        (["a", "b", "c", "d"], WORKS | {"aborted_s": None}, {"abort"}),
+        (["a", "b", "c", "d"], WORKS | {"restarted_s": None}, {"restart"}),
+        (["a", "b", "c", "d"], WORKS | {"left_processes": 1}, {"end"}),
+        (["a", "b", "c", "d"], WORKS | {"left_gpu_mib": 900}, {"end"}),
+    ],
+    ids=["same", "as much as by rounding", "more", "abort", "restart", "process", "memory"],
+)
+def test_drafts_may_change_no_more_than_rounding_does(
+    drafted: list[str], found: dict[str, Any], failed: set[str]
+) -> None:
+    answers = {
+        "no draft, alone": ["a", "b", "c", "d"],
+        "no draft, together": ["a", "b", "c", "y"],
+        "schedule, K = 4": drafted,
+    }
+    verdict = judge(answers, found)
+    assert {name for name, passed in verdict["passed"].items() if not passed} == failed
+    assert verdict["is_passed"] is not bool(failed)
+
+
+def test_the_sessions_are_those_of_the_largest_run_that_passed() -> None:
+    trials = [
+        {"sessions": 250, "is_passed": True, "figures": {"pause_ttft_ms_p95": 80.0}},
+        {"sessions": 500, "is_passed": True, "figures": {"pause_ttft_ms_p95": 150.0}},
+        {"sessions": 1000, "is_passed": False, "figures": {"pause_ttft_ms_p95": 900.0}},
+    ]
+    given = {"sessions": 500, "fails_at": 1000, "is_generator_bound": False, "trials": trials}
+    assert session_figures(given)["figures"] == {"pause_ttft_ms_p95": 150.0}
+    assert session_figures(given | {"trials": trials[2:], "sessions": 0})["figures"] == {}
+
+
+def test_the_table_says_what_was_not_run() -> None:
+    rows = {row[0]: row for row in mission.rows({})}
+    assert rows["concurrent sessions at the objective"][2] == "not run"
+    one = {"1": {"tokens_per_s": 70.0, "tokens_per_s_of_a_request": 78.0}}
+    best = {"1": {"tokens_per_s": 150.0, "tokens_per_s_of_a_request": 165.0}}
+    found = {
+        "speculation": {"no draft": one, "fixed": best},
+        "sessions": {"sessions": 1500, "figures": {"pause_ttft_ms_p50": 52.4, "usd_per_completion": 0.00031}},
+    }
+    rows = {row[0]: row for row in mission.rows(found)}
+    assert rows["tokens/s of a request, alone"][1:] == ("78", "165", "> 100")
+    assert rows["concurrent sessions at the objective"][2] == "1,500"
+    assert rows["TTFT p50 at the objective, ms"][2] == "52"
+    assert rows["cost of a completion seen, $"][2] == "0.000310"
