@@ -21,6 +21,7 @@ from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.assembly import PipelineSettings, assemble
 from completion_server.config import Config
+from completion_server.core.addresses import is_loopback, split_address
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import ConfigError, UnavailableError
 from completion_server.core.events import Emit
@@ -39,8 +40,6 @@ from completion_server.rpc.server import (
     Listener,
     build_admin_server,
     build_public_server,
-    is_loopback,
-    split_address,
 )
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.telemetry.logs import set_level
@@ -253,7 +252,7 @@ class App:
         address = self._config.server.metrics_listen
         if not address:
             return ""
-        host, port = split_address(address, "server.metrics_listen")
+        host, port = split_address(address)
         try:
             server = MetricsServer(host, port, self._registry)
         except OSError as error:
