@@ -46,7 +46,8 @@ class ServerSettings:
     admin_listen: str = "127.0.0.1:50052"
     """AdminService's own listener; keep it on loopback or behind mutual TLS. "" switches it off."""
     metrics_listen: str = "127.0.0.1:9464"
-    """Prometheus over HTTP at /metrics; "" switches it off."""
+    """HTTP: Prometheus metrics at /metrics, health at /healthz (the process runs) and /readyz (the server accepts
+    requests). "" switches it off."""
     tls: TlsSettings = TlsSettings()
     admin_tls: TlsSettings = TlsSettings()
     reflection: bool = True

@@ -34,14 +34,14 @@ def test_an_address_is_a_host_and_a_port(address: str, expected: tuple[str, int]
     assert split_address(address) == expected
 
 
-@pytest.mark.parametrize("address", ["", "127.0.0.1", ":50051", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:\u0663", "a:-1"])
+@pytest.mark.parametrize("address", ["", "127.0.0.1", ":50051", "127.0.0.1:", "a:x", "a:\u0663", "a:-1"])
 def test_any_other_text_is_no_address(address: str) -> None:
     with pytest.raises(ValueError, match="must be HOST:PORT, got"):
         split_address(address)
 
 
 def test_a_port_has_sixteen_bits() -> None:
-    with pytest.raises(ValueError, match="the port must be from 0 to 65535, got '127.0.0.1:99999'"):
+    with pytest.raises(ValueError, match=r"the port must be from 0 to 65535, got '127\.0\.0\.1:99999'"):
         split_address("127.0.0.1:99999")
 
 
