@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.assembly import PipelineSettings, assemble
 from completion_server.config import Config
+from completion_server.core.addresses import is_loopback, split_address
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import ConfigError, UnavailableError
 from completion_server.core.events import Emit
@@ -39,18 +41,18 @@ from completion_server.rpc.server import (
     Listener,
     build_admin_server,
     build_public_server,
-    is_loopback,
-    split_address,
 )
 from completion_server.sample_prompts import make_sample_prompts
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
 from completion_server.telemetry.metrics import Metrics, Snapshot
-from completion_server.telemetry.metrics_server import MetricsServer
+from completion_server.telemetry.metrics_server import MetricsServer, Probe
 
 logger = logging.getLogger(__name__)
 
+_PROBE_S = 5.0
+"""How long the event loop may take to answer a health check of the process."""
 _CLOSE_S = 1.0
 """How long open streams may take to end when the server stops."""
 
@@ -277,9 +279,11 @@ class App:
         address = self._config.server.metrics_listen
         if not address:
             return ""
-        host, port = split_address(address, "server.metrics_listen")
+        self._loop = asyncio.get_running_loop()
+        host, port = split_address(address)
         try:
-            server = MetricsServer(host, port, self._registry)
+            probes = {"/healthz": self._probe_life, "/readyz": self._probe_readiness}
+            server = MetricsServer(host, port, self._registry, probes)
         except OSError as error:
             msg = f"server.metrics_listen: can't listen on {address}: {error}"
             raise ConfigError(msg) from error
@@ -298,6 +302,7 @@ class App:
                 "queued_requests": lambda: load("num_queued"),
                 "running_requests": lambda: load("num_occupied"),
                 "slots": lambda: load("num_slots"),
+                "num_speculative_tokens": self._num_speculative_tokens,
                 "engine_ready": lambda: self._engine.state is EngineState.READY,
                 "engine_running_requests": lambda: self._engine.stats().num_running,
                 "engine_waiting_requests": lambda: self._engine.stats().num_waiting,
@@ -309,6 +314,25 @@ class App:
                 "engine_aborted_tokens": lambda: self._engine.stats().num_aborted_tokens,
             },
         )
+
+    def _num_speculative_tokens(self) -> int:
+        num_running = self._engine.stats().num_running
+        return self._speculation.active.schedule.num_speculative_tokens(max(1, num_running))
+
+    def _probe_life(self) -> Probe:
+        """Return whether the event loop runs. Called from another thread."""
+        answered = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:
+            return Probe(is_passed=False, state="the event loop has ended")
+        is_passed = answered.wait(_PROBE_S)
+        return Probe(is_passed, "ok" if is_passed else f"the event loop did not answer within {_PROBE_S:g} s")
+
+    def _probe_readiness(self) -> Probe:
+        """Return whether requests are accepted. Called from another thread."""
+        readiness = Readiness.STARTING if self._pipeline is None else self._pipeline.readiness
+        return Probe(readiness is Readiness.READY, readiness.value)
 
     def _engine_changed(self, state: EngineState) -> None:
         is_ready = state is EngineState.READY

@@ -21,8 +21,8 @@ from completion_server.core import descriptors, safe_logging
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
-from completion_server.model_limits import prompt_budget
-from completion_server.rpc.server import check_addresses
+from completion_server.model_limits import load_prompts, prompt_budget
+from completion_server.rpc.server import check_ports, check_tls
 from completion_server.telemetry import logs
 
 _GC_THRESHOLDS = (10_000, 50, 100)
@@ -59,13 +59,8 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
         sys.stdout.flush()
 
     try:
-        # Both before vLLM is imported, which takes seconds.
-        limits = {
-            "admission.max_sessions": loaded.admission.max_sessions,
-            "server.max_connections": loaded.server.max_connections,
-        }
-        descriptors.check_limits(limits)
-        check_addresses(loaded.server)
+        check_ports(loaded.server)  # before vLLM is imported, which takes seconds
+        _check(loaded)
         make_engine = make_engine_factory(loaded)
 
         async def run() -> None:
@@ -85,14 +80,17 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
 def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check whether a configuration can be used, without loading a model. Exit status 0 if so, 2 if not.
 
+    `serve` makes the same checks at its start, and also checks that the ports are free.
+
     \b
     Example:
         completion-server check-config --config deploy/local/server.toml
     """
     loaded = _load(config, overrides)
     try:
+        args = _check(loaded)
         budget = prompt_budget(loaded)
-        args = engine_arguments(loaded)
+        load_prompts(loaded)
     except ConfigError as error:
         _fail(str(error))
     if as_json:
@@ -100,6 +98,24 @@ def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool)
         click.echo(json.dumps(effective, indent=2))
     else:
         click.echo(f"ok: {loaded.engine.model}, prompts of up to {budget} tokens, listening on {loaded.server.listen}")
+
+
+def _check(config: Config) -> dict[str, Any]:
+    """Make the checks of `serve` and `check-config` that need this machine or vLLM; return vLLM's arguments.
+
+    The prompts are checked where they are loaded.
+
+    Raises:
+        ConfigError: the configuration can't be used.
+
+    """
+    limits = {
+        "admission.max_sessions": config.admission.max_sessions,
+        "server.max_connections": config.server.max_connections,
+    }
+    descriptors.check_limits(limits)
+    check_tls(config.server)
+    return engine_arguments(config)
 
 
 def _freeze_startup_objects() -> None:

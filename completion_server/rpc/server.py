@@ -1,6 +1,5 @@
 """Builds the gRPC servers: a public one for editors and an admin one for operators, both with health and reflection."""
 
-import ipaddress
 import socket
 import ssl
 from pathlib import Path
@@ -14,6 +13,7 @@ from grpc_health.v1.health import aio as health_aio
 from completion.v1 import admin_pb2, admin_pb2_grpc
 from completion.v1 import completion_pb2 as pb
 from completion_server.core import descriptors
+from completion_server.core.addresses import is_unix_socket, split_address
 from completion_server.core.errors import ConfigError
 from completion_server.rpc.admin import AdminServicer
 from completion_server.rpc.completion import CompletionServicer
@@ -64,7 +64,7 @@ class Listener:
         await self._server.stop(grace_s)
 
 
-def check_addresses(settings: ServerSettings) -> None:
+def check_ports(settings: ServerSettings) -> None:
     """Check that the configured ports are free.
 
     Raises:
@@ -73,8 +73,8 @@ def check_addresses(settings: ServerSettings) -> None:
     """
     for key in ("listen", "admin_listen", "metrics_listen"):
         address = getattr(settings, key)
-        if address and not _is_unix_socket(address):
-            host, port = split_address(address, f"server.{key}")
+        if address and not is_unix_socket(address):
+            host, port = split_address(address)
             try:
                 socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
             except OSError as error:
@@ -82,38 +82,16 @@ def check_addresses(settings: ServerSettings) -> None:
                 raise ConfigError(msg) from error
 
 
-def split_address(address: str, key: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT.
+def check_tls(settings: ServerSettings) -> None:
+    """Check that the TLS files of both listeners can be used.
 
     Raises:
-        ConfigError: the address does not have that form.
+        ConfigError: a file can't be read, or the certificate and the key don't belong together.
 
     """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        msg = f"{key}: must be HOST:PORT, got {address!r}"
-        raise ConfigError(msg)
-    return host.strip("[]"), int(port)
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether only this machine can reach an address.
-
-    A host name other than localhost counts as reachable, because its resolver may return any address.
-    """
-    host = address.rpartition(":")[0].strip("[]")
-    if _is_unix_socket(address) or host == "localhost":
-        return True
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped or ip).is_loopback
-
-
-def _is_unix_socket(address: str) -> bool:
-    return address.startswith(("unix:", "unix-abstract:"))
+    for key, tls in (("server.tls", settings.tls), ("server.admin_tls", settings.admin_tls)):
+        if tls.certificate:
+            _credentials(tls, key)
 
 
 def build_public_server(
@@ -134,12 +112,9 @@ def build_admin_server(settings: ServerSettings, servicer: AdminServicer, health
     """Return the operators' server, not yet started.
 
     Raises:
-        ConfigError: the address can't be used, or it is reachable from elsewhere without a client certificate.
+        ConfigError: the address can't be used.
 
     """
-    if not is_loopback(settings.admin_listen) and not settings.admin_tls.client_ca:
-        msg = f"server.admin_listen: {settings.admin_listen} is not loopback; that needs server.admin_tls.client_ca"
-        raise ConfigError(msg)
     server = grpc.aio.server(options=_options(settings, _MAX_ADMIN_MESSAGE_BYTES))
     admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
     tls = settings.admin_tls
@@ -162,14 +137,14 @@ def _finish(
 
 def _bind(server: grpc.aio.Server, address: str, key: str, tls: TlsSettings) -> str:
     try:
-        if tls.certificate and not _is_unix_socket(address):
-            port = server.add_secure_port(address, _credentials(tls, f"{key.rpartition('.')[0]}: TLS"))
+        if tls.certificate and not is_unix_socket(address):
+            port = server.add_secure_port(address, _credentials(tls, f"{key.removesuffix('listen')}tls"))
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
         msg = f"{key}: can't listen on {address}; is it in use by another server?"
         raise ConfigError(msg) from error
-    if _is_unix_socket(address):
+    if is_unix_socket(address):
         return address
     return f"{address.rpartition(':')[0]}:{port}"
 

@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from completion_server.core.addresses import is_loopback, is_unix_socket, split_address
 from completion_server.core.checks import DAY_S, Above, Between, require_bounds
 
 MIB = 1024 * 1024
 _MAX_MESSAGE_BYTES = 2**31 - 1
+_DEFAULT_TOKENS_SINGLE_LINE = 48
+_DEFAULT_TOKENS_MULTI_LINE = 128
 _FIELD_BYTES = 12
 """Maximum bytes of a field's tag and length, or of its tag and number."""
 _OTHER_BYTES = 4096
@@ -43,7 +46,8 @@ class ServerSettings:
     admin_listen: str = "127.0.0.1:50052"
     """AdminService's own listener; keep it on loopback or behind mutual TLS. "" switches it off."""
     metrics_listen: str = "127.0.0.1:9464"
-    """Prometheus over HTTP at /metrics; "" switches it off."""
+    """HTTP: Prometheus metrics at /metrics, health at /healthz (the process runs) and /readyz (the server accepts
+    requests). "" switches it off."""
     tls: TlsSettings = TlsSettings()
     admin_tls: TlsSettings = TlsSettings()
     reflection: bool = True
@@ -76,12 +80,32 @@ class ServerSettings:
     less than max_connection_age_grace_s, so that closing a connection cuts no stream."""
 
     def __post_init__(self) -> None:
-        """Check the bounds, and that streams end before their connections."""
+        """Check the bounds and the addresses, and that streams end before their connections."""
         require_bounds(self)
+        _check_address("listen", self.listen)
+        if self.admin_listen:
+            _check_address("admin_listen", self.admin_listen)
+            if not is_loopback(self.admin_listen) and not self.admin_tls.client_ca:
+                msg = f"admin_listen: {self.admin_listen} is not loopback; that needs server.admin_tls.client_ca"
+                raise ValueError(msg)
+        if self.metrics_listen:
+            _check_address("metrics_listen", self.metrics_listen, takes_unix_sockets=False)
         if not self.max_session_age_s < self.max_connection_age_grace_s:
             limit = f"must be less than max_connection_age_grace_s ({self.max_connection_age_grace_s:g})"
             msg = f"max_session_age_s: {limit}, got {self.max_session_age_s:g}"
             raise ValueError(msg)
+
+
+def _check_address(name: str, address: str, *, takes_unix_sockets: bool = True) -> None:
+    """Check the form of an address. Raises ValueError with the key's name."""
+    if takes_unix_sockets and is_unix_socket(address):
+        return
+    try:
+        split_address(address)
+    except ValueError as error:
+        hint = " (or unix:PATH)" if takes_unix_sockets and ":" not in address else ""
+        msg = f"{name}: {error}{hint}"
+        raise ValueError(msg) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +130,24 @@ class LimitSettings:
     """One stop string."""
     max_tokens: Annotated[int, Between(1, 10_000_000)] = 128
     """Largest value of a request's max_tokens."""
-    default_tokens_single_line: Annotated[int, Between(1, 10_000_000)] = 48
-    """Default max_tokens of a single-line request."""
-    default_tokens_multi_line: Annotated[int, Between(1, 10_000_000)] = 128
-    """Default max_tokens of a multi-line request."""
+    default_tokens_single_line: Annotated[int | None, Between(1, 10_000_000)] = None
+    """Default max_tokens of a single-line request. Unset: 48, or max_tokens if that is less."""
+    default_tokens_multi_line: Annotated[int | None, Between(1, 10_000_000)] = None
+    """Default max_tokens of a multi-line request. Unset: 128, or max_tokens if that is less."""
     max_deadline_s: Annotated[float, Above(0, DAY_S)] = 30.0
     """Longest deadline of a request; replaces longer deadlines, and is the default."""
     max_requests_per_session: Annotated[int, Between(1, 10_000)] = 8
     """Requests of one Session stream that may be live at once; further ones are refused."""
+
+    @property
+    def num_default_tokens_single_line(self) -> int:
+        """The effective value of `default_tokens_single_line`."""
+        return self.default_tokens_single_line or min(_DEFAULT_TOKENS_SINGLE_LINE, self.max_tokens)
+
+    @property
+    def num_default_tokens_multi_line(self) -> int:
+        """The effective value of `default_tokens_multi_line`."""
+        return self.default_tokens_multi_line or min(_DEFAULT_TOKENS_MULTI_LINE, self.max_tokens)
 
     @property
     def max_message_bytes(self) -> int:
@@ -127,6 +161,7 @@ class LimitSettings:
         """Check the bounds, and that the defaults are within `max_tokens`."""
         require_bounds(self)
         for name in ("default_tokens_single_line", "default_tokens_multi_line"):
-            if getattr(self, name) > self.max_tokens:
-                msg = f"{name}: must be at most max_tokens ({self.max_tokens}), got {getattr(self, name)}"
+            given = getattr(self, name)
+            if given is not None and given > self.max_tokens:
+                msg = f"{name}: must be at most max_tokens ({self.max_tokens}), got {given}"
                 raise ValueError(msg)

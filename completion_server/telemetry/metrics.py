@@ -138,6 +138,13 @@ class Metrics:
         self._accepted.inc(event.feedback.accepted_characters)
 
 
+_HELP = {
+    "slots": "Requests that may be in the engine now; the server adapts their number to the engine's load.",
+    "num_speculative_tokens": "Draft tokens (K) of a step with as many generations as run now.",
+}
+"""Help texts of gauges whose names don't explain them."""
+
+
 class Snapshot(Collector):
     """Reads the state of the parts when Prometheus scrapes, so that there are no copies to keep up to date."""
 
@@ -149,6 +156,7 @@ class Snapshot(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the current values."""
         for name, read in self._gauges.items():
-            yield GaugeMetricFamily(f"completion_{name}", name.replace("_", " ").capitalize() + ".", value=read())
+            help_text = _HELP.get(name) or name.replace("_", " ").capitalize() + "."
+            yield GaugeMetricFamily(f"completion_{name}", help_text, value=read())
         for name, read in self._counters.items():
             yield CounterMetricFamily(f"completion_{name}", name.replace("_", " ").capitalize() + ".", value=read())

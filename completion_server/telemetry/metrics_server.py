@@ -1,26 +1,49 @@
-"""Serves the metrics over HTTP, on a separate port and in separate threads."""
+"""Serves the metrics and the health of the server over HTTP, on a separate port and in separate threads."""
 
 import errno
 import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
 from threading import Event, Thread
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 
+_METRICS = "/metrics"
 _RETRY_S = 0.25
 """Wait before the next attempt to accept after a lack of resources. The socket stays readable meanwhile."""
 _RESOURCE_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-class MetricsServer:
-    """Serves /metrics from threads, so that a scrape succeeds while the event loop is busy."""
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The result of a health check."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        """Listen. Raises OSError if the port is in use."""
+    is_passed: bool
+    state: str
+    """One word or a short sentence, the body of the answer."""
+
+
+class MetricsServer:
+    """Serves /metrics and health checks from threads, so that a scrape succeeds while the event loop is busy."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        probes: Mapping[str, Callable[[], Probe]] | None = None,
+    ) -> None:
+        """Listen. `probes` are health checks by path, called from the threads. Raises OSError if the port is in use."""
+        # The times of creation would be a third of the page, and nobody uses them.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         listener = _Listener6 if ":" in host else _Listener
-        self._server = make_server(host, port, make_wsgi_app(registry), listener, handler_class=_Handler)
+        application = _application(make_wsgi_app(registry), dict(probes or {}))
+        self._server = make_server(host, port, application, listener, handler_class=_Handler)
         self._thread = Thread(target=self._server.serve_forever, daemon=True, name="metrics")
         self._thread.start()
         self.port: int = self._server.server_port
@@ -31,6 +54,25 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _application(metrics: WSGIApplication, probes: Mapping[str, Callable[[], Probe]]) -> WSGIApplication:
+    """Return the application that serves the metrics, the probes, and 404 at any other path."""
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path == _METRICS:
+            return metrics(environ, start_response)
+        if path in probes:
+            probe = probes[path]()
+            status, text = HTTPStatus.OK if probe.is_passed else HTTPStatus.SERVICE_UNAVAILABLE, probe.state
+        else:
+            status, text = HTTPStatus.NOT_FOUND, f"not found; known here: {', '.join((_METRICS, *probes))}"
+        headers = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")]
+        start_response(f"{status.value} {status.phrase}", headers)
+        return [f"{text}\n".encode()]
+
+    return serve
 
 
 class _Listener(ThreadingWSGIServer):

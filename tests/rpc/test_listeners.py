@@ -3,10 +3,13 @@
 import asyncio
 import datetime
 import ipaddress
+import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import grpc
@@ -21,9 +24,20 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server.engine.scripted.engine import ScriptedEngine
+from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.telemetry import logs
-from tests.support.server import RunningServer, ask, make_config, request, run_server
+from tests.support.server import (
+    ENDLESS,
+    RunningServer,
+    ask,
+    endless_config,
+    endless_engine,
+    eventually,
+    make_config,
+    request,
+    run_server,
+)
 
 SERVICE = "completion.v1.CompletionService"
 
@@ -206,6 +220,62 @@ async def test_metrics_are_served_over_http(server: RunningServer) -> None:
     body = await asyncio.to_thread(scrape)
     assert b'completion_stage_seconds_bucket{le="0.2",stage="total"}' in body
     assert b"completion_engine_ready 1.0" in body
+
+
+async def probe(server: RunningServer, path: str) -> tuple[int, str]:
+    def get() -> tuple[int, str]:
+        try:
+            with urlopen(f"http://{server.ready.metrics_address}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode().strip()
+        except HTTPError as error:
+            return error.code, error.read().decode().strip()
+
+    return await asyncio.to_thread(get)
+
+
+async def test_health_over_http_is_that_of_the_server(server: RunningServer) -> None:
+    assert await probe(server, "/healthz") == (200, "ok")
+    assert await probe(server, "/readyz") == (200, "ready")
+    assert (await probe(server, "/ready"))[0] == 404
+
+
+async def test_a_server_that_drains_lives_and_is_not_ready() -> None:
+    def endless(_request: GenerationRequest) -> Iterator[str]:
+        return itertools.repeat("a")
+
+    def make_engine() -> ScriptedEngine:
+        return endless_engine(endless, ServiceTimes(decode_base_s=0.05))
+
+    async with run_server(endless_config(), make_engine) as server:
+        call = asyncio.create_task(ask(server.stub, request(max_tokens=ENDLESS)))
+        await eventually(lambda: server.count("completion_running_requests") == 1)
+        server.app.drain(1.0)
+        await eventually(lambda: server.app.is_draining)
+        assert await probe(server, "/healthz") == (200, "ok")
+        assert await probe(server, "/readyz") == (503, "draining")
+        await call
+
+
+async def test_a_stuck_event_loop_is_no_life(server: RunningServer) -> None:
+    found: list[tuple[int, str]] = []
+
+    def get() -> None:
+        found.append(asyncio.run(probe(server, "/healthz")))
+
+    thread = threading.Thread(target=get)
+    thread.start()
+    thread.join()  # keeps the event loop from running
+    assert found == [(503, "the event loop did not answer within 5 s")]
+
+
+async def test_the_number_of_speculative_tokens_is_a_gauge() -> None:
+    config = make_config("engine.draft_model=org/name", "engine.num_speculative_tokens=3")
+    async with run_server(config, lambda: ScriptedEngine.from_settings(config.engine)) as server:
+        assert server.count("completion_num_speculative_tokens") == 3
+        rows = [admin_pb2.SpeculationRow(first_batch_size=1, last_batch_size=64, num_speculative_tokens=1)]
+        change = admin_pb2.SetSpeculationRequest(mode=admin_pb2.SPECULATION_MODE_SCHEDULE, schedule=rows)
+        await admin(server).SetSpeculation(change, timeout=5)
+        assert server.count("completion_num_speculative_tokens") == 1
 
 
 async def test_logs_never_hold_client_text(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:

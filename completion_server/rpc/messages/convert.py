@@ -135,7 +135,8 @@ def _max_tokens(given: int, mode: Mode, limits: LimitSettings) -> int:
         raise InvalidRequestError("max_tokens", f"must be from 0 (the default) to {limits.max_tokens}, got {given}")
     if given:
         return given
-    return limits.default_tokens_multi_line if mode is Mode.MULTI_LINE else limits.default_tokens_single_line
+    is_multi_line = mode is Mode.MULTI_LINE
+    return limits.num_default_tokens_multi_line if is_multi_line else limits.num_default_tokens_single_line
 
 
 def _sampling(message: pb.CompleteRequest) -> Sampling:

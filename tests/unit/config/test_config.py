@@ -58,7 +58,13 @@ def test_the_configuration_is_frozen() -> None:
         ("admission.user_burst=0", "admission.user_burst: must be at least 1, got 0"),
         ("admission.user_requests_per_s=-1", "admission.user_requests_per_s: must be at least 0, got -1"),
         ("scheduling.lane=house", "scheduling.lane: input should be 'user' or 'session', got 'house'"),
-        ("limits.max_tokens=4", "limits.default_tokens_single_line: must be at most max_tokens (4), got 48"),
+        ("limits.default_tokens_multi_line=129", "limits.default_tokens_multi_line: must be at most max_tokens (128)"),
+        ("server.listen=127.0.0.1:99999", "server.listen: the port must be from 0 to 65535, got '127.0.0.1:99999'"),
+        ("server.listen=localhost", "server.listen: must be HOST:PORT, got 'localhost' (or unix:PATH)"),
+        ("server.listen=''", "server.listen: must be HOST:PORT, got ''"),
+        ("server.admin_listen=127.0.0.1", "server.admin_listen: must be HOST:PORT, got '127.0.0.1'"),
+        ("server.admin_listen=0.0.0.0:1", "server.admin_listen: 0.0.0.0:1 is not loopback; that needs server.admin"),
+        ("server.metrics_listen=unix:/run/m", "server.metrics_listen: must be HOST:PORT, got 'unix:/run/m'"),
         ("engine.model=./nowhere", "engine.model: no folder nowhere"),
         ("engine.model=nowhere", "or a hub id such as org/name"),
         ("server.tls.certificate=/nowhere", "server.tls.certificate: needs key beside it"),
@@ -79,6 +85,19 @@ def test_an_error_names_the_key_and_the_allowed_values(override: str, expected: 
     with pytest.raises(ConfigError) as caught:
         load(None, override)
     assert expected in str(caught.value)
+
+
+def test_the_default_numbers_of_tokens_follow_their_limit() -> None:
+    usual, low = load().limits, load(None, "limits.max_tokens=64").limits
+    assert (usual.num_default_tokens_single_line, usual.num_default_tokens_multi_line) == (48, 128)
+    assert (low.num_default_tokens_single_line, low.num_default_tokens_multi_line) == (48, 64)
+    assert load(None, "limits.max_tokens=4").limits.num_default_tokens_single_line == 4
+    assert load(None, "limits.max_tokens=512").limits.num_default_tokens_multi_line == 128
+
+
+def test_listeners_can_be_switched_off_or_be_unix_sockets() -> None:
+    server = load(None, "server.listen=unix:/run/c", "server.admin_listen=", "server.metrics_listen=").server
+    assert (server.listen, server.admin_listen, server.metrics_listen) == ("unix:/run/c", "", "")
 
 
 def test_all_errors_are_reported_at_once() -> None:

@@ -48,7 +48,7 @@ def test_a_whole_message_becomes_a_request() -> None:
 def test_unset_fields_take_the_defaults() -> None:
     request = request_of(pb.CompleteRequest(session_id="s"))
     assert (request.trigger, request.mode) == (Trigger.AUTOMATIC, Mode.SINGLE_LINE)
-    assert request.max_tokens == LIMITS.default_tokens_single_line
+    assert request.max_tokens == LIMITS.num_default_tokens_single_line
     assert request.sampling == Sampling(0.0, None)
     assert request.deadline.at == 50.0 + LIMITS.max_deadline_s
 

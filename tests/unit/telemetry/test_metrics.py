@@ -1,3 +1,4 @@
+from http.client import HTTPConnection
 from typing import get_args
 from urllib.request import urlopen
 
@@ -10,7 +11,7 @@ from completion_server.core.events import Marks
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason, Usage
 from completion_server.core.request import Caller, Request
 from completion_server.telemetry.metrics import Metrics, Snapshot
-from completion_server.telemetry.metrics_server import MetricsServer
+from completion_server.telemetry.metrics_server import MetricsServer, Probe
 
 REQUEST = Request("r", Caller("u", "s"), 1, "", "", "secret code", "", 8, received_at=0.0)
 MARKS = Marks(
@@ -122,3 +123,37 @@ def test_metrics_are_served_over_http_until_stop_frees_the_port(registry: Collec
     finally:
         server.stop()
     MetricsServer("127.0.0.1", server.port, registry).stop()
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_probes_answer_at_their_paths_and_nothing_at_others(registry: CollectorRegistry) -> None:
+    state = [Probe(is_passed=False, state="starting")]
+    server = MetricsServer("127.0.0.1", 0, registry, {"/readyz": lambda: state[0]})
+    try:
+        assert fetch(server.port, "/readyz") == (503, "starting\n")
+        state[0] = Probe(is_passed=True, state="ready")
+        assert fetch(server.port, "/readyz?verbose") == (200, "ready\n")
+        assert fetch(server.port, "/metrics")[0] == 200
+        for path in ("/", "/ready", "/healthz", "/metrics/x", "/favicon.ico"):
+            assert fetch(server.port, path) == (404, "not found; known here: /metrics, /readyz\n")
+    finally:
+        server.stop()
+
+
+def test_the_page_has_no_times_of_creation(registry: CollectorRegistry) -> None:
+    Metrics(registry).handle(events.LoopLagged(0.1))
+    server = MetricsServer("127.0.0.1", 0, registry)
+    try:
+        page = fetch(server.port, "/metrics")[1]
+    finally:
+        server.stop()
+    assert "completion_loop_lag_seconds_count 1.0" in page
+    assert "_created" not in page
