@@ -11,7 +11,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-full check proto docs lock lock-cuda models calibration test-calibration clean \
 	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
-	bench-attacks bench-capacity bench-gpu llama-server
+	bench-attacks bench-capacity bench-cpu bench-gpu llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -92,6 +92,9 @@ bench-scheduler: $(VENV)/installed ## Completions seen by typing users at 0.5 to
 
 bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end, beside a bare gRPC server.
 	@$(BIN)/python -m loadtest.bench.sessions
+
+bench-cpu: $(VENV)/installed ## CPU time of a request: the front end's, a bare gRPC server's, and that of the parts.
+	@$(BIN)/python -m loadtest.bench.requests
 
 bench-attacks: $(VENV)/installed ## What honest users get while the server is attacked, and the server's memory.
 	@$(BIN)/python -m loadtest.bench.attacks

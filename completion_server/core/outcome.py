@@ -76,6 +76,10 @@ class End:
     text: str = ""
     """Text to append before the end, if the last text and the end were ready together."""
 
+    def with_text(self, text: str) -> "End":
+        """Return the same end with text."""
+        return End(self.outcome, self.usage, self.timings, text)
+
 
 AnswerPart = Delta | End
 """An answer is any number of deltas and one End."""

@@ -113,8 +113,7 @@ class LineRules:
 
     def _stream(self) -> str:
         """Return the part of an unfinished line that can be sent."""
-        line = self._whole_line()
-        if self._is_whole_line_generated() and self._below.may_become(line):
+        if self._is_whole_line_generated() and self._below.may_become(self._whole_line()):
             return ""
         start = max(0, len(self._line) - len(self._held))
         num_possible = self._rest.num_possible(self._line, start)
@@ -122,8 +121,10 @@ class LineRules:
 
     def _judge(self, *, is_whole: bool) -> None:
         """Set the position of the current line, if it is still undecided."""
+        if self._position is not LinePosition.UNDECIDED:
+            return
         line = self._whole_line()
-        if self._position is not LinePosition.UNDECIDED or not line.text:
+        if not line.text:
             return
         if self._block is None or (self._is_cursor_line and not self._around.is_head_blank):
             self._position = LinePosition.INSIDE

@@ -8,7 +8,6 @@ text. The producer decides how much unread text it accepts. A mailbox belongs to
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 from completion_server.core.outcome import Delta, End
 
@@ -102,7 +101,7 @@ class Mailbox:
         if self._end is not None:
             self._is_end_taken, self._on_event = True, None
             text, self._text = self._text, ""
-            return replace(self._end, text=text) if text else self._end
+            return self._end.with_text(text) if text else self._end
         if not self._text or self._pause is not None:
             return None
         text, self._text = self._text, ""

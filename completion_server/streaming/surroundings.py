@@ -38,9 +38,9 @@ class Line:
     @classmethod
     def of(cls, raw: str) -> "Line":
         """Return the line of a text without a line break."""
-        text = raw.strip(BLANKS)
-        blanks = raw[: len(raw) - len(raw.lstrip(BLANKS))]
-        return cls(len(blanks.expandtabs(_TAB_WIDTH)), text)
+        visible = raw.lstrip(BLANKS)
+        num_blanks = len(raw) - len(visible)
+        return cls(len(raw[:num_blanks].expandtabs(_TAB_WIDTH)) if num_blanks else 0, visible.rstrip(BLANKS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ The real front end, with the scheduler and metrics on, in front of the scripted 
 """
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -25,28 +24,19 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.bench.common.figures import report_console, rounded
+from loadtest.bench.common.front_end import LARGE_MODEL, Watch, bare_server, editors
 from loadtest.bench.common.server import CommandError, ServerProcess, config_options
 from loadtest.driving.checks import CheckError
 from loadtest.driving.live import Live
 from loadtest.driving.run import Progress, run_scenario
 from loadtest.driving.worker_pool import RunError
-from loadtest.processes.child import Child, StartError, end_on_sigterm
+from loadtest.processes.child import StartError, end_on_sigterm
 from loadtest.report.figures import figures, reasons_invalid
 from loadtest.stats.run_stats import RunStats
 from loadtest.targets import TargetError, parse_target
 from loadtest.traffic.scenario import Scenario, ScenarioError
 
-OVERRIDES = (
-    "engine.kind=scripted",
-    "engine.scripted_times=large_model_prefilled_apart",
-    "engine.scripted_acceptance=0.82",
-    "engine.num_speculative_tokens=5",
-    "engine.max_num_seqs=128",
-    "scheduling.max_slots=128",
-)
 _BARE_SHARE, _MOST_BARE_S = 0.25, 15.0
-_START_S = 60.0
-_MIB = 1024 * 1024
 
 
 class _Options(TypedDict):
@@ -57,44 +47,6 @@ class _Options(TypedDict):
     connections: int
     storm: bool
     seed: int
-
-
-@dataclass(slots=True)
-class Reading:
-    """CPU time and memory of a process at a time of the run."""
-
-    elapsed_s: float
-    cpu_s: float
-    rss_bytes: int
-    num_intended: int
-
-
-@dataclass(slots=True)
-class Watch:
-    """Readings of a process, taken at each progress report of the run."""
-
-    process: psutil.Process
-    readings: list[Reading] = field(default_factory=list)
-    """Readings while requests come."""
-
-    def look(self, progress: Progress) -> None:
-        """Take a reading."""
-        if progress.is_running and progress.num_intended:
-            times, rss = self.process.cpu_times(), self.process.memory_info().rss
-            self.readings.append(Reading(progress.elapsed_s, times.user + times.system, rss, progress.num_intended))
-
-    @property
-    def cpu_ms_a_request(self) -> float:
-        """CPU milliseconds per request between the first reading and the last."""
-        first, last = self.readings[0], self.readings[-1]
-        return (last.cpu_s - first.cpu_s) * 1000 / max(1, last.num_intended - first.num_intended)
-
-    @property
-    def growth_mib_per_min(self) -> float:
-        """Growth of memory over the second half of the run, after every session has typed."""
-        half = self.readings[len(self.readings) // 2]
-        last = self.readings[-1]
-        return (last.rss_bytes - half.rss_bytes) / _MIB / max(1e-9, last.elapsed_s - half.elapsed_s) * 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,18 +141,11 @@ def main(config: Path, overrides: tuple[str, ...], as_json_only: bool, **options
 
 
 def _scenario(sessions: int, requests_per_s: float, options: _Options) -> Scenario:
-    """Return the packaged scenario, with the share of time away that gives the rate."""
-    scenario = Scenario.load("editors-10k")
-    while_typing = scenario.session_requests_per_s / (1 - scenario.typing.away_share)
-    away_share = 1 - requests_per_s / sessions / while_typing
-    if away_share < 0:
-        msg = f"requests-per-s: {sessions} editors ask at most {sessions * while_typing:.0f}, got {requests_per_s:g}"
-        raise ScenarioError(msg)
-    tree = scenario.model_dump() | {"sessions": sessions, "duration_s": options["seconds"], "seed": options["seed"]}
-    tree["typing"]["away_share"] = away_share
-    if options["storm"]:
-        tree["events"] = ({"kind": "reconnect", "at_s": options["seconds"] / 2},)
-    return Scenario.of(tree)
+    scenario = editors(sessions, requests_per_s, options["seconds"], options["seed"])
+    if not options["storm"]:
+        return scenario
+    storm = {"kind": "reconnect", "at_s": options["seconds"] / 2}
+    return Scenario.of(scenario.model_dump() | {"events": (storm,)})
 
 
 def _measure(
@@ -209,7 +154,7 @@ def _measure(
     calm = scenario.model_copy(update={"events": ()})
     quick = calm.scaled(duration_s=min(_MOST_BARE_S, options["seconds"] * _BARE_SHARE))
     with ExitStack() as stack:
-        server = ServerProcess(config, (*OVERRIDES, *overrides), has_metrics=True)
+        server = ServerProcess(config, (*LARGE_MODEL, *overrides), has_metrics=True)
         stack.callback(server.stop)
         watch = Watch(psutil.Process(server.pid))
         idle_rss_bytes = watch.process.memory_info().rss
@@ -230,17 +175,10 @@ def _shared(options: _Options) -> str:
 
 def _bare(scenario: Scenario, deltas: float, options: _Options, console: Console) -> float:
     """Return the bare server's CPU milliseconds per request."""
-    with _bare_server(deltas) as (address, pid):
+    with bare_server(deltas) as (address, pid):
         watch = Watch(psutil.Process(pid))
         _drive(scenario, f"bare=grpc://{address}?{_shared(options)}", watch, options, console)
     return watch.cpu_ms_a_request
-
-
-@contextmanager
-def _bare_server(deltas: float) -> Iterator[tuple[str, int]]:
-    command = (sys.executable, "-m", "loadtest.bench.peers.bare_grpc", "--deltas", str(deltas))
-    with Child("bare", command, is_piped=True) as child:
-        yield child.read_json(_START_S)["address"], child.pid
 
 
 def _drive(scenario: Scenario, target: str, watch: Watch, options: _Options, console: Console) -> RunStats:

@@ -1,0 +1,95 @@
+"""The common parts of the front end's benchmarks: editors, the scripted engine, the bare server, and CPU readings."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psutil
+
+from loadtest.driving.run import Progress
+from loadtest.processes.child import Child
+from loadtest.traffic.scenario import Scenario, ScenarioError
+
+LARGE_MODEL = (
+    "engine.kind=scripted",
+    "engine.scripted_times=large_model_prefilled_apart",
+    "engine.scripted_acceptance=0.82",
+    "engine.num_speculative_tokens=5",
+    "engine.max_num_seqs=128",
+    "scheduling.max_slots=128",
+)
+"""Overrides for a scripted engine with a large model's service times: 45 ms for a prompt, computed apart from the
+steps, 8 ms for a step, five draft tokens of which 82% are accepted in turn, 128 slots."""
+
+_START_S = 60.0
+_MIB = 1024 * 1024
+
+
+def editors(sessions: int, requests_per_s: float, seconds: float, seed: int) -> Scenario:
+    """Return the packaged scenario of ten thousand editors with other sizes: the time away follows from the rate.
+
+    Raises:
+        ScenarioError: so few editors can't send as many requests.
+
+    """
+    scenario = Scenario.load("editors-10k")
+    while_typing = scenario.session_requests_per_s / (1 - scenario.typing.away_share)
+    away_share = 1 - requests_per_s / sessions / while_typing
+    if away_share < 0:
+        msg = f"requests-per-s: {sessions} editors ask at most {sessions * while_typing:.0f}, got {requests_per_s:g}"
+        raise ScenarioError(msg)
+    tree = scenario.model_dump() | {"sessions": sessions, "duration_s": seconds, "seed": seed}
+    tree["typing"]["away_share"] = away_share
+    return Scenario.of(tree)
+
+
+@dataclass(slots=True)
+class Reading:
+    """CPU time and memory of a process at a time of the run."""
+
+    elapsed_s: float
+    cpu_s: float
+    rss_bytes: int
+    num_intended: int
+
+
+@dataclass(slots=True)
+class Watch:
+    """Readings of a process, taken at each progress report of the run."""
+
+    process: psutil.Process
+    readings: list[Reading] = field(default_factory=list)
+    """Readings while requests come."""
+
+    def look(self, progress: Progress) -> None:
+        """Take a reading."""
+        if progress.is_running and progress.num_intended:
+            times, rss = self.process.cpu_times(), self.process.memory_info().rss
+            self.readings.append(Reading(progress.elapsed_s, times.user + times.system, rss, progress.num_intended))
+
+    @property
+    def cpu_ms_a_request(self) -> float:
+        """CPU milliseconds per request between the first reading and the last."""
+        first, last = self.readings[0], self.readings[-1]
+        return (last.cpu_s - first.cpu_s) * 1000 / max(1, last.num_intended - first.num_intended)
+
+    @property
+    def growth_mib_per_min(self) -> float:
+        """Growth of memory over the second half of the run, after every session has typed."""
+        half = self.readings[len(self.readings) // 2]
+        last = self.readings[-1]
+        return (last.rss_bytes - half.rss_bytes) / _MIB / max(1e-9, last.elapsed_s - half.elapsed_s) * 60
+
+
+@contextmanager
+def bare_server(deltas: float) -> Iterator[tuple[str, int]]:
+    """Run the bare gRPC server, which sends `deltas` deltas before each end; yield its address and process id.
+
+    Raises:
+        StartError: it did not start.
+
+    """
+    command = (sys.executable, "-m", "loadtest.bench.peers.bare_grpc", "--deltas", str(deltas))
+    with Child("bare", command, is_piped=True) as child:
+        yield child.read_json(_START_S)["address"], child.pid

@@ -1,0 +1,97 @@
+"""Session streams without a transport: the server's own session handling, called as gRPC would call it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+import grpc
+
+from completion.v1 import completion_pb2 as pb
+from completion_server.admission.refusals import RefusalBudget
+from completion_server.pipeline import Pipeline
+from completion_server.rpc.identity import Identity
+from completion_server.rpc.intake import Intake
+from completion_server.rpc.session import SessionStream, StreamTimes
+from completion_server.rpc.settings import LimitSettings
+from loadtest.bench.requests.traffic import Key
+from loadtest.targets.editor import is_typed_along
+from loadtest.traffic.typed import TypedRequest
+
+_NEVER_S = 1e6
+_STALL_S = 5.0
+
+
+class Context:
+    """The context of a call: an editor's messages come in, the server's answers go out. All are bytes."""
+
+    def __init__(self) -> None:
+        """Open the call."""
+        self._messages: deque[bytes] = deque()
+        self._is_over = False
+        self._waiting: asyncio.Future[None] | None = None
+        self._texts: dict[int, str] = {}
+        """Text of the open requests, by sequence number."""
+
+    def send_nowait(self, key: Key) -> None:
+        """Have the server receive a request, and its cancellation at the user's next key."""
+        request = key.typed
+        self._texts[request.sequence] = ""
+        self._receive(key.message)
+        asyncio.get_running_loop().call_at(request.next_key_at_s, self._key_pressed, request)
+
+    def close_nowait(self) -> None:
+        """Have the server receive the end of the call."""
+        self._is_over = True
+        self._wake()
+
+    async def read(self) -> object:
+        """Return the next message, or gRPC's EOF."""
+        while not self._messages:
+            if self._is_over:
+                return grpc.aio.EOF
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return self._messages.popleft()
+
+    async def write(self, message: pb.SessionResponse) -> None:
+        """Serialise an answer's part, as gRPC does."""
+        message.SerializeToString()
+        if message.HasField("end"):
+            self._texts.pop(message.sequence, None)
+        elif message.sequence in self._texts:
+            self._texts[message.sequence] += message.delta.text
+
+    def _key_pressed(self, request: TypedRequest) -> None:
+        text = self._texts.get(request.sequence)
+        if text is not None and not is_typed_along(text, request):
+            self._receive(pb.SessionRequest(cancel=pb.Cancel(sequence=request.sequence)).SerializeToString())
+
+    def _receive(self, data: bytes) -> None:
+        self._messages.append(data)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+async def serve(pipeline: Pipeline, keys: Sequence[Key]) -> None:
+    """Serve the requests at their times, each session on a stream of its own, and wait for the last end."""
+    loop, limits = asyncio.get_running_loop(), LimitSettings()
+    budgets = RefusalBudget(0, 1), RefusalBudget(0, 1)
+    intake = Intake(limits, *budgets, _NEVER_S, pipeline.now, lambda _context: _identity())
+    times = StreamTimes(_NEVER_S, _NEVER_S, _NEVER_S, _STALL_S)
+    contexts = {key.typed.session: Context() for key in keys}
+    async with asyncio.TaskGroup() as group:
+        for context in contexts.values():
+            group.create_task(SessionStream(pipeline, intake, times, context, _identity()).run())  # type: ignore[arg-type]
+        for key in keys:
+            await asyncio.sleep(key.typed.intended_at_s - loop.time())
+            contexts[key.typed.session].send_nowait(key)
+        await pipeline.wait_idle()
+        for context in contexts.values():
+            context.close_nowait()
+
+
+def _identity() -> Identity:
+    return Identity("", "", "192.0.2.1:50000", "192.0.2.1")

@@ -1,0 +1,52 @@
+"""The benchmark of the CPU time of a request, in small."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tokenizers import Tokenizer
+
+from completion_server.prompt.builder import PromptBuilder
+from completion_server.prompt.detection import choose_template
+from loadtest.bench.common.front_end import editors
+from loadtest.bench.requests.in_process import Passes
+from loadtest.traffic.scenario import ScenarioError
+from loadtest.traffic.trace import make_trace
+from tests.unit.prompt.vocabularies import EMBEDDED
+
+FIGURES = {
+    "server_cpu_ms", "bare_cpu_ms", "server_without_engine_cpu_ms", "ratio_to_bare", "messages", "errors",
+    "front_end_cpu_ms", "streams_cpu_ms", "scheduling_cpu_ms", "prompt_cpu_ms", "engine_cpu_ms",
+}  # fmt: skip
+
+
+def test_each_part_of_a_request_is_measured_in_process() -> None:
+    scenario = editors(sessions=20, requests_per_s=20, seconds=5, seed=0)
+    tokenizer = Tokenizer.from_file(str(EMBEDDED))
+    template = choose_template(tokenizer.get_vocab(), "embedded")
+    passes = Passes(make_trace(scenario), scenario, PromptBuilder(tokenizer, template, max_prompt_tokens=1024))
+    found = passes.measure()
+    assert found.front_end_ms > 0
+    assert found.pipeline_ms > found.prompt_ms > 0
+    assert found.pipeline_ms > found.engine_ms > 0
+
+
+def test_a_rate_that_the_editors_cannot_send_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="requests-per-s: 10 editors ask at most"):
+        editors(sessions=10, requests_per_s=1000, seconds=5, seed=0)
+
+
+@pytest.mark.serial
+@pytest.mark.full
+@pytest.mark.timeout(180)
+def test_the_server_and_the_bare_server_are_measured_over_grpc() -> None:
+    size = ("--sessions", "40", "--requests-per-s", "40", "--seconds", "5", "--rounds", "1")
+    command = [sys.executable, "-m", "loadtest.bench.requests", *size]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=170)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() >= FIGURES
+    assert found["errors"] == 0
+    assert found["messages"] > 1
+    assert found["server_cpu_ms"] > found["bare_cpu_ms"] > 0
