@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from loadtest.bench.common.figures import Block, Sample
 
-_SETTLE_S = 0.3
+_SETTLE_S = 0.5
 """Time from the start of a turn to its first request: timers that were due are late, and a server closes connections
 that have been idle for long."""
 
