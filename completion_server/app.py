@@ -42,7 +42,7 @@ from completion_server.rpc.server import (
     build_admin_server,
     build_public_server,
 )
-from completion_server.sample_prompts import make_sample_prompts
+from completion_server.samples import make_samples
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
@@ -199,7 +199,7 @@ class App:
             choice = await run_trial(
                 self._engine.current,
                 control,
-                make_sample_prompts(prompts),
+                make_samples(prompts),
                 self._clock,
                 self._config.engine.step_timeout_s,
             )

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.errors import ConfigError
+from completion_server.engine.interface import NGRAM
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
 from completion_server.prompt.settings import PromptSettings
 from completion_server.rpc.settings import LimitSettings, ServerSettings, TlsSettings
@@ -167,7 +168,7 @@ def _tls(section: str, tls: TlsSettings, base: Path) -> TlsSettings:
 
 def _model(key: str, name: str, base: Path) -> str:
     """Return a model's absolute path, or its hub id unchanged."""
-    if not name:
+    if not name or (key == "engine.draft_model" and name == NGRAM):
         return name
     path = base / Path(name).expanduser()
     if path.is_dir():

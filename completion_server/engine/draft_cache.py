@@ -4,15 +4,16 @@
 class DraftCache:
     """Whether the draft model runs, and the cache salts that follow from it."""
 
-    def __init__(self) -> None:
-        """Begin with a draft model that runs."""
+    def __init__(self, *, has_kv: bool = True) -> None:
+        """Begin with drafts that are on; drafts copied from the prompt have no KV."""
+        self._has_kv = has_kv
         self._is_off = False
         self._epoch = 0
         """How often drafts were switched on again."""
 
     def switch(self, *, is_off: bool) -> None:
         """Switch drafts off or on."""
-        self._epoch += self._is_off and not is_off
+        self._epoch += self._has_kv and self._is_off and not is_off
         self._is_off = is_off
 
     def salt(self, cache_salt: str) -> str:

@@ -16,6 +16,10 @@ vLLM's scheduler calls this list `dynamic_sd_lookup`. Entry 0 is never used.
 """
 
 
+NGRAM = "ngram"
+"""In place of a draft model: drafts are copied from where the last tokens stand earlier in the prompt."""
+
+
 class EngineDeadError(Exception):
     """The engine can't serve: it died, hung, or has not started yet. Every open generation ends with this error."""
 
@@ -62,6 +66,7 @@ class EngineInfo:
     max_model_len: int
     """Prompt and completion together, in tokens."""
     draft_model: str = ""
+    """The draft model, or `NGRAM`; "" without drafts."""
     num_speculative_tokens: int = 0
     """The largest number of speculative tokens (K) for a step; 0 without speculation."""
     max_num_seqs: int = 0

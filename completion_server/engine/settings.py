@@ -7,7 +7,7 @@ from completion_server.core.checks import Above, Between, require_bounds
 
 CacheScope = Literal["user", "tenant"]
 
-CPU_BLOCK_SIZE = 128
+CPU_BLOCK_SIZE = 32
 """Tokens of a prefix-cache block on a CPU unless engine.vllm.block_size is set; on a GPU vLLM chooses. `make
 bench-prompt` simulates a cache of these blocks."""
 
@@ -31,7 +31,8 @@ class EngineSettings:
     dtype: str = "auto"
     """"auto" takes the type of the model's own configuration; INT8 exports declare theirs."""
     draft_model: str = ""
-    """The draft model for speculative decoding; "" switches speculation off."""
+    """The draft model for speculative decoding. "ngram" needs no model: it drafts what followed the last tokens earlier
+    in the prompt. "" switches speculation off."""
     num_speculative_tokens: Annotated[int, Between(0, 1024)] = 4
     """The largest number of speculative tokens (K) for each step; 0 switches speculation off."""
     max_model_len: Annotated[int | None, Between(1, 10_000_000)] = None

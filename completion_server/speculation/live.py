@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from completion_server.core.clock import Clock
-from completion_server.engine.interface import EngineStep, SpeculationControl
+from completion_server.engine.interface import NGRAM, EngineStep, SpeculationControl
 from completion_server.engine.settings import SpeculationSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.speculation.controller import Controller
@@ -163,7 +163,9 @@ class LiveSpeculation:
         schedule = parse_schedule(given, info.num_speculative_tokens) if given else self._operator_schedule
         self._set(SpeculationMode.AUTO, schedule, by)
         self._rest = DraftRest()
-        self._begin_control(schedule)
+        self._chosen = schedule
+        if info.draft_model != NGRAM:  # the controller's estimates take every generation to have a draft in each step
+            self._begin_control(schedule)
 
     def _active_schedule(self) -> SpeculationSchedule:
         if self._controller is not None:

@@ -14,16 +14,16 @@ from completion_server.core.clock import Clock
 from completion_server.engine.interface import Engine, GenerationRequest, SpeculationControl, constant_lookup
 from completion_server.engine.warmup import run_to_end
 
-MakePrompt = Callable[[int, int], list[int]]
-"""Returns the prompt of a document's nth key."""
+MakeRequest = Callable[[int, int, int], GenerationRequest]
+"""Returns the request after the nth key in a document, with a largest number of tokens."""
 
 OFF = 0
 
 _BATCH_SIZES = (1, 4, 16)
 _ROUNDS = 2
-_KEYS = 2
+_KEYS = 4
 """Requests of each caller in a measurement."""
-_NUM_TOKENS = 16
+_NUM_TOKENS = 24
 _TIME_LIMIT_S = 10.0
 """After this no further round begins."""
 _MIN_GAIN = 0.05
@@ -45,7 +45,7 @@ class StartChoice:
 
 
 async def run_trial(
-    engine: Engine, control: SpeculationControl, make_prompt: MakePrompt, clock: Clock, step_timeout_s: float
+    engine: Engine, control: SpeculationControl, make_request: MakeRequest, clock: Clock, step_timeout_s: float
 ) -> StartChoice:
     """Measure for a few seconds, and return the schedule with the most tokens a second.
 
@@ -55,7 +55,7 @@ async def run_trial(
         EngineDeadError: the engine did not survive it, or gave no output for `step_timeout_s`.
 
     """
-    trial = _Trial(engine, make_prompt, clock, step_timeout_s)
+    trial = _Trial(engine, make_request, clock, step_timeout_s)
     max_k, max_size = engine.info.num_speculative_tokens, engine.info.max_num_seqs
     sizes = [size for size in _BATCH_SIZES if size <= max_size] or [max_size]
     best: dict[tuple[int, int], float] = {}
@@ -99,9 +99,9 @@ def _best_gain(size: int, tokens_per_s: dict[tuple[int, int], float]) -> tuple[f
 class _Trial:
     """The callers."""
 
-    def __init__(self, engine: Engine, make_prompt: MakePrompt, clock: Clock, step_timeout_s: float) -> None:
+    def __init__(self, engine: Engine, make_request: MakeRequest, clock: Clock, step_timeout_s: float) -> None:
         self._engine = engine
-        self._make_prompt = make_prompt
+        self._make_request = make_request
         self._clock = clock
         self._step_timeout_s = step_timeout_s
         self._num_keys = 0
@@ -109,22 +109,19 @@ class _Trial:
     async def fill_caches(self, size: int) -> None:
         """Compute the prompts of all documents."""
         self._num_keys += 1
-        await asyncio.gather(*(self._ask(self._request(at, 1)) for at in range(size)))
+        await asyncio.gather(*(self._ask(self._make_request(at, self._num_keys, 1)) for at in range(size)))
 
     async def tokens_per_s(self, size: int) -> float:
         """Measure `size` callers."""
         requests: list[Sequence[GenerationRequest]] = [[] for _ in range(size)]
         for _ in range(_KEYS):  # the prompts are built before, and not timed
             self._num_keys += 1
-            requests = [[*made, self._request(at, _NUM_TOKENS)] for at, made in enumerate(requests)]
+            requests = [
+                [*made, self._make_request(at, self._num_keys, _NUM_TOKENS)] for at, made in enumerate(requests)
+            ]
         begun = self._clock.now()
         num_tokens = await asyncio.gather(*(self._type(each) for each in requests))
         return sum(num_tokens) / max(self._clock.now() - begun, 1e-9)
-
-    def _request(self, document: int, num_tokens: int) -> GenerationRequest:
-        prompt = self._make_prompt(document, self._num_keys)
-        name = f"speculation-trial-{document}-{self._num_keys}"
-        return GenerationRequest(name, prompt, num_tokens, cache_salt="speculation-trial")
 
     async def _type(self, requests: Sequence[GenerationRequest]) -> int:
         return sum([await self._ask(request) for request in requests])

@@ -13,7 +13,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from completion_server.core.errors import ConfigError
-from completion_server.engine.interface import SpeculationLookup, constant_lookup
+from completion_server.engine.interface import NGRAM, SpeculationLookup, constant_lookup
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
 from completion_server.engine.vllm.gpu_batches import gpu_batch_args
 from completion_server.engine.vllm.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
@@ -26,6 +26,9 @@ _OWN_KEYS = (
 
 _WORKER_EXTENSION = "completion_server.engine.vllm.worker.WorkerExtension"
 """Makes K = 0 cost what an engine without a draft model costs."""
+
+_NGRAM_TOKENS = 2, 4
+"""The shortest and the longest run of tokens that is looked up in the prompt."""
 
 _SCHEDULE_KEY = "num_speculative_tokens_per_batch_size"
 """The key that tells vLLM that K may vary; a version without it runs with a constant K."""
@@ -55,16 +58,15 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         args["block_size"] = CPU_BLOCK_SIZE
     if settings.draft_model and settings.num_speculative_tokens:
         args["per_request_spec_decode_metrics"] = "summary"
-        args["speculative_config"] = {
-            "method": "draft_model",
-            "model": settings.draft_model,
-            "num_speculative_tokens": settings.num_speculative_tokens,
+        args["speculative_config"] = _drafts(settings.draft_model) | {
+            "num_speculative_tokens": settings.num_speculative_tokens
         }
-        if not settings_locked_reason(settings) and not settings.full_cuda_graphs:
-            # A schedule tells vLLM that K may vary; a GPU then has no full CUDA graphs (docs/speculation.md).
-            row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
-            args["speculative_config"][_SCHEDULE_KEY] = [row]
+        if not settings_locked_reason(settings):
             args["worker_extension_cls"] = _WORKER_EXTENSION
+            if not settings.full_cuda_graphs:
+                # A schedule tells vLLM that K may vary; a GPU then has no full CUDA graphs (docs/speculation.md).
+                row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
+                args["speculative_config"][_SCHEDULE_KEY] = [row]
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     if not current_platform.is_cpu():
         args |= {key: value for key, value in gpu_batch_args(settings).items() if key in known}
@@ -78,6 +80,14 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
             msg = f"engine.vllm.{key}: set engine.{key} instead"
             raise ConfigError(msg)
     return args | settings.vllm
+
+
+def _drafts(draft_model: str) -> dict[str, Any]:
+    """Return the arguments of `speculative_config` that name the source of drafts."""
+    if draft_model != NGRAM:
+        return {"method": "draft_model", "model": draft_model}
+    shortest, longest = _NGRAM_TOKENS
+    return {"method": "ngram", "prompt_lookup_min": shortest, "prompt_lookup_max": longest}
 
 
 def settings_locked_reason(settings: EngineSettings) -> str:

@@ -22,6 +22,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from completion_server.core.errors import ConfigError
 from completion_server.engine.draft_cache import DraftCache
 from completion_server.engine.interface import (
+    NGRAM,
     EngineDeadError,
     EngineInfo,
     EngineStats,
@@ -90,7 +91,7 @@ class VllmEngine:
         self._publisher: LookupPublisher | None = None
         self._locked_reason = ""
         self._speculation: VllmSpeculation | None = None
-        self._draft_cache = DraftCache()
+        self._draft_cache = DraftCache(has_kv=settings.draft_model != NGRAM)
         self._loading = Loading(self._load, self._discard)
         self._processes: list[psutil.Process] = []
 
@@ -144,7 +145,7 @@ class VllmEngine:
         yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
         keep_on_loopback(self._settings)
         given = engine_args(self._settings)
-        choose_model_runner(given.get("speculative_config"))
+        choose_model_runner(given.get("speculative_config"), is_older=self._settings.draft_model == NGRAM)
         args = AsyncEngineArgs(**given)
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
         self._locked_reason = locked_reason(self._settings, config) or schedulers_locked_reason(SCHEDULERS_MODULE)

@@ -65,7 +65,7 @@ def choose_model_runner(speculative_config: Mapping[str, Any] | None, *, is_olde
     """Choose the model runner of the next engine that this process starts; call it before vLLM's configuration.
 
     The variable stays while the engine runs, because vLLM reads it at requests, too. `is_older` takes the older runner
-    without a draft model.
+    without a draft model, as for n-gram drafts with a K that may change.
     """
     if RUNNER in _chosen_here and os.environ.get(RUNNER) == _OLDER:
         del os.environ[RUNNER]

@@ -62,8 +62,10 @@ def patch_runner() -> None:
 
     def propose_if_wanted(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Return drafts [num_reqs, K]; without a pass of the draft model if nothing needs one."""
-        if not (self.speculative_config.uses_draft_model() and needs_no_draft(scheduler_output)):
+        if not needs_no_draft(scheduler_output):
             return propose(self, scheduler_output, *args, **kwargs)
+        if not self.speculative_config.uses_draft_model():  # vLLM takes other drafts as lists
+            return [[] for _ in range(self.input_batch.num_reqs)]
         self._draft_probs = self._draft_prob_req_ids = None
         return torch.empty(self.input_batch.num_reqs, 0, dtype=torch.int64, device=self.device)
 

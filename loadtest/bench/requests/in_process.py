@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.assembly import PipelineSettings, assemble
-from completion_server.completion import Completion
+from completion_server.completion import ActiveCompletion
 from completion_server.core.outcome import End
 from completion_server.core.request import Request
 from completion_server.engine.interface import GenerationRequest, Output
@@ -181,7 +181,7 @@ class _Reader:
     """Reads an answer as a session stream does, and cancels its request as an editor does."""
 
     key: Key
-    completion: Completion
+    completion: ActiveCompletion
     text: str = ""
     has_ended: bool = False
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.speculation.trial import StartChoice, choose, run_trial
 from loadtest.simulation import virtual_time
@@ -10,13 +11,13 @@ from loadtest.simulation.virtual_time import LoopClock
 MAX_K, SEQS = 4, 32
 
 
-def make_prompt(document: int, num_keys: int) -> list[int]:
-    return [1 + document] * (64 + num_keys)
+def make_request(document: int, num_keys: int, num_tokens: int) -> GenerationRequest:
+    return GenerationRequest(f"{document}-{num_keys}", [1 + document] * (64 + num_keys), num_tokens)
 
 
 async def run_on(engine: ScriptedEngine) -> StartChoice:
     assert engine.speculation is not None
-    return await run_trial(engine, engine.speculation, make_prompt, LoopClock(), step_timeout_s=10.0)
+    return await run_trial(engine, engine.speculation, make_request, LoopClock(), step_timeout_s=10.0)
 
 
 def on_scripted_engine(draft_s: float, acceptance_rate: float) -> tuple[StartChoice, float]:
