@@ -54,8 +54,6 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "use_tqdm_on_load": False,
     }
-    if current_platform.is_cpu():
-        args["block_size"] = CPU_BLOCK_SIZE
     if settings.draft_model and settings.num_speculative_tokens:
         args["per_request_spec_decode_metrics"] = "summary"
         args["speculative_config"] = _drafts(settings.draft_model) | {
@@ -68,8 +66,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
                 row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
                 args["speculative_config"][_SCHEDULE_KEY] = [row]
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    if not current_platform.is_cpu():
-        args |= {key: value for key, value in gpu_batch_args(settings).items() if key in known}
+    platform = {"block_size": CPU_BLOCK_SIZE} if current_platform.is_cpu() else gpu_batch_args(settings)
+    args |= {key: value for key, value in platform.items() if key in known}
     for key in settings.vllm:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
