@@ -112,6 +112,23 @@ def locked_reason(settings: EngineSettings, config: VllmConfig) -> str:
     return settings_locked_reason(settings)
 
 
+def check_draft_length(config: VllmConfig) -> None:
+    """Refuse a draft model that holds fewer tokens than the target: vLLM stops all drafts while one sequence is longer.
+
+    Raises:
+        ConfigError: it does.
+
+    """
+    draft = config.speculative_config.draft_model_config if config.speculative_config is not None else None
+    if draft is not None and draft.max_model_len < config.model_config.max_model_len:
+        limit, given = draft.max_model_len, config.model_config.max_model_len
+        msg = (
+            f"engine.max_model_len: the draft model holds {limit} tokens, got {given}; while one sequence is longer, no"
+            f" request has drafts. Set engine.max_model_len={limit}, or take another draft model"
+        )
+        raise ConfigError(msg)
+
+
 def schedulers_locked_reason(module: str) -> str:
     """Return why the module of schedulers can't be used with this vLLM; "" if it can."""
     try:

@@ -35,6 +35,7 @@ from completion_server.engine.loading import Loading
 from completion_server.engine.processes import cpu_seconds, kill, with_descendants
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm.arguments import (
+    check_draft_length,
     engine_args,
     locked_reason,
     lookup_at_start,
@@ -148,6 +149,7 @@ class VllmEngine:
         choose_model_runner(given.get("speculative_config"), is_older=self._settings.draft_model == NGRAM)
         args = AsyncEngineArgs(**given)
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        check_draft_length(config)
         self._locked_reason = locked_reason(self._settings, config) or schedulers_locked_reason(SCHEDULERS_MODULE)
         if self._locked_reason:
             return self._make_llm(args, config)
