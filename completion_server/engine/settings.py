@@ -8,7 +8,8 @@ from completion_server.core.checks import Above, Between, require_bounds
 CacheScope = Literal["user", "tenant"]
 
 CPU_BLOCK_SIZE = 32
-"""Tokens of a prefix-cache block on a CPU unless engine.vllm.block_size is set; on a GPU vLLM chooses. `make
+"""Tokens of a prefix-cache block on a CPU unless engine.vllm.block_size is set: the smallest that vLLM takes there, so that
+a key recomputes few; its own default is 128. On a GPU vLLM chooses. `make
 bench-prompt` simulates a cache of these blocks."""
 
 
