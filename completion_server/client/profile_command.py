@@ -82,7 +82,7 @@ def _measure(
     jobs = enumerate(positions)
     for job in itertools.islice(jobs, _WARM_UP):
         if error := one(job).error:
-            fail(error, endpoint.address, reached=reached)
+            fail(error, endpoint, reached=reached)
     console = Console(stderr=True)
     with ThreadPoolExecutor(options["concurrency"]) as workers:
         completions = workers.map(one, jobs)

@@ -88,6 +88,13 @@ class EngineSettings:
             raise ValueError(msg)
 
     @property
+    def start_key(self) -> str:
+        """Names what a start loads and how: starts with the same key take about the same time."""
+        model = f"{self.model}@{self.revision}" if self.revision else self.model
+        mode = "" if self.enforce_eager is None else f", enforce_eager {self.enforce_eager}"
+        return f"{self.kind} {model}, draft {self.draft_model or 'none'}, {self.tensor_parallel_size} GPU(s){mode}"
+
+    @property
     def max_num_speculative_tokens(self) -> int:
         """The largest K of these settings."""
         own = self.vllm.get("speculative_config")
