@@ -27,10 +27,10 @@ class CompletionClient:
     ) -> None:
         """Ask the server at `endpoint`, an Endpoint or HOST:PORT without TLS, for `user`.
 
-        The server keeps one live request per user, and tells users apart by name if it does not use tokens.
+        The server keeps one live request per user, and tells users apart by name.
 
         Raises:
-            EndpointError: the user or the token has characters that can't be sent.
+            EndpointError: the user has characters that can't be sent.
 
         """
         self._endpoint = Endpoint(endpoint) if isinstance(endpoint, str) else endpoint

@@ -1,4 +1,4 @@
-"""The address of a server, the TLS files of the connection and the caller's token."""
+"""The address of a server, the TLS files of the connection and the caller's name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,8 +42,6 @@ class Endpoint:
     """PEM file of the client's certificate, for servers with mutual TLS."""
     key: Path | None = None
     """PEM file of the key of `certificate`."""
-    token: str | None = None
-    """Bearer token."""
 
     def __post_init__(self) -> None:
         """Check that certificate and key come together."""
@@ -76,13 +74,13 @@ class Endpoint:
         return grpc.aio.secure_channel(self.address, credentials, options)
 
     def metadata(self, user: str | None = None) -> Metadata:
-        """Return the metadata of a call: the user and the token, if there are any.
+        """Return the metadata of a call: the user, if there is one.
 
         Raises:
-            EndpointError: one of them has characters other than printable ASCII.
+            EndpointError: the name has characters other than printable ASCII.
 
         """
-        return caller_metadata(user, self.token)
+        return caller_metadata(user)
 
     def _options(self, options: ChannelOptions) -> ChannelOptions:
         """Switch proxies off for local addresses: gRPC would use one, and no proxy can reach them."""
@@ -96,18 +94,16 @@ class Endpoint:
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
-def caller_metadata(user: str | None = None, token: str | None = None) -> Metadata:
+def caller_metadata(user: str | None = None) -> Metadata:
     """Return the metadata that identifies a caller.
 
     Raises:
-        EndpointError: user or token has characters other than printable ASCII.
+        EndpointError: the user has characters other than printable ASCII.
 
     """
-    for field, value in (("user", user), ("token", token)):
-        if value and not (value.isascii() and value.isprintable()):
-            raise EndpointError(field, "only printable ASCII can be sent")
-    pairs = (("x-user-id", user), ("authorization", f"Bearer {token}" if token else None))
-    return tuple((key, value) for key, value in pairs if value)
+    if user and not (user.isascii() and user.isprintable()):
+        raise EndpointError("user", "only printable ASCII can be sent")
+    return (("x-user-id", user),) if user else ()
 
 
 def _read(field: str, path: Path | None) -> bytes | None:

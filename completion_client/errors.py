@@ -70,13 +70,13 @@ class DeadlineExceededError(ServiceError):
 
 
 class UnauthenticatedError(ServiceError):
-    """The server needs a valid token or user."""
+    """The server requires the name of a user."""
 
     default_status = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDeniedError(ServiceError):
-    """The caller's token or certificate does not allow the call."""
+    """The caller's certificate does not allow the call."""
 
     default_status = grpc.StatusCode.PERMISSION_DENIED
 

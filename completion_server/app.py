@@ -5,15 +5,11 @@ The only module that picks concrete classes and the only one that wires observer
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -28,11 +24,10 @@ from completion_server.core.errors import ConfigError, UnavailableError
 from completion_server.core.events import Emit
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Engine, EngineInfo
-from completion_server.engine.settings import EngineSettings
+from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.engine.vllm import process as vllm_process
 from completion_server.model_limits import check_fits, load_prompts
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline import LoadSnapshot, Pipeline
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
@@ -51,8 +46,11 @@ from completion_server.telemetry.metrics_server import MetricsServer, Probe
 
 logger = logging.getLogger(__name__)
 
+ENGINE_START = "engine: "
+"""Begins the key under which the duration of the engine's start is kept."""
 _PROBE_S = 5.0
 """How long the event loop may take to answer a health check of the process."""
+_OPEN = "others can read what is typed, and any caller may claim to be any user of any tenant"
 _CLOSE_S = 1.0
 """How long open streams may take to end when the server stops."""
 
@@ -68,48 +66,7 @@ class Ready:
     prompt_template: str
     speculation: str
     """How K is chosen, and why; "" without a draft model."""
-
-
-def make_engine_factory(config: Config) -> Callable[[], Engine]:
-    """Return the factory of the configured kind of engine.
-
-    Raises:
-        ConfigError: the settings don't fit that kind.
-
-    """
-    settings = config.engine
-    if settings.kind == "scripted":
-        from completion_server.engine.scripted.engine import ScriptedEngine
-
-        return lambda: ScriptedEngine.from_settings(settings)
-    if not settings.model:
-        msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
-        raise ConfigError(msg)
-    _import_vllm("arguments", settings).engine_args(settings)
-    vllm = _import_vllm("engine", settings)
-    return lambda: vllm.VllmEngine(settings)
-
-
-def engine_arguments(config: Config) -> dict[str, Any]:
-    """Return the arguments that vLLM's engine would get, empty for an engine of another kind.
-
-    Raises:
-        ConfigError: vLLM does not know one of them.
-
-    """
-    settings = config.engine
-    if settings.kind != "vllm":
-        return {}
-    arguments: dict[str, Any] = _import_vllm("arguments", settings).engine_args(settings)
-    return arguments
-
-
-def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:
-    """Import a module of `engine.vllm` and return it. The import takes seconds, so it happens only if needed."""
-    vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of imports, which an operator can't fix
-        return importlib.import_module(f"completion_server.engine.vllm.{name}")
+    load: LoadSnapshot
 
 
 class App:
@@ -122,14 +79,22 @@ class App:
         *,
         clock: Clock | None = None,
         registry: CollectorRegistry = REGISTRY,
+        start_times: StartTimes | None = None,
     ) -> None:
-        """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY."""
+        """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY.
+
+        `start_times` keeps how long the engine's last start took.
+        """
         self._config = config
         self._registry = registry
         self._clock = clock or MonotonicClock()
         self._started_at = self._clock.now()
         self._health = Health()
-        self._engine = SupervisedEngine(make_engine, config.engine, self._clock, self._engine_changed)
+        self._start_times = start_times or StartTimes(None)
+        usual_start_s = self._start_times.last_s(ENGINE_START + config.engine.start_key)
+        self._engine = SupervisedEngine(
+            make_engine, config.engine, self._clock, self._engine_changed, usual_start_s=usual_start_s
+        )
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
         self._metrics = Metrics(registry)
         self._emit: Emit = self._metrics.handle  # the one place that decides which parts receive events
@@ -167,18 +132,26 @@ class App:
                 await listener.start()
                 stack.push_async_callback(listener.stop, _CLOSE_S)
             if not self._config.server.tls.certificate:
-                _warn_if_reachable("server.listen", public.address, "others can read what is typed")
+                _warn_if_reachable("server.listen", public.address, _OPEN)
             if self._config.admission.trust_user_names and not self._config.server.tls.client_ca:
                 consequence = "others can call under any user's name"
                 _warn_if_reachable(
                     "admission.trust_user_names", public.address, consequence, lack="client certificates"
                 )
-            await self._engine.start()
+            await self._start_engine()
             info = self._engine.info
             check_fits(info, self._config)
             speculation = await self._begin_speculation(prompts)
             admin_address = admin.address if admin else ""
-            ready = Ready(public.address, admin_address, metrics_address, info, prompts.template_name, speculation)
+            ready = Ready(
+                public.address,
+                admin_address,
+                metrics_address,
+                info,
+                prompts.template_name,
+                speculation,
+                pipeline.load(),
+            )
             await self._serve(pipeline, public, servicer, lambda: on_ready(ready))
 
     @property
@@ -240,6 +213,12 @@ class App:
             for task in (watch, loop_lag, runner):
                 task.cancel()
 
+    async def _start_engine(self) -> None:
+        usual_s = self._engine.remaining_start_s()
+        logger.info("loading the models%s", "" if usual_s is None else f"; the last time took {usual_s:.0f} s")
+        await self._engine.start()
+        self._start_times.record(ENGINE_START + self._config.engine.start_key, self._engine.start_s or 0.0)
+
     def _cut_short(self) -> Outcome:
         """Return the outcome of requests that did not finish in time."""
         retry_after_ms = self._config.admission.retry_after_ms
@@ -255,7 +234,15 @@ class App:
             delta_pause_s=config.server.delta_pause_ms / 1000,
             cache_scope=config.engine.cache_scope,
         )
-        return assemble(settings, self._engine, prompts, self._clock, self._emit, loop_lag=self._loop_lag)
+        return assemble(
+            settings,
+            self._engine,
+            prompts,
+            self._clock,
+            self._emit,
+            loop_lag=self._loop_lag,
+            remaining_start_s=self._engine.remaining_start_s,
+        )
 
     def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> Listener | None:
         if not self._config.server.admin_listen:

@@ -1,8 +1,9 @@
 """Builds a pipeline from settings: the same one for the server, for simulations and for tests."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from completion_server.admission.gate import AdmissionSettings, Gate
+from completion_server.admission.gate import AdmissionSettings, Gate, retry_after_ms
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Quotas
 from completion_server.core.clock import Clock
@@ -43,16 +44,24 @@ def assemble(
     *,
     loop_lag: LoopLagMonitor | None = None,
     lookup: Lookup = lambda _request: None,
+    remaining_start_s: Callable[[], float | None] = lambda: None,
 ) -> Pipeline:
-    """Return a pipeline. `loop_lag` is run by the caller; without one no request is shed for loop lag."""
+    """Return a pipeline. `loop_lag` is run by the caller; without one no request is shed for loop lag.
+
+    `remaining_start_s` predicts when the engine will be ready, while it is not.
+    """
     admission, emit = settings.admission, guarded(emit)
     parts = Parts(
-        gate=Gate(admission),
+        gate=Gate(admission, remaining_start_s),
         quotas=Quotas(admission),
         runner=make_runner(settings, clock, emit),
         prompts=prompts,
         generator=Generator(
-            prompts, engine, clock, cache_scope=settings.cache_scope, retry_after_ms=admission.retry_after_ms
+            prompts,
+            engine,
+            clock,
+            cache_scope=settings.cache_scope,
+            retry_after_ms=lambda: retry_after_ms(admission, remaining_start_s()),
         ),
         loop_lag=loop_lag or LoopLagMonitor(0.0, clock, emit),
     )

@@ -1,7 +1,7 @@
 """Generates for a request: builds its prompt, asks the engine, and charges its caller for the tokens computed."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -48,9 +48,9 @@ class Generator:
         clock: Clock,
         *,
         cache_scope: CacheScope = "user",
-        retry_after_ms: int = 1000,
+        retry_after_ms: Callable[[], int] = lambda: 1000,
     ) -> None:
-        """Generate with `engine`; if it fails, callers are asked to retry after `retry_after_ms`."""
+        """Generate with `engine`; if it fails, callers are asked to retry after `retry_after_ms()`."""
         self._prompts = prompts
         self._engine = engine
         self._clock = clock
@@ -87,7 +87,7 @@ class Generator:
                     yield output
         except EngineDeadError as error:
             msg = "the engine failed and is being restarted"
-            raise UnavailableError(msg, retry_after_ms=self._retry_after_ms) from error
+            raise UnavailableError(msg, retry_after_ms=self._retry_after_ms()) from error
         finally:
             reservation.settle(num_new + num_generated, self._clock.now())
 

@@ -44,6 +44,10 @@ class LoadSnapshot:
     num_occupied: int
     """Slots taken, by requests that run and by generations that are being aborted."""
     num_slots: int
+    max_slots: int
+    """The configured maximum of `num_slots`."""
+    slots_reason: str
+    """Why there are fewer slots than that; "" if there are not."""
     num_held: int
     """Requests that are live or whose generation is still being aborted."""
 
@@ -184,6 +188,8 @@ class Pipeline:
             num_queued=book.num_queued,
             num_occupied=book.num_occupied,
             num_slots=book.num_slots,
+            max_slots=self._scheduling.max_slots,
+            slots_reason=self._runner.slots_reason,
             num_held=self._runner.num_held,
         )
 

@@ -3,10 +3,12 @@
 import asyncio
 import gc
 import json
+import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,25 @@ from typing import Any
 import click
 import uvloop
 
-from completion_server.app import App, Ready, engine_arguments, make_engine_factory
+from completion_server.app import App, Ready
 from completion_server.client.options import DEFAULT_SERVER
 from completion_server.config import Config, load_config
 from completion_server.core import descriptors, safe_logging
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
+from completion_server.engine.settings import EngineSettings
+from completion_server.engine.start_times import StartTimes
+from completion_server.engine_factory import engine_arguments, make_engine_factory
 from completion_server.model_limits import load_prompts, prompt_budget
 from completion_server.rpc.server import check_ports, check_tls
+from completion_server.rpc.settings import TlsSettings
 from completion_server.telemetry import logs
 
+logger = logging.getLogger(__name__)
+
+_WHOLE_START = "server: "
+"""Begins the key under which the duration of the whole start is kept."""
 _GC_THRESHOLDS = (10_000, 50, 100)
 """Allocations before a collection of the youngest generation, and collections before one of the next older."""
 
@@ -49,13 +59,17 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
         completion-server serve --set engine.model=Qwen/Qwen2.5-Coder-7B --set server.listen=127.0.0.1:6000
         COMPLETION_SERVER__ENGINE__NUM_SPECULATIVE_TOKENS=0 completion-server serve --config server.toml
     """
+    began_at = time.monotonic()
     loaded = _load(config, overrides)
     logs.configure(loaded.log)
     safe_logging.install()
+    start_times = StartTimes(_start_times_path(os.environ))
+    _announce(loaded.engine, start_times.last_s(_WHOLE_START + loaded.engine.start_key))
 
     def on_ready(ready: Ready) -> None:
+        start_times.record(_WHOLE_START + loaded.engine.start_key, time.monotonic() - began_at)
         _freeze_startup_objects()
-        click.echo(json.dumps(_ready_json(ready)) if as_json else _ready_line(ready))
+        click.echo(json.dumps(_ready_json(ready)) if as_json else _ready_line(ready, loaded.server.tls))
         sys.stdout.flush()
 
     try:
@@ -64,7 +78,7 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
         make_engine = make_engine_factory(loaded)
 
         async def run() -> None:
-            app = App(loaded, make_engine)
+            app = App(loaded, make_engine, start_times=start_times)
             asyncio.get_running_loop().set_exception_handler(safe_logging.log_loop_error)
             _install_signal_handlers(app)
             await app.run(on_ready)
@@ -118,6 +132,23 @@ def _check(config: Config) -> dict[str, Any]:
     return engine_arguments(config)
 
 
+def _announce(engine: EngineSettings, last_s: float | None) -> None:
+    """Log what is loading and how long that took last time: the start is silent for half a minute otherwise."""
+    draft = f" with the draft model {_short(engine.draft_model)}" if engine.draft_model else ""
+    last = "the first start with these settings" if last_s is None else f"the last start took {last_s:.0f} s"
+    logger.info("starting the %s engine on %s%s; %s", engine.kind, _short(engine.model), draft, last)
+
+
+def _start_times_path(environ: Mapping[str, str]) -> Path | None:
+    """Return the file for durations of starts, in the user's cache folder; None if the user has none."""
+    cache = environ.get("XDG_CACHE_HOME", "")
+    if not Path(cache).is_absolute():  # unset, or a path that the XDG specification says to ignore
+        if not (home := environ.get("HOME")):
+            return None
+        cache = f"{home}/.cache"
+    return Path(cache) / "completion-server" / "start-times.json"
+
+
 def _freeze_startup_objects() -> None:
     """Keep the garbage collector from scanning all imported and loaded objects, which takes 200 ms.
 
@@ -166,15 +197,35 @@ def _ready_json(ready: Ready) -> dict[str, Any]:
         "num_speculative_tokens": ready.engine.num_speculative_tokens,
         "speculation": ready.speculation,
         "prompt_template": ready.prompt_template,
+        "slots": ready.load.num_slots,
+        "max_slots": ready.load.max_slots,
+        "slots_reason": ready.load.slots_reason,
     }
 
 
-def _ready_line(ready: Ready) -> str:
-    engine = ready.engine
-    draft = f" draft={_short(engine.draft_model)} speculation: {ready.speculation}" if engine.draft_model else ""
-    server = "" if ready.address == DEFAULT_SERVER else f" --server {ready.address}"
-    command = f"printf 'for i in ra' | {_short(sys.argv[0])} complete{server} -"
-    return f"ready: {ready.address} model={_short(engine.model)}{draft}; try: {command}"
+def _ready_line(ready: Ready, tls: TlsSettings) -> str:
+    engine, load = ready.engine, ready.load
+    draft = f" draft={_short(engine.draft_model)}, {ready.speculation}" if engine.draft_model else ""
+    slots = f" slots={load.num_slots}" + (f" of {load.max_slots} ({load.slots_reason})" if load.slots_reason else "")
+    command = f"printf 'import os\\nimport s' | {_program()} complete{_connection(ready.address, tls)} -"
+    return f"ready: {ready.address} model={_short(engine.model)}{draft}{slots}; try: {command}"
+
+
+def _connection(address: str, tls: TlsSettings) -> str:
+    """Return the options with which a client reaches a listener."""
+    options = "" if address == DEFAULT_SERVER else f" --server {address}"
+    if tls.certificate:
+        options += f" --tls-ca {_short(tls.certificate)}"  # a certificate is an authority for itself
+    if tls.client_ca:
+        options += " --tls-cert CLIENT_CERTIFICATE --tls-key ITS_KEY"
+    return options
+
+
+def _program() -> str:
+    """Return the command with which the server was started."""
+    if Path(sys.argv[0]).name == "__main__.py":
+        return f"{_short(sys.executable)} -m completion_server"
+    return _short(sys.argv[0])
 
 
 def _short(name: str) -> str:

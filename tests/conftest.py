@@ -3,11 +3,15 @@
 import os
 import signal
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 import pytest_asyncio
 from hypothesis import settings
 
+from tests.support.certificates import MakeIdentity, make_identity_in
 from tests.support.vllm import asynchronous_scheduling, make_vllm_engine
 
 if TYPE_CHECKING:
@@ -34,3 +38,9 @@ async def vllm_engine() -> "AsyncIterator[VllmEngine]":
         await engine.start()
     yield engine
     await engine.stop()
+
+
+@pytest.fixture
+def make_identity(tmp_path: Path) -> MakeIdentity:
+    """Return a function that makes keys and certificates."""
+    return partial(make_identity_in, tmp_path)

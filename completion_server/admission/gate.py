@@ -1,7 +1,8 @@
 """The gate: refuses callers while the server can't serve, and limits the number of open sessions."""
 
+import math
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
@@ -13,6 +14,8 @@ from completion_server.core.errors import OverloadedError, UnauthenticatedError,
 _USERS_PER_PEER = 2
 _SESSIONS_PER_PEER = 128
 _SESSIONS = 16_000
+_MAX_RETRY_AFTER_MS = 60_000
+"""Longest time after which a caller is told to retry while the engine starts: it may be ready sooner than predicted."""
 
 
 class Readiness(Enum):
@@ -47,7 +50,8 @@ class AdmissionSettings:
     refused_burst_bytes: Annotated[int, Between(1, 1_000_000_000)] = 8 * 1024 * 1024
     """Bytes of refused requests that one connection may send at once."""
     retry_after_ms: Annotated[int, Between(0, 3_600_000)] = 1000
-    """Time after which a refused caller should retry."""
+    """Time after which a refused caller should retry. While the engine starts it is the time that is left if the start
+    takes as long as the last one, but at least this value and at most a minute."""
     user_requests_per_s: Annotated[float, Between(0, 1_000_000)] = 20.0
     """Requests that one user may send in the long run; further ones are shed. 0 sets no limit."""
     user_burst: Annotated[int, Between(1, 1_000_000)] = 40
@@ -95,6 +99,12 @@ _REFUSALS = {
 }
 
 
+def retry_after_ms(settings: AdmissionSettings, remaining_start_s: float | None) -> int:
+    """Return when a caller should retry while the engine starts, from the predicted time that is left, if known."""
+    remaining_ms = math.ceil(1000 * (remaining_start_s or 0.0))
+    return max(settings.retry_after_ms, min(_MAX_RETRY_AFTER_MS, remaining_ms))
+
+
 class Permit:
     """Permission for one open session. Release it exactly once, by leaving its `with` block."""
 
@@ -114,9 +124,15 @@ class Permit:
 class Gate:
     """Decides whether a caller is admitted. The composition root sets the state of the engine."""
 
-    def __init__(self, settings: AdmissionSettings) -> None:
-        """Start closed: no request is served before the engine is warm."""
+    def __init__(
+        self, settings: AdmissionSettings, remaining_start_s: Callable[[], float | None] = lambda: None
+    ) -> None:
+        """Start closed: no request is served before the engine is warm.
+
+        `remaining_start_s` predicts how long that takes, while the engine starts.
+        """
         self._settings = settings
+        self._remaining_start_s = remaining_start_s
         self._is_engine_ready = False
         self._is_draining = False
         self._was_ready = False
@@ -160,8 +176,12 @@ class Gate:
             UnavailableError: it can't serve now; the error says when to retry.
 
         """
-        if self.readiness is not Readiness.READY:
-            raise UnavailableError(_REFUSALS[self.readiness], retry_after_ms=self._settings.retry_after_ms)
+        readiness = self.readiness
+        if readiness is Readiness.READY:
+            return
+        is_draining = readiness is Readiness.DRAINING
+        remaining_s = None if is_draining else self._remaining_start_s()
+        raise UnavailableError(_REFUSALS[readiness], retry_after_ms=retry_after_ms(self._settings, remaining_s))
 
     def check_user(self, user: str) -> None:
         """Check that a caller names its user, if the server requires it.

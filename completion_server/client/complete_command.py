@@ -39,8 +39,23 @@ class _Options(TypedDict):
     language: str | None
 
 
-@click.command()
-@click.argument("position", metavar="FILE:LINE[:COL]")
+class _Complete(click.Command):
+    """Explains that a position in standard input looks like an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)  # click empties the list
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name.startswith(f"{STDIN}:"):
+                position = next((arg for arg in given if arg.startswith(f"{STDIN}:")), error.option_name)
+                msg = f"to complete standard input at a line, write: {ctx.info_name} -- {position}"
+                raise click.UsageError(msg, ctx) from error
+            raise
+
+
+@click.command(cls=_Complete)
+@click.argument("position", metavar="FILE[:LINE[:COL]]")
 @endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server")
 @click.option("--mode", type=click.Choice(list(_MODES)), default="single", show_default=True, help="A line or a block.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Upper limit of tokens; the server's default if not given.")
@@ -60,8 +75,9 @@ def complete(
 ) -> None:
     """Stream the completion at a cursor position in a file to the terminal.
 
-    Lines and columns count from 1; without COL the cursor is at the end of the line. "-" as FILE reads standard input;
-    without LINE the cursor is at its end. A pipe gets the completion alone; times and token counts go to stderr.
+    Lines and columns count from 1. Without COL the cursor is at the end of the line. Without LINE the cursor is at the
+    end of the text. "-" as FILE reads standard input; with a line, write "-- -:LINE". A pipe gets the completion alone;
+    times and token counts go to stderr.
 
     The exit status is 0 if the server answered, even without text; 1 if it could not be reached or failed; 2 if
     FILE:LINE:COL does not exist.
@@ -80,7 +96,7 @@ def complete(
         origin = {"server": endpoint.address, "file": file, "line": cursor.line, "column": cursor.column}
         click.echo(json.dumps(completion_dict(completion) | origin))
     if completion.error:
-        fail(completion.error, endpoint.address, reached=reached)
+        fail(completion.error, endpoint, reached=reached)
     if not as_json:
         Console(stderr=True, highlight=False).print(footer(completion), soft_wrap=True)
 

@@ -81,7 +81,7 @@ def calling(endpoint: Endpoint) -> Iterator[grpc.Channel]:
         try:
             yield channel
         except grpc.RpcError as error:
-            fail(error_of_call(error), endpoint.address, reached=reached)
+            fail(error_of_call(error), endpoint, reached=reached)
 
 
 def _health(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStatusResponse) -> str:
@@ -112,11 +112,16 @@ def _table(address: str, health: str, status: admin_pb2.GetStatusResponse) -> Ta
         ("prompt", status.prompt_template),
         ("sessions", str(status.live_sessions)),
         ("requests", f"{status.running_requests} of {status.slots} slots in use, {status.queued_requests} waiting"),
+        *([("slots", _slots(status))] if status.slots_reason else []),
         ("ended", ", ".join(f"{count} {name}" for name, count in sorted(status.ended_requests.items())) or "none"),
     )
     for name, value in rows:
         table.add_row(name, value, style=_style(name, health))
     return table
+
+
+def _slots(status: admin_pb2.GetStatusResponse) -> str:
+    return f"{status.slots} of scheduling.max_slots = {status.max_slots}: {status.slots_reason}"
 
 
 def _style(name: str, health: str) -> str:

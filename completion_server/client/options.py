@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 import click
 
 from completion_client import Endpoint, EndpointError, ServiceError
-from completion_server.client.explain import explain
+from completion_server.client.explain import explain, explain_tls
 
 DEFAULT_SERVER = "127.0.0.1:50051"
 DEFAULT_ADMIN = "127.0.0.1:50052"
 
-_FLAGS = {"ca": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key", "token": "--token", "user": "--user"}
+_FLAGS = {"ca": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key", "user": "--user"}
 """The flags of an endpoint's fields."""
 
 _Command = Callable[..., None]
@@ -24,7 +24,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def endpoint_options(flag: str, default: str, env: str, what: str) -> Callable[[_Command], _Command]:
-    """Add options for an address, TLS files and a token; the command gets them as one argument, `endpoint`."""
+    """Add options for an address and TLS files; the command gets them as one argument, `endpoint`."""
 
     def add(command: _Command) -> _Command:
         @functools.wraps(command)
@@ -33,13 +33,12 @@ def endpoint_options(flag: str, default: str, env: str, what: str) -> Callable[[
             tls_ca: Path | None,
             tls_cert: Path | None,
             tls_key: Path | None,
-            token: str | None,
             **rest: object,
         ) -> None:
             if (tls_cert is None) != (tls_key is None):
                 raise click.UsageError("--tls-cert and --tls-key go together: a certificate is no use without its key")
             try:
-                command(endpoint=Endpoint(address, tls_ca, tls_cert, tls_key, token), **rest)
+                command(endpoint=Endpoint(address, tls_ca, tls_cert, tls_key), **rest)
             except EndpointError as error:
                 raise click.UsageError(f"{_FLAGS[error.field]}: {error.problem}") from error
 
@@ -65,16 +64,11 @@ def _endpoint_options(flag: str, default: str, env: str, what: str) -> Sequence[
         click.option("--tls-ca", type=_FILE, help="Encrypt, and check the server's certificate against this file."),
         click.option("--tls-cert", type=_FILE, help="The client's certificate, if the server needs one."),
         click.option("--tls-key", type=_FILE, help="The key of --tls-cert."),
-        click.option(
-            "--token",
-            envvar="COMPLETION_SERVER_TOKEN",
-            show_envvar=True,
-            help="Bearer token, if the server needs one. Set it in the environment: other users can see flags.",
-        ),
     )
 
 
-def fail(error: ServiceError, address: str, *, reached: bool) -> NoReturn:
+def fail(error: ServiceError, endpoint: Endpoint, *, reached: bool) -> NoReturn:
     """End the command with status 1 and an explanation."""
-    click.echo(f"Error: {explain(error, address, reached=reached)}", err=True)
+    text = "" if reached else explain_tls(endpoint)
+    click.echo(f"Error: {text or explain(error, endpoint.address, reached=reached)}", err=True)
     sys.exit(1)

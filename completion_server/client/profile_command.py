@@ -82,7 +82,7 @@ def _measure(
     numbered = enumerate(positions)
     for each in itertools.islice(numbered, _WARM_UP):
         if error := one(each).error:
-            fail(error, endpoint.address, reached=reached)
+            fail(error, endpoint, reached=reached)
     console = Console(stderr=True)
     with ThreadPoolExecutor(options["concurrency"]) as workers:
         completions = workers.map(one, numbered)

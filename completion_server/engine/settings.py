@@ -8,9 +8,11 @@ from completion_server.core.checks import Above, Between, require_bounds
 CacheScope = Literal["user", "tenant"]
 
 CPU_BLOCK_SIZE = 32
-"""Tokens of a prefix-cache block on a CPU unless engine.vllm.block_size is set: the smallest that vLLM takes there, so that
-a key recomputes few; its own default is 128. On a GPU vLLM chooses. `make
-bench-prompt` simulates a cache of these blocks."""
+"""Tokens of a prefix-cache block on a CPU unless engine.vllm.block_size is set; on a GPU vLLM chooses.
+
+It is the smallest that vLLM takes on a CPU: a key recomputes at most one block. vLLM's own default there is 128. `make
+bench-prompt` simulates a cache of these blocks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,13 @@ class EngineSettings:
             limit, given = self.restart_backoff_max_s, self.restart_backoff_min_s
             msg = f"restart_backoff_min_s: must be at most restart_backoff_max_s ({limit:g}), got {given:g}"
             raise ValueError(msg)
+
+    @property
+    def start_key(self) -> str:
+        """Names what a start loads and how: starts with the same key take about the same time."""
+        model = f"{self.model}@{self.revision}" if self.revision else self.model
+        mode = "" if self.enforce_eager is None else f", enforce_eager {self.enforce_eager}"
+        return f"{self.kind} {model}, draft {self.draft_model or 'none'}, {self.tensor_parallel_size} GPU(s){mode}"
 
     @property
     def max_num_speculative_tokens(self) -> int:

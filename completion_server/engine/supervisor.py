@@ -25,6 +25,7 @@ from completion_server.engine.interface import (
 )
 from completion_server.engine.quarantine import Quarantine
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.start_times import StartEstimate
 from completion_server.engine.supervised_speculation import SupervisedSpeculation
 from completion_server.engine.vitals import WATCHES_PER_TIMEOUT, Vitals
 from completion_server.engine.warmup import warm_up
@@ -50,8 +51,13 @@ class SupervisedEngine:
         settings: EngineSettings,
         clock: Clock,
         on_change: Callable[[EngineState], None] = lambda _state: None,
+        *,
+        usual_start_s: float | None = None,
     ) -> None:
-        """Prepare; `run` does the work. `on_change` is called with every new state."""
+        """Prepare; `run` does the work. `on_change` is called with every new state.
+
+        `usual_start_s` is the duration of an earlier start, if one is known.
+        """
         self._make_engine = make_engine
         self._settings = settings
         self._clock = clock
@@ -59,6 +65,7 @@ class SupervisedEngine:
         self._engine = make_engine()
         self._vitals = Vitals(settings, clock.now())
         self._backoff = Backoff(settings)
+        self._estimate = StartEstimate(usual_start_s)
         self._quarantine = Quarantine(settings.quarantine_s)
         self._info = EngineInfo(
             model=settings.model,
@@ -80,6 +87,8 @@ class SupervisedEngine:
         self.failure = ""
         """Why it last failed; "" if it never did."""
         self.num_restarts = 0
+        self.start_s: float | None = None
+        """Duration of the last start, with the warm-up; None before one has succeeded."""
 
     @property
     def info(self) -> EngineInfo:
@@ -90,6 +99,10 @@ class SupervisedEngine:
     def is_alive(self) -> bool:
         """Whether it can serve now."""
         return self.state is EngineState.READY
+
+    def remaining_start_s(self) -> float | None:
+        """Return the predicted time until an engine is ready, if none is; None if there is nothing to predict from."""
+        return self._estimate.remaining_s(self._clock.now())
 
     @property
     def current(self) -> Engine:
@@ -103,6 +116,7 @@ class SupervisedEngine:
             EngineDeadError: it does not start. The operator must correct that, so there is no second try.
 
         """
+        self._estimate.begin(self._clock.now())
         await self._start_engine()
 
     async def run(self) -> None:
@@ -191,10 +205,12 @@ class SupervisedEngine:
             raise EngineDeadError(msg) from error
         self._info = self._engine.info
         if self._settings.warm_up:
+            logger.info("the models are loaded; warming up")
             await warm_up(self._engine, self._settings.step_timeout_s)
         self._speculation.engine_started(self._engine)
         self._engine.watch_steps(self._on_step)
         self._vitals = Vitals(self._settings, self._clock.now())
+        self.start_s = self._estimate.end(self._clock.now())
 
     async def _watch(self) -> str:
         """Return why the engine failed, once it has."""
@@ -232,9 +248,11 @@ class SupervisedEngine:
             wait_s = self._backoff.next_wait_s(served_s)
             served_s = 0.0
             self.num_restarts += 1
+            self._estimate.begin(self._clock.now() + wait_s)
             try:
                 await self._engine.stop()
                 logger.info("the next engine starts in %g s", wait_s)
+                self._estimate.begin(self._clock.now() + wait_s)
                 await asyncio.sleep(wait_s)
                 self._take_engine(self._make_engine())
                 await self._start_engine()

@@ -68,6 +68,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             queued_requests=load.num_queued,
             running_requests=load.num_occupied,
             slots=load.num_slots,
+            max_slots=load.max_slots,
+            slots_reason=load.slots_reason,
             ended_requests=self._controls.ended_requests(),
         )
 

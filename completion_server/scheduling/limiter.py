@@ -17,6 +17,11 @@ _FLOOR_RISE = 1.002
 slower for good."""
 _IN_USE = 0.9
 
+_AT_START = "begins low"
+_FIRST_TOKENS = "reduced because first tokens took too much of shed.budget_ms"
+_STEPS = "reduced because steps took more than scheduling.step_tolerance times the shortest"
+_GROWS = "more are added only while nearly all are in use"
+
 
 @dataclass(slots=True)
 class Limiter:
@@ -34,6 +39,7 @@ class Limiter:
     _sum_s: float = 0.0
     _num_steps: int = 0
     _num: int = 0
+    _cause: str = _AT_START
 
     def __post_init__(self) -> None:
         """Begin at the geometric mean of `least` and `most`, as either may be far from the right limit."""
@@ -43,6 +49,11 @@ class Limiter:
     def limit(self) -> int:
         """Requests that may be in the engine."""
         return max(self.least, min(self.most, int(self._limit)))
+
+    @property
+    def reason(self) -> str:
+        """Why the limit is below `most`; "" if it is not."""
+        return f"{self._cause}; {_GROWS}" if self.limit < self.most else ""
 
     def observe(self, first_token_s: float, num_in_engine: int, step_s: float | None = None) -> int:
         """Add the recent time to a first token and, if given, the time of a step; return the limit."""
@@ -59,9 +70,11 @@ class Limiter:
 
     def _adjust(self, first_token_s: float, num_in_engine: int) -> None:
         first_token_gradient = self.first_token_s / first_token_s if first_token_s else 1.0
-        gradient = min(1.0, first_token_gradient, self._step_gradient(num_in_engine))
+        step_gradient = self._step_gradient(num_in_engine)
+        gradient = min(1.0, first_token_gradient, step_gradient)
         if gradient < 1.0:
             self._limit *= max(_MIN_GRADIENT, gradient)
+            self._cause = _FIRST_TOKENS if first_token_gradient <= step_gradient else _STEPS
         elif num_in_engine >= _IN_USE * self.limit:
             self._limit += math.sqrt(self._limit) / 2
         self._limit = max(float(self.least), min(float(self.most), self._limit))

@@ -57,6 +57,11 @@ class Runner:
         return self._book
 
     @property
+    def slots_reason(self) -> str:
+        """Why there are fewer slots than the configured maximum; "" if there are not."""
+        return self._limiter.reason if self._limiter is not None else ""
+
+    @property
     def num_held(self) -> int:
         """Requests that are live or whose generation is still stopping."""
         return len(self._requests)

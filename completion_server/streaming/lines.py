@@ -55,14 +55,14 @@ class LineRules:
 
     def _extend_line(self, fragment: str) -> str:
         """Add to the current line."""
-        closing_at = self._rest.find_closing(fragment)
-        fragment = fragment[:closing_at]
+        rest_at = self._rest.find_start(fragment)
+        fragment = fragment[:rest_at]
         self._line += fragment
         self._held += fragment
-        self._judge(is_whole=closing_at is not None)
+        self._judge(is_whole=rest_at is not None)
         if self._position is LinePosition.BEHIND:
             return self._end(self._held_before_line().rstrip(BLANKS))
-        if closing_at is not None:
+        if rest_at is not None:
             has_blank = self._around.rest[0] in BLANKS
             return self._end(self._held.rstrip(" \t") if has_blank else self._held)
         return self._stream() if self._is_first and self._position is LinePosition.INSIDE else ""

@@ -1,11 +1,15 @@
 """Detects completions that repeat text after the cursor: the rest of the cursor's line, or the lines below it.
 
-The rest of the line is of one of two kinds.
+The rest of the line is of one of these kinds.
 
 A rest that begins with a bracket or quote closes a bracket or quote that is open left of the cursor. The completion may
 close all brackets that the cursor's line has open, except those that the rest closes; the next such closing character
 is the repetition, and ends the completion. So between "f(" and ")" the text "g(x), y" is kept whole and "g(x))" ends
 after "g(x)". No text needs to be withheld.
+
+A rest that begins with an opening bracket, right at the cursor, takes the place of the bracket that the completion
+would open there: before "(x)" the text "name(y)" ends after "name". A rest of one other character, such as "=", is
+repeated by a completion that begins with it.
 
 A completion repeats any other rest if one of its whole lines ends with that rest. The repetition must begin at the
 beginning of a word, unless it is the whole line or the cursor is inside a word. Text that may be the beginning of a
@@ -18,6 +22,8 @@ from completion_server.streaming.brackets import CLOSING, Brackets
 from completion_server.streaming.surroundings import BLANKS, Line, Surroundings
 
 _QUOTES = "\"'`"
+_OPENING = frozenset("([{")
+_ENDS_OF_VALUES = frozenset(")]}\"'`")
 
 
 class RestOfLine:
@@ -33,6 +39,12 @@ class RestOfLine:
         kept = _kept_open(around.language_id, self._brackets.opened, around.rest)
         self._floor = len(kept)
         self._closing = _closing(self._core, kept)
+        self._opening = around.rest[:1] if around.rest[:1] in _OPENING else ""
+        is_single = len(self._core) == 1 and not _is_word(self._core) and not self._closing
+        self._single = self._core if is_single else ""
+        self._last = around.head[-1:]
+        """The character before the next one that is read."""
+        self._is_begun = False
 
     @property
     def is_closing_bracket(self) -> bool:
@@ -44,16 +56,33 @@ class RestOfLine:
         """Whether a bracket or quote that the completion opened was open at the start of the current line."""
         return self._line_depth > self._head_depth
 
-    def find_closing(self, fragment: str) -> int | None:
-        """Read more of the current line; return the index in `fragment` at which it repeats the closing character."""
-        if not self._closing:
+    def find_start(self, fragment: str) -> int | None:
+        """Read more of the current line; return the index in `fragment` at which it repeats the rest's first character.
+
+        Only brackets, quotes and a rest of a single character are found in this way.
+        """
+        if not (self._closing or self._opening or self._single):
             self._brackets.read(fragment)
             return None
         for at, char in enumerate(fragment):
-            if char == self._closing and self._closes_kept(char):
+            if self._repeats(char):
                 return at
+            self._is_begun = self._is_begun or char not in BLANKS
             self._brackets.read_char(char)
+            self._last = char
         return None
+
+    def _repeats(self, char: str) -> bool:
+        """Return whether the next character of the completion is the one right of the cursor."""
+        if char == self._closing:
+            return self._closes_kept(char)
+        if char == self._opening and self._brackets.depth == self._head_depth and self._may_be_called(char):
+            return True
+        return char == self._single and not self._is_begun
+
+    def _may_be_called(self, bracket: str) -> bool:
+        """Return whether an opening bracket here belongs to the text before it, as in a call or an index."""
+        return bracket == "{" or _is_word(self._last) or self._last in _ENDS_OF_VALUES
 
     def end_line(self) -> None:
         """Read a line break."""

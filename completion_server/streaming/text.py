@@ -6,14 +6,17 @@ passed on unchanged.
 1. A stop string, or a line break with SINGLE_LINE, ends the completion before it.
 2. Text that follows the cursor is not repeated (see `repetition`).
 3. With MULTI_LINE the completion ends with its block (see `block`).
-4. Blanks and blank lines at the end are dropped, unless the text right of the cursor needs them.
-5. With MULTI_LINE the length limit leaves no half line, except a half line that is the only one.
+4. A completion that repeats itself ends after the first time (see `runs`). Text that may be the beginning of such a
+   run is withheld.
+5. Blanks and blank lines at the end are dropped, unless the text right of the cursor needs them.
+6. With MULTI_LINE the length limit and rule 4 leave no half line, except a half line that is the only one.
 """
 
 from completion_server.core.request import Request
 from completion_server.streaming.lines import LineRules
+from completion_server.streaming.runs import RunDetector
 from completion_server.streaming.stop_strings import StopStrings
-from completion_server.streaming.surroundings import Surroundings
+from completion_server.streaming.surroundings import BLANKS, Surroundings
 
 
 class TextRules:
@@ -21,8 +24,13 @@ class TextRules:
 
     def __init__(self, request: Request) -> None:
         """Take the mode, the text around the cursor and the stop strings from `request`."""
+        self._request = request
         self._stops = StopStrings(request.stop)
-        self._lines = LineRules(Surroundings.of(request), request.mode)
+        self._lines = self._make_lines()
+        self._runs = RunDetector()
+        self._pending = ""
+        """Text that the other rules let pass and that may be part of a run."""
+        self._num_sent = 0
         self._is_done = False
         self._is_finished = False
 
@@ -39,11 +47,10 @@ class TextRules:
 
         """
         self._check_open()
-        text = self._stops.feed(text)
-        sent = self._lines.feed(text)
-        if self._stops.is_hit and not self._lines.is_done:
-            sent += self._lines.finish(is_cut=False)
-        self._is_done = self._stops.is_hit or self._lines.is_done
+        sent = self._read(self._stops.feed(text))
+        if self._stops.is_hit and not self._is_done:
+            self._is_done = True
+            sent += self._release(self._lines.finish(is_cut=False), is_last=True)
         return sent
 
     def finish(self, *, is_cut: bool) -> str:
@@ -55,8 +62,38 @@ class TextRules:
         """
         self._check_open()
         self._is_finished = True
-        sent = self._lines.feed(self._stops.finish())
-        return sent if self._lines.is_done else sent + self._lines.finish(is_cut=is_cut)
+        sent = self._read(self._stops.finish())
+        return sent if self._is_done else sent + self._release(self._lines.finish(is_cut=is_cut), is_last=True)
+
+    def _read(self, text: str) -> str:
+        """Read text without a stop string."""
+        num_read = self._runs.feed(text)
+        passed = self._lines.feed(text[:num_read])
+        if self._lines.is_done:
+            self._is_done = True
+        elif self._runs.end is not None:
+            self._is_done = True
+            return self._end_before_run(self._runs.text[: self._runs.end])
+        return self._release(passed, is_last=self._is_done)
+
+    def _release(self, passed: str, *, is_last: bool) -> str:
+        """Take text that the other rules let pass, and return the part that can be sent."""
+        self._pending += passed
+        sent = self._pending
+        if not is_last:
+            sent = sent[: max(0, self._runs.num_certain - self._num_sent)].rstrip(BLANKS)
+        self._pending = self._pending[len(sent) :]
+        self._num_sent += len(sent)
+        return sent
+
+    def _end_before_run(self, kept: str) -> str:
+        """Return what is left to send of a completion of which only the beginning is kept."""
+        lines = self._make_lines()
+        whole = lines.feed(kept) + lines.finish(is_cut=True)
+        return whole[self._num_sent :]
+
+    def _make_lines(self) -> LineRules:
+        return LineRules(Surroundings.of(self._request), self._request.mode)
 
     def _check_open(self) -> None:
         if self._is_done or self._is_finished:

@@ -1,13 +1,10 @@
 """The listeners: TLS, Unix sockets, health, reflection, metrics, and the operators' service."""
 
 import asyncio
-import datetime
-import ipaddress
 import itertools
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -15,9 +12,6 @@ from urllib.request import urlopen
 import grpc
 import pytest
 import pytest_asyncio
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -27,6 +21,7 @@ from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.telemetry import logs
+from tests.support.certificates import MakeIdentity
 from tests.support.server import (
     ENDLESS,
     RunningServer,
@@ -39,49 +34,8 @@ from tests.support.server import (
     run_server,
 )
 
+BEGINS_LOW = "begins low; more are added only while nearly all are in use"
 SERVICE = "completion.v1.CompletionService"
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A key and a certificate that it signed for itself."""
-
-    key: Path
-    certificate: Path
-
-    def channel_credentials(self, server: "Identity") -> grpc.ChannelCredentials:
-        return grpc.ssl_channel_credentials(
-            server.certificate.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes()
-        )
-
-
-@pytest.fixture
-def make_identity(tmp_path: Path) -> Callable[[str], Identity]:
-    def make(name: str) -> Identity:
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        now = datetime.datetime.now(datetime.UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-            .sign(key, hashes.SHA256())
-        )
-        identity = Identity(tmp_path / f"{name}.key", tmp_path / f"{name}.pem")
-        identity.key.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        identity.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        return identity
-
-    return make
 
 
 @pytest_asyncio.fixture
@@ -95,7 +49,7 @@ def admin(server: RunningServer) -> AdminServiceStub:
 
 
 async def test_mutual_tls_admits_only_clients_with_a_certificate(
-    make_identity: Callable[[str], Identity],
+    make_identity: MakeIdentity,
 ) -> None:
     ours, theirs, stranger = make_identity("server"), make_identity("client"), make_identity("stranger")
     config = make_config(
@@ -131,6 +85,8 @@ async def test_a_reachable_listener_without_tls_logs_a_warning(key: str, caplog:
             pass
     assert f"{key}: " in caplog.text
     assert "without TLS" in caplog.text
+    claims = "any caller may claim to be any user of any tenant"
+    assert (claims in caplog.text) == (key == "server.listen")
 
 
 async def test_trusting_names_on_a_reachable_listener_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -186,6 +142,16 @@ async def test_operators_read_the_servers_status(server: RunningServer) -> None:
     assert dict(status.ended_requests) == {"length": 1}
     assert status.uptime_s > 0
     assert not status.draining
+
+
+async def test_the_status_has_a_reason_for_missing_slots() -> None:
+    async with run_server(make_config("scheduling.step_tolerance=8"), ScriptedEngine) as server:
+        status = await admin(server).GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
+        assert (status.slots, status.max_slots) == (8, 32)
+        assert status.slots_reason == server.ready.load.slots_reason == BEGINS_LOW
+    async with run_server(make_config(), ScriptedEngine) as server:
+        status = await admin(server).GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
+        assert (status.slots, status.max_slots, status.slots_reason) == (32, 32, "")
 
 
 async def test_the_contract_of_operators_is_not_served_to_editors(server: RunningServer) -> None:

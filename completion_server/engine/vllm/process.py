@@ -4,12 +4,14 @@ Imports nothing of vLLM: `prepare` must run before vLLM is imported, and vLLM it
 processes, as one of its general plugins.
 """
 
+import importlib.util
 import logging
 import os
 import sys
 import threading
 import time
 from multiprocessing import parent_process
+from pathlib import Path
 
 import psutil
 
@@ -37,6 +39,9 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 _PARENT_POLL_S = 1.0
 
+_TRITON_LOGGER = "torch._library.triton"
+"""torch's logger that warns in every process of an engine on a CPU that there is no Triton."""
+
 _DUMPS = "vllm.logging_utils.dump_input"
 """vLLM's logger for the input of a failed step. The input has draft tokens, which continue a user's text."""
 
@@ -52,6 +57,8 @@ def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
     Without them vLLM would log to standard output, which belongs to the server.
     """
     os.environ[ENABLE_ENV] = "1"
+    if _has_module("torch", "_library/triton.py"):  # torch refuses names that it does not have
+        os.environ.setdefault("TORCH_LOGS", f"-{_TRITON_LOGGER}")
     os.environ[PARENT_ENV] = str(os.getpid())
     environment.set_defaults()
     for name, value in (
@@ -63,6 +70,12 @@ def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
         ("PYTHONWARNINGS", "ignore"),
     ):
         os.environ.setdefault(name, value)
+
+
+def _has_module(package: str, path: str) -> bool:
+    """Return whether an installed package has a file, without importing it."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None and (Path(spec.origin).parent / path).is_file()
 
 
 def keep_on_loopback(settings: EngineSettings) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63ompletion/v1/admin.proto\x12\rcompletion.v1\"\x12\n\x10GetStatusRequest\"\xe4\x03\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x30\n\x0c\x65ngine_state\x18\x03 \x01(\x0e\x32\x1a.completion.v1.EngineState\x12\x17\n\x0f\x65ngine_restarts\x18\x04 \x01(\r\x12\x16\n\x0e\x65ngine_failure\x18\x05 \x01(\t\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\r\n\x05model\x18\x07 \x01(\t\x12\x13\n\x0b\x64raft_model\x18\x08 \x01(\t\x12\x1e\n\x16num_speculative_tokens\x18\t \x01(\r\x12\x17\n\x0fprompt_template\x18\n \x01(\t\x12\x15\n\rlive_sessions\x18\x0b \x01(\r\x12\x17\n\x0fqueued_requests\x18\x0c \x01(\r\x12\x18\n\x10running_requests\x18\r \x01(\r\x12\r\n\x05slots\x18\x0e \x01(\r\x12K\n\x0e\x65nded_requests\x18\x0f \x03(\x0b\x32\x33.completion.v1.GetStatusResponse.EndedRequestsEntry\x1a\x34\n\x12\x45ndedRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"c\n\x0eSpeculationRow\x12\x18\n\x10\x66irst_batch_size\x18\x01 \x01(\r\x12\x17\n\x0flast_batch_size\x18\x02 \x01(\r\x12\x1e\n\x16num_speculative_tokens\x18\x03 \x01(\r\"\xa2\x02\n\x12SpeculationFigures\x12\x10\n\x08window_s\x18\x01 \x01(\x01\x12\x18\n\x10generated_tokens\x18\x02 \x01(\x04\x12\x16\n\x0e\x64rafted_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\x04\x12\x15\n\rwasted_tokens\x18\x05 \x01(\x04\x12\x17\n\nacceptance\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x16\x61\x63\x63\x65ptance_by_position\x18\x07 \x03(\x01\x12!\n\x14mean_accepted_length\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0ctokens_per_s\x18\t \x01(\x01\x42\r\n\x0b_acceptanceB\x17\n\x15_mean_accepted_length\"\x17\n\x15GetSpeculationRequest\"\xb7\x02\n\x16GetSpeculationResponse\x12/\n\x08schedule\x18\x01 \x03(\x0b\x32\x1d.completion.v1.SpeculationRow\x12\"\n\x1amax_num_speculative_tokens\x18\x02 \x01(\r\x12\x15\n\rsince_unix_ms\x18\x03 \x01(\x03\x12,\n\x04mode\x18\x04 \x01(\x0e\x32\x1e.completion.v1.SpeculationMode\x12\n\n\x02\x62y\x18\x05 \x01(\t\x12,\n\x05table\x18\x06 \x03(\x0b\x32\x1d.completion.v1.SpeculationRow\x12\x15\n\rfixed_because\x18\x07 \x01(\t\x12\x32\n\x07\x66igures\x18\x08 \x01(\x0b\x32!.completion.v1.SpeculationFigures\"\xc2\x01\n\x15SetSpeculationRequest\x12/\n\x08schedule\x18\x01 \x03(\x0b\x32\x1d.completion.v1.SpeculationRow\x12,\n\x04mode\x18\x02 \x01(\x0e\x32\x1e.completion.v1.SpeculationMode\x12#\n\x16num_speculative_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\n\n\x02\x62y\x18\x04 \x01(\tB\x19\n\x17_num_speculative_tokens\"\x8e\x01\n\x16SetSpeculationResponse\x12/\n\x08schedule\x18\x01 \x03(\x0b\x32\x1d.completion.v1.SpeculationRow\x12\x15\n\rsince_unix_ms\x18\x02 \x01(\x03\x12,\n\x04mode\x18\x03 \x01(\x0e\x32\x1e.completion.v1.SpeculationMode\"#\n\x12SetLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"-\n\x13SetLogLevelResponse\x12\x16\n\x0eprevious_level\x18\x01 \x01(\t\"2\n\x0c\x44rainRequest\x12\x15\n\x08grace_ms\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_grace_ms\"&\n\rDrainResponse\x12\x15\n\rlive_requests\x18\x01 \x01(\r*\x91\x01\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_STATE_STARTING\x10\x01\x12\x16\n\x12\x45NGINE_STATE_READY\x10\x02\x12\x17\n\x13\x45NGINE_STATE_FAILED\x10\x03\x12\x18\n\x14\x45NGINE_STATE_STOPPED\x10\x04*\x89\x01\n\x0fSpeculationMode\x12 \n\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SPECULATION_MODE_FIXED\x10\x01\x12\x1d\n\x19SPECULATION_MODE_SCHEDULE\x10\x02\x12\x19\n\x15SPECULATION_MODE_AUTO\x10\x03\x32\xb6\x03\n\x0c\x41\x64minService\x12N\n\tGetStatus\x12\x1f.completion.v1.GetStatusRequest\x1a .completion.v1.GetStatusResponse\x12]\n\x0eGetSpeculation\x12$.completion.v1.GetSpeculationRequest\x1a%.completion.v1.GetSpeculationResponse\x12]\n\x0eSetSpeculation\x12$.completion.v1.SetSpeculationRequest\x1a%.completion.v1.SetSpeculationResponse\x12T\n\x0bSetLogLevel\x12!.completion.v1.SetLogLevelRequest\x1a\".completion.v1.SetLogLevelResponse\x12\x42\n\x05\x44rain\x12\x1b.completion.v1.DrainRequest\x1a\x1c.completion.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63ompletion/v1/admin.proto\x12\rcompletion.v1\"\x12\n\x10GetStatusRequest\"\x8d\x04\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x30\n\x0c\x65ngine_state\x18\x03 \x01(\x0e\x32\x1a.completion.v1.EngineState\x12\x17\n\x0f\x65ngine_restarts\x18\x04 \x01(\r\x12\x16\n\x0e\x65ngine_failure\x18\x05 \x01(\t\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\r\n\x05model\x18\x07 \x01(\t\x12\x13\n\x0b\x64raft_model\x18\x08 \x01(\t\x12\x1e\n\x16num_speculative_tokens\x18\t \x01(\r\x12\x17\n\x0fprompt_template\x18\n \x01(\t\x12\x15\n\rlive_sessions\x18\x0b \x01(\r\x12\x17\n\x0fqueued_requests\x18\x0c \x01(\r\x12\x18\n\x10running_requests\x18\r \x01(\r\x12\r\n\x05slots\x18\x0e \x01(\r\x12K\n\x0e\x65nded_requests\x18\x0f \x03(\x0b\x32\x33.completion.v1.GetStatusResponse.EndedRequestsEntry\x12\x11\n\tmax_slots\x18\x10 \x01(\r\x12\x14\n\x0cslots_reason\x18\x11 \x01(\t\x1a\x34\n\x12\x45ndedRequestsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"c\n\x0eSpeculationRow\x12\x18\n\x10\x66irst_batch_size\x18\x01 \x01(\r\x12\x17\n\x0flast_batch_size\x18\x02 \x01(\r\x12\x1e\n\x16num_speculative_tokens\x18\x03 \x01(\r\"\xa2\x02\n\x12SpeculationFigures\x12\x10\n\x08window_s\x18\x01 \x01(\x01\x12\x18\n\x10generated_tokens\x18\x02 \x01(\x04\x12\x16\n\x0e\x64rafted_tokens\x18\x03 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x04 \x01(\x04\x12\x15\n\rwasted_tokens\x18\x05 \x01(\x04\x12\x17\n\nacceptance\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x16\x61\x63\x63\x65ptance_by_position\x18\x07 \x03(\x01\x12!\n\x14mean_accepted_length\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0ctokens_per_s\x18\t \x01(\x01\x42\r\n\x0b_acceptanceB\x17\n\x15_mean_accepted_length\"\x17\n\x15GetSpeculationRequest\"\xb7\x02\n\x16GetSpeculationResponse\x12/\n\x08schedule\x18\x01 \x03(\x0b\x32\x1d.completion.v1.SpeculationRow\x12\"\n\x1amax_num_speculative_tokens\x18\x02 \x01(\r\x12\x15\n\rsince_unix_ms\x18\x03 \x01(\x03\x12,\n\x04mode\x18\x04 \x01(\x0e\x32\x1e.completion.v1.SpeculationMode\x12\n\n\x02\x62y\x18\x05 \x01(\t\x12,\n\x05table\x18\x06 \x03(\x0b\x32\x1d.completion.v1.SpeculationRow\x12\x15\n\rfixed_because\x18\x07 \x01(\t\x12\x32\n\x07\x66igures\x18\x08 \x01(\x0b\x32!.completion.v1.SpeculationFigures\"\xc2\x01\n\x15SetSpeculationRequest\x12/\n\x08schedule\x18\x01 \x03(\x0b\x32\x1d.completion.v1.SpeculationRow\x12,\n\x04mode\x18\x02 \x01(\x0e\x32\x1e.completion.v1.SpeculationMode\x12#\n\x16num_speculative_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\n\n\x02\x62y\x18\x04 \x01(\tB\x19\n\x17_num_speculative_tokens\"\x8e\x01\n\x16SetSpeculationResponse\x12/\n\x08schedule\x18\x01 \x03(\x0b\x32\x1d.completion.v1.SpeculationRow\x12\x15\n\rsince_unix_ms\x18\x02 \x01(\x03\x12,\n\x04mode\x18\x03 \x01(\x0e\x32\x1e.completion.v1.SpeculationMode\"#\n\x12SetLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\"-\n\x13SetLogLevelResponse\x12\x16\n\x0eprevious_level\x18\x01 \x01(\t\"2\n\x0c\x44rainRequest\x12\x15\n\x08grace_ms\x18\x01 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_grace_ms\"&\n\rDrainResponse\x12\x15\n\rlive_requests\x18\x01 \x01(\r*\x91\x01\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_STATE_STARTING\x10\x01\x12\x16\n\x12\x45NGINE_STATE_READY\x10\x02\x12\x17\n\x13\x45NGINE_STATE_FAILED\x10\x03\x12\x18\n\x14\x45NGINE_STATE_STOPPED\x10\x04*\x89\x01\n\x0fSpeculationMode\x12 \n\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SPECULATION_MODE_FIXED\x10\x01\x12\x1d\n\x19SPECULATION_MODE_SCHEDULE\x10\x02\x12\x19\n\x15SPECULATION_MODE_AUTO\x10\x03\x32\xb6\x03\n\x0c\x41\x64minService\x12N\n\tGetStatus\x12\x1f.completion.v1.GetStatusRequest\x1a .completion.v1.GetStatusResponse\x12]\n\x0eGetSpeculation\x12$.completion.v1.GetSpeculationRequest\x1a%.completion.v1.GetSpeculationResponse\x12]\n\x0eSetSpeculation\x12$.completion.v1.SetSpeculationRequest\x1a%.completion.v1.SetSpeculationResponse\x12T\n\x0bSetLogLevel\x12!.completion.v1.SetLogLevelRequest\x1a\".completion.v1.SetLogLevelResponse\x12\x42\n\x05\x44rain\x12\x1b.completion.v1.DrainRequest\x1a\x1c.completion.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,36 +33,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETSTATUSRESPONSE_ENDEDREQUESTSENTRY']._loaded_options = None
   _globals['_GETSTATUSRESPONSE_ENDEDREQUESTSENTRY']._serialized_options = b'8\001'
-  _globals['_ENGINESTATE']._serialized_start=1803
-  _globals['_ENGINESTATE']._serialized_end=1948
-  _globals['_SPECULATIONMODE']._serialized_start=1951
-  _globals['_SPECULATIONMODE']._serialized_end=2088
+  _globals['_ENGINESTATE']._serialized_start=1844
+  _globals['_ENGINESTATE']._serialized_end=1989
+  _globals['_SPECULATIONMODE']._serialized_start=1992
+  _globals['_SPECULATIONMODE']._serialized_end=2129
   _globals['_GETSTATUSREQUEST']._serialized_start=44
   _globals['_GETSTATUSREQUEST']._serialized_end=62
   _globals['_GETSTATUSRESPONSE']._serialized_start=65
-  _globals['_GETSTATUSRESPONSE']._serialized_end=549
-  _globals['_GETSTATUSRESPONSE_ENDEDREQUESTSENTRY']._serialized_start=497
-  _globals['_GETSTATUSRESPONSE_ENDEDREQUESTSENTRY']._serialized_end=549
-  _globals['_SPECULATIONROW']._serialized_start=551
-  _globals['_SPECULATIONROW']._serialized_end=650
-  _globals['_SPECULATIONFIGURES']._serialized_start=653
-  _globals['_SPECULATIONFIGURES']._serialized_end=943
-  _globals['_GETSPECULATIONREQUEST']._serialized_start=945
-  _globals['_GETSPECULATIONREQUEST']._serialized_end=968
-  _globals['_GETSPECULATIONRESPONSE']._serialized_start=971
-  _globals['_GETSPECULATIONRESPONSE']._serialized_end=1282
-  _globals['_SETSPECULATIONREQUEST']._serialized_start=1285
-  _globals['_SETSPECULATIONREQUEST']._serialized_end=1479
-  _globals['_SETSPECULATIONRESPONSE']._serialized_start=1482
-  _globals['_SETSPECULATIONRESPONSE']._serialized_end=1624
-  _globals['_SETLOGLEVELREQUEST']._serialized_start=1626
-  _globals['_SETLOGLEVELREQUEST']._serialized_end=1661
-  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1663
-  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1708
-  _globals['_DRAINREQUEST']._serialized_start=1710
-  _globals['_DRAINREQUEST']._serialized_end=1760
-  _globals['_DRAINRESPONSE']._serialized_start=1762
-  _globals['_DRAINRESPONSE']._serialized_end=1800
-  _globals['_ADMINSERVICE']._serialized_start=2091
-  _globals['_ADMINSERVICE']._serialized_end=2529
+  _globals['_GETSTATUSRESPONSE']._serialized_end=590
+  _globals['_GETSTATUSRESPONSE_ENDEDREQUESTSENTRY']._serialized_start=538
+  _globals['_GETSTATUSRESPONSE_ENDEDREQUESTSENTRY']._serialized_end=590
+  _globals['_SPECULATIONROW']._serialized_start=592
+  _globals['_SPECULATIONROW']._serialized_end=691
+  _globals['_SPECULATIONFIGURES']._serialized_start=694
+  _globals['_SPECULATIONFIGURES']._serialized_end=984
+  _globals['_GETSPECULATIONREQUEST']._serialized_start=986
+  _globals['_GETSPECULATIONREQUEST']._serialized_end=1009
+  _globals['_GETSPECULATIONRESPONSE']._serialized_start=1012
+  _globals['_GETSPECULATIONRESPONSE']._serialized_end=1323
+  _globals['_SETSPECULATIONREQUEST']._serialized_start=1326
+  _globals['_SETSPECULATIONREQUEST']._serialized_end=1520
+  _globals['_SETSPECULATIONRESPONSE']._serialized_start=1523
+  _globals['_SETSPECULATIONRESPONSE']._serialized_end=1665
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=1667
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=1702
+  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1704
+  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1749
+  _globals['_DRAINREQUEST']._serialized_start=1751
+  _globals['_DRAINREQUEST']._serialized_end=1801
+  _globals['_DRAINRESPONSE']._serialized_start=1803
+  _globals['_DRAINRESPONSE']._serialized_end=1841
+  _globals['_ADMINSERVICE']._serialized_start=2132
+  _globals['_ADMINSERVICE']._serialized_end=2570
 # @@protoc_insertion_point(module_scope)

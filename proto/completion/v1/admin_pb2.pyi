@@ -137,6 +137,8 @@ class GetStatusResponse(_message.Message):
     RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     ENDED_REQUESTS_FIELD_NUMBER: _builtins.int
+    MAX_SLOTS_FIELD_NUMBER: _builtins.int
+    SLOTS_REASON_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The server's version."""
     uptime_s: _builtins.float
@@ -165,6 +167,10 @@ class GetStatusResponse(_message.Message):
     """Slots taken, by running requests and by generations that are being aborted."""
     slots: _builtins.int
     """Number of slots: requests that may be in the engine."""
+    max_slots: _builtins.int
+    """The configured maximum of slots."""
+    slots_reason: _builtins.str
+    """Why there are fewer slots than the maximum; empty if there are not."""
     @_builtins.property
     def ended_requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Ended requests, by finish reason."""
@@ -187,10 +193,12 @@ class GetStatusResponse(_message.Message):
         running_requests: _builtins.int = ...,
         slots: _builtins.int = ...,
         ended_requests: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        max_slots: _builtins.int = ...,
+        slots_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_model", b"draft_model", "draining", b"draining", "ended_requests", b"ended_requests", "engine_failure", b"engine_failure", "engine_restarts", b"engine_restarts", "engine_state", b"engine_state", "live_sessions", b"live_sessions", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_template", b"prompt_template", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "slots", b"slots", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_model", b"draft_model", "draining", b"draining", "ended_requests", b"ended_requests", "engine_failure", b"engine_failure", "engine_restarts", b"engine_restarts", "engine_state", b"engine_state", "live_sessions", b"live_sessions", "max_slots", b"max_slots", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_template", b"prompt_template", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "slots", b"slots", "slots_reason", b"slots_reason", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,6 +27,22 @@ def test_a_failed_engine_and_a_starting_one_have_different_states() -> None:
         gate.check()
 
 
+@pytest.mark.parametrize(
+    ("remaining_s", "expected_ms"), [(None, 70), (0.0, 70), (0.03, 70), (41.5, 41_500), (900.0, 60_000)]
+)
+def test_while_the_engine_starts_callers_are_told_the_time_that_is_left(
+    remaining_s: float | None, expected_ms: int
+) -> None:
+    gate = Gate(AdmissionSettings(retry_after_ms=70), lambda: remaining_s)
+    with pytest.raises(UnavailableError) as caught:
+        gate.check()
+    assert caught.value.retry_after_ms == expected_ms
+    gate.drain()
+    with pytest.raises(UnavailableError) as caught:
+        gate.check()
+    assert caught.value.retry_after_ms == 70
+
+
 def test_draining_can_not_be_undone() -> None:
     gate = make_gate()
     gate.drain()

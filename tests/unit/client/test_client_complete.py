@@ -31,7 +31,7 @@ async def test_the_completion_goes_to_standard_output_and_its_cost_to_standard_e
 async def test_the_request_carries_what_the_user_asked_for(serve: Serve, run: Run, source: Path) -> None:
     fake = await serve()
     options = "--mode multi --max-tokens 9 --temperature 0.5 --seed 7 --stop END --stop ; --user ada --session s1"
-    more = "--timeout-ms 4000 --token secret --no-speculation"
+    more = "--timeout-ms 4000 --no-speculation"
     result = await run(complete, f"{source}:2:9", "--server", fake.address, *options.split(), *more.split())
     assert result.exit_code == 0
     assert fake.requests == [
@@ -52,7 +52,7 @@ async def test_the_request_carries_what_the_user_asked_for(serve: Serve, run: Ru
         )
     ]
     assert fake.metadata[0]["x-user-id"] == "ada"
-    assert fake.metadata[0]["authorization"] == "Bearer secret"
+    assert "authorization" not in fake.metadata[0]
     assert 3 < fake.remaining_s[0] < 5
 
 
@@ -151,7 +151,7 @@ async def test_an_overload_status_gives_the_retry_time(serve: Serve, run: Run, s
     ("code", "sentence"),
     [
         (grpc.StatusCode.UNAVAILABLE, "can't answer now: why."),
-        (grpc.StatusCode.UNAUTHENTICATED, "set COMPLETION_SERVER_TOKEN"),
+        (grpc.StatusCode.UNAUTHENTICATED, "wants to know its user: why. Name one with --user."),
         (grpc.StatusCode.PERMISSION_DENIED, "does not allow this"),
         (grpc.StatusCode.UNIMPLEMENTED, "Is it the right port?"),
         (grpc.StatusCode.INTERNAL, "failed: why (INTERNAL)."),
@@ -164,6 +164,41 @@ async def test_each_status_becomes_a_sentence(
     result = await run(complete, f"{source}:2", "--server", fake.address)
     assert result.exit_code == 1
     assert sentence in result.stderr
+
+
+async def test_a_long_wait_is_told_in_seconds(serve: Serve, run: Run, source: Path) -> None:
+    retry = details.RetryInfo(retry_delay=Duration(seconds=41))
+    starting = Failure(grpc.StatusCode.UNAVAILABLE, "the engine is starting", (retry,))
+    fake = await serve(FakeServer(answer=(), failure=starting))
+    result = await run(complete, f"{source}:2", "--server", fake.address)
+    assert "can't answer now: the engine is starting. Ask again in 41 s." in result.stderr
+
+
+async def test_no_token_is_sent(run: Run, source: Path) -> None:
+    result = await run(complete, f"{source}:2", "--token", "secret")
+    assert result.exit_code == 2
+    assert "No such option" in result.stderr
+
+
+async def test_a_file_without_a_line_is_completed_at_its_end_as_the_usage_says(
+    serve: Serve, run: Run, source: Path
+) -> None:
+    text = source.read_text()  # noqa: ASYNC240
+    fake = await serve()
+    usage = await run(complete, "--help")
+    assert "FILE[:LINE[:COL]]" in usage.stdout
+    assert "Without LINE the cursor is at the end of the text" in " ".join(usage.stdout.split())
+    assert (await run(complete, str(source), "--server", fake.address)).exit_code == 0
+    assert (fake.requests[0].prefix, fake.requests[0].suffix) == (text, "")
+
+
+async def test_a_line_of_standard_input_needs_two_dashes_and_the_error_says_so(serve: Serve, run: Run) -> None:
+    refused = await run(complete, "-:6", input=b"x = ")
+    assert refused.exit_code == 2
+    assert "to complete standard input at a line, write: complete -- -:6" in refused.stderr
+    fake = await serve()
+    result = await run(complete, "--server", fake.address, "--", "-:1:2", input=b"x = ")
+    assert (result.exit_code, fake.requests[0].prefix) == (0, "x")
 
 
 async def test_text_that_came_before_the_deadline_is_kept(serve: Serve, run: Run, source: Path) -> None:

@@ -62,6 +62,15 @@ async def test_without_health_checks_the_health_is_that_of_the_status(
     assert (json.loads(result.stdout)["health"], result.exit_code) == (health, exit_code)
 
 
+async def test_fewer_slots_than_configured_have_a_reason(serve: Serve, run: Run) -> None:
+    few = admin_pb2.GetStatusResponse(slots=8, max_slots=32, slots_reason="begins low")
+    fake = await serve(FakeServer(status=few))
+    result = await run(status, "--admin", fake.address)
+    assert "8 of scheduling.max_slots = 32: begins low" in result.stdout
+    plain = await run(status, "--admin", (await serve(FakeServer(status=READY))).address)
+    assert "max_slots" not in plain.stdout
+
+
 async def test_a_refused_status_is_explained(serve: Serve, run: Run) -> None:
     refusal = Failure(grpc.StatusCode.PERMISSION_DENIED, "operators only")
     fake = await serve(FakeServer(failure=refusal))

@@ -11,6 +11,7 @@ from completion_server.core.errors import SuspectedPromptError
 from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.start_times import StartEstimate
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from loadtest.simulation import virtual_time
 
@@ -90,12 +91,16 @@ class Bench:
 STEP_S = 0.01
 
 
-def on_bench(scenario: Callable[[Bench], Awaitable[None]], step_s: float = STEP_S, **settings: float) -> None:
+def on_bench(
+    scenario: Callable[[Bench], Awaitable[None]], step_s: float = STEP_S, start_s: float = 0.0, **settings: float
+) -> None:
     """Run a scenario on a supervised engine, by default without warm-up and heartbeats."""
 
     async def main() -> None:
         values = {"warm_up": False, "heartbeat_s": 0.0, "restart_backoff_min_s": 1.0} | settings
-        bench = Bench(EngineSettings(**values), ServiceTimes(decode_base_s=step_s, prefill_base_s=step_s))  # type: ignore[arg-type]
+        bench = Bench(
+            EngineSettings(**values), ServiceTimes(start_s=start_s, decode_base_s=step_s, prefill_base_s=step_s)
+        )  # type: ignore[arg-type]
         await bench.supervised.start()
         run = asyncio.create_task(bench.supervised.run())
         await asyncio.sleep(0)
@@ -122,6 +127,36 @@ def test_a_heartbeat_leaves_nothing_behind() -> None:
         assert num_tasks() <= before + 1
 
     on_bench(scenario, heartbeat_s=1.0)
+
+
+def test_the_end_of_a_restart_is_predicted_from_the_last_start() -> None:
+    async def scenario(bench: Bench) -> None:
+        assert bench.supervised.start_s == pytest.approx(40.0)
+        assert bench.supervised.remaining_start_s() == pytest.approx(40.0)  # of the start after a failure
+        bench.engine.crash("out of memory")
+        await bench.until_failed()
+        assert bench.supervised.remaining_start_s() == pytest.approx(41.0, abs=0.1)  # the back-off comes first
+        await asyncio.sleep(21.0)
+        assert bench.supervised.state is EngineState.STARTING
+        assert bench.supervised.remaining_start_s() == pytest.approx(20.0, abs=0.1)
+        await bench.until_ready()
+
+    on_bench(scenario, start_s=40.0, restart_backoff_min_s=1.0)
+
+
+def test_a_start_that_takes_longer_than_the_last_one_has_no_time_left() -> None:
+    estimate = StartEstimate(10.0)
+    estimate.begin(100.0)
+    assert estimate.remaining_s(104.0) == 6.0
+    assert estimate.remaining_s(130.0) == 0.0
+    assert estimate.end(135.0) == 35.0
+    assert estimate.remaining_s(140.0) == 35.0
+
+
+def test_nothing_is_predicted_before_a_start_was_seen() -> None:
+    estimate = StartEstimate()
+    estimate.begin(0.0)
+    assert estimate.remaining_s(1.0) is None
 
 
 def test_a_watch_that_was_stopped_itself_does_not_blame_the_engine() -> None:

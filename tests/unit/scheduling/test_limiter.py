@@ -27,6 +27,19 @@ def test_the_limit_grows_while_steps_are_fast_and_all_slots_are_in_use() -> None
     assert observe(limiter, 0.01, windows=100) == 32
 
 
+def test_a_limit_below_its_maximum_has_a_reason() -> None:
+    limiter = Limiter(2, 32, 0.1, 3.0)
+    assert limiter.reason == "begins low; more are added only while nearly all are in use"
+    observe(limiter, 0.01, windows=100)
+    assert (limiter.limit, limiter.reason) == (32, "")
+    observe(limiter, 0.04, num_in_engine=1)
+    assert "steps took more than scheduling.step_tolerance times the shortest" in limiter.reason
+    late = Limiter(2, 32, 0.01, 3.0)
+    observe(late, 0.01)
+    assert "first tokens took too much of shed.budget_ms" in late.reason
+    assert Limiter(2, 32, 0.1, 0.0).reason == ""
+
+
 def test_the_limit_does_not_grow_under_light_load() -> None:
     limiter = Limiter(2, 32, 0.1, 3.0)
     assert observe(limiter, 0.01, num_in_engine=3, windows=100) == 8

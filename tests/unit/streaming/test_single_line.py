@@ -49,6 +49,32 @@ def test_a_closing_bracket_right_of_the_cursor_is_not_repeated(document: str, te
 @pytest.mark.parametrize(
     ("document", "text", "expected"),
     [
+        ("found.append‸(\n", '(f"{name}/{name}")', ""),
+        ("found.app‸(\n", 'end(f"{name}/{name}")', "end"),
+        ("found.app‸(name)\n", "end(name)", "end"),
+        ("found.app‸(name)\n", "end(f(x))", "end"),
+        ("x = d‸[0]\n", "ata[1]", "ata"),
+        ("x = f()‸[0]\n", "[1]", ""),
+        ("class A ‸{\n", "extends B {", "extends B "),
+        ("x = ‸(a, b)\n", "(1, 2) + ", "(1, 2) + "),
+        ("x = ‸(a, b)\n", "[f(1)] + ", "[f(1)] + "),
+        ("x = g‸ (a)\n", "(b) + h", "(b) + h"),
+        ('x = f("a‸(b")\n', "(c", ""),
+        ("x ‸=\n", "= 5", ""),
+        ("x‸=\n", "yz", "yz"),
+        ("f(a‸,\n", ", b", ""),
+        ("x = ‸#\n", "# 1", ""),
+    ],
+)
+def test_an_opening_bracket_or_a_single_character_right_of_the_cursor_is_not_repeated(
+    document: str, text: str, expected: str
+) -> None:
+    assert single(document, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("document", "text", "expected"),
+    [
         ("f(‸)\n", '")", x)', '")", x'),
         ("f(‸)\n", r'"\")", x)', r'"\")", x'),
         ("f(‸)\n", "':)')", "':)'"),

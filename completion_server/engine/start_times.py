@@ -1,0 +1,80 @@
+"""How long starts of an engine take: predicts the end of a start from the duration of the last one."""
+
+import contextlib
+import json
+import logging
+from pathlib import Path
+
+from completion_server.core.files import write_atomically
+
+logger = logging.getLogger(__name__)
+
+_MAX_ENTRIES = 64
+
+
+class StartTimes:
+    """Durations of the last start of each configuration, in a small file that outlives the process.
+
+    The file is a convenience: one that can't be read counts as empty, and one that can't be written is left out.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Keep the durations at `path`; without a path they are kept nowhere."""
+        self._path = path
+
+    def last_s(self, key: str) -> float | None:
+        """Return how long the last start with this key took, None if that is not known."""
+        return self._read().get(key)
+
+    def record(self, key: str, seconds: float) -> None:
+        """Keep the duration of a start."""
+        if self._path is None:
+            return
+        entries = self._read()
+        entries.pop(key, None)
+        entries[key] = round(seconds, 1)
+        kept = dict(list(entries.items())[-_MAX_ENTRIES:])
+        try:
+            write_atomically(self._path, json.dumps(kept, indent=1).encode())
+        except OSError as error:
+            logger.debug("the duration of this start is not kept: %s", error)
+
+    def _read(self) -> dict[str, float]:
+        if self._path is None:
+            return {}
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            if isinstance(found, dict):
+                return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+        return {}
+
+
+class StartEstimate:
+    """Predicts when the engine will be ready. All times are clock seconds."""
+
+    def __init__(self, usual_s: float | None = None) -> None:
+        """Begin with the duration of an earlier start, None if none is known."""
+        self._usual_s = usual_s
+        self._began_at: float | None = None
+
+    def begin(self, at: float) -> None:
+        """Note that a start begins, or will begin, at a time."""
+        self._began_at = at
+
+    def end(self, now: float) -> float:
+        """Note that the start that began last has succeeded; return its duration."""
+        assert self._began_at is not None
+        self._usual_s = now - self._began_at
+        self._began_at = None
+        return self._usual_s
+
+    def remaining_s(self, now: float) -> float | None:
+        """Return the predicted time until an engine is ready, None if no start has been seen yet.
+
+        If no start is under way, that is the time of a whole start. A start that takes longer than the last one has 0
+        left.
+        """
+        if self._usual_s is None:
+            return None
+        began_at = now if self._began_at is None else self._began_at
+        return max(0.0, began_at + self._usual_s - now)

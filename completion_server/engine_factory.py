@@ -1,0 +1,55 @@
+"""Chooses the engine that a configuration names, and imports vLLM only if it is that one."""
+
+import importlib
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from completion_server.config import Config
+from completion_server.core.errors import ConfigError
+from completion_server.engine.interface import Engine
+from completion_server.engine.settings import EngineSettings
+from completion_server.engine.vllm import process as vllm_process
+
+
+def make_engine_factory(config: Config) -> Callable[[], Engine]:
+    """Return the factory of the configured kind of engine.
+
+    Raises:
+        ConfigError: the settings don't fit that kind.
+
+    """
+    settings = config.engine
+    if settings.kind == "scripted":
+        from completion_server.engine.scripted.engine import ScriptedEngine
+
+        return lambda: ScriptedEngine.from_settings(settings)
+    if not settings.model:
+        msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
+        raise ConfigError(msg)
+    _import_vllm("arguments", settings).engine_args(settings)
+    vllm = _import_vllm("engine", settings)
+    return lambda: vllm.VllmEngine(settings)
+
+
+def engine_arguments(config: Config) -> dict[str, Any]:
+    """Return the arguments that vLLM's engine would get, empty for an engine of another kind.
+
+    Raises:
+        ConfigError: vLLM does not know one of them.
+
+    """
+    settings = config.engine
+    if settings.kind != "vllm":
+        return {}
+    arguments: dict[str, Any] = _import_vllm("arguments", settings).engine_args(settings)
+    return arguments
+
+
+def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:
+    """Import a module of `engine.vllm` and return it. The import takes seconds, so it happens only if needed."""
+    vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of imports, which an operator can't fix
+        return importlib.import_module(f"completion_server.engine.vllm.{name}")

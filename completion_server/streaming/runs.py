@@ -1,0 +1,95 @@
+"""Detects runs: text that repeats itself, as in "range(0, 1, 1, 1, 1, 1". Small models often end in them.
+
+A run is a unit of text that stands there at least three times in a row, in all at least 16 characters, so that
+"0, 0, 0, 0" and "(255, 255, 255)" are no runs. Blanks make no run, and rulers such as "-----" only from 100 characters
+on. A unit has at most 120 characters.
+
+Every character is checked by itself, so the result does not depend on the pieces in which the text arrives.
+"""
+
+_NUM_UNITS = 3
+_MIN_RUN = 16
+_MIN_RULER = 100
+_MAX_UNIT = 120
+_TAIL = 4
+"""Characters that must repeat before anything is compared."""
+_RULER = frozenset("-=_*#~.+/\\ ")
+
+
+class RunDetector:
+    """Reads a completion until a run is found."""
+
+    def __init__(self) -> None:
+        """Begin without text."""
+        self.text = ""
+        """The text read so far; after a run was found, up to the character that completed it."""
+        self.end: int | None = None
+        """The length of the text that is kept if a run was found: up to the end of its first unit. Else None."""
+        self._num_repeated = 0
+
+    def feed(self, text: str) -> int:
+        """Read more text until a run is found; return how many of its characters were read."""
+        begin = len(self.text)
+        whole = self.text + text
+        for length in range(begin + 1, len(whole) + 1):
+            unit = _unit_of_run(whole, length)
+            if unit:
+                self.text = whole[:length]
+                self.end = _end_of_first_unit(self.text, unit)
+                return length - begin
+        self.text = whole
+        self._num_repeated = _num_repeated(whole, self._num_repeated + len(text))
+        return len(text)
+
+    @property
+    def num_certain(self) -> int:
+        """How many characters are kept, whatever follows: the others repeat text right before them."""
+        return len(self.text) - self._num_repeated
+
+
+def _unit_of_run(text: str, length: int) -> int:
+    """Return the length of the unit of a run that `text[:length]` ends with, 0 if it does not end with a run."""
+    tail = text[max(0, length - _TAIL) : length]
+    lowest = length - _TAIL - _MAX_UNIT
+    at = text.rfind(tail, max(0, lowest), length - 1)
+    while at >= 0 and len(tail) == _TAIL:
+        unit = length - _TAIL - at
+        run = _required(text[length - unit : length])
+        if run and run <= length and text[length - run : length - unit] == text[length - run + unit : length]:
+            return unit
+        at = text.rfind(tail, max(0, lowest), at + _TAIL - 1)
+    return 0
+
+
+def _required(unit: str) -> int:
+    """Return how long a run of a unit must be, 0 if the unit makes none."""
+    if unit.isspace():
+        return 0
+    return max(_NUM_UNITS * len(unit), _MIN_RULER if _RULER.issuperset(unit) else _MIN_RUN)
+
+
+def _end_of_first_unit(text: str, unit: int) -> int:
+    """Return where the first unit of the run at the end of a text ends, or the word or the line in which that is."""
+    start = len(text) - unit
+    while start > 0 and text[start - 1] == text[start - 1 + unit]:
+        start -= 1
+    end = start + unit
+    if "\n" in text[start:end]:
+        return text.find("\n", end - 1) + 1
+    if not text[start:end].isalnum():  # the unit may begin within a word, because a word before it ends alike
+        while text[end - 1].isalnum() and text[end].isalnum():
+            end += 1
+    return end
+
+
+def _num_repeated(text: str, most: int) -> int:
+    """Return the length of the longest end of a text, up to `most`, that also occurs at most _MAX_UNIT before."""
+    length, low, high = len(text), 0, min(most, len(text) - 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        lowest = max(0, length - middle - _MAX_UNIT)
+        if text.rfind(text[length - middle :], lowest, length - 1) >= 0:
+            low = middle
+        else:
+            high = middle - 1
+    return low
