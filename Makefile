@@ -16,7 +16,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-serve: $(VENV)/installed ## Set up what is missing and start a server on the embedded models.
+serve: $(VENV)/installed ## Install missing parts and start a server on the embedded models.
 	@$(BIN)/completion-server serve --config $(CONFIG)
 
 # The tests run in parallel, except those that start a real engine or measure memory or wall-clock time.
@@ -87,7 +87,7 @@ bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt lay
 # Speculation is slower with the embedded pair on two cores (make bench-engine), so this benchmark runs without it.
 BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
 
-bench-scheduler: $(VENV)/installed ## How editors fare as people type, at half to four times what the engine can serve.
+bench-scheduler: $(VENV)/installed ## Completions seen by typing users at 0.5 to 4 times the capacity of the engine.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER)
 
 bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end, beside a bare gRPC server.
@@ -99,7 +99,7 @@ bench-attacks: $(VENV)/installed ## What honest users get while the server is at
 bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/images/peers.svg.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg
 
-bench-speculation: $(VENV)/installed ## Every draft length K at 1 to 64 at once, a table tuned from it, and how fast K changes.
+bench-speculation: $(VENV)/installed ## Every K at 1 to 64 at once, a table tuned from it, and how fast K changes.
 	@$(BIN)/python -m loadtest.bench.speculation
 
 # BENCH_GPU has its options, such as --part ttft; see python -m loadtest.bench.gpu --help.
@@ -138,7 +138,7 @@ $(VENV)/installed-dev: requirements/dev.txt $(VENV)/installed
 	@$(PIP) install --quiet --no-deps --require-hashes -r requirements/dev.txt
 	@touch $@
 
-# Always on CPU builds: what is calibrated must fit in memory, not be fast.
+# Always on CPU builds: a model to calibrate must fit in memory; speed does not matter.
 .venv-calibration/installed: requirements/calibration.txt requirements/torch-cpu.txt | $(BIN)/python
 	@echo "Installing llmcompressor into .venv-calibration, about a minute from a warm package cache ..."
 	@$(PYTHON) -m venv --clear .venv-calibration

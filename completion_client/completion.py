@@ -35,7 +35,7 @@ class Completion:
 
     @property
     def retry_after_ms(self) -> int | None:
-        """When to ask again, in milliseconds, if the server says so."""
+        """Milliseconds until a retry, if the server gives a time."""
         if self.end is not None and self.end.HasField("retry_after_ms"):
             return self.end.retry_after_ms
         return self.error.retry_after_ms if self.error else None

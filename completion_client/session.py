@@ -68,7 +68,7 @@ class Session:
         return await self.submit_nowait(request, timeout_s=timeout_s).result()
 
     def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
-        """Report what became of a completion of this session. The report is dropped if the stream is away."""
+        """Report the user's use of a completion of this session. The report is dropped if the stream is away."""
         message = pb.ReportFeedbackRequest()
         message.CopyFrom(feedback)
         message.session_id = self._session_id
@@ -96,7 +96,7 @@ class Session:
 class PendingCompletion:
     """The answer to one request while it arrives. Iterate over it for the text, or await `result` for the whole.
 
-    The iteration yields what has arrived since the last step as one string, so a slow reader falls behind by one string
+    The iteration yields the text since the last step as one string, so a slow reader falls behind by one string
     only.
     """
 

@@ -42,7 +42,9 @@ from completion_server.rpc.server import (
     is_loopback,
     split_address,
 )
+from completion_server.sample_prompts import make_sample_prompts
 from completion_server.speculation.live import LiveSpeculation
+from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
 from completion_server.telemetry.metrics import Metrics, Snapshot
 from completion_server.telemetry.metrics_server import MetricsServer
@@ -62,6 +64,8 @@ class Ready:
     metrics_address: str
     engine: EngineInfo
     prompt_template: str
+    speculation: str
+    """How K is chosen, and why; "" without a draft model."""
 
 
 def make_engine_factory(config: Config) -> Callable[[], Engine]:
@@ -168,11 +172,11 @@ class App:
                     "admission.trust_user_names", public.address, consequence, lack="client certificates"
                 )
             await self._engine.start()
-            self._speculation.begin()
             info = self._engine.info
             check_fits(info, self._config)
+            speculation = await self._begin_speculation(prompts)
             admin_address = admin.address if admin else ""
-            ready = Ready(public.address, admin_address, metrics_address, info, prompts.template_name)
+            ready = Ready(public.address, admin_address, metrics_address, info, prompts.template_name, speculation)
             await self._serve(pipeline, public, servicer, lambda: on_ready(ready))
 
     @property
@@ -184,6 +188,26 @@ class App:
     def is_draining(self) -> bool:
         """Whether new requests are turned away."""
         return self._pipeline is not None and self._pipeline.readiness is Readiness.DRAINING
+
+    async def _begin_speculation(self, prompts: PromptBuilder) -> str:
+        """Begin with the configured K or, in mode "auto" without a schedule, with what pays; return a line about it."""
+        settings, control = self._config.speculation, self._engine.speculation
+        choice = None
+        if settings.mode == "auto" and not settings.schedule and self._config.engine.warm_up and control is not None:
+            choice = await run_trial(
+                self._engine.current,
+                control,
+                make_sample_prompts(prompts),
+                self._clock,
+                self._config.engine.step_timeout_s,
+            )
+        self._speculation.begin(choice)
+        active = self._speculation.active
+        if not self._engine.info.draft_model:
+            return ""
+        if choice is None:
+            return f"{active.mode.value} {active.schedule.as_lists()}"
+        return f"auto, {'off' if choice.is_off else f'from {active.schedule.as_lists()}'}: {choice.reason}"
 
     def drain(self, grace_s: float | None = None) -> None:
         """Stop taking requests, let accepted ones finish, then end."""

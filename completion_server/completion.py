@@ -31,7 +31,7 @@ class Services:
     """Between two messages with text of one answer; the first and the last don't wait."""
 
 
-class Completion:
+class ActiveCompletion:
     """A request and its answer. The runner's `Subscriber`."""
 
     def __init__(self, services: Services, request: Request, entry: QueueEntry, reservation: Reservation) -> None:

@@ -12,7 +12,7 @@ from completion_server.admission.feedback import Answers
 from completion_server.admission.gate import Gate, Permit, Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas
-from completion_server.completion import Completion, Services
+from completion_server.completion import ActiveCompletion, Services
 from completion_server.core.clock import Clock
 from completion_server.core.errors import CompletionError
 from completion_server.core.events import Emit, Feedback, FeedbackRefused, FeedbackReported, RequestRefused
@@ -96,7 +96,7 @@ class Pipeline:
 
     # Requests
 
-    def open(self, request: Request) -> Completion:
+    def open(self, request: Request) -> ActiveCompletion:
         """Accept a request and return its answer, which may have ended already.
 
         Raises:
@@ -110,7 +110,7 @@ class Pipeline:
         # A request that will not be computed needs no estimate of its cost.
         num_new_tokens = 0 if excess or text is not None else self._prompts.expected_new_tokens(request)
         reservation = self._quotas.reserve(request.caller, num_new_tokens, now)
-        completion = Completion(self._services, request, self._entry(request, num_new_tokens), reservation)
+        completion = ActiveCompletion(self._services, request, self._entry(request, num_new_tokens), reservation)
         completion.marks.admitted = self._clock.now()
         if excess is not None:
             self._note_limited_peer(excess, now)

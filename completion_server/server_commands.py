@@ -105,7 +105,7 @@ def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool)
 def _freeze_startup_objects() -> None:
     """Keep the garbage collector from scanning all imported and loaded objects, which takes 200 ms.
 
-    Reference counting frees what a request leaves behind, except a few cycles of libraries, which die young.
+    Reference counting frees the objects of a request, except a few cycles of libraries, which die young.
     """
     gc.collect()
     gc.freeze()
@@ -148,13 +148,14 @@ def _ready_json(ready: Ready) -> dict[str, Any]:
         "model": ready.engine.model,
         "draft_model": ready.engine.draft_model,
         "num_speculative_tokens": ready.engine.num_speculative_tokens,
+        "speculation": ready.speculation,
         "prompt_template": ready.prompt_template,
     }
 
 
 def _ready_line(ready: Ready) -> str:
     engine = ready.engine
-    draft = f" draft={_short(engine.draft_model)} K={engine.num_speculative_tokens}" if engine.draft_model else " K=0"
+    draft = f" draft={_short(engine.draft_model)} speculation: {ready.speculation}" if engine.draft_model else ""
     server = "" if ready.address == DEFAULT_SERVER else f" --server {ready.address}"
     command = f"printf 'for i in ra' | {_short(sys.argv[0])} complete{server} -"
     return f"ready: {ready.address} model={_short(engine.model)}{draft}; try: {command}"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Renew the locked lists: `sh requirements/lock.sh` those for a CPU, calibration and development, `sh requirements/lock.sh
-# cuda` the one for CUDA, on any machine. What is locked stays as it is where it can; delete a list to take the newest of
+# cuda` the one for CUDA, on any machine. Locked versions stay if they can; delete a list to take the newest of
 # everything. Needs uv, which the development list brings, and for the CPU an index or folder that has torch's CPU build.
 set -eu
 cd "$(dirname "$0")"

@@ -1,4 +1,4 @@
-"""Errors of a server as sentences that say what a user can do about them."""
+"""Errors of a server as sentences with a remedy for the user."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ _MAX_CAUSE_CHARS = 120
 
 
 def explain(error: ServiceError, address: str, *, reached: bool = True) -> str:
-    """Return what happened and what to do about it; `reached` tells whether there was a connection at all."""
+    """Return a sentence with the error and its remedy; `reached` says whether there was a connection at all."""
     if not reached:
         return f"No server answers at {address} ({_last_cause(error.message)}). {START_HINT}; or name another address."
     template = _TEMPLATES.get(error.status)
@@ -30,7 +30,7 @@ def _invalid(error: ServiceError, address: str) -> str:
 
 
 def _last_cause(details: str) -> str:
-    """Return the last cause in gRPC's long account of a failed connection."""
+    """Return the last cause in gRPC's long message about a failed connection."""
     return details.rstrip(".; )").rsplit(": ", 1)[-1][:_MAX_CAUSE_CHARS]
 
 

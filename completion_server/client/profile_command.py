@@ -74,18 +74,18 @@ def _measure(
     reached = blocking.connect(channel, timeout_s)
     run = f"profile-{uuid.uuid4().hex[:8]}"
 
-    def one(job: tuple[int, Sample]) -> Completion:
-        number, sample = job
+    def one(numbered_sample: tuple[int, Sample]) -> Completion:
+        number, sample = numbered_sample
         request = _request(f"{run}-{number}", sample, options)
         return blocking.complete(channel, request, timeout_s=timeout_s, metadata=endpoint.metadata(request.session_id))
 
-    jobs = enumerate(positions)
-    for job in itertools.islice(jobs, _WARM_UP):
-        if error := one(job).error:
+    numbered = enumerate(positions)
+    for each in itertools.islice(numbered, _WARM_UP):
+        if error := one(each).error:
             fail(error, endpoint.address, reached=reached)
     console = Console(stderr=True)
     with ThreadPoolExecutor(options["concurrency"]) as workers:
-        completions = workers.map(one, jobs)
+        completions = workers.map(one, numbered)
         return list(
             track(completions, "Sending", total=options["requests"], console=console, disable=not console.is_terminal)
         )

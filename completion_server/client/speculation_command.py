@@ -1,4 +1,4 @@
-"""Commands for operators: how many tokens the draft proposes, and what that comes to."""
+"""Commands for operators: read and set the number of speculative tokens, and show its figures."""
 
 import getpass
 import json

@@ -68,7 +68,7 @@ class PermissionDeniedError(CompletionError):
 
 
 class NotPossibleError(CompletionError):
-    """The server was started without what the request needs; a retry won't help."""
+    """The server was started without a feature that the request needs; a retry won't help."""
 
     code = Code.FAILED_PRECONDITION
 

@@ -125,9 +125,19 @@ class SpeculationControl(Protocol):
 
         Running generations continue, and greedy ones produce the same text as without the change.
 
+        After `switch_off` no prompt takes blocks from the prefix cache that were computed before: the draft model has
+        no KV for some of them.
+
         Raises:
             ValueError: `lookup` does not fit this engine; see `check_lookup`.
 
+        """
+        ...
+
+    def switch_off(self) -> None:
+        """Set K = 0, and do not run the draft model at all, neither for prompts, until the next `set_lookup`.
+
+        With a lookup of zeros it still computes prompts, so that its KV cache is complete when K rises.
         """
         ...
 

@@ -7,6 +7,10 @@ from completion_server.core.checks import Above, Between, require_bounds
 
 CacheScope = Literal["user", "tenant"]
 
+CPU_BLOCK_SIZE = 128
+"""Tokens of a prefix-cache block on a CPU unless engine.vllm.block_size is set; on a GPU vLLM chooses. `make
+bench-prompt` simulates a cache of these blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -104,10 +108,11 @@ class EngineSettings:
 class SpeculationSettings:
     """The `[speculation]` section."""
 
-    mode: Literal["fixed", "schedule", "auto"] = "fixed"
+    mode: Literal["fixed", "schedule", "auto"] = "auto"
     """How to choose the number of speculative tokens (K) for each step. "fixed" always takes
-    engine.num_speculative_tokens, "schedule" follows `schedule`, and "auto" lets the server choose, beginning with
-    `schedule` if there is one. `completion-server speculation set` changes it on a running server."""
+    engine.num_speculative_tokens, "schedule" follows `schedule`, and "auto" lets the server choose: it begins with
+    `schedule`, or without one with what a trial of a few seconds at start finds (engine.warm_up). `completion-server
+    speculation set` changes it on a running server."""
     schedule: tuple[tuple[int, ...], ...] = ()
     """Rows of [first, last, K]: in a step of first to last generations each gets K draft tokens. Rows begin at batch
     size 1 and leave no gap; the last one also holds for larger batches."""

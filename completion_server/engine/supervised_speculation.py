@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from completion_server.engine.interface import Engine, EngineInfo, SpeculationLookup, check_lookup
+from completion_server.engine.interface import Engine, EngineInfo, SpeculationLookup, check_lookup, constant_lookup
 
 
 class SupervisedSpeculation:
@@ -13,6 +13,7 @@ class SupervisedSpeculation:
         self._engine = engine
         self._info = info
         self._lookup: SpeculationLookup | None = None
+        self._is_off = False
 
     @property
     def lookup(self) -> SpeculationLookup:
@@ -21,7 +22,12 @@ class SupervisedSpeculation:
 
     def set_lookup(self, lookup: Sequence[int]) -> None:
         """Set K of this engine and of those that replace it; see `SpeculationControl`."""
-        self._lookup = check_lookup(lookup, self._info)
+        self._lookup, self._is_off = check_lookup(lookup, self._info), False
+        self._apply()
+
+    def switch_off(self) -> None:
+        """Switch drafts off in this engine and in those that replace it; see `SpeculationControl`."""
+        self._lookup, self._is_off = constant_lookup(0, self._info.max_num_seqs), True
         self._apply()
 
     def engine_started(self, engine: Engine) -> None:
@@ -31,5 +37,9 @@ class SupervisedSpeculation:
 
     def _apply(self) -> None:
         control = self._engine.speculation
-        if control is not None and self._lookup is not None:
+        if control is None or self._lookup is None:
+            return
+        if self._is_off:
+            control.switch_off()
+        else:
             control.set_lookup(self._lookup)

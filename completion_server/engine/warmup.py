@@ -19,18 +19,27 @@ async def warm_up(engine: Engine, step_timeout_s: float) -> None:
     """
     room = engine.info.max_model_len - _NUM_TOKENS - engine.info.num_speculative_tokens - 1
     long_prompt = [1 + i % 7 for i in range(max(1, min(_MAX_PROMPT_TOKENS, room)))]
-    await _run(engine, GenerationRequest("warm-up-long", long_prompt, _NUM_TOKENS), step_timeout_s)
-    await _run(engine, GenerationRequest("warm-up-cached", long_prompt, _NUM_TOKENS), step_timeout_s)
+    await run_to_end(engine, GenerationRequest("warm-up-long", long_prompt, _NUM_TOKENS), step_timeout_s)
+    await run_to_end(engine, GenerationRequest("warm-up-cached", long_prompt, _NUM_TOKENS), step_timeout_s)
     batch = (GenerationRequest(f"warm-up-{i}", long_prompt[: 32 + i], _NUM_TOKENS) for i in range(_NUM_CONCURRENT))
-    await asyncio.gather(*(_run(engine, request, step_timeout_s) for request in batch))
+    await asyncio.gather(*(run_to_end(engine, request, step_timeout_s) for request in batch))
 
 
-async def _run(engine: Engine, request: GenerationRequest, step_timeout_s: float) -> None:
+async def run_to_end(engine: Engine, request: GenerationRequest, step_timeout_s: float) -> int:
+    """Run a request and return the number of its tokens.
+
+    Raises:
+        EngineDeadError: the engine did not survive it, or gave no output for `step_timeout_s`.
+
+    """
+    num_tokens = 0
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(step_timeout_s) as timeout, aclosing(engine.generate(request)) as outputs:
-            async for _output in outputs:
+            async for output in outputs:
+                num_tokens += output.num_tokens
                 timeout.reschedule(loop.time() + step_timeout_s)
     except TimeoutError as error:
-        msg = f"no output for {step_timeout_s:g} s in the warm-up (engine.step_timeout_s)"
+        msg = f"no output for {step_timeout_s:g} s while the engine warms up (engine.step_timeout_s)"
         raise EngineDeadError(msg) from error
+    return num_tokens

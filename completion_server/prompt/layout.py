@@ -7,6 +7,7 @@ the end of the suffix and the snippets as long as they fit.
 from dataclasses import dataclass, field
 from sys import getsizeof
 
+from completion_server.prompt.clipping import SentText
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.snippets import Rendered, SnippetRenderer
 from completion_server.prompt.templates import Template
@@ -62,8 +63,8 @@ class Layout:
     span: LayoutSpan
     head: str
     """The first characters of the window."""
-    top: str
-    """The first characters of the request's prefix."""
+    sent: SentText
+    """What is remembered of the request's prefix."""
     suffix_left: int
     """Characters of the request's suffix that are not shown."""
     offered: int
@@ -79,7 +80,7 @@ class Layout:
         """Add up the memory of the parts, once: parts never change."""
         parts = self.prefix, self.suffix, self.typed
         arrays = (array for part in parts for array in (part.ids, part.starts, part.firsts))
-        texts = (*(part.text for part in parts), self.snippets.lead, self.head, self.top)
+        texts = (*(part.text for part in parts), self.snippets.lead, self.head, self.sent.top)
         num_bytes = _OBJECTS_BYTES + sum(map(getsizeof, (*arrays, *texts, self.snippets.ids)))
         object.__setattr__(self, "num_bytes", num_bytes)
 
@@ -88,10 +89,21 @@ class Layout:
         """The part of the document before the middle marker; before the cursor without a marker."""
         return self.prefix.text[len(self.prefix.text) - (self.span.split - self.span.start) :]
 
+    def find_window(self, prefix: str, lookback: int) -> int | None:
+        """Return where the window starts in a later prefix; None if it can't be found in its last characters."""
+        num_left = self.span.split - self.span.start + len(self.typed.text)
+        is_moved = not self.sent.begins_like(prefix)
+        return find_window(prefix, self.span.start, self.head, num_left, lookback, is_moved=is_moved)
+
+    def sent_next(self, prefix: str, start: int | None) -> SentText:
+        """Return what to remember of a later prefix, in which the window starts at `start`."""
+        shown = "" if self.span.start else self.window + self.typed.text
+        return self.sent.next(prefix, shown, has_moved_up=start is not None and start < self.span.start)
+
     def find_split(self, prefix: str) -> int | None:
         """Return where the text behind the middle marker starts in a later prefix; None if that lacks the window."""
         window = self.window
-        found = find_window(prefix, self.span.start, self.head, 2 * len(window) + HEAD_CHARACTERS)
+        found = self.find_window(prefix, 2 * len(window) + HEAD_CHARACTERS)
         if found is None or not prefix.startswith(window, found):
             return None
         return found + len(window)

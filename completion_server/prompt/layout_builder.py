@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Request
+from completion_server.prompt.clipping import SentText, first_sent
 from completion_server.prompt.layout import CHARACTERS_A_TOKEN, Layout, LayoutContext, LayoutSpan
 from completion_server.prompt.snippets import NOTHING, Rendered, source
 from completion_server.prompt.templates import Order
@@ -16,9 +17,8 @@ from completion_server.prompt.window import (
     HEAD_CHARACTERS,
     choose_start,
     cut_to_lines,
-    find_window,
+    find_end,
     first_lines,
-    is_clipped,
     last_lines,
 )
 
@@ -41,11 +41,17 @@ class LayoutBuilder:
     num_tokenised: int = 0
     _line_start: int = field(init=False)
     _typed: Encoded = field(init=False)
+    _found: int | None = field(init=False)
+    """Where the old layout's window starts in the request's prefix."""
+    _sent: SentText = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find the cursor's line."""
-        self._line_start = self.request.prefix.rfind("\n") + 1
-        self._typed = self.old.typed if self.old else EMPTY
+        """Find the cursor's line and the old window."""
+        old, prefix = self.old, self.request.prefix
+        self._line_start = prefix.rfind("\n") + 1
+        self._typed = old.typed if old else EMPTY
+        self._found = old.find_window(prefix, self.context.budget * _MOST_CHARACTERS_A_TOKEN) if old else None
+        self._sent = old.sent_next(prefix, self._found) if old else first_sent(prefix)
 
     def build(self) -> Layout:
         """Return the old layout with the new text if it still fits, or a new one.
@@ -69,11 +75,8 @@ class LayoutBuilder:
     # Keeping the old layout
 
     def _keep(self, old: Layout) -> Layout | None:
-        prefix, budget = self.request.prefix, self.context.budget
-        if self._is_stale(old):
-            return None
-        start = find_window(prefix, old.span.start, old.head, budget * _MOST_CHARACTERS_A_TOKEN)
-        if start is None or start > self._line_start:
+        prefix, budget, start = self.request.prefix, self.context.budget, self._found
+        if start is None or start > self._line_start or self._is_stale(old):
             return None
         if len(prefix) - start > 2 * budget * old.characters_a_token:
             return None
@@ -86,7 +89,7 @@ class LayoutBuilder:
     def _is_stale(self, old: Layout) -> bool:
         """Return whether the old layout must be replaced even if it still fits."""
         request, context = self.request, self.context
-        if old.span.start == 0 and is_clipped(request.prefix, old.top):
+        if old.span.start == 0 and self._sent.is_clipped and not old.sent.begins_like(request.prefix):
             return True
         if old.span.suffix_budget < int(context.budget * context.settings.suffix_share) and self._is_line_short():
             return True
@@ -125,16 +128,18 @@ class LayoutBuilder:
         if self.context.template.order is Order.PREFIX_ONLY:
             return EMPTY
         suffix = self.request.suffix
-        if old.suffix_left and old.suffix.text and suffix.startswith(old.suffix.text):
+        shown, budget = old.suffix.text, old.span.suffix_budget
+        if old.suffix_left and shown and suffix.startswith(shown):
             return old.suffix
-        end = len(suffix) - old.suffix_left
-        is_cut_well = end == len(suffix) or suffix[end - 1 : end] == "\n"
-        if 0 <= end <= 2 * old.span.suffix_budget * CHARACTERS_A_TOKEN and is_cut_well:
+        if suffix and len(suffix) < len(shown) and shown.startswith(suffix):  # its end moves: the client clips it
+            return self._cut_suffix(budget, int(len(suffix) * (1 - self.context.settings.window_step)))
+        end = find_end(suffix, shown, old.suffix_left, 2 * budget * CHARACTERS_A_TOKEN)
+        if end is not None:
             encoded = self._encode(suffix[:end], old.suffix)
-            least = 0 if end == len(suffix) else old.span.suffix_budget * _KEPT_SUFFIX_SHARE
-            if least <= len(encoded.ids) <= old.span.suffix_budget:
+            least = 0 if end == len(suffix) else budget * _KEPT_SUFFIX_SHARE
+            if least <= len(encoded.ids) <= budget:
                 return encoded
-        return self._cut_suffix(old.span.suffix_budget)
+        return self._cut_suffix(budget)
 
     # Making a new layout
 
@@ -149,9 +154,8 @@ class LayoutBuilder:
         snippet_budget = max(0, snippet_budget) // _SNIPPET_GRID_TOKENS * _SNIPPET_GRID_TOKENS
         snippets = self._render(snippet_budget)
         left = room - len(suffix.ids) - snippets.num_tokens
-        is_sliding = self.old is not None and is_clipped(self.request.prefix, self.old.top)
         while True:
-            start = shown_from + choose_start(above, left, settings.window_step, is_sliding=is_sliding)
+            start = shown_from + choose_start(above, left, settings.window_step, is_sliding=self._sent.is_clipped)
             span = LayoutSpan(start, self._new_split(), suffix_budget, snippet_budget)
             layout = self._compose(span, above, suffix, snippets, None)
             excess = layout.num_tokens - budget
@@ -197,15 +201,17 @@ class LayoutBuilder:
                 return shown_from, above
             reach += reach // 2
 
-    def _cut_suffix(self, budget: int) -> Encoded:
+    def _cut_suffix(self, budget: int, most_characters: int | None = None) -> Encoded:
         """Return the start of the suffix in at most `budget` tokens; whole lines, unless the first is too long."""
         if budget <= 0 or self.context.template.order is Order.PREFIX_ONLY:
             return EMPTY
+        suffix = self.request.suffix
+        suffix = suffix if most_characters is None else first_lines(suffix, most_characters)
         reach = budget * CHARACTERS_A_TOKEN
         shown = self.old.suffix if self.old else EMPTY
         while True:
-            shown = self._encode(first_lines(self.request.suffix, reach), shown)
-            is_read = len(shown.text) == len(self.request.suffix) or len(shown.ids) >= budget
+            shown = self._encode(first_lines(suffix, reach), shown)
+            is_read = len(shown.text) == len(suffix) or len(shown.ids) >= budget
             if is_read or reach >= budget * _MOST_CHARACTERS_A_TOKEN:
                 break
             reach += reach // 2
@@ -247,7 +253,7 @@ class LayoutBuilder:
             snippets=snippets,
             span=span,
             head=request.prefix[span.start : span.start + HEAD_CHARACTERS],
-            top=request.prefix[:HEAD_CHARACTERS],
+            sent=self._sent,
             suffix_left=len(request.suffix) - len(suffix.text),
             offered=kept.offered if kept else hash(request.snippets),
             laid_out_at=kept.laid_out_at if kept else request.received_at,

@@ -13,6 +13,9 @@ from completion_server.prompt.tokens.reuse import Encoded
 HEAD_CHARACTERS = 128
 """Characters of a window's start that are remembered to find it again."""
 _MIN_HEAD_CHARACTERS = 24
+_CLIPPED_SOON = 16
+"""A window that starts so near to the start of a text that moves is given up: at the next key it may be cut off, and in
+text that repeats itself another place would pass for it."""
 
 
 def is_line_start(text: str, offset: int) -> bool:
@@ -20,38 +23,66 @@ def is_line_start(text: str, offset: int) -> bool:
     return offset == 0 or text[offset - 1 : offset] == "\n"
 
 
-def find_window(text: str, start: int, head: str, lookback: int) -> int | None:
+def find_window(
+    text: str, start: int, head: str, num_left: int, lookback: int, *, is_moved: bool = False
+) -> int | None:
     """Return the offset of the window that started at `start` with `head`; None if it can't be found.
 
-    Looks at the old offset, then in the last `lookback` characters: the window moves when the document grows or shrinks
-    above it, and when the client sends a fixed number of characters.
+    Looks at the old offset, then for the same distance to the cursor, `num_left`, then in the last `lookback`
+    characters: the window moves when the document grows or shrinks above it, and when the client clips the text. A
+    window from the start of the text stays there. `is_moved` says that the text begins otherwise than before, so that
+    the old offset means nothing. The cost is bounded, whatever the text is.
     """
-    if start == 0 and not (is_clipped(text, head) and not text.startswith(head)):
+    if start == 0:
         return 0
-    if text.startswith(head, start) and is_line_start(text, start):
+    if not is_moved and text.startswith(head, start) and is_line_start(text, start):
         return start
     if len(head) < _MIN_HEAD_CHARACTERS:
         return None
-    at = text.find(head, max(0, len(text) - lookback))
-    while at > 0 and not is_line_start(text, at):
-        at = text.find(head, at + 1)
-    return at if at >= 0 else None
+    first, expected = max(0, len(text) - lookback), len(text) - num_left
+    if is_moved and expected < _CLIPPED_SOON:
+        return None
+    for begin, last in ((max(first, expected - HEAD_CHARACTERS), expected), (first, 0)):
+        found = _find_line(text, head, begin, last)
+        if found > 0:
+            return found
+    return 0 if first == 0 and text.startswith(head) else None
 
 
-def is_clipped(text: str, head: str) -> bool:
-    """Return whether the text begins inside the old text's first lines, because the client cut off its start."""
-    _, _, rest = head.partition("\n")
-    if len(rest) < _MIN_HEAD_CHARACTERS:
-        return False
-    return 0 <= text.find(rest, 0, len(head)) < len(head) - len(rest)
+def _find_line(text: str, head: str, begin: int, last: int) -> int:
+    """Return the last line start from `begin` to `last` that has this head, else the first one behind; 0 for none."""
+    line = "\n" + head
+    found = following = text.find(line, max(0, begin - 1))
+    while 0 <= following < last:
+        found = following
+        following = text.find(line, found + 1, last + len(head))
+    return found + 1
+
+
+def find_end(text: str, shown: str, num_hidden: int, reach: int) -> int | None:
+    """Return the offset at which `shown` ended, the start of an earlier text, in this text; None if it can't be found.
+
+    `num_hidden` is how many characters of the earlier text stood behind it. If that place does not have its last
+    characters, they are looked for in the first `reach` characters: the place moves when the client clips the text.
+    """
+    end, tail = len(text) - num_hidden, shown[-HEAD_CHARACTERS:]
+    if tail and 0 <= end <= reach and text.endswith(tail, 0, end):
+        return end
+    if len(tail) >= _MIN_HEAD_CHARACTERS:
+        for begin in (max(0, len(shown) - 2 * len(tail)), 0):
+            found = text.find(tail, begin, reach)
+            if found >= 0:
+                return found + len(tail)
+    is_whole = 0 <= end <= reach and (end == len(text) or text[end - 1 : end] == "\n")
+    return end if is_whole else None
 
 
 def choose_start(shown: Encoded, budget: int, step: float, *, is_sliding: bool = False) -> int:
     """Return the offset at which the window starts, for a budget in tokens; the text's length for an empty window.
 
     The whole text is taken if it fits. Otherwise one to two steps of the budget are left free, so that the text can
-    grow before the window moves again. `is_sliding` says that the text's own start moves with each key, because the
-    client sends a fixed number of characters: then a start is chosen that stays in the text for a while.
+    grow before the window moves again. `is_sliding` says that the text's own start moves, because the client clips the
+    text: then a start is chosen that stays in the text for a while.
     """
     text, total = shown.text, len(shown.ids)
     if total <= budget and not is_sliding:

@@ -8,7 +8,7 @@ from typing import Any
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.refusals import RefusalBudget
-from completion_server.completion import Completion
+from completion_server.completion import ActiveCompletion
 from completion_server.core.errors import CompletionError, ShedError
 from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.pipeline import Pipeline
@@ -64,7 +64,7 @@ class CompletionServicer:
         if failure is not None:
             await abort_within(context, failure, self._stall_timeout_s)
 
-    async def _open(self, context: Context) -> Completion:
+    async def _open(self, context: Context) -> ActiveCompletion:
         """Receive the request of a call and open it in the pipeline."""
         identity = await self._intake.enter(context)
         self._pipeline.check()
@@ -80,7 +80,7 @@ class CompletionServicer:
             self._intake.charge(identity, len(data))
         return completion
 
-    async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
+    async def _stream(self, completion: ActiveCompletion, context: Context) -> CompletionError | None:
         """Write an answer; return the failure that the call must end with, if any."""
         outcome = Outcome(FinishReason.CANCELLED)
         try:

@@ -9,7 +9,7 @@ from functools import partial
 import grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.completion import Completion
+from completion_server.completion import ActiveCompletion
 from completion_server.core.outcome import AnswerPart, End
 from completion_server.rpc.messages import convert
 
@@ -19,7 +19,7 @@ class _Answer:
     """The answer under one sequence number: the events of a completion, or a refusal."""
 
     sequence: int
-    completion: Completion | None = None
+    completion: ActiveCompletion | None = None
     refusal: End | None = None
     is_ready: bool = False
     """Whether the answer is in the queue of answers with an event to write."""
@@ -55,11 +55,11 @@ class Outbox:
         """Number of accepted requests that have not ended. The End of an ended request may still be unwritten."""
         return sum(completion.marks.ended is None for completion in self.completions())
 
-    def completions(self) -> Iterator[Completion]:
+    def completions(self) -> Iterator[ActiveCompletion]:
         """Return the completions whose End is not written yet."""
         return (answer.completion for answer in self._answers.values() if answer.completion is not None)
 
-    def find(self, sequence: int) -> Completion | None:
+    def find(self, sequence: int) -> ActiveCompletion | None:
         """Return the completion with a sequence number, None if there is none or its End is written."""
         answer = self._answers.get(sequence)
         return None if answer is None else answer.completion
@@ -72,7 +72,7 @@ class Outbox:
         """Release a reserved place that gets no answer."""
         self._places.release()
 
-    def add(self, sequence: int, completion: Completion) -> None:
+    def add(self, sequence: int, completion: ActiveCompletion) -> None:
         """Write the events of a completion as they become ready. Needs a reserved place."""
         answer = self._answers[sequence] = _Answer(sequence, completion)
         completion.listen(partial(self._notify, answer))

@@ -9,7 +9,7 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.gate import Readiness
-from completion_server.completion import Completion
+from completion_server.completion import ActiveCompletion
 from completion_server.core.errors import (
     Code,
     CompletionError,
@@ -190,7 +190,7 @@ class SessionStream:
             self._charge(num_bytes)
         self._outbox.add(message.sequence, completion)
 
-    def _open_completion(self, message: pb.CompleteRequest) -> Completion:
+    def _open_completion(self, message: pb.CompleteRequest) -> ActiveCompletion:
         caller = self._caller_of(message)
         if message.sequence <= self._last_sequence:
             limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"

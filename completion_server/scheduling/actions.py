@@ -29,7 +29,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Tell the caller of a request how it ended. Each request has exactly one Finish."""
+    """Report the end of a request to its caller. Each request has exactly one Finish."""
 
     id: str
     outcome: Outcome

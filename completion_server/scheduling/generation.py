@@ -61,7 +61,7 @@ class Generation:
         return step_s
 
     def usage(self) -> Usage:
-        """Return what it has cost so far."""
+        """Return its cost so far."""
         last = self._last
         return Usage(
             prompt_tokens=self._num_prompt_tokens,
@@ -166,7 +166,7 @@ class HeldRequest:
         return self.subscriber.entry.id
 
     def usage(self) -> Usage:
-        """Return what the generation that it reads has cost so far."""
+        """Return the cost so far of the generation that it reads."""
         subscription = self.work.subscription if self.work is not None else None
         return Usage() if subscription is None else subscription.generation.usage()
 

@@ -34,7 +34,7 @@ class SizedEstimate:
     """
 
     mean: float = 0.0
-    """Mean of all samples, whatever their size."""
+    """Mean of all samples of any size."""
     deviation: float = 0.0
     """From the line."""
     median_size: float = 0.0

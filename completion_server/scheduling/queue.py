@@ -1,6 +1,6 @@
 """Queue entries and the queues: one for each trigger, sorted by an order. Pure.
 
-EXPLICIT goes before AUTOMATIC before PREFETCH whatever the order. docs/scheduling.md compares the orders.
+In every order EXPLICIT goes before AUTOMATIC, and AUTOMATIC before PREFETCH. docs/scheduling.md compares the orders.
 """
 
 import heapq

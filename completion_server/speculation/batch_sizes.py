@@ -1,4 +1,4 @@
-"""Ranges of batch sizes, each with a K of its own, and the trial that follows a change of K. Pure."""
+"""Ranges of batch sizes, each with a K of its own, and the check that follows a change of K. Pure."""
 
 import math
 from collections.abc import Container
@@ -6,14 +6,14 @@ from collections.abc import Container
 from completion_server.engine.interface import EngineStep
 from completion_server.speculation.step_times import StepTimeEstimates
 
-_TRIAL_STEPS = 16
-_TRIAL_SEQS = 128
-_TRIAL_MARGIN = 0.03
-_TRIAL_SIGMAS = 2.0
+_CHECK_STEPS = 16
+_CHECK_SEQS = 128
+_CHECK_MARGIN = 0.03
+_CHECK_SIGMAS = 2.0
 
 
-class Trial:
-    """The tokens and the time since a change of K."""
+class GoodputCheck:
+    """Counts tokens and time since a change of K, to compare its goodput with that of the K before."""
 
     def __init__(self, k_before: int) -> None:
         """Begin after a change from `k_before`."""
@@ -37,18 +37,18 @@ class Trial:
     @property
     def is_over(self) -> bool:
         """Whether there is enough data for a judgement."""
-        return self._num_steps >= _TRIAL_STEPS and self._num_seqs >= _TRIAL_SEQS
+        return self._num_steps >= _CHECK_STEPS and self._num_seqs >= _CHECK_SEQS
 
     def is_worse_than(self, goodput: float) -> bool:
         """Return whether it yielded clearly less than `goodput` tokens a second."""
         mean = self._num_tokens / self._num_seqs
         variance = max(0.0, self._squares / self._num_steps - mean**2 * self._num_seqs / self._num_steps)
         error = math.sqrt(variance / self._num_seqs) / mean
-        return self._num_tokens / self._seconds < goodput * (1 - _TRIAL_MARGIN - _TRIAL_SIGMAS * error)
+        return self._num_tokens / self._seconds < goodput * (1 - _CHECK_MARGIN - _CHECK_SIGMAS * error)
 
 
 class BatchSizeRange:
-    """The K of a range of batch sizes, its measurements, and its running probe or trial."""
+    """The K of a range of batch sizes, its measurements, and its running probe and check."""
 
     def __init__(self, first: int, last: int, k: int, hold_s: float, max_hold_s: float) -> None:
         """Begin with the operator's `k`. A failed change holds K for `hold_s`, doubled each time up to `max_hold_s`."""
@@ -64,7 +64,7 @@ class BatchSizeRange:
         self.num_probe_steps = 0
         self.probed_at: dict[int, float] = {}
         """When each K was last probed."""
-        self.trial: Trial | None = None
+        self.check: GoodputCheck | None = None
         self._held_until = 0.0
         self._hold_s = self._first_hold_s = hold_s
         self._max_hold_s = max_hold_s
@@ -83,38 +83,38 @@ class BatchSizeRange:
         assert step.seconds is not None
         k = step.num_speculative_tokens
         self.times.add(k, step.seconds / step.num_seqs, at)
-        if self.trial is not None and self.probe_k is None and k == self.chosen_k:
-            self.trial.add(step)
+        if self.check is not None and self.probe_k is None and k == self.chosen_k:
+            self.check.add(step)
 
     def change_to(self, k: int) -> None:
-        """Choose another K and begin its trial."""
-        self.trial = Trial(self.chosen_k)
+        """Choose another K and begin its check."""
+        self.check = GoodputCheck(self.chosen_k)
         self.chosen_k = k
 
     def is_held(self, now: float) -> bool:
-        """Return whether K stays after a failed trial."""
+        """Return whether K stays after a failed change."""
         return now < self._held_until
 
-    def judge_trial(self, goodput_before: float, goodput_of_operator: float | None, now: float) -> bool:
-        """End a trial that has enough data; return whether its change made goodput worse and was undone.
+    def judge_change(self, goodput_before: float, goodput_of_operator: float | None, now: float) -> bool:
+        """End the check once it has enough data; return whether the change made goodput worse and was undone.
 
         `goodput_before` is the current estimate for the K before, `goodput_of_operator` that for the operator's K.
         """
-        if self.trial is None or not self.trial.is_over:
+        if self.check is None or not self.check.is_over:
             return False
-        trial, self.trial = self.trial, None
-        if not trial.is_worse_than(goodput_before):
+        check, self.check = self.check, None
+        if not check.is_worse_than(goodput_before):
             self._hold_s = self._first_hold_s
             return False
         is_operators_better = goodput_of_operator is not None and goodput_of_operator >= goodput_before
-        self.chosen_k = self.operator_k if is_operators_better else trial.k_before
+        self.chosen_k = self.operator_k if is_operators_better else check.k_before
         self._held_until = now + self._hold_s
         self._hold_s = min(2 * self._hold_s, self._max_hold_s)
         return True
 
-    def forget_trials(self) -> None:
-        """Drop the running trial, and the hold of a failed one."""
-        self._held_until, self._hold_s, self.trial = 0.0, self._first_hold_s, None
+    def forget_change(self) -> None:
+        """Drop the running check, and the hold of a failed change."""
+        self._held_until, self._hold_s, self.check = 0.0, self._first_hold_s, None
 
 
 def split_batch_sizes(max_batch_size: int, ends: Container[int] = ()) -> list[tuple[int, int]]:

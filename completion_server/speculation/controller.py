@@ -11,7 +11,7 @@ chance that the first i draft tokens are all accepted. The controller chooses th
 - **Change.** After a sudden change of acceptance, K is chosen anew for all batch sizes. A range without measurements
   uses the step times of the nearest range that has some.
 - **Hysteresis.** K changes only for clearly more goodput.
-- **Trial.** After a change, its goodput is compared with the current estimate for the K before. If it is less, the
+- **Check.** After a change, its goodput is compared with the current estimate for the K before. If it is less, the
   range returns to the operator's K, for a time that doubles with each failure; or to the K before, if the operator's
   should yield less.
 """
@@ -49,9 +49,9 @@ class ControllerSettings:
     acceptance_stale_after_s: float = 1.0
     """Age from which acceptance is measured again while nothing is drafted."""
     hold_s: float = 10.0
-    """How long K stays after the first failed trial; each further failure doubles it."""
+    """How long K stays after the first failed change; each further failure doubles it."""
     max_hold_s: float = 160.0
-    """How long K stays after a failed trial at most."""
+    """How long K stays after a failed change at most."""
 
 
 class Controller:
@@ -134,16 +134,16 @@ class Controller:
             self._begin_probe(each, now)
 
     def _undo_failed_change(self, each: BatchSizeRange, now: float) -> bool:
-        if each.trial is None:
+        if each.check is None:
             return False
-        expected = self._goodput(each, each.trial.k_before)
-        return expected is not None and each.judge_trial(expected, self._goodput(each, each.operator_k), now)
+        expected = self._goodput(each, each.check.k_before)
+        return expected is not None and each.judge_change(expected, self._goodput(each, each.operator_k), now)
 
     def _choose_all(self, now: float) -> None:
         """Choose K anew for all batch sizes after a change of acceptance."""
         for each in self._ranges:
-            # Trials that failed or began before the change do not apply after it.
-            each.forget_trials()
+            # Changes of K that failed or were checked before acceptance changed say nothing about the time after it.
+            each.forget_change()
             if self._choose(each, now):
                 each.probe_k = None
 

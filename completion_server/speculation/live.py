@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from completion_server.core.clock import Clock
-from completion_server.engine.interface import EngineStep
+from completion_server.engine.interface import EngineStep, SpeculationControl
 from completion_server.engine.settings import SpeculationSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.speculation.controller import Controller
 from completion_server.speculation.figures import FiguresWindow, SpeculationFigures
+from completion_server.speculation.rest import DraftRest
 from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule, parse_schedule
+from completion_server.speculation.trial import StartChoice
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class LiveSpeculation:
         self._unix_time_s = unix_time_s
         self._figures = FiguresWindow(clock)
         self._controller: Controller | None = None
+        self._rest = DraftRest()
         self._operator_schedule = SpeculationSchedule.fixed(0, engine.info.max_num_seqs)
         self._chosen = self._operator_schedule
         """The controller's last choice."""
@@ -79,8 +82,8 @@ class LiveSpeculation:
         self._has_begun = False
         engine.watch_steps(self._observe)
 
-    def begin(self) -> None:
-        """Apply the settings, after the engine has started."""
+    def begin(self, start: StartChoice | None = None) -> None:
+        """Apply the settings, after the engine has started; in mode AUTO begin with what a trial has chosen."""
         self._has_begun = True
         self._figures = FiguresWindow(self._clock)  # the time before the start does not count
         info, mode = self._engine.info, SpeculationMode(self._settings.mode)
@@ -88,7 +91,7 @@ class LiveSpeculation:
         self._mode = SpeculationMode.FIXED if len(self._operator_schedule.rows) == 1 else SpeculationMode.SCHEDULE
         self._since_s = self._unix_time_s()
         if info.speculation_locked_reason:
-            if info.draft_model or mode is not SpeculationMode.FIXED:
+            if info.draft_model or self._settings.schedule:
                 reason = info.speculation_locked_reason
                 logger.warning("the number of speculative tokens can't be changed while it runs: %s", reason)
             return
@@ -96,7 +99,10 @@ class LiveSpeculation:
             if self._settings.schedule:
                 self.set_schedule(self._settings.schedule, CONFIGURED)
             if mode is SpeculationMode.AUTO:
-                self.set_auto(CONFIGURED)
+                self.set_auto(CONFIGURED, start.rows if start is not None else ())
+                if start is not None and start.is_off:
+                    self._rest.switch_off(self._clock.now())
+                    self._switch_off()
         except ScheduleError as error:  # the engine was started with a smaller maximum than the settings have
             logger.warning("the configured speculation schedule is not active: %s", error)
 
@@ -156,8 +162,8 @@ class LiveSpeculation:
         info = self._engine.info
         schedule = parse_schedule(given, info.num_speculative_tokens) if given else self._operator_schedule
         self._set(SpeculationMode.AUTO, schedule, by)
-        self._controller = Controller(schedule, info.num_speculative_tokens, info.max_num_seqs)
-        self._chosen = self._controller.chosen
+        self._rest = DraftRest()
+        self._begin_control(schedule)
 
     def _active_schedule(self) -> SpeculationSchedule:
         if self._controller is not None:
@@ -168,17 +174,31 @@ class LiveSpeculation:
         return self._operator_schedule
 
     def _set(self, mode: SpeculationMode, schedule: SpeculationSchedule, by: str) -> None:
-        """Make an operator's schedule active."""
-        self._apply(schedule)
+        """Make an operator's schedule active. K = 0 for all batch sizes switches drafts off, unless K may rise."""
+        if schedule.largest or mode is SpeculationMode.AUTO:
+            self._apply(schedule)
+        else:
+            self._switch_off()
         self._since_s = self._unix_time_s()
         self._mode, self._operator_schedule, self._set_by, self._controller = mode, schedule, by, None
         logger.info("speculation set to %s %s by %s", mode.value, schedule.as_lists(), by)
 
+    def _begin_control(self, schedule: SpeculationSchedule) -> None:
+        info = self._engine.info
+        self._controller = Controller(schedule, info.num_speculative_tokens, info.max_num_seqs)
+        self._chosen = self._controller.chosen
+
     def _apply(self, schedule: SpeculationSchedule) -> None:
+        self._control().set_lookup(schedule.lookup(self._engine.info.max_num_seqs))
+
+    def _switch_off(self) -> None:
+        self._control().switch_off()
+
+    def _control(self) -> SpeculationControl:
         control = self._engine.speculation
         if control is None:
             raise SpeculationLockedError(self._engine.info.speculation_locked_reason)
-        control.set_lookup(schedule.lookup(self._engine.info.max_num_seqs))
+        return control
 
     def _check_unlocked(self) -> None:
         """Refuse every change of a locked engine, before a schedule is checked."""
@@ -193,16 +213,29 @@ class LiveSpeculation:
         if self._controller is None:
             return
         try:
-            schedule = self._controller.observe(step, self._clock.now())
-            if schedule is not None:
-                self._apply(schedule)
-            if self._controller.chosen != self._chosen:
-                self._chosen = self._controller.chosen
-                self._since_s = self._unix_time_s()
-                logger.info("speculation schedule chosen: %s", self._chosen.as_lists())
+            self._choose(step, self._controller, self._clock.now())
         except Exception:
             # The engine calls this method: an error here would be taken for one of the engine's.
             logger.exception("the number of speculative tokens is no longer chosen by the server")
             self._controller, self._mode = None, SpeculationMode.SCHEDULE
             with contextlib.suppress(SpeculationLockedError):  # K may be locked on an engine after a restart
                 self._set(SpeculationMode.SCHEDULE, self._operator_schedule, self._set_by)
+
+    def _choose(self, step: EngineStep, controller: Controller, now: float) -> None:
+        """Let the controller observe a step, unless drafts are switched off for a time."""
+        if not self._rest.is_off:
+            schedule = controller.observe(step, now)
+            if schedule is not None:
+                self._apply(schedule)
+            if controller.chosen != self._chosen:
+                self._chosen = controller.chosen
+                self._since_s = self._unix_time_s()
+                logger.info("speculation schedule chosen: %s", self._chosen.as_lists())
+        if not self._rest.observe(self._chosen.largest, now):
+            return
+        if self._rest.is_off:
+            self._switch_off()
+        else:
+            self._begin_control(self._chosen)  # what the estimates knew is too old
+            self._apply(self._chosen)
+        logger.info("drafts switched %s", "off: they do not pay" if self._rest.is_off else "on, to see if they pay")

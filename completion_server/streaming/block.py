@@ -36,7 +36,7 @@ _CONTINUATION = re.compile(r"(?:elif|else|elseif|elsif|except|finally|catch|resc
 _UNDECIDED = re.compile(r"\w+|<")
 
 
-class Verdict(Enum):
+class LinePosition(Enum):
     """Position of a line relative to the block."""
 
     INSIDE = auto()
@@ -60,7 +60,7 @@ class Block:
         self.is_over = False
         """Whether the last whole line was the last one of the block."""
 
-    def judge(self, line: Line, *, is_whole: bool, has_own_open: bool) -> Verdict:
+    def judge(self, line: Line, *, is_whole: bool, has_own_open: bool) -> LinePosition:
         """Return the position of a line, or of its beginning, relative to the block.
 
         `has_own_open` tells whether a bracket is open that the completion opened itself.
@@ -68,17 +68,17 @@ class Block:
         floor = self._settle(line)
         if line.indent >= floor:
             is_closed_below = not has_own_open and self._closes(line) and self._is_closed_below(line.indent)
-            return Verdict.BEHIND if is_closed_below else Verdict.INSIDE
+            return LinePosition.BEHIND if is_closed_below else LinePosition.INSIDE
         if line.indent < self._own_indent(floor):
-            return Verdict.BEHIND
+            return LinePosition.BEHIND
         if not is_whole and self._awaits_word(line.text):
-            return Verdict.UNDECIDED
+            return LinePosition.UNDECIDED
         if self._closes(line):
             is_wanted = has_own_open or not (self._goes_on_below(line.indent) or self._is_closed_below(line.indent))
             self._is_closing = is_wanted
-            return Verdict.INSIDE if is_wanted else Verdict.BEHIND
+            return LinePosition.INSIDE if is_wanted else LinePosition.BEHIND
         is_continuation = self._is_body_of_cursor_line and _CONTINUATION.match(line.text) is not None
-        return Verdict.INSIDE if is_continuation and line.indent == self._own else Verdict.BEHIND
+        return LinePosition.INSIDE if is_continuation and line.indent == self._own else LinePosition.BEHIND
 
     def end_line(self, line: Line) -> None:
         """Take a whole line that is inside the block, including the cursor's line."""

@@ -8,7 +8,7 @@ limit may cut it in half; a line that ends the block is recognised earlier, at i
 import re
 
 from completion_server.core.request import Mode
-from completion_server.streaming.block import Block, Verdict
+from completion_server.streaming.block import Block, LinePosition
 from completion_server.streaming.repetition import LinesBelow, RestOfLine
 from completion_server.streaming.surroundings import BLANKS, Line, Surroundings
 
@@ -29,7 +29,7 @@ class LineRules:
         self._held = ""
         self._is_cursor_line = True
         self._is_first = True
-        self._verdict = Verdict.UNDECIDED
+        self._position = LinePosition.UNDECIDED
         self._suspect: Line | None = None
         self.is_done = False
         """Whether a rule ended the completion."""
@@ -60,12 +60,12 @@ class LineRules:
         self._line += fragment
         self._held += fragment
         self._judge(is_whole=closing_at is not None)
-        if self._verdict is Verdict.BEHIND:
+        if self._position is LinePosition.BEHIND:
             return self._end(self._held_before_line().rstrip(BLANKS))
         if closing_at is not None:
             has_blank = self._around.rest[0] in BLANKS
             return self._end(self._held.rstrip(" \t") if has_blank else self._held)
-        return self._stream() if self._is_first and self._verdict is Verdict.INSIDE else ""
+        return self._stream() if self._is_first and self._position is LinePosition.INSIDE else ""
 
     def _end_line(self, line_break: str) -> str:
         """Complete the current line, if it has visible text."""
@@ -77,7 +77,7 @@ class LineRules:
         self._held += line_break
         self._line = ""
         self._is_cursor_line = False
-        self._verdict = Verdict.UNDECIDED
+        self._position = LinePosition.UNDECIDED
         self._rest.end_line()
         return sent
 
@@ -87,7 +87,7 @@ class LineRules:
         if not line.text:
             return ""
         self._judge(is_whole=True)
-        if self._verdict is Verdict.BEHIND:
+        if self._position is LinePosition.BEHIND:
             return self._end(self._held_before_line().rstrip(BLANKS))
         rest_at = self._rest.find_end(self._line)
         if rest_at is not None:
@@ -121,15 +121,15 @@ class LineRules:
         return self._take(self._held[: len(self._held) - num_possible].rstrip(BLANKS))
 
     def _judge(self, *, is_whole: bool) -> None:
-        """Set the verdict on the current line, if it is still undecided."""
+        """Set the position of the current line, if it is still undecided."""
         line = self._whole_line()
-        if self._verdict is not Verdict.UNDECIDED or not line.text:
+        if self._position is not LinePosition.UNDECIDED or not line.text:
             return
         if self._block is None or (self._is_cursor_line and not self._around.is_head_blank):
-            self._verdict = Verdict.INSIDE
+            self._position = LinePosition.INSIDE
         else:
             is_word_whole = is_whole or self._line[-1] in BLANKS
-            self._verdict = self._block.judge(line, is_whole=is_word_whole, has_own_open=self._rest.has_own_open)
+            self._position = self._block.judge(line, is_whole=is_word_whole, has_own_open=self._rest.has_own_open)
 
     def _whole_line(self) -> Line:
         """Return the current line, with the document's text left of the cursor if it is the cursor's line."""

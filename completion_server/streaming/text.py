@@ -1,6 +1,6 @@
 """The text rules: which part of the generated text is sent, and when the completion ends. Pure.
 
-The text sent is always the beginning of the generated text, whatever the pieces in which that arrives. Line breaks are
+The text sent is always the beginning of the generated text, for any division of that text into pieces. Line breaks are
 passed on unchanged.
 
 1. A stop string, or a line break with SINGLE_LINE, ends the completion before it.

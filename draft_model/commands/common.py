@@ -50,12 +50,12 @@ class JsonObject(click.ParamType[dict[str, Any]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:  # noqa: ANN401
         """Parse the object."""
         try:
-            told = json.loads(value)
+            parsed = json.loads(value)
         except ValueError as error:
             self.fail(f"{value!r} is not JSON: {error}", param, ctx)
-        if not isinstance(told, dict):
+        if not isinstance(parsed, dict):
             self.fail(f"{value!r} is not a JSON object", param, ctx)
-        return told
+        return parsed
 
 
 def _check_compiler(_context: click.Context, _parameter: click.Parameter, is_compiled: bool) -> bool:

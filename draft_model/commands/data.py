@@ -38,7 +38,7 @@ def row_lengths(text: str) -> tuple[int, ...]:
 @corpus_option
 @click.option(
     "--tokenizer", type=FOLDER, default=WORK / "tokenizer", show_default=True,
-    help="Folder of a tokenizer; for a draft its target's, whose template is used.",
+    help="Folder of a tokenizer, and of its template; a draft uses those of its target.",
 )  # fmt: skip
 @click.option("--out", type=FOLDER, default=WORK / "data", show_default=True)
 @click.option(

@@ -151,9 +151,9 @@ def _measure_offline(
 
 def _context_tokens(target: Path, draft: Path, options: dict[str, Any]) -> int:
     """The context that both models and the engine's settings allow."""
-    told = [read_config(model).get("max_position_embeddings") for model in (target, draft)]
-    told.append(options.get("max_model_len"))
-    return min(most if isinstance(most, int) and most > 0 else sys.maxsize for most in told)
+    limits = [read_config(model).get("max_position_embeddings") for model in (target, draft)]
+    limits.append(options.get("max_model_len"))
+    return min(most if isinstance(most, int) and most > 0 else sys.maxsize for most in limits)
 
 
 def _check_fit(prompts: list[list[int]], most: int, name: str) -> None:

@@ -72,7 +72,7 @@ def replacing_folder(path: Path, mark: str) -> Iterator[Path]:
 def locked(path: Path, what: str) -> Iterator[None]:
     """Hold the lock file `path`; the lock ends with this process at the latest.
 
-    Raises PipelineError, which names `what` is locked, when another process holds the lock or the disk refuses.
+    Raises PipelineError, which names `what`, if another process holds the lock or the disk refuses.
     """
     with contextlib.ExitStack() as stack:
         try:

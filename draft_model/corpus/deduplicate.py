@@ -7,8 +7,8 @@
 
 datatrove's MinHash in four stages; after an interruption a stage continues with its unfinished tasks. Files are near
 copies from a similarity of about 0.72 on (14 buckets of 8 hashes over runs of five words); of each group one
-stays. The columns stay, so `draft-model corpus --parquet ... --deduplicated` reads what is left. It needs none of
-this project's packages: `uv run` installs those above, and so does `pip install` of the same list.
+stays. The columns stay, so `draft-model corpus --parquet ... --deduplicated` reads the remaining rows. The script needs
+none of this project's packages: `uv run` installs those above, and so does `pip install` of the same list.
 
 Example:
     uv run draft_model/corpus/deduplicate.py --data stack/python --text-key content --out stack-unique
@@ -76,7 +76,9 @@ def schema_of(reader: ParquetReader, text_key: str) -> Schema:
 
 @click.command()
 @click.option("--data", required=True, metavar="FOLDER", help="Parquet files, on a disk that all tasks see, or s3://.")
-@click.option("--out", required=True, metavar="FOLDER", help="For what is left, and what the stages keep.")
+@click.option(
+    "--out", required=True, metavar="FOLDER", help="For the remaining rows, and the intermediate data of the stages."
+)
 @click.option("--text-key", default="text", show_default=True, help="The column with the code.")
 @click.option("--tasks", type=click.IntRange(min=1), default=8, show_default=True, help="Shares of the files.")
 @click.option("--workers", type=int, default=-1, help="At the same time.  [default: all tasks]")
@@ -108,7 +110,7 @@ def main(
         ("clusters", 1, [MinhashDedupCluster(f"{out}/stages/buckets", f"{out}/stages/remove", config)]),
         (
             "filter",
-            tasks,  # As many as read them: a task drops by the place of a file in its share.
+            tasks,  # As many as read them: a task drops files by their position in its share.
             [reader, MinhashDedupFilter(f"{out}/stages/remove"), writer],
         ),
     ]
@@ -123,8 +125,8 @@ def main(
         else:
             before = LocalPipelineExecutor(pipeline, num_tasks, workers, logging_dir=logs, depends=before)
     before.run()
-    where = f"in {out}/data" if slurm is None else f"will be in {out}/data when Slurm is done"
-    click.echo(f"what is left {where}; read it with `draft-model corpus --parquet ... --deduplicated`")
+    where = f"are in {out}/data" if slurm is None else f"will be in {out}/data when Slurm is done"
+    click.echo(f"the remaining rows {where}; read them with `draft-model corpus --parquet ... --deduplicated`")
 
 
 if __name__ == "__main__":

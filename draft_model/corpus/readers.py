@@ -84,7 +84,7 @@ def read_stdlib() -> Iterator[Document]:
 
 
 def find_installed(*names: str) -> tuple[str, importlib.metadata.Distribution]:
-    """The first of these distributions that is installed; PipelineError when none is, or its files are not listed."""
+    """The first installed one of these distributions; PipelineError if there is none, or its files are not listed."""
     for name in names:
         try:
             distribution = importlib.metadata.distribution(name)
@@ -113,10 +113,10 @@ def read_archive(path: Path) -> Iterator[Document]:
     """
     files = sorted(_archive_files(path), key=lambda item: item[0])
     kinds = ([data for name, data in files if pattern.fullmatch(name)] for pattern in _METADATA)
-    told = next(filter(None, kinds), [])
-    if len(told) != 1:
+    candidates = next(filter(None, kinds), [])
+    if len(candidates) != 1:
         raise PipelineError(f"{path} has no package metadata of its own, or that of several packages")
-    metadata = _metadata_of(Parser().parsestr(told[0].decode("utf-8", "replace")))
+    metadata = _metadata_of(Parser().parsestr(candidates[0].decode("utf-8", "replace")))
     name, version = str(metadata.get("name", path.stem)), str(metadata.get("version", "-"))
     licence = licence_of_metadata(metadata)
     for inner, data in files:

@@ -117,9 +117,9 @@ class Corpus:
         if not path.is_file():
             raise PipelineError(f"no corpus in {folder}; make one with `draft-model corpus --out {folder}`")
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            sources = tuple(SourceSummary(**source) for source in told.pop("sources"))
-            self.manifest = Manifest(sources=sources, **told)
+            record = json.loads(path.read_text(encoding="utf-8"))
+            sources = tuple(SourceSummary(**source) for source in record.pop("sources"))
+            self.manifest = Manifest(sources=sources, **record)
         except (ValueError, KeyError, TypeError) as error:
             raise PipelineError(f"{path} is not a corpus manifest: {error}") from error
 

@@ -107,11 +107,11 @@ def load_manifest(folder: Path) -> DataManifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise PipelineError(f"no training data in {folder}; make it with `draft-model data --out {folder}`")
-    told = json.loads(path.read_text(encoding="utf-8"))
-    settings = told.pop("settings")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    settings = record.pop("settings")
     settings["row_tokens"] = tuple(settings["row_tokens"])
     settings.setdefault("drawing", 1 if settings["generated_share"] else DRAWING)
-    return DataManifest(DataSettings(**settings), read_template(told.pop("layout")), **told)
+    return DataManifest(DataSettings(**settings), read_template(record.pop("layout")), **record)
 
 
 def save_manifest(manifest: DataManifest, folder: Path) -> None:
@@ -185,8 +185,8 @@ def _open_folder(out: Path, tokenizer: Path, manifest: DataManifest) -> None:
 
 def _differences(old: DataManifest, new: DataManifest) -> list[str]:
     """Describe the fields that differ."""
-    told = [manifest.record for manifest in (old, new)]
-    before, now = ({**each.pop("settings"), **each} for each in told)
+    records = [manifest.record for manifest in (old, new)]
+    before, now = ({**each.pop("settings"), **each} for each in records)
     return [f"{name} {before[name]!r}, not {now[name]!r}" for name in now if before[name] != now[name]]
 
 

@@ -1,6 +1,6 @@
 """Lets a target complete cursors of the corpus in vLLM: the text that its draft must predict.
 
-The corpus teaches a draft what people write; these completions teach it what its target writes. The prompts are the
+The corpus teaches a draft human-written code; these completions teach it the output of its target. The prompts are the
 server's.
 """
 

@@ -77,12 +77,12 @@ def compare(
 def describe(identity: Identity) -> str:
     """The comparison in a sentence."""
     same = identity.num_prompts - len(identity.differences)
-    told = f"{same} of {identity.num_prompts} greedy completions are the same with the draft"
+    summary = f"{same} of {identity.num_prompts} greedy completions are the same with the draft"
     if not identity.differences:
-        return f"{told}."
+        return f"{summary}."
     widest = max(difference.gap_nats for difference in identity.differences)
     verdict = "which" if widest <= MAX_ROUNDING_NATS else "more than"
     return (
-        f"{told}; where they part the target sets the two tokens {widest:.3f} nats apart at most, {verdict} rounding "
-        "to bfloat16 explains."
+        f"{summary}; where they differ the target sets the two tokens {widest:.3f} nats apart at most, {verdict} "
+        "rounding to bfloat16 explains."
     )

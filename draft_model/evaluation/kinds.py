@@ -4,7 +4,7 @@ Each token gets the first kind that fits:
 
     comments    comments, and strings that are statements of their own (docstrings)
     syntax      brackets, commas, colons, dots, semicolons, line ends and indentation
-    idioms      keywords, builtins, self and cls, names with two underscores around them, and what follows `import`
+    idioms      keywords, builtins, self and cls, names with two underscores around them, and the names after `import`
     logic       operators, numbers, and other strings
     identifiers all other names
 

@@ -140,8 +140,8 @@ def render_report(offline: OfflineFigures, engine: EngineFigures | None, identit
     degrees = list(offline.at_temperature.items())
     heads = " | ".join("greedy" if not degree else f"at {degree:g}" for degree, _ in degrees)
     lines = [
-        f"{offline.num_completions} completions, {greedy.num_tokens:,} tokens greedily, of which the draft predicts "
-        f"{_with_interval(greedy.agreement, greedy.agreement_interval)}. Offline, in brackets 95% intervals:",
+        f"{offline.num_completions} completions, {greedy.num_tokens:,} tokens greedily; the draft predicts "
+        f"{_with_interval(greedy.agreement, greedy.agreement_interval)} of them. Offline, in brackets 95% intervals:",
         "",
         f"| K | accepted of drafted: {heads} | tokens a step: {heads} | accepted up to here, K = {MAX_DRAFT} |",
         "| --- |" + " --- |" * (2 * len(degrees) + 1),
@@ -217,8 +217,8 @@ def write_report(
     """Write `report.md`, `report.json` and `acceptance.png` to the folder `out`, all or none."""
     with replacing_folder(out, REPORT) as folder:
         (folder / "report.md").write_text(render_report(offline, engine, identity), encoding="utf-8")
-        told = json.dumps(as_record(offline, engine, identity), indent=1) + "\n"
-        (folder / REPORT).write_text(told, encoding="utf-8")
+        text = json.dumps(as_record(offline, engine, identity), indent=1) + "\n"
+        (folder / REPORT).write_text(text, encoding="utf-8")
         draw_acceptance(offline, engine, folder / "acceptance.png")
 
 

@@ -27,8 +27,8 @@ class SpeculationCounts:
 
 
 @dataclass(frozen=True)
-class Completion:
-    """Token ids without the token that ended the completion; `stop` is that token, None after a cut-off."""
+class GeneratedTokens:
+    """The tokens of a completion without its end token; `stop` is the end token, None after a cut-off."""
 
     ids: list[int]
     stop: int | None = None
@@ -47,7 +47,7 @@ class OfflineEngine:
     def complete(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0,
         ignore_end: bool = False, stops: Sequence[int] = (),
-    ) -> list[Completion]:  # fmt: skip
+    ) -> list[GeneratedTokens]:  # fmt: skip
         """Complete every prompt, up to the end token (not with `ignore_end`) or one of the tokens `stops`."""
         from vllm import SamplingParams
 
@@ -79,9 +79,9 @@ class OfflineEngine:
         return SpeculationCounts(drafts, tuple(accepted))
 
 
-def _completion(written: Any) -> Completion:  # noqa: ANN401 - vLLM's own type, imported late
+def _completion(written: Any) -> GeneratedTokens:  # noqa: ANN401 - vLLM's own type, imported late
     ids = list(written.token_ids)
-    return Completion(ids[:-1], ids[-1]) if written.finish_reason == "stop" else Completion(ids)
+    return GeneratedTokens(ids[:-1], ids[-1]) if written.finish_reason == "stop" else GeneratedTokens(ids)
 
 
 def refuse_options(options: Mapping[str, Any], *fixed: str) -> None:

@@ -59,8 +59,8 @@ def make_pruned(shape: Shape, source: LlamaForCausalLM) -> LlamaForCausalLM:
     asked = vars(shape) | {name: getattr(config, name) for name in IN_EVERY_LAYER}
     differing = [f"{name} {value}, not {asked[name]}" for name, value in had.items() if value != asked[name]]
     if differing:
-        told = "; ".join(differing)
-        raise PipelineError(f"a model to start from may differ in its number of layers only; it has {told}")
+        differences = "; ".join(differing)
+        raise PipelineError(f"a model to start from may differ in its number of layers only; it has {differences}")
     depth = sizes.num_layers
     if depth < shape.num_layers:
         raise PipelineError(f"a model of {depth} layers has no {shape.num_layers} to start from")

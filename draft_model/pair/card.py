@@ -93,15 +93,15 @@ def _probes(results: list[ProbeResult]) -> tuple[str, ...]:
     return (
         "## Twenty probes",
         _paragraph(
-            "Plainly predictable places, completed greedily with the lines around them; ⏎ is a line end. A probe is",
-            "right when the completion begins as any Python programmer would expect; what comes after is not judged.",
+            "Easily predictable cursors, completed greedily with the lines around them; ⏎ is a line end. A probe is",
+            "right when the completion begins as any Python programmer would expect; the rest of it is not judged.",
         ),
         probe_table(results),
     )
 
 
 def _training(model: ModelFigures, num_generated: int) -> tuple[str, ...]:
-    written = "samples of what people wrote" if num_generated else "samples"
+    written = "samples of human-written text" if num_generated else "samples"
     shape, settings = model.preset.shape, model.preset.train
     return (
         "## Training",
@@ -136,7 +136,7 @@ def _distilled(figures: BuildFigures) -> tuple[str, ...]:
     layers = f"{figures.draft.preset.shape.num_layers} of its {figures.target.preset.shape.num_layers} layers."
     mix = f"{figures.mix:.0%} of its loss is the divergence from the target's distribution (forward KL)."
     cursors = f"{figures.num_generated:,} cursors."
-    generated = f"{GENERATED_SHARE:.0%} of its samples have what the target wrote at {cursors}"
+    generated = f"{GENERATED_SHARE:.0%} of its samples have text that the target generated at {cursors}"
     said = ["It began with the target's embedding and", layers]
     return (_paragraph(*said, *([mix] if figures.mix else []), *([generated] if figures.num_generated else [])),)
 

@@ -51,12 +51,12 @@ class Recorder:
 
     def step(self, progress: TrainingProgress) -> None:
         """Write one line and one point of every curve; PipelineError when the disk refuses."""
-        told = asdict(progress)
+        record = asdict(progress)
         assert self._lines is not None
         with _refusals(self._folder):
-            self._lines.write(json.dumps(told) + "\n")
+            self._lines.write(json.dumps(record) + "\n")
             for name in _SHOWN:
-                self._board.add_scalar(name, told[name], progress.step)
+                self._board.add_scalar(name, record[name], progress.step)
 
     def close(self) -> None:
         """Finish the files; PipelineError when the disk refuses."""

@@ -62,8 +62,8 @@ def fit_preset(preset: Preset, data: Path, target: Path | None = None) -> Preset
 
     vLLM serves a draft only with a target of the same `vocab_size`.
     """
-    told = read_config(target) if target else {}
-    vocab_size = int(told.get("vocab_size", BlockSource(data, 0).manifest.vocab_size))
+    target_config = read_config(target) if target else {}
+    vocab_size = int(target_config.get("vocab_size", BlockSource(data, 0).manifest.vocab_size))
     return replace(preset, shape=replace(preset.shape, vocab_size=vocab_size))
 
 

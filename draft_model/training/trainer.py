@@ -223,16 +223,16 @@ class Trainer:
                 checkpoint = load_checkpoint(self._saved.path, self._saved.fingerprint)
             except PipelineError as error:
                 refusal = error  # All processes must know the refusal, or the others wait forever.
-        told = self._world.broadcast(refusal or (checkpoint and replace(checkpoint, model={}, optimiser={})))
-        if isinstance(told, PipelineError):
-            raise told
-        if told is None:
+        received = self._world.broadcast(refusal or (checkpoint and replace(checkpoint, model={}, optimiser={})))
+        if isinstance(received, PipelineError):
+            raise received
+        if received is None:
             return
         self._world.load_model_state(self._model, checkpoint.model if checkpoint else {})
         self._optimiser.load_state_dict(checkpoint.optimiser if checkpoint else {})
-        restore_random_state(told.random)
-        self._num_tokens, self._saved_step = told.num_tokens, told.step
-        self._budget.num_steps, self._budget.active_s = told.step, told.active_s
+        restore_random_state(received.random)
+        self._num_tokens, self._saved_step = received.num_tokens, received.step
+        self._budget.num_steps, self._budget.active_s = received.step, received.active_s
 
 
 def _blocks_a_step(batch_tokens: int, block_tokens: int, num_processes: int) -> int:

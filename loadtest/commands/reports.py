@@ -24,7 +24,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("file", type=_FILE)
 @output_options
 def report(file: Path, gates: tuple[str, ...], out: Path | None, html: Path | None, *, as_json: bool) -> None:
-    """Show a run again: FILE is what it wrote. As tables, as a page, or against other gates.
+    """Show the run in FILE (written with --out) again: as tables, as a page, or against other gates.
 
     \b
     Example:
@@ -43,8 +43,8 @@ def report(file: Path, gates: tuple[str, ...], out: Path | None, html: Path | No
 @click.command()
 @click.argument("first", metavar="A", type=_FILE)
 @click.argument("second", metavar="B", type=_FILE)
-@click.option("--target", metavar="NAME", help="This one only.  [default: each that both have]")
-@click.option("--against", metavar="NAME", help="The target in B, where it has another name than in A.")
+@click.option("--target", metavar="NAME", help="Compare this target only.  [default: each target in both]")
+@click.option("--against", metavar="NAME", help="Name of the target in B, if it differs from that in A.")
 @click.option(
     "--confidence",
     type=click.FloatRange(0.5, 0.9999),
@@ -101,7 +101,7 @@ def comparison_json(found: Comparison, confidence: float) -> dict[str, Any]:
 def _pairs(
     first: Document, second: Document, target: str | None, against: str | None
 ) -> list[tuple[TargetResult, TargetResult]]:
-    """Return the targets to compare. Raises DocumentError where there are none."""
+    """Return the targets to compare. Raises DocumentError if there are none."""
     if target is not None:
         return [(first.target(target), second.target(against or target))]
     if against is not None:

@@ -67,9 +67,7 @@ class _All(_Options, _Machines, _Output):
 @click.option(
     "--worker-index", type=click.IntRange(0), default=0, help="Which of several machines this one is, from 0."
 )
-@click.option(
-    "--num-workers", type=click.IntRange(1), default=1, help="How many machines there are; each has --workers."
-)
+@click.option("--num-workers", type=click.IntRange(1), default=1, help="Number of machines; each has --workers.")
 @click.option("--start-at", type=float, metavar="UNIX_TIME", help="When all machines start.")
 @output_options
 def run(scenario: str, **options: Unpack[_All]) -> None:
@@ -78,8 +76,8 @@ def run(scenario: str, **options: Unpack[_All]) -> None:
     KIND is grpc (a Session stream for each editor), grpc+complete (a call for each request), openai+http, llama+http or
     tabby+http. With several hosts, HOST:PORT,HOST:PORT, each serves a region. Options follow as in ?model=NAME.
 
-    Ends with status 0 where all went well, 1 where a gate failed, 2 where the input is bad and nothing was sent, 3
-    where the run says nothing of its target, and 130 after Ctrl-C, with a report of what was seen.
+    Ends with status 0 on success, 1 if a gate failed, 2 if the input is bad and nothing was sent, 3 if the run is
+    invalid and says nothing about its target, and 130 after Ctrl-C, with a report of the run until then.
 
     \b
     Examples:
@@ -103,7 +101,7 @@ def run(scenario: str, **options: Unpack[_All]) -> None:
     document = make_document(loaded, specs, gates, found)
     end = deliver(document, options["out"], options["html"], as_json=options["as_json"])
     if found.failure:
-        click.echo(f"The run was broken off: {found.failure}", err=True)
+        click.echo(f"The run ended early: {found.failure}", err=True)
         end = Exit.INVALID
     if machine.count > 1 and end is Exit.INVALID and not found.failure:
         end = Exit.WELL  # the other machines' workers are missing, as they must be: the sum is judged
@@ -113,7 +111,7 @@ def run(scenario: str, **options: Unpack[_All]) -> None:
 def make_document(
     scenario: Scenario, specs: Sequence[TargetSpec], gates: Sequence[Condition], found: RunResult
 ) -> Document:
-    """Return the document of a run. A target whose turn never came is not in it."""
+    """Return the document of a run. Targets that had no turn are left out."""
     targets = [
         TargetResult.of(spec.name, spec.uri, spec.kind, found.stats_by_target[spec.name], scenario.criteria, gates)
         for spec in specs

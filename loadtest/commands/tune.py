@@ -29,7 +29,7 @@ from loadtest.tuning.statistics import MIN_ROUNDS
 from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
 
 _WIDTH = 150
-"""Of tables where no terminal limits them."""
+"""Width of tables without a terminal."""
 
 
 class _Options(TypedDict):
@@ -181,10 +181,10 @@ class Bar(Progress):
 
 
 def numbers(option: str, text: str | None, *, least: int) -> tuple[int, ...]:
-    """Return a list of whole numbers, rising; none where nothing was given.
+    """Return whole numbers in ascending order; none if no text is given.
 
     Raises:
-        TuningError: one is no number or too small; it names the option and what was given.
+        TuningError: an entry is not a number or too small; the error names the option and the text.
 
     """
     if text is None:
@@ -215,7 +215,7 @@ def _scenario(options: _Options) -> Scenario:
 
 
 def _address(option: str, text: str) -> str:
-    """Return HOST:PORT. Raises TuningError where it is none."""
+    """Return HOST:PORT. Raises TuningError if the text is not of this form."""
     try:
         (host,) = parse_target(f"grpc://{text.removeprefix('grpc://')}").hosts
     except (TargetError, ValueError) as error:

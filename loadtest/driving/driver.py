@@ -197,17 +197,17 @@ async def lead_in(editors: Sequence[Editor], trace: Trace) -> None:
 
     """
     clock = RunClock()
-    jobs = iter([each for each in zip(trace.sessions, editors, strict=True) if each[0].requests])
+    pairs = iter([each for each in zip(trace.sessions, editors, strict=True) if each[0].requests])
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(_OPENINGS_AT_ONCE):
-                group.create_task(_open_in_turn(jobs, clock))
+                group.create_task(_open_in_turn(pairs, clock))
     except* TargetError as failures:
         raise failures.exceptions[0] from None
 
 
-async def _open_in_turn(jobs: Iterable[tuple[TypedSession, Editor]], clock: RunClock) -> None:
-    for session, editor in jobs:
+async def _open_in_turn(pairs: Iterable[tuple[TypedSession, Editor]], clock: RunClock) -> None:
+    for session, editor in pairs:
         record = Record(session.opening, clock)
         editor.send_nowait(record, max_tokens=1)
         with contextlib.suppress(TimeoutError):

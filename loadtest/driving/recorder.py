@@ -24,7 +24,7 @@ _SHOWN = (*WHOLE, Outcome.CACHED)
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class _AnswerValue:
     """The value of an answer to its user."""
 
     ttft_s: float | None
@@ -95,50 +95,50 @@ class Recorder:
             self._stats.total.counters["generated_tokens"] += round(num_tokens)
 
     def _judge(self, record: Record, total: Tally, piece: Tally) -> None:
-        verdict = self._verdict(record)
+        value = self._value_of(record)
         region = self._region(record)
         if record.request.is_pause:
             _count(total, piece, "pauses")
             total.counters[f"region/{region}/pauses"] += 1
-        if verdict.ttft_s is not None:
-            self._record_text(record, verdict, total, piece)
-        self._record_times(record, verdict, total)
-        if verdict.is_good:
+        if value.ttft_s is not None:
+            self._record_text(record, value, total, piece)
+        self._record_times(record, value, total)
+        if value.is_good:
             _count(total, piece, "good")
-        if verdict.is_seen:
+        if value.is_seen:
             _count(total, piece, "seen")
             total.counters[f"region/{region}/seen"] += 1
             total.counters["seen_tokens"] += record.completion_tokens
             accepted = accepted_chars(record.text, record.request, self._criteria.accepts_min_chars)
             _count(total, piece, "accepted_chars", accepted)
 
-    def _record_text(self, record: Record, verdict: _Verdict, total: Tally, piece: Tally) -> None:
+    def _record_text(self, record: Record, value: _AnswerValue, total: Tally, piece: Tally) -> None:
         assert record.outcome is not None
-        assert verdict.ttft_s is not None
+        assert value.ttft_s is not None
         region = self._region(record)
         is_asked = record.outcome is not Outcome.CACHED  # a cached answer says nothing of the target
-        total.record(f"ttft/outcome/{record.outcome.value}", verdict.ttft_s)
+        total.record(f"ttft/outcome/{record.outcome.value}", value.ttft_s)
         if is_asked:
-            _time(total, piece, "ttft", verdict.ttft_s)
-            total.record(f"ttft/region/{region}", verdict.ttft_s)
+            _time(total, piece, "ttft", value.ttft_s)
+            total.record(f"ttft/region/{region}", value.ttft_s)
         _count(total, piece, "shown")
         total.counters["shown_chars"] += len(record.text)
-        if verdict.is_in_time:
+        if value.is_in_time:
             _count(total, piece, "in_time")
         if record.request.is_pause:
             if is_asked:
-                _time(total, piece, "ttft/pause", verdict.ttft_s)
-            if verdict.is_in_time:
+                _time(total, piece, "ttft/pause", value.ttft_s)
+            if value.is_in_time:
                 _count(total, piece, "pauses_in_time")
                 total.counters[f"region/{region}/pauses_in_time"] += 1
 
-    def _record_times(self, record: Record, verdict: _Verdict, total: Tally) -> None:
+    def _record_times(self, record: Record, value: _AnswerValue, total: Tally) -> None:
         assert record.outcome is not None
-        total.record(f"total/outcome/{record.outcome.value}", verdict.total_s)
+        total.record(f"total/outcome/{record.outcome.value}", value.total_s)
         if record.outcome in _SHOWN and record.outcome is not Outcome.CACHED:
-            total.record("total", verdict.total_s)
+            total.record("total", value.total_s)
             if record.request.is_pause:
-                total.record("total/pause", verdict.total_s)
+                total.record("total/pause", value.total_s)
         for gap_s in record.gaps_s:
             total.record("gap", gap_s)
         if record.server is None or record.outcome is not Outcome.ANSWERED or record.first_text_at_s is None:
@@ -151,7 +151,7 @@ class Recorder:
         engine_s = (server.queue_ms + server.prefill_ms) / 1000
         total.record("stage/front_end", record.first_text_at_s - record.sent_at_s - engine_s)
 
-    def _verdict(self, record: Record) -> _Verdict:
+    def _value_of(self, record: Record) -> _AnswerValue:
         criteria, request = self._criteria, record.request
         text_at_s = record.first_text_at_s
         assert record.ended_at_s is not None
@@ -159,12 +159,12 @@ class Recorder:
             request.intended_at_s
         )
         if text_at_s is None:
-            return _Verdict(None, total_s, is_in_time=False, is_seen=False, is_good=False)
+            return _AnswerValue(None, total_s, is_in_time=False, is_seen=False, is_good=False)
         ttft_s = text_at_s - request.intended_at_s
         is_in_time = ttft_s <= criteria.within_ms / 1000
         stands_s = request.next_key_at_s - text_at_s
         is_soon = ttft_s <= criteria.slo_ttft_ms / 1000 and total_s <= criteria.slo_total_ms / 1000
-        return _Verdict(
+        return _AnswerValue(
             ttft_s,
             total_s,
             is_in_time=is_in_time,

@@ -54,7 +54,7 @@ class RunResult:
     """The result of a run."""
 
     stats_by_target: dict[str, RunStats] = field(default_factory=dict)
-    """Statistics by target; a target whose turn never came has none."""
+    """Statistics by target; a target without a turn has none."""
     interrupted: bool = False
     num_workers: int = 1
     """Workers on all machines."""

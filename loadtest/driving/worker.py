@@ -138,7 +138,7 @@ class _Worker:
         self._num_workers = num_workers
         self._has_quit = asyncio.Event()
         self._start_at: asyncio.Future[float] = asyncio.Future()
-        self._job: asyncio.Task[None] | None = None
+        self._run_task: asyncio.Task[None] | None = None
         self._driver: Driver | None = None
         self._trace: tuple[str, Trace] | None = None
 
@@ -149,9 +149,9 @@ class _Worker:
             await self._has_quit.wait()
         finally:
             loop.remove_reader(self._pipe.fileno())
-            if self._job is not None:
-                self._job.cancel()
-                await asyncio.gather(self._job, return_exceptions=True)
+            if self._run_task is not None:
+                self._run_task.cancel()
+                await asyncio.gather(self._run_task, return_exceptions=True)
 
     def _on_message(self) -> None:
         try:
@@ -161,8 +161,8 @@ class _Worker:
         match message:
             case Prepare(scenario, spec):
                 self._start_at = asyncio.get_running_loop().create_future()
-                self._job = asyncio.create_task(self._run(scenario, spec))
-                self._job.add_done_callback(self._job_ended)
+                self._run_task = asyncio.create_task(self._run(scenario, spec))
+                self._run_task.add_done_callback(self._on_run_ended)
             case Go(start_at):
                 self._start_at.set_result(start_at)
             case Stop():
@@ -174,15 +174,15 @@ class _Worker:
     def _stop(self) -> None:
         if self._driver is not None:
             self._driver.stop_nowait()
-        elif self._job is not None:
-            self._job.cancel()
+        elif self._run_task is not None:
+            self._run_task.cancel()
 
-    def _job_ended(self, job: "asyncio.Task[None]") -> None:
+    def _on_run_ended(self, task: "asyncio.Task[None]") -> None:
         """Report a run that was cancelled or failed."""
-        if job.cancelled():
+        if task.cancelled():
             self._send(Done(None))
             return
-        error = job.exception()
+        error = task.exception()
         if isinstance(error, _EXPECTED):
             self._send(Failed(str(error)))
         elif error is not None:

@@ -1,10 +1,10 @@
-"""What differs between two runs beyond noise: a block bootstrap over their slices.
+"""Finds differences between two runs that exceed noise, with a block bootstrap over their slices.
 
-Slices are drawn again, with replacement, in blocks of neighbours (what is slow now is likely slow a second later),
-their counters and histograms summed, and the figures computed anew: 2,000 such samples show how far a figure may lie
-from where it was found. Runs of the same trace are paired: both draw the same slices, so what the traffic did to
-both cancels out. Few blocks look more alike than they are, so intervals are widened as Student's t is against the
-normal one. Künsch, "The Jackknife and the Bootstrap for General Stationary Observations", Ann. Statist. 17 (1989).
+Slices are drawn again, with replacement, in blocks of neighbours, because neighbouring slices are correlated. Their
+counters and histograms are summed and the figures computed anew. The spread over 2,000 samples is the uncertainty of a
+figure. Runs of the same trace are paired: both draw the same slices, so the effects of the traffic cancel out. With few
+blocks the spread is too small, so intervals are widened by the ratio of Student's t to the normal distribution. Künsch,
+"The Jackknife and the Bootstrap for General Stationary Observations", Ann. Statist. 17 (1989).
 """
 
 import math

@@ -121,7 +121,7 @@ class Document:
         """Return a target's run.
 
         Raises:
-            DocumentError: there is none of the name.
+            DocumentError: no target has the name.
 
         """
         for each in self.targets:
@@ -151,7 +151,7 @@ class Document:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Read what `as_json` made.
+        """Read the output of `as_json`.
 
         Raises:
             DocumentError: it is something else, or of another version.

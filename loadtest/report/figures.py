@@ -90,7 +90,7 @@ def _wasted(sums: Sums, _criteria: CriteriaSettings) -> Array:
 
 
 def _generated_per_s(sums: Sums, _criteria: CriteriaSettings) -> Array:
-    """Return nothing, not 0, where nobody says how much it was."""
+    """Return nan, not 0, if the target did not report its generated tokens."""
     tokens = sums.counter("generated_tokens")
     return np.where(tokens > 0, ratio(tokens, sums.duration_s), np.nan)
 

@@ -100,7 +100,7 @@ def _settings(workload: Workload, policy: Policy) -> PipelineSettings:
 def _engine_maker(workload: Workload) -> Callable[[], Engine]:
     if workload.engine == "slots":
         return lambda: SlotEngine(TIMES, workload.prefill_sigma, workload.seed)
-    return lambda: ScriptedEngine(lambda _job: ["x"] * NUM_TOKENS, TIMES, max_num_seqs=workload.num_slots)
+    return lambda: ScriptedEngine(lambda _request: ["x"] * NUM_TOKENS, TIMES, max_num_seqs=workload.num_slots)
 
 
 def _request(number: int, typed: SimulatedRequest, deadline: Deadline, now: float) -> Request:

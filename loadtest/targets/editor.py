@@ -41,7 +41,7 @@ class _Remembered:
 
 
 class CompletionCache:
-    """An editor's recent completions. A user who types one along sees its rest, without a request."""
+    """An editor's recent completions. A user who types the text of one sees the rest of it, without a request."""
 
     __slots__ = ("_recent",)
 

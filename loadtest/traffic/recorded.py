@@ -31,7 +31,7 @@ def read_arrivals(path: Path, *, scale: float = 1.0, duration_s: float = float("
     """Return a file's arrivals before `duration_s` in order, sped up by `scale`; `rows` = 0 reads all rows.
 
     Raises:
-        RecordedError: the file can't be read, a row is bad, or there is none.
+        RecordedError: the file can't be read, a row is bad, or it has no rows.
 
     """
     try:

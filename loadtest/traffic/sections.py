@@ -67,7 +67,7 @@ class DocumentSettings(Settings):
     """Pattern of the names of a folder's files."""
     language: str = "python"
     prefix_chars: Count = 1500
-    """Text before the cursor when a session begins; what is typed is added."""
+    """Text before the cursor when a session begins; typed text is added."""
     suffix_chars: Count = 400
 
 

@@ -93,7 +93,7 @@ def fit_acceptance(sweep: Blocks) -> AcceptanceFit:
     ks = [k for k in range(1, max_num_speculative_tokens + 1) if drafted[k]]
     if not ks:
         return AcceptanceFit((0.0,) * max_num_speculative_tokens)
-    # S falls, so it is a sum of steps down: where the last accepted token has place j, min(j, K) of K are accepted.
+    # S falls, so it is a sum of downward steps: if the last accepted token has position j, min(j, K) of K are accepted.
     design = np.array([[min(j, k) for j in range(1, max_num_speculative_tokens + 1)] for k in ks], dtype=float)
     weights = np.sqrt(drafted[ks])
     shares, _residual = nnls(design * weights[:, None], accepted[ks] / drafted[ks] * weights)
@@ -122,13 +122,13 @@ def cells(blocks: Blocks) -> list[tuple[int, Variant]]:
 
 
 def step_s(blocks: Sequence[Block]) -> float:
-    """Return the time of a step as generations lived it, those with others' prompts among them; 0 of nothing."""
+    """Return the step time as seen by generations, including steps with the prompts of others; 0 without steps."""
     num_steps = sum(each.num_steps for each in blocks)
     return sum(each.decode_s for each in blocks) / num_steps if num_steps else 0.0
 
 
 def _load(sweep: Blocks, concurrency: int) -> Load:
-    """Sum up what does not hang on K."""
+    """Compute the sums that do not depend on K."""
     found = [each for each in sweep.all if each.concurrency == concurrency and each.variant.k is not None]
     num_answers = max(1, sum(each.num_answers for each in found))
     num_tokens = sum(each.num_tokens for each in found) / num_answers

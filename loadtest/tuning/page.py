@@ -29,7 +29,7 @@ def render_tuning(tuned: Tuned, facts: Mapping[str, str]) -> str:
                 Picture(
                     "The best K above 0, to K = 0",
                     _crossover(tuned),
-                    "Tokens/s, with 95% intervals; below 1 speculation costs more than it brings.",
+                    "Tokens/s, with 95% intervals; below 1 speculation costs more than it gains.",
                 )
             ],
         ),
@@ -40,17 +40,17 @@ def render_tuning(tuned: Tuned, facts: Mapping[str, str]) -> str:
         ),
         Section(
             "Predicted and measured",
-            f"Half of the predictions are within {misfit(tuned.sweep, tuned.fit):.1%} of what was measured.",
+            f"Half of the predictions are within {misfit(tuned.sweep, tuned.fit):.1%} of the measured values.",
             pictures=[
                 Picture("Tokens/s", _predicted(tuned)),
                 Picture("Acceptance", _acceptance(tuned), "Of drafts, the share accepted up to each position."),
-                Picture("Step time", _step_times(tuned), "As generations lived it, others' prompts among them."),
+                Picture("Step time", _step_times(tuned), "As seen by a generation, including the prompts of others."),
             ],
         ),
         Section("Figures", tables=[sweep_table(tuned)]),
     ]
     recommended = f"K = {tuned.recommended[0][2]}" if len(tuned.recommended) == 1 else str(tuned.recommended)
-    return render("Draft length K by batch size", f"Recommended: {recommended}.", dict(facts), tuned.troubles, sections)
+    return render("K by batch size", f"Recommended: {recommended}.", dict(facts), tuned.troubles, sections)
 
 
 @in_style

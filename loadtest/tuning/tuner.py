@@ -147,7 +147,7 @@ class Tuner:
         )
 
     def _facts(self, status: pb.GetStatusResponse, max_num_speculative_tokens: int) -> dict[str, str | int]:
-        """Return what the report says of the server."""
+        """Return the facts about the server for the report."""
         return {
             "address": self._operator.address,
             "version": status.version,
@@ -228,7 +228,7 @@ def _ks(settings: TuningSettings, max_num_speculative_tokens: int) -> tuple[int,
     """Return the Ks to measure, 0 among them.
 
     Raises:
-        TuningError: one is over what the server allows.
+        TuningError: a value exceeds the limit of the server.
 
     """
     if settings.ks and max(settings.ks) > max_num_speculative_tokens:

@@ -14,7 +14,7 @@ from target_model.evaluation.measure import Material, measure_all
 from target_model.evaluation.served import serving
 from target_model.evaluation.tasks import read_tasks
 from target_model.evaluation.texts import read_texts
-from target_model.sandbox.runner import Limits, Trial, run_program
+from target_model.sandbox.runner import CheckedProgram, Limits, run_program
 
 T = TypeVar("T")
 MAX_TEXTS = 100
@@ -24,12 +24,12 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 def _object(_context: click.Context, _parameter: click.Parameter, value: str) -> dict[str, Any]:
     """Parse an option that is a JSON object."""
     try:
-        told = json.loads(value)
+        parsed = json.loads(value)
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is not JSON: {error}") from error
-    if not isinstance(told, dict):
+    if not isinstance(parsed, dict):
         raise click.BadParameter(f"{value!r} is not a JSON object")
-    return told
+    return parsed
 
 
 @click.command()
@@ -80,7 +80,7 @@ def evaluate(
         )
         limits = Limits(allow_weak=allow_weak_sandbox)
         if material.functions or material.lines:
-            run_program(Trial(""), limits)  # Reports what the kernel lacks before hours of measuring.
+            run_program(CheckedProgram(""), limits)  # Reports missing kernel features before hours of measuring.
         named = [named_model(text) for text in models]
         serve = partial(serving, options=engine_options)
         for figures in measure_all(named, material, _say_begin, serve, limits):

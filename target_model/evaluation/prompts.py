@@ -61,5 +61,5 @@ def _request(number: int, task: Task) -> Request:
         suffix=f"\n{task.suffix}" if task.suffix else "",
         max_tokens=1,
         received_at=0.0,
-        mode=Mode.MULTI_LINE,  # A newline ends no completion: `tasks.only_line` cuts out what is asked for.
+        mode=Mode.MULTI_LINE,  # A newline does not end the completion; `tasks.only_line` cuts the line out.
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from target_model.evaluation.tasks import Task, is_exact
-from target_model.sandbox.runner import Limits, Verdict, run_programs
+from target_model.sandbox.runner import Limits, ProgramResult, run_programs
 
 Z_95 = 1.959964
 
@@ -110,8 +110,8 @@ class Score:
 
 def score(tasks: Sequence[Task], completions: Sequence[str], limits: Limits | None = None) -> Score:
     """Run every program, one completion a task (pass@1). Lines of one problem, whose check is the same, are a group."""
-    trials = (task.trial(completion) for task, completion in zip(tasks, completions, strict=True))
-    passed = [verdict is Verdict.PASSED for verdict in run_programs(trials, limits)]
+    programs = (task.with_completion(completion) for task, completion in zip(tasks, completions, strict=True))
+    passed = [result is ProgramResult.PASSED for result in run_programs(programs, limits)]
     exact = list(map(is_exact, tasks, completions))
     problems = [task.check for task in tasks]
     return Score(share_of_groups(passed, problems), share_of_groups(exact, problems))

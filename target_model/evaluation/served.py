@@ -87,8 +87,8 @@ class ServedModel:
         return outputs
 
 
-def _nats(row: Sequence[int], told: Sequence[Any]) -> float:
-    nats: float = -sum(options[token].logprob for token, options in zip(row[1:], told[1:], strict=True))
+def _nats(row: Sequence[int], logprobs: Sequence[Any]) -> float:
+    nats: float = -sum(options[token].logprob for token, options in zip(row[1:], logprobs[1:], strict=True))
     return nats
 
 

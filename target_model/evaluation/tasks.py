@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from target_model.core.errors import EvaluationError
-from target_model.sandbox.runner import Trial
+from target_model.sandbox.runner import CheckedProgram
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Task:
     entry_point: str = ""
     """The function that the check calls."""
 
-    def trial(self, completion: str) -> Trial:
+    def with_completion(self, completion: str) -> CheckedProgram:
         """The program with a completion in the gap, and its check."""
-        return Trial(
+        return CheckedProgram(
             program=self.prefix + completion + self.suffix,
             check=self.check,
             reference=self.prefix + self.solution + self.suffix,

@@ -84,7 +84,7 @@ def is_telling(record: Any) -> bool:  # noqa: ANN401 - loguru's own type
 
 
 def load(folder: str) -> tuple[Any, Any]:
-    """The model and its tokenizer; Refused when this version of transformers knows no such model, or at NaN."""
+    """The model and its tokenizer; Refused if this version of transformers lacks the architecture, or at NaN."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -27,7 +27,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 CARD = "README.md"
-CARD_NOTE = "This folder is the INT8 copy; what is said above was measured before the rounding.\n"
+CARD_NOTE = "This folder is the INT8 copy; the figures above were measured before the rounding.\n"
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def weight_files(model: Path) -> list[Path]:
     files = sorted({model / str(name) for name in named}) or sorted(model.glob("*.safetensors"))
     missing = next((file for file in files if not file.is_file()), None)
     if missing or not files:
-        told = f"{index} names {missing.name}, which is not there" if missing else f"{model} has no safetensors files"
-        raise QuantiseError(told)
+        text = f"{index} names {missing.name}, which is not there" if missing else f"{model} has no safetensors files"
+        raise QuantiseError(text)
     return files
 
 

@@ -5,7 +5,7 @@
 
 The program and the code that checks it run in processes of their own. The checker holds a trusted version of the
 program (the task's own solution) and the check. When the check calls the tested function, the arguments go to the
-program through a pipe, and its result comes back as a Python literal. The verdict is the checker's exit status, which
+program through a pipe, and its result comes back as a Python literal. The result is the checker's exit status, which
 the program can't set: it shares no memory with the checker, may not trace it, and does not see the check. So a program
 does not pass if it exits half-way, writes to the descriptors that it inherits, or returns objects that claim to equal
 everything. It can still read everything that this user may read, including a file with the answers; and it can kill the
@@ -15,8 +15,8 @@ The watcher is the first process of a PID namespace: when it ends, the kernel en
 started, however fast they fork. If the kernel gives no namespaces, and the caller allows that, the script itself
 watches the processes and kills those that it finds.
 
-Exit status: `PASSED`, `FAILED`, `TIMED_OUT` or `TOO_WEAK`; the last names on standard error what the kernel lacks. The
-arguments are `runner.Limits` as JSON, the name of the function, and the descriptor from which the checker reads its
+Exit status: `PASSED`, `FAILED`, `TIMED_OUT` or `TOO_WEAK`, with the missing kernel features on standard error.
+The arguments are `runner.Limits` as JSON, the name of the function, and the descriptor from which the checker reads its
 code as JSON; the program is on standard input. Imports nothing of this project, and nothing after it is confined.
 """
 
@@ -48,7 +48,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> int:
-    """Run the trial; return its exit status."""
+    """Run the program and its check; return the exit status."""
     limits, program = json.loads(sys.argv[1]), sys.stdin.buffer.read()
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # processes of the same user may not trace this or read its descriptors
     is_apart = _libc.unshare(NAMESPACES) == 0
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def watch(source: bytes, limits: dict[str, Any], is_apart: bool) -> int:
-    """Run the program and its check in two children; return the exit status of the trial."""
+    """Run the program and its check in two children; return the exit status."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
@@ -206,7 +206,7 @@ class _Beneath(ctypes.Structure):
 
 
 def landlock_version() -> int:
-    """Return the version of the kernel's Landlock, below 1 where it has none."""
+    """Return the version of the kernel's Landlock, below 1 if it has none."""
     version: int = _libc.syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)
     return version
 

@@ -26,19 +26,19 @@ GRACE_S = 30.0
 """Time for the interpreter's start and end, besides the program's own."""
 
 
-class Verdict(Enum):
-    """The result of a trial."""
+class ProgramResult(Enum):
+    """How a program and its check ended."""
 
     PASSED = "passed"
     FAILED = "failed"
     TIMED_OUT = "timed out"
 
 
-_VERDICTS = {
-    confined.PASSED: Verdict.PASSED,
-    confined.FAILED: Verdict.FAILED,
-    confined.TIMED_OUT: Verdict.TIMED_OUT,
-    -signal.SIGKILL: Verdict.TIMED_OUT,
+_RESULTS = {
+    confined.PASSED: ProgramResult.PASSED,
+    confined.FAILED: ProgramResult.FAILED,
+    confined.TIMED_OUT: ProgramResult.TIMED_OUT,
+    -signal.SIGKILL: ProgramResult.TIMED_OUT,
 }
 
 
@@ -61,7 +61,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CheckedProgram:
     """A program, and the code that checks it."""
 
     program: str
@@ -86,20 +86,20 @@ class WeakSandboxError(EvaluationError):
         )
 
 
-def run_program(trial: Trial, limits: Limits | None = None) -> Verdict:
+def run_program(checked: CheckedProgram, limits: Limits | None = None) -> ProgramResult:
     """Run a program and its check to the end or to the limits.
 
     Raises WeakSandboxError when the kernel can't confine it, RuntimeError when the sandbox itself fails.
     """
     limits = limits or Limits()
-    code = json.dumps({"check": trial.check, "reference": trial.reference})
+    code = json.dumps({"check": checked.check, "reference": checked.reference})
     with (
         # In files: arguments have a limit, and no zero bytes.
-        _file_of(trial.program.encode("utf-8", "replace")) as program,
+        _file_of(checked.program.encode("utf-8", "replace")) as program,
         _file_of(code.encode()) as check,
         tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
     ):
-        arguments = (json.dumps(asdict(limits)), trial.entry_point, str(check.fileno()))
+        arguments = (json.dumps(asdict(limits)), checked.entry_point, str(check.fileno()))
         process = subprocess.Popen(
             [sys.executable, "-I", confined.__file__, *arguments], pass_fds=(check.fileno(),),
             cwd=folder, env={"PATH": os.defpath}, stdin=program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -115,9 +115,9 @@ def run_program(trial: Trial, limits: Limits | None = None) -> Verdict:
     said = errors.decode(errors="replace")
     if process.returncode == confined.TOO_WEAK:
         raise WeakSandboxError(said)
-    if process.returncode not in _VERDICTS:
+    if process.returncode not in _RESULTS:
         raise RuntimeError(f"the sandbox ended with {process.returncode}: {said[-300:]}")
-    return _VERDICTS[process.returncode]
+    return _RESULTS[process.returncode]
 
 
 @contextmanager
@@ -130,8 +130,8 @@ def _file_of(data: bytes) -> Iterator[IO[bytes]]:
 
 
 def run_programs(
-    trials: Iterable[Trial], limits: Limits | None = None, num_workers: int | None = None
-) -> list[Verdict]:
-    """Run trials in parallel; return the verdicts in order."""
+    programs: Iterable[CheckedProgram], limits: Limits | None = None, num_workers: int | None = None
+) -> list[ProgramResult]:
+    """Run programs in parallel; return their results in order."""
     with ThreadPoolExecutor(num_workers or os.cpu_count() or 1) as pool:
-        return list(pool.map(lambda trial: run_program(trial, limits), trials))
+        return list(pool.map(lambda checked: run_program(checked, limits), programs))

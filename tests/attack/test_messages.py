@@ -1,4 +1,4 @@
-"""Messages that harm by being received or parsed, sent by a client that no gRPC library restrains."""
+"""Messages that do harm when they are received or parsed, from a client without the checks of a gRPC library."""
 
 import asyncio
 import gzip
@@ -28,7 +28,7 @@ SHORT_BUDGET = ("admission.refused_bytes_per_s=16384", "admission.refused_burst_
 
 
 def engine() -> ScriptedEngine:
-    return ScriptedEngine(lambda _job: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
+    return ScriptedEngine(lambda _request: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
 
 
 @pytest_asyncio.fixture

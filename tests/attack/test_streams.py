@@ -1,4 +1,4 @@
-"""Streams that take places, flood, or come and go: others are served, and nothing is left of them."""
+"""Streams that occupy places, flood, or open and close fast: others are served, and no memory is left in use."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -34,7 +34,7 @@ EXHAUSTED, UNAVAILABLE = 8, 14
 
 
 def engine() -> ScriptedEngine:
-    return ScriptedEngine(lambda _job: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
+    return ScriptedEngine(lambda _request: ("alpha", " beta", "\n"), ServiceTimes(decode_base_s=0.001))
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def test_idle_sessions_do_not_exhaust_the_sessions_of_others(key: str, use
 
 
 async def test_a_stream_that_is_old_answers_and_ends_before_its_connection_is_cut() -> None:
-    slow = endless_engine(lambda _job: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+    slow = endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
     ages = ("server.max_connection_age_s=0.2", "server.max_session_age_s=0.4", "server.max_connection_age_grace_s=20")
     async with run_server(endless_config(*ages), lambda: slow) as server:
         call = server.stub.Session()
@@ -89,7 +89,7 @@ async def test_a_stream_that_is_old_answers_and_ends_before_its_connection_is_cu
 
 
 async def test_the_ninth_request_is_refused_and_a_cancel_behind_it_is_read() -> None:
-    endless = endless_engine(lambda _job: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
+    endless = endless_engine(lambda _request: (f" w{i}" for i in range(ENDLESS)), ServiceTimes(decode_base_s=0.01))
     async with run_server(endless_config("scheduling.supersede=false"), lambda: endless) as server:
         call = server.stub.Session()
         for sequence in range(1, 10):
@@ -130,7 +130,7 @@ async def flood(stream: Stream) -> None:
 
 @pytest.fixture(scope="module")
 def server_process() -> Iterator[ServerProcess]:
-    """A server whose memory is its own."""
+    """A server in its own process, so that its memory can be measured."""
     overrides = ("engine.kind=scripted", "engine.scripted_times=instant", "admission.user_requests_per_s=0")
     server = ServerProcess(CONFIG, overrides)
     yield server
@@ -172,7 +172,7 @@ async def test_calls_that_are_reset_at_once_leave_no_memory(server_process: Serv
 async def test_requests_and_sessions_leave_no_memory(server_process: ServerProcess, num: int) -> None:
     async with grpc.aio.insecure_channel(server_process.ready["address"]) as channel:
         stub = CompletionServiceStub(channel)
-        await come_and_go(stub, num // 2, "first")  # what is allocated once
+        await come_and_go(stub, num // 2, "first")  # allocates the memory that is allocated once
         before = rss(server_process)
         await come_and_go(stub, num, "then")
         assert rss(server_process) - before < 16 * MIB

@@ -28,7 +28,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_it_holds_what_the_copy_made_without_data_holds(calibrated: Path, tmp_path: Path) -> None:
+def test_it_has_the_tensors_of_the_copy_made_without_data(calibrated: Path, tmp_path: Path) -> None:
     quantise_folder(TARGET_BF16, tmp_path / "plain")
     assert (calibrated / "config.json").read_text() == (tmp_path / "plain" / "config.json").read_text()
     ours, plain = (load_file(folder / "model.safetensors") for folder in (calibrated, tmp_path / "plain"))
@@ -38,7 +38,7 @@ def test_it_holds_what_the_copy_made_without_data_holds(calibrated: Path, tmp_pa
     assert torch.equal(ours["model.embed_tokens.weight"], plain["model.embed_tokens.weight"])
 
 
-def test_the_engine_loads_it_and_its_loss_is_near(calibrated: Path, tmp_path: Path) -> None:
+def test_the_engine_loads_it_and_its_loss_is_close(calibrated: Path, tmp_path: Path) -> None:
     data, out = tmp_path / "held_out.jsonl", tmp_path / "figures.json"
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in HELD_OUT))
     command = ["evaluate", "--model", f"bf16={TARGET_BF16}", "--model", f"int8={calibrated}", "--held-out", str(data)]
@@ -49,7 +49,7 @@ def test_the_engine_loads_it_and_its_loss_is_near(calibrated: Path, tmp_path: Pa
     assert int8["weight_bytes"] < full["weight_bytes"]
 
 
-def test_gptq_alone_and_what_it_refuses(tmp_path: Path) -> None:
+def test_gptq_without_smoothing_and_its_refusals(tmp_path: Path) -> None:
     report, _ = quantise_calibrated(TARGET_BF16, tmp_path / "rounded", Calibration(TEXTS[:2], smoothing=0.0))
     assert report.num_quantised > 0
     plain = load_file(TARGET_BF16 / "model.safetensors")

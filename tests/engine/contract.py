@@ -74,7 +74,7 @@ class EngineContract(ContractChecks):
         assert result.last.finish == "stop"
         assert result.num_tokens == 1
 
-    async def test_the_urgent_goes_before_those_that_waited_longer(self, engine: Engine) -> None:
+    async def test_urgent_requests_run_before_earlier_ones(self, engine: Engine) -> None:
         await self.idle(engine)
         num_seqs = engine.info.max_num_seqs
         running = [

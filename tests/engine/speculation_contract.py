@@ -13,7 +13,7 @@ from completion_server.engine.interface import (
     GenerationRequest,
     constant_lookup,
 )
-from tests.engine.contract_checks import ContractChecks, prompt, run_request
+from tests.engine.contract_checks import ContractChecks, Result, prompt, run_request
 
 
 class SpeculationContract(ContractChecks):
@@ -44,6 +44,27 @@ class SpeculationContract(ContractChecks):
                 control.set_lookup(invalid)
         assert control.lookup == constant_lookup(max_k, num_seqs)
         control.set_lookup(at_start)
+
+    async def test_prompts_computed_without_the_draft_model_are_not_reused_with_it(self, engine: Engine) -> None:
+        control, max_k, num_seqs = engine.speculation, engine.info.num_speculative_tokens, engine.info.max_num_seqs
+        if control is None:
+            return
+        await self.idle(engine)
+        token_ids = prompt(300, 91)
+
+        async def run(name: str) -> Result:
+            return await run_request(engine, GenerationRequest(name, token_ids, 12))
+
+        drafted = await run("before")
+        control.switch_off()
+        assert control.lookup == constant_lookup(0, num_seqs)
+        without = await run("off")
+        assert without.last.drafted_tokens == 0 < without.last.cached_prompt_tokens
+        control.set_lookup(constant_lookup(max_k, num_seqs))
+        fresh, again = await run("on"), await run("again")
+        assert fresh.last.cached_prompt_tokens == 0 < again.last.cached_prompt_tokens
+        assert min(fresh.last.drafted_tokens, again.last.drafted_tokens) > 0
+        assert drafted.text == without.text == fresh.text == again.text
 
     async def test_each_batch_size_has_its_number_of_speculative_tokens(self, engine: Engine) -> None:
         control, max_k, num_seqs = engine.speculation, engine.info.num_speculative_tokens, engine.info.max_num_seqs

@@ -70,7 +70,7 @@ def replay_text(pair: Pair, prompt: Sequence[int], text: Sequence[int], temperat
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_the_acceptance_in_the_engine_is_the_one_computed_offline(measured: Measured, temperature: float) -> None:
+def test_acceptance_in_the_engine_equals_acceptance_computed_offline(measured: Measured, temperature: float) -> None:
     offline, served = measured.offline[temperature], measured.served[temperature]
     assert served.num_drafts > 100
     assert served.per_token == pytest.approx(offline.per_token, abs=0.02)

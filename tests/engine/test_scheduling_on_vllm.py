@@ -98,7 +98,7 @@ async def idle(engine: "VllmEngine") -> None:
 
 
 def key(session: int, number: int, **fields: object) -> pb.CompleteRequest:
-    """Return the request of an editor whose user types into a place of its own in a real file."""
+    """Return the request of an editor; each editor types at its own position of a real file."""
     start = 400 + session * 37
     return pb.CompleteRequest(
         session_id=f"s{session}",

@@ -47,7 +47,7 @@ def test_a_long_prompt_takes_several_steps_and_others_decode_meanwhile() -> None
     run(main())
 
 
-def test_prompts_that_are_computed_apart_delay_nobody() -> None:
+def test_prompts_that_are_computed_apart_delay_no_other_generation() -> None:
     async def main() -> None:
         engine = await started(times=ServiceTimes(prefill_apart_s=0.045, decode_base_s=0.010), max_num_seqs=2)
         first = asyncio.create_task(collect(engine, request("a", max_tokens=8)))

@@ -93,7 +93,7 @@ def test_requests_that_can_never_run_are_refused() -> None:
     run(main())
 
 
-def test_starting() -> None:
+def test_an_engine_serves_after_its_start_and_starts_once() -> None:
     async def main() -> None:
         engine = ScriptedEngine(times=ServiceTimes(start_s=20.0))
         with pytest.raises(EngineDeadError, match="not started"):

@@ -27,7 +27,7 @@ NUM_SEQS = 16
 
 @pytest_asyncio.fixture
 async def synchronous_engine() -> "AsyncIterator[VllmEngine]":
-    """Yield an engine whose core plans each step after the step before it, as vLLM does on a CPU."""
+    """Yield an engine with synchronous scheduling, as vLLM has it on a CPU."""
     engine = make_vllm_engine()
     await engine.start()
     yield engine

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from completion_server.core.errors import ConfigError
-from completion_server.engine.settings import EngineSettings
+from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
 from tests.engine.contract import EngineContract
 from tests.engine.speculation_contract import SpeculationContract
 from tests.support.vllm import make_vllm_engine
@@ -41,6 +41,12 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(vllm_engine: "VllmEng
     assert engine_args(EngineSettings(model="m", vllm={"block_size": 64}))["block_size"] == 64
     with pytest.raises(ConfigError, match=r"engine\.vllm\.block_sise: .*did you mean 'block_size'\?"):
         engine_args(EngineSettings(model="m", vllm={"block_sise": 64}))
+
+
+def test_the_cache_blocks_on_a_cpu_are_the_servers_own_choice(vllm_engine: "VllmEngine") -> None:
+    from completion_server.engine.vllm.arguments import engine_args
+
+    assert engine_args(EngineSettings(model="m"))["block_size"] == CPU_BLOCK_SIZE
 
 
 def test_compilation_is_off_on_a_cpu_unless_asked_for(vllm_engine: "VllmEngine") -> None:

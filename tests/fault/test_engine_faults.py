@@ -31,12 +31,12 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 POISON_TOKENS = 13
-"""What a request asks for that the engine dies of."""
+"""The max_tokens of a request that stops the engine."""
 
 
-def endless(job: GenerationRequest) -> Iterable[str]:
+def endless(generation: GenerationRequest) -> Iterable[str]:
     for i in range(ENDLESS):
-        if job.max_tokens == POISON_TOKENS:
+        if generation.max_tokens == POISON_TOKENS:
             raise RuntimeError("this request is too much")
         yield f" w{i}"
 
@@ -84,7 +84,7 @@ async def health(server: RunningServer, service: str = "completion.v1.Completion
 
 
 async def final_code(call: Any) -> grpc.StatusCode:
-    """Read what is left of a call, and return how it ended."""
+    """Read the rest of a call, and return its status."""
     with contextlib.suppress(grpc.aio.AioRpcError):
         async for _event in call:
             pass
@@ -216,7 +216,7 @@ async def test_counters_continue_after_a_restart(server: RunningServer, fleet: F
 
 
 async def test_a_prompt_that_stops_the_engine_twice_does_not_keep_others_out(server: RunningServer) -> None:
-    """Both callers never give up: one whose prompt the engine dies of, and one beside it at each failure."""
+    """Two callers retry for ever: one with a prompt that stops the engine, and one that runs at each failure."""
     poison = request("poison = ", max_tokens=POISON_TOKENS, session_id="bad")
     codes: list[grpc.StatusCode] = []
 

@@ -1,4 +1,4 @@
-"""The server's output holds no client text, whatever fails while a request is served."""
+"""The server's output holds no client text for any failure while a request is served."""
 
 import asyncio
 import itertools
@@ -37,7 +37,7 @@ UNARY = [{"part": part} for part in PARTS if part != "feedback"] + [{"part": "ba
 
 
 class Canaries:
-    """Makes requests whose every text field holds a canary of its own."""
+    """Makes requests with a different canary in every text field."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -61,7 +61,7 @@ class Canaries:
 
 
 async def send_unary(stub: CompletionServiceStub, channel: grpc.aio.Channel, canaries: Canaries) -> None:
-    """Send a call of each kind, good or bad, and one whose bytes are no UTF-8."""
+    """Send a call of each kind, good or bad, and one with bytes that are not UTF-8."""
     calls = [ask(stub, canaries.request(**fields), metadata=canaries.metadata()) for fields in UNARY]
     feedback = [pb.ReportFeedbackRequest(session_id=f"{fault}{canaries.new()}") for fault in ("fault=feedback;", "")]
     reports = [report(stub, message) for message in feedback]

@@ -110,7 +110,7 @@ async def final_code(server: ServerProcess, sequence: int) -> grpc.StatusCode:
             return answer.code
 
 
-async def test_the_ready_line_names_what_a_person_needs(server: ServerProcess) -> None:
+async def test_the_ready_line_has_the_address_and_the_models(server: ServerProcess) -> None:
     assert server.ready["event"] == "ready"
     assert server.ready["model"] == str(TARGET)
     assert server.ready["draft_model"] == str(DRAFT)
@@ -119,7 +119,7 @@ async def test_the_ready_line_names_what_a_person_needs(server: ServerProcess) -
     assert await server.health() == SERVING
 
 
-async def test_the_commands_ask_it(server: ServerProcess, tmp_path: Path) -> None:
+async def test_the_commands_work_against_the_server(server: ServerProcess, tmp_path: Path) -> None:
     source = tmp_path / "a.py"
     source.write_text("def add(a, b):\n    return \n")
     where = ("--server", server.ready["address"])
@@ -138,7 +138,7 @@ async def test_the_commands_ask_it(server: ServerProcess, tmp_path: Path) -> Non
 
 
 async def speculation(server: ServerProcess, *args: str) -> dict[str, Any]:
-    """Run `completion-server speculation` and return what it says."""
+    """Run `completion-server speculation` and return its JSON output."""
     where = ("--admin", server.ready["admin_address"])
     done = await asyncio.to_thread(run, "speculation", *args, "--json", *where)
     assert done.returncode == 0, done.stderr
@@ -153,7 +153,7 @@ async def drafted(server: ServerProcess, sequence: int) -> int:
     return answer.end.usage.drafted_tokens
 
 
-async def test_the_server_chooses_draft_lengths(server: ServerProcess) -> None:
+async def test_the_server_chooses_k(server: ServerProcess) -> None:
     assert (await speculation(server, "set", "--auto"))["mode"] == "auto"
     await asyncio.gather(*(drafted(server, sequence) for sequence in range(1, 13)))
     for sequence in range(13, 21):
@@ -168,7 +168,7 @@ async def test_the_server_chooses_draft_lengths(server: ServerProcess) -> None:
     assert "Traceback" not in log
 
 
-async def test_a_killed_engine_is_replaced_and_drafts_as_was_set(server: ServerProcess, tmp_path: Path) -> None:
+async def test_a_killed_engine_is_replaced_and_the_schedule_stays(server: ServerProcess, tmp_path: Path) -> None:
     rows = [[1, 2, 0], [3, 8, 2], [9, 64, 1]]  # two, as a heartbeat may run beside the request
     schedule = tmp_path / "schedule.json"
     schedule.write_text(json.dumps(rows))
@@ -201,7 +201,7 @@ async def test_an_engine_that_hangs_is_replaced(server: ServerProcess) -> None:
     assert not core.is_running()
 
 
-async def test_sigterm_finishes_what_was_accepted_and_leaves_nothing(server: ServerProcess) -> None:
+async def test_sigterm_finishes_accepted_requests_and_leaves_no_process(server: ServerProcess) -> None:
     core = server.engine_core()
     workers = core.children(recursive=True)
     call = server.stub.Complete(request(mode=2, max_tokens=128, session_id="last"))

@@ -1,4 +1,4 @@
-"""Signals to a server whose real engine still loads: no process may be left."""
+"""Signals to a server while its real engine loads: no process may be left."""
 
 import asyncio
 import signal

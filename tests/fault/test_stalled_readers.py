@@ -31,11 +31,11 @@ SMALL_WINDOW = [
 
 
 PREFIX = "# a line above\n" * 1_000 + "x = (\n    "
-"""A file's worth: what a request holds is freed with it."""
+"""As long as a file: the memory of a request must be freed with it."""
 
 
-def much(_job: GenerationRequest) -> Iterable[str]:
-    """Lines that stay in the block which the request opens."""
+def much(_request: GenerationRequest) -> Iterable[str]:
+    """Yield lines that stay inside the block opened by the request."""
     return (f"    {'x' * 16_000}{number},\n" for number in range(ENDLESS))
 
 
@@ -65,7 +65,7 @@ def num_ended(server: RunningServer) -> float:
 
 
 def num_held() -> int:
-    """Return how many requests and streams the server still holds, though nobody has read on or left."""
+    """Return how many requests and streams the server still holds, although no client reads or closes its stream."""
     gc.collect()
     return sum(type(each) in {Request, SessionStream} for each in gc.get_objects())
 
@@ -106,12 +106,12 @@ async def test_a_session_whose_reader_stalls_is_ended_and_the_engine_freed(
 async def test_memory_stays_flat_with_many_stalled_readers(
     server: RunningServer, engine: ScriptedEngine, num_readers: int
 ) -> None:
-    """Server and clients share a process here, so what the clients hold counts against the bound too."""
+    """Server and clients share a process here, so memory held by the clients counts too."""
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 256
     held = num_held()  # by other tests
     async with grpc.aio.insecure_channel(server.ready.address, options=SMALL_WINDOW) as channel:
         stub = CompletionServiceStub(channel)
-        await stall(stub, 50, first=0)  # what is allocated once
+        await stall(stub, 50, first=0)  # allocates the memory that is allocated once
         await eventually(lambda: num_ended(server) == 50, 60)
         before = psutil.Process().memory_info().rss
         calls = await stall(stub, num_readers, first=50)

@@ -1,6 +1,6 @@
-"""A server that knows the truth: what came, when, and what was sent back when. A process of its own.
+"""A reference server in its own process: it records the time of each request and of each answer.
 
-It tells how it answers as JSON on its command line, says its port on standard output, and its books when asked there.
+Its settings are JSON on its command line. It prints its port on standard output, and its records on request.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ TIMER_S = 0.005
 class Settings:
     least_ms: float = 0.0
     most_ms: float = 0.0
-    """A request's text comes this long after the request, as its session and sequence say."""
+    """Bounds of the time from a request to its text; session and sequence number determine the value."""
     supersedes: bool = True
     shed_every: int = 0
-    """Of the sequence numbers."""
+    """Sheds requests with sequence numbers that this divides; 0 sheds none."""
     freeze_after_s: float = 0.0
     freeze_s: float = 0.0
     """Counted from the first request."""
@@ -48,11 +48,11 @@ class Books:
     cancels: int = 0
     streams: int = 0
     late_ms: list[float] = field(default_factory=list)
-    """How late its own timers are: what the machine adds, and nobody's measurement can do better than."""
+    """Lateness of its own timers: the noise of the machine, a lower bound for the error of any measurement."""
 
 
 def numbers_of(name: str) -> tuple[int, int]:
-    """Return the session's number and the request's sequence, of a name as the books have it."""
+    """Return the session's number and the request's sequence, from a name in the books."""
     session, _, sequence = name.rpartition("-")[2].partition("/")
     return int(session), int(sequence)
 
@@ -94,7 +94,7 @@ class Golden(CompletionServiceServicer):
         return (least + (most - least) * (number * 0.6180339887 % 1.0)) / 1000
 
     def plan_accidents(self) -> None:
-        """Have what is to happen happen, from the first request on."""
+        """Schedule the configured freeze and death at the first request."""
         if self.books.received:
             return
         loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ class Golden(CompletionServiceServicer):
 
 
 class Stream:
-    """A session's; it holds one request, and a newer one takes its place."""
+    """The stream of a session; it holds one request, and a newer one supersedes it."""
 
     def __init__(self, golden: Golden, context: Any) -> None:
         self.golden = golden

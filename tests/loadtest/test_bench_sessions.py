@@ -16,7 +16,7 @@ FIGURES = {
 
 @pytest.mark.full
 @pytest.mark.timeout(180)
-def test_editors_are_served_lose_their_streams_and_come_back() -> None:
+def test_editors_are_served_and_reconnect_after_losing_their_streams() -> None:
     command = [sys.executable, "-m", "loadtest.bench.sessions", "--sessions", "40", "--requests-per-s", "40"]
     done = subprocess.run(
         [*command, "--seconds", "5", "--storm", "--set", "shed.lag_ms=0"],

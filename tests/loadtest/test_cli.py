@@ -1,4 +1,4 @@
-"""The commands: what they refuse before any load is sent, what they end with, and the documents of several machines."""
+"""The commands: errors before any load is sent, exit codes, and the documents of several machines."""
 
 import json
 import os
@@ -67,20 +67,20 @@ def test_a_scenario_with_events_can_t_be_cut_into_blocks(golden: GoldenServer) -
     assert "scenario reconnect has events, so it can't be cut into blocks" in result.output
 
 
-def test_the_digest_is_of_the_traffic_and_not_of_the_targets(golden: GoldenServer) -> None:
+def test_the_digest_covers_the_traffic_but_not_the_targets(golden: GoldenServer) -> None:
     scenario = Scenario.load("steady").scaled(sessions=4, duration_s=1.0)
     specs = [parse_target(f"{name}=grpc://{golden.host}") for name in "ab"]
     digests = {run_scenario(scenario, some, workers=1).schedule_digest for some in (specs, specs[:1])}
     assert len(digests) == 1
 
 
-def test_metrics_that_can_t_be_read_are_said(golden: GoldenServer) -> None:
+def test_unreadable_metrics_are_reported(golden: GoldenServer) -> None:
     result = run(*SHORT, "--target", f"grpc://{golden.host}?metrics=127.0.0.1:1")
     assert result.exit_code == 2
     assert "metrics: http://127.0.0.1:1/metrics can't be read" in result.output
 
 
-def test_too_few_files_say_which_ulimit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_low_limit_of_open_files_names_the_ulimit(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[tuple[int, int]] = []
     monkeypatch.setattr(checks.resource, "getrlimit", lambda _which: (1024, 4096))
     monkeypatch.setattr(checks.resource, "setrlimit", lambda _which, limits: allowed.append(limits))
@@ -124,7 +124,7 @@ def test_the_shares_of_several_machines_are_one_run(golden: GoldenServer, tmp_pa
     assert "worker 0 is included twice" in twice.output
 
 
-def test_a_machine_that_is_ready_too_late_says_so(golden: GoldenServer) -> None:
+def test_a_machine_that_is_ready_too_late_reports_it(golden: GoldenServer) -> None:
     result = run(*SHORT, "--target", f"grpc://{golden.host}", "--start-at", "1000")
     assert result.exit_code == 2
     assert "s after the time at which all machines start" in result.output

@@ -30,7 +30,7 @@ TIMERS_ROUND_MS = 1.2
 
 
 def evenly(num_sessions: int, requests_per_s: float, duration_s: float) -> Trace:
-    """Return a schedule whose sessions ask one after another, again and again, and never type on."""
+    """Return a schedule in which the sessions send requests in turn and no user types on."""
     made = trace(num_sessions=num_sessions, duration_s=duration_s)
     sessions = []
     for session in made.sessions:
@@ -63,7 +63,7 @@ def true_ttft_ms(made: Trace, books: Books, clock: RunClock) -> list[float]:
 
 
 def differences(stats: RunStats, true_ms: Sequence[float]) -> dict[int, float]:
-    """Return by how much each percentile is off, as a multiple of what is allowed: 1 ms or 1%."""
+    """Return by how much each percentile is off, as a multiple of the tolerance of 1 ms or 1%."""
     found = stats.total.histograms["ttft"]
     assert len(found) == len(true_ms)
     truths = {percent: true_ms[int(percent / 100 * len(true_ms) + 0.5) - 1] for percent in PERCENTS}
@@ -73,8 +73,8 @@ def differences(stats: RunStats, true_ms: Sequence[float]) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("kind", ["grpc", "grpc+complete"])
-async def test_percentiles_are_those_that_the_server_knows(kind: str) -> None:
-    """On a machine that is busy with something else a run is repeated, and at last allowed what its timers are late."""
+async def test_percentiles_equal_those_of_the_server(kind: str) -> None:
+    """On a busy machine the run is repeated; the last attempt may be off by the lateness of the machine's timers."""
     made = evenly(num_sessions=20, requests_per_s=150.0, duration_s=1.0)
     found: dict[int, float] = {}
     for attempt in range(ATTEMPTS):
@@ -86,17 +86,19 @@ async def test_percentiles_are_those_that_the_server_knows(kind: str) -> None:
         late_ms = sorted(books.late_ms)[int(0.99 * len(books.late_ms))] if attempt == ATTEMPTS - 1 else 0.0
         if max(found.values()) <= 1 + max(0.0, late_ms - TIMERS_ROUND_MS):
             return
-    pytest.fail(f"off by this many times what is allowed: {found}")
+    pytest.fail(f"off by these multiples of the tolerance: {found}")
 
 
-async def test_a_freeze_shows() -> None:
-    """Requests that were intended while nobody answered count from then, not from when they got through."""
+async def test_a_freeze_raises_the_percentiles() -> None:
+    """Latencies of requests that were intended during the freeze count from their intended times."""
     made = evenly(num_sessions=20, requests_per_s=100.0, duration_s=2.6)
     with golden_server(freeze_after_s=0.5, freeze_s=FREEZE_S, supersedes=False) as golden:
         stats, clock = await drive(f"grpc://{golden.host}", made)
         books = await asyncio.to_thread(golden.books)
     true_ms = true_ttft_ms(made, books, clock)
-    assert max(differences(stats, true_ms).values()) < 10, "what piled up goes out in a burst, later than the books say"
+    assert max(differences(stats, true_ms).values()) < 10, (
+        "delayed requests leave in a burst, later than the books have them"
+    )
     found = stats.total.histograms["ttft"]
     assert found.percentile_ms(99) > (FREEZE_S - 0.1) * 1000
     assert sum(each > 1000 for each in true_ms) > 0.9 * 100, "a request for each that was due in the first half"
@@ -114,7 +116,7 @@ def outcomes(stats: RunStats) -> dict[str, int]:
     }
 
 
-def test_counts_are_those_of_the_server() -> None:
+def test_counts_equal_those_of_the_server() -> None:
     scenario = typed(editor={"cancels_at_key": True, "prefetch_share": 0.2, "cache_entries": 0})
     with golden_server(least_ms=20.0, most_ms=300.0, shed_every=9) as golden:
         found = run_scenario(scenario, [parse_target(f"ours=grpc://{golden.host}")], workers=2)
@@ -146,7 +148,7 @@ def test_a_server_that_dies_is_an_error_of_the_requests_and_a_valid_report() -> 
     assert RunStats.from_json(stats.as_json()).total.counters == counters
 
 
-def test_a_run_that_is_interrupted_keeps_what_was_seen() -> None:
+def test_an_interrupted_run_keeps_its_statistics() -> None:
     interruption = Interruption()
 
     def on_progress(progress: Progress) -> None:

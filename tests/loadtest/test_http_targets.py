@@ -106,7 +106,7 @@ PROMPTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("uri", PROMPTS)
-async def test_a_dialect_is_asked_answers_and_is_hung_up_on_at_the_next_key(uri: str) -> None:
+async def test_each_dialect_answers_and_is_cancelled_at_the_next_key(uri: str) -> None:
     made = text_only(trace((0.0, 9.0), (0.2, 0.4), (0.5, 9.0), duration_s=0.6))
     async with target(uri) as (server, found):
         run = await drive(found, made, has_lead_in=False)

@@ -1,4 +1,4 @@
-"""The tuner on a real server whose engine is scripted, so that the best table is known; and what it refuses."""
+"""The tuner on a real server whose engine is scripted, so that the best table is known; and its errors."""
 
 import asyncio
 import json
@@ -25,14 +25,14 @@ from tests.support.server import RunningServer, make_config, run_server
 
 pytestmark = pytest.mark.serial
 
-CEILING = 3
+MAX_K = 3
 WAIT_S = 240.0
 SCHEDULE, FIXED, AUTO = pb.SPECULATION_MODE_SCHEDULE, pb.SPECULATION_MODE_FIXED, pb.SPECULATION_MODE_AUTO
 
 # With K = 3, all accepted, a step takes 39 instead of 21 ms for one generation and gives 4 tokens instead of 1; for
 # eight it takes 169 instead of 24 ms.
 DEAR_AT_LARGE_BATCHES = ServiceTimes(decode_base_s=0.02, decode_per_seq_s=5e-4, draft_s=2e-4, verify_per_token_s=6e-3)
-# Whatever the batch: a draft costs as much as four steps.
+# At any batch size a draft costs as much as four steps.
 ALWAYS_DEAR = ServiceTimes(decode_base_s=0.01, draft_s=0.04)
 QUICK = ServiceTimes(decode_base_s=1e-3)
 CONFIG = ("admission.user_requests_per_s=0", "scheduling.max_slots=8")
@@ -41,7 +41,7 @@ IN_SMALL = ("--seconds", "0.2", "--set", "editor.max_tokens=9")
 
 @asynccontextmanager
 async def serving(
-    times: ServiceTimes, *, acceptance: float = 1.0, max_num_speculative_tokens: int = CEILING
+    times: ServiceTimes, *, acceptance: float = 1.0, max_num_speculative_tokens: int = MAX_K
 ) -> AsyncIterator[RunningServer]:
     def make_engine() -> ScriptedEngine:
         return ScriptedEngine(
@@ -65,7 +65,7 @@ async def start(server: RunningServer, *more: str) -> asyncio.subprocess.Process
 
 
 async def tune(server: RunningServer, *more: str) -> str:
-    """Run the command to its good end; return what it printed."""
+    """Run the command to success; return its output."""
     child = await start(server, *more)
     try:
         out, said = await asyncio.wait_for(child.communicate(), WAIT_S)
@@ -99,7 +99,7 @@ async def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> None
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-async def test_it_finds_the_table_that_is_right_and_leaves_the_server_as_it_was(tmp_path: Path) -> None:
+async def test_it_finds_the_best_table_and_restores_the_server(tmp_path: Path) -> None:
     out, html = tmp_path / "schedule.json", tmp_path / "tuning.html"
     async with serving(DEAR_AT_LARGE_BATCHES) as server:
         before = await active_schedule(server)
@@ -134,7 +134,7 @@ async def test_it_finds_the_table_that_is_right_and_leaves_the_server_as_it_was(
 
 
 @pytest.mark.timeout(300)
-async def test_the_file_is_what_an_operator_sets(tmp_path: Path) -> None:
+async def test_an_operator_can_set_the_schedule_of_the_file(tmp_path: Path) -> None:
     from completion_server.client.speculation_command import read_schedule
 
     out = tmp_path / "schedule.json"
@@ -157,7 +157,7 @@ async def fail_in_the_middle(operator: Operator) -> None:
 
 
 @pytest.mark.parametrize("mode", [SCHEDULE, AUTO])
-async def test_the_active_schedule_comes_back_in_its_own_name(mode: "pb.SpeculationMode.ValueType") -> None:
+async def test_the_active_schedule_is_restored_with_its_operators_name(mode: "pb.SpeculationMode.ValueType") -> None:
     row = pb.SpeculationRow(first_batch_size=1, last_batch_size=8, num_speculative_tokens=1)
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         await operator.restore(pb.GetSpeculationResponse(mode=mode, table=[row], by="ada@host"))
@@ -185,7 +185,11 @@ async def test_ctrl_c_restores_the_active_schedule() -> None:
         after = await operator.get()
     assert child.returncode == 130, said
     assert b"the previous setting is active again" in said
-    assert (after.mode, after.by, after.schedule[0].num_speculative_tokens) == (FIXED, "configuration", CEILING)
+    assert (after.mode, after.by, after.schedule[0].num_speculative_tokens) == (
+        FIXED,
+        "configuration",
+        MAX_K,
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,7 +218,7 @@ def test_bad_input_is_refused_by_name_before_anything_is_asked(options: tuple[st
         (TuningSettings((1,), ks=(4,)), "--k: 4 is over the 3 draft tokens that the engine was started with"),
     ],
 )
-async def test_what_the_server_cant_do_is_refused_by_name(settings: TuningSettings, said: str) -> None:
+async def test_settings_beyond_the_servers_limits_are_refused_by_name(settings: TuningSettings, said: str) -> None:
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         with pytest.raises(TuningError, match=said):
             await tuner(server, operator).tune(settings)
@@ -227,13 +231,13 @@ async def test_a_server_without_a_draft_says_why() -> None:
             await tuner(server, operator).tune(TuningSettings())
 
 
-async def test_a_server_that_is_not_there_is_said() -> None:
+async def test_an_unreachable_server_is_an_error() -> None:
     async with Operator("127.0.0.1:1") as operator:
         with pytest.raises(TargetError, match=r"127\.0\.0\.1:1: the admin listener does not answer"):
             await operator.get()
 
 
-async def test_the_two_listeners_are_told_apart() -> None:
+async def test_the_public_listener_is_refused_as_an_admin_listener() -> None:
     async with serving(QUICK) as server, Operator(server.ready.address) as operator:
         with pytest.raises(TargetError, match="this is not a server's admin listener"):
             await operator.get()
@@ -247,7 +251,7 @@ async def test_a_server_that_takes_no_completions_leaves_the_active_schedule(mon
         assert (await operator.get()).by == "configuration"
 
 
-async def test_put_says_what_the_server_says_of_a_bad_row() -> None:
+async def test_put_reports_the_servers_error_for_a_bad_row() -> None:
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         with pytest.raises(TargetError, match="over the 3"):
             await operator.put(((1, 8, 4),))

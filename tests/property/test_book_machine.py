@@ -147,9 +147,9 @@ class BookMachine(RuleBasedStateMachine):
         if goes_on:
             assert request_id in self.reattached & self.working
         elif has_free_slot:
-            assert request_id in self.working, "who could have had a free slot was refused"
+            assert request_id in self.working, "a request was refused although a slot was free"
         elif holder is not None:
-            assert request_id not in self.ends, "who takes another's place was refused"
+            assert request_id not in self.ends, "a request that supersedes another one was refused"
         return request_id
 
     @rule(target=ids, user=st.integers(0, 2), session=st.integers(0, 1), sequence=st.integers(0, 5))
@@ -271,7 +271,7 @@ class BookMachine(RuleBasedStateMachine):
         assert len(lanes) == self.book.num_live
 
     @invariant()
-    def slots_are_neither_lost_nor_idle_while_somebody_waits(self) -> None:
+    def slots_are_neither_lost_nor_idle_while_a_request_waits(self) -> None:
         assert self.book.num_occupied == len(self.working) <= self.most_slots
         assert {entry.id for entry in self.live()} == set(self.waits_since) | (self.working - self.aborted)
         assert self.book.num_queued == len(self.waits_since)
@@ -282,11 +282,11 @@ class BookMachine(RuleBasedStateMachine):
         assert self.book.num_live <= self.book.max_queued + self.most_slots
 
     @invariant()
-    def work_for_an_ended_request_was_told_to_stop(self) -> None:
+    def work_for_an_ended_request_is_aborted(self) -> None:
         assert {request_id for request_id in self.working if request_id in self.ends} == self.aborted
 
     @invariant()
-    def whoever_may_run_out_of_time_is_looked_at_by_then(self) -> None:
+    def the_next_tick_is_not_after_the_earliest_deadline(self) -> None:
         times = [entry.deadline.at for entry in self.live()]
         if self.book.shedding is not Shedding.NEVER:
             times += [entry.ttft_deadline for entry in self.waiting()]
@@ -295,7 +295,7 @@ class BookMachine(RuleBasedStateMachine):
             assert self.book.next_tick <= earliest
 
     @invariant()
-    def only_a_book_that_sheds_gives_up_for_lack_of_time(self) -> None:
+    def only_a_book_that_sheds_ends_requests_as_unreachable(self) -> None:
         reasons = {outcome.shed_reason for outcome in self.ends.values()}
         assert self.book.shedding is not Shedding.NEVER or ShedReason.DEADLINE_UNREACHABLE not in reasons
 

@@ -1,4 +1,4 @@
-"""A session of arbitrary requests: every prompt holds its budget, and is what tokenising its parts anew gives."""
+"""A session of arbitrary requests: every prompt is within its budget, and equals its parts tokenised anew."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ STEPS = st.lists(
 
 
 class Editor:
-    """A document, a cursor, a clock and what is offered with it."""
+    """A document, a cursor, a clock and the snippets sent with it."""
 
     def __init__(self, document: str) -> None:
         self.left, self.right = document, ""

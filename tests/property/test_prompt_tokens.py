@@ -1,4 +1,4 @@
-"""Taking tokens over from an earlier text gives what tokenising the whole text gives, for every kind of tokenizer."""
+"""Reusing the tokens of an earlier text equals tokenising the whole text, for every kind of tokenizer."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -68,9 +68,7 @@ def test_the_total_does_not_depend_on_the_pieces(request: Request, text: str, cu
 
 @settings(max_examples=examples(4))
 @given(requests(), texts, st.booleans())
-def test_what_is_sent_is_a_beginning_of_the_text_that_obeys_the_plain_rules(
-    request: Request, text: str, is_cut: bool
-) -> None:
+def test_the_sent_text_is_a_beginning_of_the_text_by_the_plain_rules(request: Request, text: str, is_cut: bool) -> None:
     sent, _ = run(request, list(text), is_cut=is_cut)
     assert text.startswith(sent)
     assert sent.encode().decode() == sent

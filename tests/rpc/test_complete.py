@@ -33,11 +33,11 @@ class Said:
     """Records the requests to the engine, and answers them from a script."""
 
     def __init__(self) -> None:
-        self.jobs: list[GenerationRequest] = []
+        self.generations: list[GenerationRequest] = []
         self.words: Iterable[str] = WORDS
 
-    def __call__(self, job: GenerationRequest) -> Iterable[str]:
-        self.jobs.append(job)
+    def __call__(self, generation: GenerationRequest) -> Iterable[str]:
+        self.generations.append(generation)
         return self.words
 
 
@@ -70,13 +70,13 @@ async def test_a_completion_streams_and_ends_once(server: RunningServer) -> None
     assert 0 < parts <= timings.total_ms
 
 
-async def test_the_engine_is_given_what_the_request_says(server: RunningServer, said: Said) -> None:
+async def test_the_engine_gets_the_requests_parameters(server: RunningServer, said: Said) -> None:
     message = request("x = ", max_tokens=7, temperature=0.5, seed=11, trigger=pb.TRIGGER_EXPLICIT)
     await ask(server.stub, message, metadata=(("x-tenant-id", "acme"),))
-    job = said.jobs[-1]
-    assert (job.max_tokens, job.sampling.temperature, job.sampling.seed) == (7, 0.5, 11)
-    assert job.priority == 0
-    assert job.stop_token_ids  # a single line ends in the engine
+    generation = said.generations[-1]
+    assert (generation.max_tokens, generation.sampling.temperature, generation.sampling.seed) == (7, 0.5, 11)
+    assert generation.priority == 0
+    assert generation.stop_token_ids  # a single line ends in the engine
 
 
 async def test_cancelling_the_call_frees_the_engine(server: RunningServer, engine: ScriptedEngine, said: Said) -> None:
@@ -142,7 +142,7 @@ async def test_an_invalid_request_is_refused_with_its_field_before_the_engine(
     assert status.details[0].Unpack(details)
     assert details.field_violations[0].field == field
     assert "got" in details.field_violations[0].description or field == "session_id"
-    assert not said.jobs
+    assert not said.generations
     assert server.count("completion_refused_requests_total", code="invalid_argument") == 1
 
 
@@ -153,7 +153,7 @@ async def test_text_that_is_not_utf8_is_a_bad_request_too(server: RunningServer,
         async for _event in method(raw, timeout=5):
             pass
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert not said.jobs
+    assert not said.generations
 
 
 async def test_a_session_id_is_no_user_name(server: RunningServer, engine: ScriptedEngine, said: Said) -> None:
@@ -183,7 +183,7 @@ async def test_typing_the_generated_text_reattaches_to_the_generation(
     old = await older
     assert old.end is not None
     assert (old.reason, old.end.usage.completion_tokens) == ("superseded", 0)
-    assert len(said.jobs) == 1
+    assert len(said.generations) == 1
     assert server.count("completion_generations_diverged_total") == 0
 
 
@@ -195,7 +195,7 @@ async def test_typing_other_text_starts_a_new_generation(
     await anext(aiter(older))
     said.words = ("beta",)
     newer = await ask(server.stub, request("x = (\n    z", sequence=2, mode=pb.MODE_MULTI_LINE, max_tokens=50))
-    assert (newer.text, newer.reason, len(said.jobs)) == ("beta", "stop", 2)
+    assert (newer.text, newer.reason, len(said.generations)) == ("beta", "stop", 2)
 
 
 async def shed_answer(

@@ -29,28 +29,28 @@ SECRET = pb.ContextSnippet(uri="file:///keys.py", text=f"def keys():\n    key = 
 DOCUMENT = "import os\n\n\ndef main():\n    return os.environ\n\n\n"
 
 
-class Jobs(list[GenerationRequest]):
+class RecordedGenerations(list[GenerationRequest]):
     """The script of an engine; records its requests."""
 
-    def __call__(self, job: GenerationRequest) -> list[str]:
-        self.append(job)
-        return [" w"] * 1000 if job.max_tokens == ENDLESS else ["alpha", "\n"]
+    def __call__(self, generation: GenerationRequest) -> list[str]:
+        self.append(generation)
+        return [" w"] * 1000 if generation.max_tokens == ENDLESS else ["alpha", "\n"]
 
     @property
     def prompts(self) -> list[str]:
         tokenizer = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-        return [tokenizer.decode(job.prompt_token_ids, skip_special_tokens=False) for job in self]
+        return [tokenizer.decode(generation.prompt_token_ids, skip_special_tokens=False) for generation in self]
 
 
 @pytest.fixture
-def jobs() -> Jobs:
-    return Jobs()
+def generations() -> RecordedGenerations:
+    return RecordedGenerations()
 
 
 @pytest_asyncio.fixture
-async def server(jobs: Jobs) -> AsyncIterator[RunningServer]:
+async def server(generations: RecordedGenerations) -> AsyncIterator[RunningServer]:
     def make_engine() -> ScriptedEngine:
-        return endless_engine(jobs, ServiceTimes(decode_base_s=0.005))
+        return endless_engine(generations, ServiceTimes(decode_base_s=0.005))
 
     async with run_server(endless_config("engine.heartbeat_s=0"), make_engine) as running:
         yield running
@@ -81,7 +81,7 @@ async def ask_on_stream(stub: CompletionServiceStub, message: pb.CompleteRequest
 @pytest.mark.parametrize("uses_stream", [False, True])
 @pytest.mark.parametrize("shares_connection", [False, True])
 async def test_a_session_id_gives_no_access_to_anothers_text(
-    server: RunningServer, jobs: Jobs, uses_stream: bool, shares_connection: bool
+    server: RunningServer, generations: RecordedGenerations, uses_stream: bool, shares_connection: bool
 ) -> None:
     async with connected(server) as alice, connected(server) as other:
         mallory = alice if shares_connection else other
@@ -93,7 +93,7 @@ async def test_a_session_id_gives_no_access_to_anothers_text(
                 await ask_on_stream(stub, message)
             else:
                 await ask(stub, message)
-    assert [CANARY in prompt for prompt in jobs.prompts] == [True, False]
+    assert [CANARY in prompt for prompt in generations.prompts] == [True, False]
 
 
 @pytest.mark.parametrize("sequence", [2, 2**63])
@@ -107,32 +107,36 @@ async def test_a_session_id_does_not_supersede_anothers_request(server: RunningS
         assert (await ask(alice, request(session_id="me", sequence=3))).reason == "stop"
 
 
-async def test_a_user_is_one_user_on_all_its_connections(server: RunningServer, jobs: Jobs) -> None:
+async def test_a_user_is_one_user_on_all_its_connections(
+    server: RunningServer, generations: RecordedGenerations
+) -> None:
     named = (("x-user-id", "alice"),)
     async with connected(server) as one, connected(server) as other:
         call = one.Complete(request(session_id="a", max_tokens=ENDLESS, mode=pb.MODE_MULTI_LINE), metadata=named)
         await anext(aiter(call))
         assert (await ask(other, request(session_id="b"), metadata=named)).reason == "stop"
         await eventually(lambda: num_superseded(server) == 1)
-    assert jobs[0].cache_salt == jobs[1].cache_salt
+    assert generations[0].cache_salt == generations[1].cache_salt
 
 
 @pytest.mark.parametrize(("scope", "num_salts"), [("user", 4), ("tenant", 2)])
-async def test_prompts_are_cached_apart_for_each_user_or_tenant(jobs: Jobs, scope: str, num_salts: int) -> None:
+async def test_prompts_are_cached_apart_for_each_user_or_tenant(
+    generations: RecordedGenerations, scope: str, num_salts: int
+) -> None:
     config = endless_config("engine.heartbeat_s=0", f"engine.cache_scope={scope}")
-    async with run_server(config, lambda: endless_engine(jobs, ServiceTimes())) as server:
+    async with run_server(config, lambda: endless_engine(generations, ServiceTimes())) as server:
         for user, tenant in (("alice", ""), ("bob", ""), ("alice", "acme"), ("", "")):
             metadata = tuple((key, name) for key, name in (("x-user-id", user), ("x-tenant-id", tenant)) if name)
             for sequence in (1, 2):
                 await ask(server.stub, request(sequence=sequence), metadata=metadata)
-    salts = [job.cache_salt for job in jobs]
+    salts = [generation.cache_salt for generation in generations]
     assert salts[::2] == salts[1::2], "a caller has one salt"
     assert len(set(salts)) == num_salts
 
 
-async def test_a_server_can_require_a_user_name(jobs: Jobs) -> None:
+async def test_a_server_can_require_a_user_name(generations: RecordedGenerations) -> None:
     config = endless_config("engine.heartbeat_s=0", "admission.require_user=true")
-    async with run_server(config, lambda: endless_engine(jobs, ServiceTimes())) as server:
+    async with run_server(config, lambda: endless_engine(generations, ServiceTimes())) as server:
         refused = await ask(server.stub, request())
         assert refused.code is grpc.StatusCode.UNAUTHENTICATED
         assert "x-user-id" in refused.details
@@ -142,9 +146,9 @@ async def test_a_server_can_require_a_user_name(jobs: Jobs) -> None:
         assert (await ask(server.stub, request(), metadata=(("x-user-id", "alice"),))).reason == "stop"
 
 
-async def test_new_names_do_not_add_to_an_addresss_quota(jobs: Jobs) -> None:
+async def test_new_names_do_not_add_to_an_addresss_quota(generations: RecordedGenerations) -> None:
     limits = ("admission.user_requests_per_s=0.01", "admission.user_burst=5", "admission.users_per_peer=2")
-    async with run_server(endless_config(*limits), lambda: endless_engine(jobs, ServiceTimes())) as server:
+    async with run_server(endless_config(*limits), lambda: endless_engine(generations, ServiceTimes())) as server:
         reasons = [(await ask(server.stub, request(session_id=f"s{number}"))).reason for number in range(30)]
         named = [
             (await ask(server.stub, request(), metadata=(("x-user-id", f"u{number}"),))).reason for number in range(10)
@@ -153,10 +157,10 @@ async def test_new_names_do_not_add_to_an_addresss_quota(jobs: Jobs) -> None:
     assert named == ["shed"] * 10
 
 
-async def test_a_user_is_charged_for_computed_tokens_but_not_for_cached_ones(jobs: Jobs) -> None:
+async def test_a_user_is_charged_for_computed_tokens_but_not_for_cached_ones(generations: RecordedGenerations) -> None:
     limits = ("admission.user_tokens_per_s=0.01", "admission.user_token_burst=1000", "engine.heartbeat_s=0")
     long = "".join(f"value_{number} = {number}\n" for number in range(100))
-    async with run_server(endless_config(*limits), lambda: endless_engine(jobs, ServiceTimes())) as server:
+    async with run_server(endless_config(*limits), lambda: endless_engine(generations, ServiceTimes())) as server:
 
         async def reasons(user: str, prefixes: list[str]) -> list[str]:
             metadata = (("x-user-id", user),)

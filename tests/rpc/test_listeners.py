@@ -99,7 +99,7 @@ async def test_mutual_tls_admits_only_clients_with_a_certificate(
             async with grpc.aio.secure_channel(server.ready.address, credentials) as channel:
                 refused = await ask(CompletionServiceStub(channel), request(), timeout=2)
                 assert refused.code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
-        plain = await ask(server.stub, request(), timeout=2)  # the same call as below, where it is answered
+        plain = await ask(server.stub, request(), timeout=2)  # the same call as below, on a server that answers it
         assert plain.code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
     async with run_server(make_config(), ScriptedEngine) as server:
         assert (await ask(server.stub, request())).code is grpc.StatusCode.OK

@@ -65,10 +65,10 @@ class Editor:
         return code
 
 
-def script(job: GenerationRequest) -> Iterable[str]:
-    if job.max_tokens == ENDLESS:
+def script(generation: GenerationRequest) -> Iterable[str]:
+    if generation.max_tokens == ENDLESS:
         return (f" w{i}" for i in range(ENDLESS))
-    if job.max_tokens == SLOW:
+    if generation.max_tokens == SLOW:
         return (f" w{i}" for i in range(SLOW))
     return ("alpha", " beta", "\n")
 
@@ -133,7 +133,7 @@ async def test_a_user_over_the_rate_limit_is_shed_and_the_stream_goes_on(engine:
         shed = await editor.ended(2)
         assert shed.end is not None
         assert (shed.reason, shed.end.shed_reason) == ("shed", pb.SHED_REASON_RATE_LIMITED)
-        assert editor.answers[1].end is None  # who was not taken in unseats nobody
+        assert editor.answers[1].end is None  # a refused request does not supersede
         await asyncio.sleep(shed.end.retry_after_ms / 1000)
         await editor.complete(3)
         assert (await editor.ended(3)).reason == "stop"

@@ -1,4 +1,4 @@
-"""A disk that refuses, for real: the kernel lets this process write files up to a length only."""
+"""A full disk, simulated by the kernel: it lets this process write files up to a length only."""
 
 import resource
 import signal

@@ -1,4 +1,4 @@
-"""`completion-server serve`, in which a request names the part that fails for it: its prefix begins "fault=PART;".
+"""`completion-server serve` with injected faults: a request with a prefix that begins "fault=PART;" fails in PART.
 
 The part raises with the request's text in its exception's message, as careless code would. Run as a module, it takes
 the arguments of `serve`. All loggers write all levels.
@@ -38,7 +38,7 @@ def fail_in(part: str, text: str) -> None:
 
 
 def _make_failure(part: str) -> None:
-    """Define fail_PART, whose name in a traceback tells which fault was logged."""
+    """Define fail_PART; its name in a traceback shows which fault was logged."""
     code = f"def fail_{part}(text, cause):\n    raise ValueError(text) from cause\n"
     exec(compile(code, __file__, "exec"), globals())
 

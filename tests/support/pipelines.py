@@ -12,7 +12,7 @@ from typing import Any
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.assembly import PipelineSettings, assemble
-from completion_server.completion import Completion
+from completion_server.completion import ActiveCompletion
 from completion_server.core import events
 from completion_server.core.clock import Clock
 from completion_server.core.errors import Code
@@ -95,7 +95,7 @@ class RunningPipeline:
     engine: Engine
     sequences: Iterator[int] = field(default_factory=itertools.count)
 
-    def open(self, request_id: str, prefix: str, **fields: Any) -> Completion:
+    def open(self, request_id: str, prefix: str, **fields: Any) -> ActiveCompletion:
         """Open a request. Each request of the session is newer than those before it."""
         fields = {"received_at": self.pipeline.now(), "sequence": next(self.sequences)} | fields
         return self.pipeline.open(dataclasses.replace(REQUEST, id=request_id, prefix=prefix, **fields))
@@ -151,7 +151,7 @@ class Answer:
         return self.end.outcome.reason
 
 
-async def read(completion: Completion) -> Answer:
+async def read(completion: ActiveCompletion) -> Answer:
     """Read an answer to its end."""
     text = ""
     end: End | None = None

@@ -1,11 +1,11 @@
-"""Whether this machine can confine programs, so that the sandbox's tests run where it can't, too."""
+"""Whether this machine can confine programs, so that the sandbox's tests also run on machines that can't."""
 
-from target_model.sandbox.runner import Limits, Trial, WeakSandboxError, run_program
+from target_model.sandbox.runner import CheckedProgram, Limits, WeakSandboxError, run_program
 
 
 def _is_strong() -> bool:
     try:
-        run_program(Trial(""))
+        run_program(CheckedProgram(""))
     except WeakSandboxError:
         return False
     return True

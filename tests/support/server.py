@@ -26,8 +26,9 @@ FREE_PORTS = (
 UNHURRIED = (
     "shed.lag_ms=0", "shed.when=never", "scheduling.step_tolerance=0",
     "admission.user_tokens_per_s=0", "admission.users_per_peer=0", "admission.max_sessions_per_peer=0",
+    "speculation.mode=fixed",
 )  # fmt: skip
-"""Nothing that depends on how fast this machine is, or on what tests beside this one ask."""
+"""Settings without limits that depend on the speed of the machine or on the load of other tests."""
 START_TIMEOUT_S = 90.0
 
 
@@ -130,7 +131,7 @@ async def ask(
     timeout: float | None = 20.0,
     metadata: tuple[tuple[str, str], ...] = (),
 ) -> Answer:
-    """Ask with `Complete` and return the whole answer, also where it failed."""
+    """Send a `Complete` call and return the whole answer, also if it failed."""
     answer = Answer()
     call = stub.Complete(message, timeout=timeout, metadata=metadata)
     try:

@@ -23,7 +23,7 @@ def make_vllm_engine(*overrides: str) -> "VllmEngine":
 
 @contextmanager
 def asynchronous_scheduling() -> Iterator[None]:
-    """Start engines whose core plans a step while the step before it runs, as on a GPU.
+    """Start engines with asynchronous scheduling, as on a GPU: a step is planned while the one before it runs.
 
     vLLM switches asynchronous scheduling off on a CPU, because it gains nothing there; it works all the same.
     """

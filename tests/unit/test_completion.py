@@ -1,4 +1,4 @@
-"""Typing through: a generation goes on for the newer request while its user types what it says."""
+"""Typing through: a generation continues for the newer request while its user types the generated text."""
 
 import asyncio
 import dataclasses
@@ -150,9 +150,9 @@ def test_a_request_whose_generation_diverges_starts_a_new_one() -> None:
         running.open("old", "x = ")
         await asyncio.sleep(0.025)
         newer = running.open("new", "x = alphas")
-        await asyncio.sleep(0.01)  # "alpha" was said
+        await asyncio.sleep(0.01)  # "alpha" was generated
         assert running.recorder.diverged == []
-        await asyncio.sleep(0.01)  # "alpha be" was said, at 40 ms
+        await asyncio.sleep(0.01)  # "alpha be" was generated, at 40 ms
         assert running.recorder.diverged == [3]
         new = await read(newer)
         assert (new.text, new.reason) == ("fresh", STOP)
@@ -171,7 +171,7 @@ def test_a_generation_started_after_a_divergence_can_be_reattached() -> None:
     async def scenario(running: RunningPipeline) -> None:
         running.open("old", "x = ")
         running.open("new", "x = b")
-        await asyncio.sleep(0.065)  # "fre" was said
+        await asyncio.sleep(0.065)  # "fre" was generated
         last = await read(running.open("last", "x = bf"))
         assert (last.text, last.end.usage.completion_tokens) == ("resh start", 4)
 
@@ -348,7 +348,7 @@ def test_the_text_rules_apply_from_the_new_cursor_on(
 
 
 def sent_of(text: str, *, is_cut: bool, **request: Any) -> str:
-    """Return what the text rules send of a whole generation."""
+    """Return the text that the text rules send of a whole generation."""
     rules = TextRules(dataclasses.replace(REQUEST, **request))
     sent = rules.feed(text)
     return sent if rules.is_done else sent + rules.finish(is_cut=is_cut)
@@ -513,7 +513,7 @@ def test_a_diverged_generation_that_still_stops_can_not_be_reattached() -> None:
     async def scenario(running: RunningPipeline) -> None:
         running.open("old", "x = ")
         newer = running.open("new", "x = b")
-        await asyncio.sleep(0.03)  # it said "alp" and is being stopped
+        await asyncio.sleep(0.03)  # it generated "alp" and is being stopped
         assert running.recorder.diverged == [1]
         third = running.open("third", "x = bc")
         new = await read(newer)
@@ -531,7 +531,7 @@ def test_a_failed_generation_can_not_be_reattached() -> None:
         running.open("old", "x = ")
         while not script.asked:
             await asyncio.sleep(0)
-        assert running.load == (1, 1, 0)  # it has failed, and nobody was told yet
+        assert running.load == (1, 1, 0)  # it has failed, which is not reported yet
         assert (await read(running.open("new", "x = a"))).text == "fresh"
 
     in_virtual_time(scenario, script.engine)

@@ -1,4 +1,4 @@
-"""The pipeline, with a prompt builder that remembers where it was called."""
+"""The pipeline, with a prompt builder that records the thread of each call."""
 
 import asyncio
 import dataclasses
@@ -35,12 +35,12 @@ class SettableClock:
 
 
 def quick_engine() -> Engine:
-    return ScriptedEngine(lambda _job: ("a", "b", "c"))
+    return ScriptedEngine(lambda _request: ("a", "b", "c"))
 
 
 def slow_engine() -> Engine:
     """Return an engine that generates a token every millisecond, without an end."""
-    return ScriptedEngine(lambda _job: itertools.repeat("a"), ServiceTimes(decode_base_s=1e-3))
+    return ScriptedEngine(lambda _request: itertools.repeat("a"), ServiceTimes(decode_base_s=1e-3))
 
 
 async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thread() -> None:
@@ -58,7 +58,7 @@ def test_a_superseded_answer_has_no_text_left() -> None:
     async def scenario(running: RunningPipeline) -> None:
         reader = running.open("old", "x", max_tokens=4096).parts()
         assert isinstance(await anext(reader), Delta)
-        await asyncio.sleep(0.05)  # it has gone on, and nobody has read it
+        await asyncio.sleep(0.05)  # it has continued without a reader
         newer = running.open("new", "y")
         assert (await read(newer)).reason is FinishReason.LENGTH
         left = [event async for event in reader]
@@ -77,7 +77,7 @@ async def test_closing_an_answer_ends_its_request_once() -> None:
     assert running.recorder.ended == [("r", FinishReason.CANCELLED)]
 
 
-def test_who_asks_too_much_is_told_so_and_unseats_nobody() -> None:
+def test_a_user_over_the_limit_is_shed_and_supersedes_no_request() -> None:
     async def scenario(running: RunningPipeline) -> None:
         first = running.open("r1", "x")
         refused = await read(running.open("r2", "xa"))

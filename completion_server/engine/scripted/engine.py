@@ -7,7 +7,9 @@ loop's, so that the engine also runs in virtual time. Knows nothing of users.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 
+from completion_server.engine.draft_cache import DraftCache
 from completion_server.engine.interface import (
     EngineDeadError,
     EngineInfo,
@@ -56,6 +58,7 @@ class ScriptedSpeculation:
         """Begin with the lookup of the start."""
         self._info = info
         self._lookup = info.speculation_lookup
+        self.draft_cache = DraftCache()
 
     @property
     def lookup(self) -> SpeculationLookup:
@@ -65,6 +68,12 @@ class ScriptedSpeculation:
     def set_lookup(self, lookup: Sequence[int]) -> None:
         """Make `lookup` active from the next step on; see the interface."""
         self._lookup = check_lookup(lookup, self._info)
+        self.draft_cache.switch(is_off=False)
+
+    def switch_off(self) -> None:
+        """Set K = 0; see the interface."""
+        self._lookup = constant_lookup(0, self._info.max_num_seqs)
+        self.draft_cache.switch(is_off=True)
 
 
 class ScriptedEngine:
@@ -232,6 +241,9 @@ class ScriptedEngine:
         if request.id in self._open:
             msg = f"a generation {request.id!r} is open already"
             raise ValueError(msg)
+        salt = self._speculation.draft_cache.salt(request.cache_salt)
+        if salt != request.cache_salt:
+            request = replace(request, cache_salt=salt)
         generation = ScriptedGeneration(request, max_tokens, iter(self._script(request)), self._seed)
         self._batch.add(generation)
         self._open[request.id] = generation

@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import SpeculationLookup, constant_lookup
-from completion_server.engine.settings import EngineSettings
+from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
 from completion_server.engine.vllm.gpu_batches import gpu_batch_args
 from completion_server.engine.vllm.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
 
@@ -23,6 +23,9 @@ _OWN_KEYS = (
     "enforce_eager",
 )  # fmt: skip
 """vLLM's arguments that are keys of `[engine]`, under the same name."""
+
+_WORKER_EXTENSION = "completion_server.engine.vllm.worker.WorkerExtension"
+"""Makes K = 0 cost what an engine without a draft model costs."""
 
 _SCHEDULE_KEY = "num_speculative_tokens_per_batch_size"
 """The key that tells vLLM that K may vary; a version without it runs with a constant K."""
@@ -48,20 +51,10 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "use_tqdm_on_load": False,
     }
+    args |= {"block_size": CPU_BLOCK_SIZE} if current_platform.is_cpu() else gpu_batch_args(settings)
     if settings.draft_model and settings.num_speculative_tokens:
-        args["per_request_spec_decode_metrics"] = "summary"
-        args["speculative_config"] = {
-            "method": "draft_model",
-            "model": settings.draft_model,
-            "num_speculative_tokens": settings.num_speculative_tokens,
-        }
-        if not settings_locked_reason(settings) and not settings.full_cuda_graphs:
-            # A schedule tells vLLM that K may vary; a GPU then has no full CUDA graphs (docs/speculation.md).
-            row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
-            args["speculative_config"][_SCHEDULE_KEY] = [row]
+        args |= _speculation_args(settings)
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    if not current_platform.is_cpu():
-        args |= {key: value for key, value in gpu_batch_args(settings).items() if key in known}
     for key in settings.vllm:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
@@ -72,6 +65,21 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
             msg = f"engine.vllm.{key}: set engine.{key} instead"
             raise ConfigError(msg)
     return args | settings.vllm
+
+
+def _speculation_args(settings: EngineSettings) -> dict[str, Any]:
+    speculative: dict[str, Any] = {
+        "method": "draft_model",
+        "model": settings.draft_model,
+        "num_speculative_tokens": settings.num_speculative_tokens,
+    }
+    args = {"per_request_spec_decode_metrics": "summary", "speculative_config": speculative}
+    if not settings_locked_reason(settings):
+        args["worker_extension_cls"] = _WORKER_EXTENSION
+        if not settings.full_cuda_graphs:
+            # A schedule tells vLLM that K may vary; a GPU then has no full CUDA graphs (docs/speculation.md).
+            speculative[_SCHEDULE_KEY] = [[1, settings.max_num_seqs, settings.num_speculative_tokens]]
+    return args
 
 
 def settings_locked_reason(settings: EngineSettings) -> str:

@@ -20,6 +20,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from completion_server.core.errors import ConfigError
+from completion_server.engine.draft_cache import DraftCache
 from completion_server.engine.interface import (
     EngineDeadError,
     EngineInfo,
@@ -89,6 +90,7 @@ class VllmEngine:
         self._publisher: LookupPublisher | None = None
         self._locked_reason = ""
         self._speculation: VllmSpeculation | None = None
+        self._draft_cache = DraftCache()
         self._loading = Loading(self._load, self._discard)
         self._processes: list[psutil.Process] = []
 
@@ -135,7 +137,7 @@ class VllmEngine:
         )
         self._accounting.lookup = self._info.speculation_lookup
         if self._publisher is not None and not self._locked_reason:
-            self._speculation = VllmSpeculation(self._info, self._publisher, self._accounting)
+            self._speculation = VllmSpeculation(self._info, self._publisher, self._accounting, self._draft_cache)
 
     def _load(self) -> AsyncLLM:
         nice = self._settings.nice
@@ -181,7 +183,8 @@ class VllmEngine:
             raise EngineDeadError(msg)
         speculates = request.sampling.speculate or bool(self._locked_reason)
         progress = self._accounting.progress[request.id] = GenerationProgress(speculates)
-        prompt = tokens_input(request.prompt_token_ids, cache_salt=request.cache_salt or None)
+        salt = self._draft_cache.salt(request.cache_salt)
+        prompt = tokens_input(request.prompt_token_ids, cache_salt=salt or None)
         stream = llm.generate(prompt, _sampling_params(request), request.id, priority=request.priority)
         try:
             async for result in stream:

@@ -1,4 +1,4 @@
-"""vLLM in this process, without a server: for programs that measure a model or learn from what it writes.
+"""vLLM in this process, without a server: for programs that measure a model or learn from its output.
 
 vLLM is imported late: the import takes seconds, and changes the process's signal handling and environment.
 """

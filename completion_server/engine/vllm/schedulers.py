@@ -18,7 +18,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from completion_server.engine.vllm.shared_lookup import SPECULATE, is_lookup_published, open_published_lookup
+from completion_server.engine.vllm import undrafted
+from completion_server.engine.vllm.shared_lookup import (
+    RUNS_DRAFT,
+    SPECULATE,
+    is_lookup_published,
+    open_published_lookup,
+)
 
 
 class _LookupScheduler(Scheduler):
@@ -31,6 +37,9 @@ class _LookupScheduler(Scheduler):
         attributes = (getattr(self, name, None) for name in ("dynamic_sd_lookup", "running"))
         is_supported = all(isinstance(each, list) for each in attributes)
         self._active_lookup: list[int] = self.dynamic_sd_lookup or [] if is_supported else []
+        self.proposes_drafts = True
+        """Whether the step planned last asks for drafts; read by a patch of vLLM's engine core."""
+        undrafted.patch_core()
         self._shared = open_published_lookup(self.scheduler_config.max_num_seqs, is_supported=is_supported)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -43,7 +52,10 @@ class _LookupScheduler(Scheduler):
             request.spec_token_ids = []
         is_none_drafted = undrafted and len(undrafted) == len(self.running)
         self.dynamic_sd_lookup = [0] * len(lookup) if is_none_drafted else lookup
-        return super().schedule(*args, **kwargs)
+        output = super().schedule(*args, **kwargs)
+        setattr(output, RUNS_DRAFT, any(lookup))
+        self.proposes_drafts = output.num_spec_tokens_to_schedule > 0
+        return output
 
 
 def _speculates(sampling_params: SamplingParams | None) -> bool:

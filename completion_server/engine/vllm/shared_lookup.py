@@ -23,6 +23,9 @@ from enum import IntEnum
 SPECULATE = "completion_server.speculate"
 """Key in the `extra_args` of vLLM's sampling parameters: False if the request refuses drafts."""
 
+RUNS_DRAFT = "completion_server_runs_draft"
+"""Attribute that the scheduler adds to vLLM's output of a step: False if the draft model is switched off."""
+
 LOOKUP_ENV = "COMPLETION_SERVER_SPECULATION_LOOKUP"
 """Environment variable with the path of the shared file."""
 
@@ -31,6 +34,9 @@ HEADER_BYTES = 24
 
 MAX_NUM_SPECULATIVE_TOKENS = 255
 """The largest K that an entry holds."""
+
+_LIVE = 1
+"""Entry 0 of a lookup, which no step uses, says whether the draft model runs at all: `_LIVE` or 0."""
 
 _WORD = 8
 _VERSION, _TAKEN, _STATE = range(HEADER_BYTES // _WORD)
@@ -61,6 +67,11 @@ class SharedLookup:
         self._max_num_seqs = max_num_seqs
 
     @property
+    def num_entries(self) -> int:
+        """Length of a lookup."""
+        return self._max_num_seqs + 1
+
+    @property
     def version(self) -> int:
         """How many lookups were written."""
         return self._header[_VERSION]
@@ -81,8 +92,8 @@ class SharedLookup:
 
     def write(self, lookup: Sequence[int]) -> int:
         """Write K by number of sequences, from 0 on, and return its version; for the server."""
-        if len(lookup) != self._max_num_seqs + 1:
-            msg = f"a lookup for this engine has {self._max_num_seqs + 1} entries, got {len(lookup)}"
+        if len(lookup) != self.num_entries:
+            msg = f"a lookup for this engine has {self.num_entries} entries, got {len(lookup)}"
             raise ValueError(msg)
         version = self.version + 1
         entries = bytes(lookup)
@@ -150,7 +161,11 @@ class LookupPublisher:
 
     def write(self, lookup: Sequence[int]) -> None:
         """Make K by number of sequences, from 0 on, active from the next step on."""
-        self._shared.write(lookup)
+        self._shared.write([_LIVE, *lookup[1:]])
+
+    def switch_off(self) -> None:
+        """Set K = 0, and do not run the draft model from the next step on."""
+        self._shared.write([0] * self._shared.num_entries)
 
     def close(self) -> None:
         """Unmap the file. May be called more than once."""

@@ -96,7 +96,7 @@ class HonestUser:
                     return
                 if response.HasField("end"):
                     break
-        except (asyncio.InvalidStateError, asyncio.CancelledError):  # gRPC says so of a write to an ended call
+        except (asyncio.InvalidStateError, asyncio.CancelledError):  # gRPC raises them for a write to an ended call
             if not call.done():
                 raise
         finally:

@@ -92,7 +92,7 @@ class Connection:
         """Connect from a source address and wait for the server's settings.
 
         Raises:
-            OSError: nobody listens, or the server hangs up.
+            OSError: no server listens, or the server hangs up.
 
         """
         host, _, port = address.rpartition(":")
@@ -124,7 +124,7 @@ class Connection:
         return stream
 
     def write(self, kind: int, flags: int, stream: int, payload: bytes | memoryview = b"") -> None:
-        """Write a frame, whatever the windows say."""
+        """Write a frame, regardless of the flow-control windows."""
         self._writer.write(struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream))
         self._writer.write(payload)
 
@@ -227,6 +227,6 @@ def _literal(name: str, value: str) -> bytes:
 
 
 def _value(headers: bytes, name: bytes) -> str:
-    """Return a header that the server sent as a literal; "" where there is none."""
+    """Return a header that the server sent as a literal; "" if there is none."""
     _, found, rest = headers.partition(name)
     return rest[1 : 1 + rest[0]].decode("ascii", "replace") if found and rest else ""

@@ -18,7 +18,7 @@ from loadtest.processes.child import Child
 OVERRIDES = (
     "engine.kind=scripted",
     "engine.scripted_times=small_model_on_two_cores",
-    # As by default; other benchmarks and deploy/local, whose users have one address, set no limit.
+    # The defaults. Other benchmarks and deploy/local set no limit, because all their users have one address.
     "admission.max_sessions_per_peer=128",
     "admission.users_per_peer=2",
 )
@@ -80,7 +80,7 @@ async def measure(attack: str, config: Path, overrides: Sequence[str], durations
     try:
         address, process = server.ready["address"], psutil.Process(server.pid)
         async with honest_users(address) as users:
-            await serve_for(users, durations.calm_s / 2)  # what is allocated once
+            await serve_for(users, durations.calm_s / 2)  # allocates the memory that is allocated once
             calm = await _phase(process, serve_for(users, durations.calm_s))
             async with _attacking(attack, address) as counts:
                 attacked = await _phase(process, serve_for(users, durations.attack_s))

@@ -59,10 +59,10 @@ async def closed_loop(
 ) -> Block:
     """Complete each prompt once. `ask` gets the caller's number and a prompt; its first failure ends the block."""
     samples: dict[int, Sample] = {}
-    jobs = iter(enumerate(prompts))
+    numbered = iter(enumerate(prompts))
 
     async def caller(number: int) -> None:
-        for place, prompt in jobs:
+        for place, prompt in numbered:
             samples[place] = await ask(number, prompt)
 
     start = time.perf_counter()

@@ -43,7 +43,7 @@ def distinct_texts(count: int, *, prefix_chars: int, suffix_chars: int, seed: in
             texts.append(text)
         if len(texts) == count:
             return texts
-    msg = f"the standard library has {len(texts)} places for such texts, {count} are wanted"
+    msg = f"the standard library has {len(texts)} places for texts of this size, {count} are wanted"
     raise TooFewTextsError(msg)
 
 

@@ -65,7 +65,7 @@ def main(
     click.echo(json.dumps(found))
 
 
-def _read(path: Path) -> Any:  # noqa: ANN401 - whatever the command wrote
+def _read(path: Path) -> Any:  # noqa: ANN401 - any JSON that the command wrote
     return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -10,7 +10,7 @@ affects all of them; only one is active at a time. The rules of the comparison:
   it the tokenisation, and again with text, as an editor would send it.
 - The model's end token ends a completion for all. The server goes first in each round. If its text rules end a
   completion, the other callers stop after the same number of tokens, so that all pay for the step in flight.
-- Every request is a key in a document whose previous key was sent to all contestants just before, uncounted. So caches
+- Every request is a key in a document. The previous key was sent to all contestants just before, uncounted, so caches
   are as warm as while typing. With `--new-documents` there is no previous key, and no cache helps. No document comes
   twice. The table shows the share of prompt tokens from a prefix cache.
 - TTFT is the time to the first visible text. A model often starts with blanks, which editors can't show and which the
@@ -89,7 +89,7 @@ class _Options(TypedDict):
 @click.option("--prefix-chars", type=click.IntRange(100), default=1500, show_default=True)
 @click.option("--suffix-chars", type=click.IntRange(1), default=400, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Which texts are completed.")
-@click.option("--new-documents", is_flag=True, help="Ask about documents that nobody has seen.")
+@click.option("--new-documents", is_flag=True, help="Send documents that no server has seen before.")
 @click.option("--quick", is_flag=True, help="A few requests of each kind, to see that all of it works.")
 @click.option("--vllm-serve/--no-vllm-serve", "with_vllm_serve", default=True, help="Whether to compare with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON object alone.")

@@ -25,6 +25,9 @@ from loadtest.processes.child import FIRST_START_S, Child
 _BLOCK_S = 300.0
 
 
+_OWN_CLASSES = ("scheduler_cls", "worker_extension_cls")
+"""Arguments with which the server changes how its own engine speculates."""
+
 _SPECULATIVE, _SCHEDULE = "speculative_config", "num_speculative_tokens_per_batch_size"
 
 
@@ -42,7 +45,7 @@ def peer_args(engine_args: Mapping[str, Any]) -> dict[str, Any]:
 
     Only the server changes K. With a schedule of K vLLM would have no full CUDA graphs on a GPU.
     """
-    args = {name: value for name, value in engine_args.items() if name != "scheduler_cls"}
+    args = {name: value for name, value in engine_args.items() if name not in _OWN_CLASSES}
     if args.get(_SPECULATIVE):
         args[_SPECULATIVE] = {name: value for name, value in args[_SPECULATIVE].items() if name != _SCHEDULE}
     return args
@@ -74,7 +77,7 @@ class BareEngine:
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
-        jobs = [
+        requests = [
             {
                 "token_ids": each.token_ids,
                 "max_tokens": each.max_tokens,
@@ -83,7 +86,7 @@ class BareEngine:
             }
             for each in prompts
         ]
-        answer = self._child.ask({"concurrency": concurrency, "jobs": jobs}, _BLOCK_S)
+        answer = self._child.ask({"concurrency": concurrency, "requests": requests}, _BLOCK_S)
         return Block(tuple(Sample(**sample) for sample in answer["samples"]), answer["wall_s"])
 
     def set_k(self, k: int) -> None:
@@ -130,17 +133,17 @@ class _Worker:
         self._lookup.write([k] * (self._max_num_seqs + 1))
         return {"event": "set"}
 
-    async def block(self, concurrency: int, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    async def block(self, concurrency: int, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         prompts = [
             BenchPrompt(
                 "",
                 "",
-                job["max_tokens"],
-                tuple(job["token_ids"]),
-                hang_up_after=job["hang_up_after"],
-                stop_token_ids=tuple(job["stop_token_ids"]),
+                request["max_tokens"],
+                tuple(request["token_ids"]),
+                hang_up_after=request["hang_up_after"],
+                stop_token_ids=tuple(request["stop_token_ids"]),
             )
-            for job in jobs
+            for request in requests
         ]
         block = await closed_loop(prompts, concurrency, self._ask)
         fields = Sample.__dataclass_fields__
@@ -196,7 +199,7 @@ async def _serve(answers: IO[str]) -> None:
             elif "k" in question:
                 answer = worker.set_k(question["k"])
             else:
-                answer = await worker.block(question["concurrency"], question["jobs"])
+                answer = await worker.block(question["concurrency"], question["requests"])
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
     finally:

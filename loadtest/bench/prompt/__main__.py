@@ -10,6 +10,7 @@ from rich.table import Table
 
 from completion_server.core.errors import ConfigError
 from loadtest.bench.common.figures import report_console
+from loadtest.bench.prompt.clients import AFTER_CHARS, ANCHORED, BEFORE_CHARS, measure_clients
 from loadtest.bench.prompt.replay import BLOCK_SIZES, measure
 from loadtest.processes.child import end_on_sigterm
 
@@ -32,8 +33,42 @@ def _table(figures: Mapping[str, Any]) -> Table:
     return table
 
 
+def _clients_table(figures: Mapping[str, Any]) -> Table:
+    before, after = figures["characters_before"], figures["characters_after"]
+    requests = f"a request at every {figures['keys_per_request']} keys" if figures["keys_per_request"] > 1 else ""
+    title = f"Clients that send {before} characters before the cursor and {after} after it"
+    table = Table(title=f"{title}, {requests}" if requests else title)
+    headings = (
+        "block",
+        "the window moves",
+        "prompt tokens",
+        "prefilled a key",
+        "p50",
+        "p95",
+        "from the cache",
+        "ratio",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "the window moves" else "right")
+    for size in figures["by_client"][ANCHORED]:
+        for name, sizes in figures["by_client"].items():
+            found = sizes[size]
+            table.add_row(
+                size,
+                "seldom (anchored)" if name == ANCHORED else name,
+                f"{found['prompt_tokens_per_key']:.0f}",
+                f"{found['prefilled_tokens_per_key']:.1f}",
+                f"{found['prefilled_tokens_p50']:.0f}",
+                f"{found['prefilled_tokens_p95']:.0f}",
+                f"{found['cached_share']:.1%}",
+                f"{found['prefilled_tokens_per_key_ratio_to_anchored']:.2f}",
+            )
+    return table
+
+
 def _print_report(figures: Mapping[str, Any], console: Console) -> None:
     console.print(_table(figures))
+    console.print(_clients_table(figures["clients"]))
     ratio = figures["prefilled_tokens_per_key_ratio"]
     console.print(f"Prefilled tokens at a key, of the plain layout's, blocks of {figures['block_size']}: {ratio:.1%}")
     console.print(
@@ -52,7 +87,18 @@ def _print_report(figures: Mapping[str, Any], console: Console) -> None:
 @click.option("--keys", default=150, show_default=True, help="Keys in each.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--tokens", default=1024, show_default=True, help="Budget of a prompt.")
-@click.option("--block-size", "sizes", multiple=True, type=int, default=BLOCK_SIZES, show_default=True)
+@click.option(
+    "--block-size",
+    "sizes",
+    multiple=True,
+    type=int,
+    default=BLOCK_SIZES,
+    show_default=True,
+    help="Tokens of a cache block, repeatable; the first is the engine's own on a CPU.",
+)
+@click.option("--before", default=BEFORE_CHARS, show_default=True, help="Characters that clients with a window send.")
+@click.option("--keys-per-request", default=1, show_default=True, help="Keys between the requests of these clients.")
+@click.option("--after", default=AFTER_CHARS, show_default=True, help="The same, after the cursor.")
 @click.option("--cache-blocks", default=0, show_default=True, help="Blocks that the cache holds; 0 is no limit.")
 @click.option("--settings", default="{}", help="The server's prompt section, as a JSON object.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -64,22 +110,28 @@ def main(
     seed: int,
     tokens: int,
     sizes: tuple[int, ...],
+    before: int,
+    after: int,
+    keys_per_request: int,
     cache_blocks: int,
     settings: str,
     as_json: bool,
 ) -> None:
-    """Report what a prefix cache serves while somebody types, and what making the prompts costs."""
+    """Report the hit rate of a prefix cache while a user types, and the cost of building the prompts."""
     end_on_sigterm()
     try:
-        figures = measure(
-            model,
-            num_files=files,
-            num_keys=keys,
-            seed=seed,
-            max_prompt_tokens=tokens,
-            block_sizes=sizes,
-            cache_blocks=cache_blocks,
-            settings=json.loads(settings),
+        replayed: dict[str, Any] = {
+            "num_files": files,
+            "num_keys": keys,
+            "seed": seed,
+            "max_prompt_tokens": tokens,
+            "block_sizes": sizes,
+            "cache_blocks": cache_blocks,
+            "settings": json.loads(settings),
+        }
+        figures = measure(model, **replayed)
+        figures["clients"] = measure_clients(
+            model, num_before=before, num_after=after, keys_per_request=keys_per_request, **replayed
         )
     except ConfigError as error:
         raise click.ClickException(str(error)) from error

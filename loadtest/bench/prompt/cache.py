@@ -55,7 +55,7 @@ class LayoutStats:
             self.prefilled.setdefault(cache.block_size, []).append(cache.prefill(token_ids))
 
     def figures(self, block_size: int) -> dict[str, float]:
-        """Return what one cache made of it."""
+        """Return the figures of one cache."""
         prefilled = self.prefilled[block_size]
         return {
             "prompt_tokens_per_key": round(self.num_tokens / len(prefilled), 1),

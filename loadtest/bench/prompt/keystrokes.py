@@ -1,4 +1,4 @@
-"""A user typing real code: what an editor would send at each key.
+"""A user typing real code: the document that an editor would send at each key.
 
 A stretch is cut out of a real file and typed again, key by key: Enter brings the line's indentation along, an opening
 bracket brings its closing one, which is typed over later, now and then a word is mistyped and deleted again, and now

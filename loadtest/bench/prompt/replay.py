@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from completion_server.engine.settings import CPU_BLOCK_SIZE
 from completion_server.prompt.builder import Prompt
 from completion_server.prompt.templates import Order, Template
 from loadtest.bench.common.figures import percentile
@@ -22,7 +23,8 @@ from loadtest.bench.prompt.cache import BlockCache, LayoutStats
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
 from loadtest.traffic.documents import library_files
 
-BLOCK_SIZES = (16, 32, 128)
+BLOCK_SIZES = tuple(dict.fromkeys((CPU_BLOCK_SIZE, 16, 32)))
+"""The CPU engine's own, vLLM's on a GPU, and the smallest that vLLM advises on a CPU."""
 _SUFFIX_SHARE = 0.25
 """Of the plain layout's budget; the same as the server's default."""
 
@@ -41,7 +43,7 @@ class PlainLayout:
         self._budget = budget
 
     def token_ids(self, state: DocumentState) -> list[int]:
-        """Return the prompt; what is over the budget goes from the text farthest before the cursor."""
+        """Return the prompt; excess tokens are cut from the text farthest before the cursor."""
         before, after = state.prefix[-self._num_before :], state.suffix[: self._num_after]
         prefix, suffix, middle = self._markers
         while True:
@@ -73,7 +75,7 @@ class BuildTimes:
         self.num_differing += encoding.ids != prompt.token_ids
 
     def figures(self) -> dict[str, float]:
-        """Return what it took at a key."""
+        """Return the times and token counts per key."""
         return {
             "num_keys": len(self.build_ms),
             "num_differing_prompts": self.num_differing,

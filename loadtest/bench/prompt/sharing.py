@@ -1,4 +1,4 @@
-"""Measures what a prefix cache per user costs in hits, compared with one cache that a whole team shares.
+"""Measures the loss of hit rate with a prefix cache for each user, compared with one cache that a team shares.
 
 Each user types at other places of the same files, as a team does that works on one repository. The prompts are the
 server's own. With `engine.cache_scope = "tenant"` all users share one cache; with "user" each user has a cache.
@@ -63,7 +63,7 @@ def measure(model: str, *, num_users: int, num_files: int, num_keys: int, seed: 
 @click.option("--tokens", default=1024, show_default=True, help="Budget of a prompt.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(*, model: str, users: int, files: int, keys: int, seed: int, tokens: int, as_json: bool) -> None:
-    """Report what a cache for each user costs in hits, for users who type into the same files."""
+    """Report the loss of hit rate with a cache for each user, for users who type into the same files."""
     end_on_sigterm()
     try:
         figures = measure(model, num_users=users, num_files=files, num_keys=keys, seed=seed, tokens=tokens)

@@ -103,7 +103,7 @@ class Contest:
     scenario: Scenario
     capacity: EngineCapacity | None
     completions_per_s: float
-    """The engine's capacity, of which loads are multiples."""
+    """The engine's capacity; loads are multiples of it."""
     cells: list[Cell]
     results: Results
 

@@ -70,6 +70,6 @@ class Renderer:
         return Rendered([trace.with_token_ids(token_ids) for trace in traces], prompts[0].stop_token_ids)
 
     def render_cells(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells with prompts. Raises what `render` does."""
+        """Return the cells with prompts. Raises the same errors as `render`."""
         traces = self.render([cell.trace for cell in cells]).traces
         return [replace(cell, trace=trace) for cell, trace in zip(cells, traces, strict=True)]

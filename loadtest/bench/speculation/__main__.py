@@ -1,6 +1,6 @@
 """Measures the gain of speculation with the embedded models for each K, and that of a tuned table, in one run.
 
-Two servers run: one with a draft model, whose K changes live, and one started without, because K = 0 on a running
+Two servers run: one with a draft model and a K that changes live, and one without, because K = 0 on a running
 engine still runs the draft once per step. They take turns on the same texts, so that a drift of the machine affects
 both; only one is active at a time. Then K is changed repeatedly under traffic, to measure the time that a change takes.
 """
@@ -37,7 +37,7 @@ from loadtest.tuning.statistics import MIN_ROUNDS
 from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
 from loadtest.tuning.verdict import as_variant, goodput_ratio
 
-CEILING = 8
+MAX_K = 8
 NO_DRAFT = Variant("no draft")
 
 _MOST_AT_ONCE = 64
@@ -139,7 +139,13 @@ async def _measure(
 ) -> tuple[Tuned, Changes]:
     scenario = Scenario.load("steady").scaled(seed=options["seed"])
     async with AsyncExitStack() as stack:
-        drafting = _start(stack, config, (*overrides, f"engine.num_speculative_tokens={CEILING}"), "server", console)
+        drafting = _start(
+            stack,
+            config,
+            (*overrides, f"engine.num_speculative_tokens={MAX_K}"),
+            "server",
+            console,
+        )
         plain = _start(stack, config, (*overrides, "engine.num_speculative_tokens=0"), NO_DRAFT.name, console)
         replays = {"": Replay(drafting["address"], scenario), NO_DRAFT.name: Replay(plain["address"], scenario)}
         for replay in replays.values():

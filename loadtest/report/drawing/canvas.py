@@ -49,7 +49,7 @@ _STYLE: dict[Any, Any] = {
 
 
 in_style = mpl.rc_context(_STYLE)
-"""Decorates whatever draws: matplotlib looks at its settings as each text is made, not only as a picture is begun."""
+"""Decorator for all drawing functions: matplotlib reads its settings for each text, not only once for a picture."""
 
 
 @in_style

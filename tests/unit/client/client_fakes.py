@@ -1,4 +1,4 @@
-"""A server in this process that answers as it is told."""
+"""A server in this process with scripted answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -60,7 +60,7 @@ class Failure:
 
 @dataclass
 class FakeServer(CompletionServiceServicer, AdminServiceServicer):
-    """Plays back a script, and keeps what it was asked."""
+    """Plays back a script, and records the requests."""
 
     answer: tuple[pb.CompleteResponse, ...] = GOOD_ANSWER
     failure: Failure | None = None

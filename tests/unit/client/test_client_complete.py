@@ -56,7 +56,7 @@ async def test_the_request_carries_what_the_user_asked_for(serve: Serve, run: Ru
     assert 3 < fake.remaining_s[0] < 5
 
 
-async def test_what_was_not_asked_for_is_left_to_the_server(serve: Serve, run: Run, source: Path) -> None:
+async def test_unset_options_are_left_to_the_server(serve: Serve, run: Run, source: Path) -> None:
     fake = await serve()
     await run(complete, f"{source}:2", "--server", fake.address)
     request = fake.requests[0]
@@ -115,7 +115,7 @@ async def test_a_superseded_request_is_an_answer(serve: Serve, run: Run, source:
     assert "superseded" in result.stderr
 
 
-async def test_an_error_inside_the_stream_is_told(serve: Serve, run: Run, source: Path) -> None:
+async def test_an_error_inside_the_stream_is_reported(serve: Serve, run: Run, source: Path) -> None:
     error = pb.RequestError(code=14, message="the engine restarts")
     fake = await serve(FakeServer(answer=(end(pb.FINISH_REASON_ERROR, error=error, retry_after_ms=900),)))
     result = await run(complete, f"{source}:2", "--server", fake.address)
@@ -123,7 +123,7 @@ async def test_an_error_inside_the_stream_is_told(serve: Serve, run: Run, source
     assert "can't answer now: the engine restarts. Ask again in 900 ms." in result.stderr
 
 
-async def test_fields_at_fault_are_named(serve: Serve, run: Run, source: Path) -> None:
+async def test_invalid_fields_are_named(serve: Serve, run: Run, source: Path) -> None:
     violation = details.BadRequest.FieldViolation(field="stop[0]", description="at most 64 bytes, got 90")
     bad = Failure(grpc.StatusCode.INVALID_ARGUMENT, "bad", (details.BadRequest(field_violations=[violation]),))
     fake = await serve(FakeServer(answer=(), failure=bad))
@@ -136,7 +136,7 @@ async def test_fields_at_fault_are_named(serve: Serve, run: Run, source: Path) -
     assert answer["finish_reason"] is None
 
 
-async def test_overload_as_a_status_says_when_to_ask_again(serve: Serve, run: Run, source: Path) -> None:
+async def test_an_overload_status_gives_the_retry_time(serve: Serve, run: Run, source: Path) -> None:
     retry = details.RetryInfo(retry_delay=Duration(nanos=300_000_000))
     info = details.ErrorInfo(reason="OVERLOAD", domain="completion-server")
     full = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests wait", (info, retry))
@@ -211,6 +211,6 @@ async def test_bad_usage_ends_with_2(run: Run, source: Path, arguments: list[str
     assert message in result.stderr
 
 
-async def test_help_teaches_by_example(run: Run) -> None:
+async def test_help_has_an_example(run: Run) -> None:
     result = await run(complete, "--help")
     assert "completion-server complete app.py:12:17 --mode multi" in result.stdout

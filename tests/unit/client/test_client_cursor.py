@@ -30,7 +30,7 @@ def test_a_position_is_read_from_the_right(written: str, position: Position) -> 
 
 
 @pytest.mark.parametrize("written", ["", "app.py:0", "app.py:3:0"])
-def test_places_that_can_not_be_are_refused(written: str) -> None:
+def test_impossible_positions_are_refused(written: str) -> None:
     with pytest.raises(PositionError):
         parse_position(written)
 

@@ -54,7 +54,7 @@ async def test_status_ends_with_1_where_the_server_does_not_serve(serve: Serve, 
         (admin_pb2.GetStatusResponse(engine_state=admin_pb2.ENGINE_STATE_READY, draining=True), "NOT_SERVING", 1),
     ],
 )
-async def test_without_health_checks_the_status_tells(
+async def test_without_health_checks_the_health_is_that_of_the_status(
     serve: Serve, run: Run, answer: admin_pb2.GetStatusResponse, health: str, exit_code: int
 ) -> None:
     fake = await serve(FakeServer(status=answer))
@@ -77,7 +77,9 @@ async def test_status_without_a_server(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("options", "grace_ms"), [((), None), (("--grace-ms", "2000"), 2000)])
-async def test_drain_says_what_is_left(serve: Serve, run: Run, options: tuple[str, ...], grace_ms: int | None) -> None:
+async def test_drain_reports_the_open_requests(
+    serve: Serve, run: Run, options: tuple[str, ...], grace_ms: int | None
+) -> None:
     fake = await serve()
     result = await run(drain, "--admin", fake.address, *options)
     assert result.exit_code == 0

@@ -38,7 +38,7 @@ def test_a_completion_can_not_drive_the_terminal() -> None:
     assert "a\N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}" in shown
 
 
-def test_the_footer_leaves_out_what_is_not_known() -> None:
+def test_the_footer_omits_unknown_values() -> None:
     answer = Completion("", pb.End(finish_reason=pb.FINISH_REASON_STOP), None, (), 5.0)
     text = footer(answer).plain
     assert text.startswith("no text · 5.0 ms in all · stop")

@@ -23,7 +23,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @needs_openssl
-async def test_a_server_and_its_client_prove_who_they_are(
+async def test_a_server_and_its_client_authenticate_each_other(
     serve: Serve, run: Run, certificate: tuple[Path, Path]
 ) -> None:
     key, public = certificate

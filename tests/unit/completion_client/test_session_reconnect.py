@@ -26,7 +26,7 @@ QUICK = SessionSettings(backoff_min_s=0.05, backoff_max_s=0.2, backoff_seed="0")
 
 @dataclass
 class Losses:
-    """Counts what a StreamListener is told."""
+    """Counts the calls of a StreamListener."""
 
     errors: list[ServiceError] = field(default_factory=list)
     away_s: list[float] = field(default_factory=list)
@@ -80,7 +80,7 @@ async def test_a_session_comes_back_after_its_server_restarts() -> None:
     assert losses.away_s[0] > 0
 
 
-async def test_a_dropped_connection_fails_what_is_open_and_comes_back() -> None:
+async def test_a_dropped_connection_fails_its_open_request_and_is_reopened() -> None:
     losses = Losses()
     async with (
         serving() as server,

@@ -64,7 +64,10 @@ def test_the_configuration_is_frozen() -> None:
         ("server.tls.certificate=/nowhere", "server.tls.certificate: needs key beside it"),
         ("speculation.mode=schedule", 'speculation.schedule: must be set where mode is "schedule"'),
         ("speculation.mode=always", "speculation.mode: input should be 'fixed', 'schedule' or 'auto', got 'always'"),
-        ("speculation.schedule=[[1, 4, 2]]", 'speculation.mode: must be "schedule" or "auto" where a schedule is set'),
+        (
+            "speculation={mode='fixed', schedule=[[1, 4, 2]]}",
+            'speculation.mode: must be "schedule" or "auto" where a schedule is set',
+        ),
         ("speculation={mode='auto', schedule=[[1, 4, 2]]}", "speculation.schedule[0]: K = 2 is over the 0 that"),
         ("speculation={mode='auto', schedule=[[2, 4, 0]]}", "speculation.schedule[0]: the first row must begin at"),
         ("speculation={mode='auto', schedule=[[1, 4]]}", "speculation.schedule[0]: must be three whole numbers"),
@@ -104,7 +107,7 @@ def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "ceiling"),
+    ("overrides", "maximum"),
     [
         ((), 0),
         (("engine.draft_model=org/name",), 4),
@@ -112,9 +115,9 @@ def test_a_folder_that_is_no_model_is_an_error(tmp_path: Path) -> None:
         (("engine.vllm.speculative_config={method='ngram', num_speculative_tokens=3}",), 3),
     ],
 )
-def test_a_schedule_is_limited_to_the_engines_maximum(overrides: tuple[str, ...], ceiling: int) -> None:
-    rows = f"[[1, 4, {ceiling}], [5, 64, 0]]"
+def test_a_schedule_is_limited_to_the_engines_maximum(overrides: tuple[str, ...], maximum: int) -> None:
+    rows = f"[[1, 4, {maximum}], [5, 64, 0]]"
     config = load(None, *overrides, "speculation.mode=schedule", f"speculation.schedule={rows}")
-    assert config.speculation.schedule == ((1, 4, ceiling), (5, 64, 0))
-    with pytest.raises(ConfigError, match=f"is over the {ceiling} that"):
-        load(None, *overrides, "speculation.mode=schedule", f"speculation.schedule=[[1, 4, {ceiling + 1}]]")
+    assert config.speculation.schedule == ((1, 4, maximum), (5, 64, 0))
+    with pytest.raises(ConfigError, match=f"is over the {maximum} that"):
+        load(None, *overrides, "speculation.mode=schedule", f"speculation.schedule=[[1, 4, {maximum + 1}]]")

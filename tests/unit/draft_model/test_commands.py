@@ -1,4 +1,4 @@
-"""What the commands refuse before they begin: a line that names the option, and nothing lost or left."""
+"""Errors of the commands before they begin: one line that names the option, and no file is lost or left."""
 
 from io import StringIO
 from pathlib import Path
@@ -56,14 +56,14 @@ def test_a_folder_of_something_else_is_never_replaced(repositories: Path, corpus
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_repository_to_hold_out_that_nobody_has_is_named(repositories: Path, tmp_path: Path) -> None:
+def test_an_unknown_repository_to_hold_out_is_named(repositories: Path, tmp_path: Path) -> None:
     names = ("--hold-out", "Three", "--hold-out", "thre")
     said = refused("corpus", "--repositories", repositories, *names, "--out", tmp_path / "corpus")
     assert "nothing usable of it was read: thre\n" in said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_there_is_no_terminal_every_tenth_is_a_line() -> None:
+def test_without_a_terminal_every_tenth_update_is_a_line() -> None:
     with Progress(console=Console(file=StringIO(), force_terminal=False), transient=True) as progress:
         on_done = counting(progress, "shards")
         for done in (0, 1, 2, 3, 30, 31, 49, 50):
@@ -76,7 +76,7 @@ def test_where_there_is_no_terminal_every_tenth_is_a_line() -> None:
     assert said == ["shards: 30 of 50", "shards: 49 of 50", "shards: 50 of 50", "vLLM: 1 of 2"]
 
 
-def test_without_what_torch_compile_needs_it_is_said_what_to_do(
+def test_without_a_compiler_for_torch_compile_the_error_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = ("train", "--preset", "embedded-draft", "--out", tmp_path / "run")

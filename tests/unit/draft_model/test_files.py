@@ -56,9 +56,7 @@ def save_with_torch(path: Path) -> None:
     ],
     ids=["python", "safetensors", "tokenizers", "torch"],
 )
-def test_a_disk_that_refuses_leaves_the_old_folder_whoever_writes(
-    write: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_a_full_disk_leaves_the_old_folder_for_every_writer(write: Callable[[Path], object], tmp_path: Path) -> None:
     with replacing_folder(tmp_path / "model", MARK) as folder:
         (folder / "weights").write_text("old")
     refused = pytest.raises(PipelineError, match="File too large; nothing was changed")
@@ -76,7 +74,7 @@ def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mark", "why"), [(MARK, "something else: it has no weights"), ("", "exists already")])
-def test_what_is_not_of_the_kind_is_not_replaced(mark: str, why: str, tmp_path: Path) -> None:
+def test_a_folder_of_another_kind_is_not_replaced(mark: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(PipelineError, match=why), replacing_folder(tmp_path, mark):
         pytest.fail("it is refused before anything is done")
@@ -85,7 +83,7 @@ def test_what_is_not_of_the_kind_is_not_replaced(mark: str, why: str, tmp_path: 
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
-def test_the_folder_where_one_stands_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with replacing_folder(Path(), MARK) as folder:
@@ -122,7 +120,7 @@ def test_a_failing_swap_brings_the_old_folder_back(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "model" / "weights").read_text() == "old"
 
 
-def test_what_killed_processes_left_is_removed_and_what_others_fill_is_not(tmp_path: Path) -> None:
+def test_folders_of_killed_processes_are_removed_but_not_those_being_filled(tmp_path: Path) -> None:
     with replacing_folder(tmp_path / "model", MARK) as filled:
         left = filled.with_name(filled.name.replace(".tmp", "killed.tmp"))
     left.mkdir()
@@ -160,7 +158,7 @@ def test_a_process_killed_while_it_swapped_lost_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "model" / "weights").read_text() == "old"
 
 
-def test_what_a_process_killed_after_the_swap_left_is_removed(tmp_path: Path) -> None:
+def test_the_remains_of_a_process_killed_after_the_swap_are_removed(tmp_path: Path) -> None:
     for name in (".model.123.old", "model"):
         (tmp_path / name).mkdir()
     with replacing_folder(tmp_path / "model", MARK) as folder:

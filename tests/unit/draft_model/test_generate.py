@@ -18,10 +18,10 @@ from draft_model.data.fim import Split
 from draft_model.data.generated import load_splits
 from draft_model.distil import generate as module
 from draft_model.distil.generate import GenerationSettings, draw_cursors, generate
-from draft_model.models.engine import Completion, SpeculationCounts, open_engine
+from draft_model.models.engine import GeneratedTokens, SpeculationCounts, open_engine
 from tests.unit.draft_model.tiny import different_source
 
-Answer = Callable[[int], Completion]
+Answer = Callable[[int], GeneratedTokens]
 
 
 class Answering:
@@ -34,7 +34,7 @@ class Answering:
         self.seeds: list[int] = []
         self.options: Mapping[str, Any] | None = None
 
-    def complete(self, prompts: Sequence[list[int]], *, seed: int, **_: object) -> Sequence[Completion]:
+    def complete(self, prompts: Sequence[list[int]], *, seed: int, **_: object) -> Sequence[GeneratedTokens]:
         first = len(self.asked)
         self.asked += prompts
         self.seeds.append(seed)
@@ -74,7 +74,9 @@ def test_the_completions_are_the_targets_and_the_prompts_those_of_the_server(
     assert len(cursors) == 6
     assert all("<|fim_middle|>" not in cursor.before + cursor.after for cursor in cursors)
     answers = ["abc", "y", "", *["x"] * (len(cursors) - 3)]
-    engine = Answering(lambda number: Completion(encoder.encode(answers[number]), None if number == 1 else encoder.end))
+    engine = Answering(
+        lambda number: GeneratedTokens(encoder.encode(answers[number]), None if number == 1 else encoder.end)
+    )
     open_with(engine)
     out = tmp_path / "g.jsonl"
     num_written = generate(target, encoder, cursors, GenerationSettings(8, 0.2, 1), out, options={"max_model_len": 99})
@@ -95,20 +97,20 @@ def test_a_killed_generation_goes_on_behind_the_last_chunk(
     cursors = [Split("", f"x{number} = ", "one", "") for number in range(5)]
     generation, out = GenerationSettings(8, 0.2, 10), tmp_path / "g.jsonl"
 
-    def killed_at_the_fourth(number: int) -> Completion:
+    def killed_at_the_fourth(number: int) -> GeneratedTokens:
         if number == 3:
             raise KeyboardInterrupt
-        return Completion(encoder.encode("abc"), encoder.end)
+        return GeneratedTokens(encoder.encode("abc"), encoder.end)
 
     open_with(Answering(killed_at_the_fourth))
     with pytest.raises(KeyboardInterrupt):
         generate(target, encoder, cursors, generation, out)
     assert not out.exists()
-    other = Answering(lambda _: Completion(encoder.encode("other"), encoder.end))
+    other = Answering(lambda _: GeneratedTokens(encoder.encode("other"), encoder.end))
     open_with(other)
     generate(target, encoder, cursors, replace(generation, temperature=0.0), out)
-    assert len(other.asked) == 5, "what was begun with other settings is not gone on with"
-    engine = Answering(lambda _: Completion(encoder.encode("abc"), encoder.end))
+    assert len(other.asked) == 5, "chunks of other settings are not continued"
+    engine = Answering(lambda _: GeneratedTokens(encoder.encode("abc"), encoder.end))
     open_with(engine)
     done: list[tuple[int, int]] = []
     assert generate(target, encoder, cursors, generation, out, on_done=lambda *at: done.append(at)) == 5
@@ -117,7 +119,7 @@ def test_a_killed_generation_goes_on_behind_the_last_chunk(
     assert done == [(1, 3), (2, 3), (3, 3)]
     assert [split.typed for split in load_splits(out)] == [cursor.typed for cursor in cursors]
     assert generate(target, encoder, cursors, generation, out) == 5
-    assert len(engine.asked) == 3, "what is there is not made again"
+    assert len(engine.asked) == 3, "finished chunks are not made again"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.jsonl", "target"]
 
 
@@ -126,7 +128,7 @@ def test_prompts_that_leave_no_room_for_a_completion_are_left_out(
 ) -> None:
     short, long = Split("", "x = ", "one", ""), Split("y = 1\n" * 9, "x = ", "two", "")
     room = len(encoder.encode_prompt(short.before, short.typed, short.after)) + 8
-    engine = Answering(lambda _: Completion(encoder.encode("abc"), encoder.end), context_tokens=room)
+    engine = Answering(lambda _: GeneratedTokens(encoder.encode("abc"), encoder.end), context_tokens=room)
     open_with(engine)
     generate(target, encoder, [long, short], GenerationSettings(8, 0.0, 1), tmp_path / "g.jsonl")
     assert load_splits(tmp_path / "g.jsonl") == [Split("", "x = ", "abc", "")]
@@ -135,7 +137,7 @@ def test_prompts_that_leave_no_room_for_a_completion_are_left_out(
         generate(target, encoder, [long], GenerationSettings(8, 0.0, 1), tmp_path / "other.jsonl")
 
 
-def test_settings_that_the_figures_rest_on_are_not_to_choose() -> None:
+def test_settings_that_the_figures_depend_on_can_not_be_chosen() -> None:
     for options, given in (({"model": "other"}, None), ({"max_num_seqs": 2, "speculative_config": {}}, 1)):
         refused = pytest.raises(PipelineError, match=f"{', '.join(options)}: no setting to choose here")
         with refused, open_engine(Path("target"), max_num_seqs=given, options=options):
@@ -147,7 +149,7 @@ def test_counts_since_are_differences() -> None:
 
 
 class Dying:
-    """A vLLM whose core is dead when it is asked."""
+    """A vLLM with a dead engine core."""
 
     llm_engine = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=64), engine_core=SimpleNamespace(shutdown=lambda: None)

@@ -1,4 +1,4 @@
-"""The GPU figures: what the program writes is what the parts that it starts read. `--tiny` runs all of it by hand."""
+"""The GPU figures: the parts can read the files that the program writes. `--tiny` runs all of it by hand."""
 
 import json
 import sys
@@ -56,11 +56,11 @@ def test_the_figures_are_the_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr("draft_model.gpu.__main__.device_name", lambda: "cpu")
     result = CliRunner().invoke(main, ["--tiny"])
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout.splitlines()[-1])
-    assert (told["train"]["tokens_per_s"], told["train"]["steps"]) == (450, 2)
-    assert told["target"]["step_ms"]["4"] is None
-    assert told["draft_to_target"] == {"1": 0.25, "2": 0.5, "4": None}
-    assert told["target"]["scheme"] == "w8a8"
+    printed = json.loads(result.stdout.splitlines()[-1])
+    assert (printed["train"]["tokens_per_s"], printed["train"]["steps"]) == (450, 2)
+    assert printed["target"]["step_ms"]["4"] is None
+    assert printed["draft_to_target"] == {"1": 0.25, "2": 0.5, "4": None}
+    assert printed["target"]["scheme"] == "w8a8"
 
 
 class FakeLLM:
@@ -90,8 +90,8 @@ def test_a_batch_that_the_kv_cache_cannot_hold_is_left_out(
     found = time_steps(tmp_path / "model", replace(TINY, batch_sizes=(1, 7, 8)))
     assert list(found) == ["1", "7", "8"]
     assert [value is None for value in found.values()] == [False, False, True]
-    told = capsys.readouterr().err
-    assert told == "left out: 8 sequences of 41 tokens at once; the KV cache holds 7, in 24 blocks of 16 tokens\n"
+    printed = capsys.readouterr().err
+    assert printed == "left out: 8 sequences of 41 tokens at once; the KV cache holds 7, in 24 blocks of 16 tokens\n"
 
 
 def test_all_batches_fit_beside_the_target_on_80_gb() -> None:

@@ -146,7 +146,7 @@ def test_it_remembers_no_more_than_a_thousand_suspects() -> None:
     quarantine.leave(quarantine.enter(BAD, 2))
 
 
-def test_prompts_that_came_to_an_engine_that_hung_already_do_not_push_out_the_one_that_hung_it() -> None:
+def test_prompts_sent_after_a_hang_do_not_displace_the_suspect() -> None:
     quarantine = Quarantine(300)
     for failure in range(2):
         quarantine.leave(quarantine.enter(BAD, 0))

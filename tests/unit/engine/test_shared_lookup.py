@@ -90,8 +90,10 @@ def test_a_lookup_is_published_by_name_and_leaves_no_file() -> None:
     assert LOOKUP_ENV not in os.environ
     assert not Path(path).exists()
     assert publisher.unread_reason == ""
-    publisher.write([3] * (SIZE + 1))
-    assert reader.read_new() == [3] * (SIZE + 1)
+    publisher.write([0] * (SIZE + 1))
+    assert reader.read_new() == [1] + [0] * SIZE, "entry 0 says that the draft model runs"
+    publisher.switch_off()
+    assert reader.read_new() == [0] * (SIZE + 1)
     publisher.close()
     publisher.close()
 

@@ -194,7 +194,7 @@ def test_an_engine_that_hangs_in_its_warm_up_is_replaced() -> None:
     on_bench(scenario, warm_up=True)
 
 
-def test_a_slow_warm_up_is_none_that_hangs() -> None:
+def test_a_slow_warm_up_is_no_hang() -> None:
     async def scenario(bench: Bench) -> None:
         assert bench.supervised.state is EngineState.READY
         assert bench.supervised.num_restarts == 0

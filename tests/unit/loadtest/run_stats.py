@@ -23,7 +23,7 @@ def make_stats(
     regions: tuple[str, ...] = ("local",),
     has_stages: bool = True,
 ) -> RunStats:
-    """Return a run whose TTFT is log-normal around a median; what is slow in one slice is slow in the next."""
+    """Return a run whose TTFT is log-normal around a median; a slow slice is followed by a slow one."""
     chance = np.random.default_rng(seed)
     stats = RunStats(target, float(num_slices), 1.0, workers=frozenset({0}))
     drift = 0.0

@@ -1,4 +1,4 @@
-"""Sweeps whose truth is known: tokens a second by concurrency and K, with noise, and a machine that drifts."""
+"""Sweeps computed from known models: tokens a second by concurrency and K, with noise, and a machine that drifts."""
 
 from collections.abc import Callable, Sequence
 
@@ -56,7 +56,7 @@ def make_sweep(
 
 
 def make_counted_sweep(times: StepTimeFit, acceptance: AcceptanceFit, *, noise: float = 0.0, seed: int = 0) -> Blocks:
-    """Return a sweep with what a fit is made from: drafts, steps and their times, as the model has them."""
+    """Return a sweep with the drafts, steps and step times of the model, which a fit needs."""
     chance = np.random.default_rng(seed)
     goodput, num_answers, blocks = modelled(times, acceptance), 40_000, []
     for turn in turns(tuple(map(Variant.fixed, KS)), CONCURRENCIES, ROUNDS, str(seed)):

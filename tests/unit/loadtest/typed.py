@@ -45,7 +45,7 @@ def result(
     lag_s: float = 0.0,
     error: str = "",
 ) -> Result:
-    """Return what became of a request whose user types on `wait_s` after its intended time, which is 1 s."""
+    """Return the result of a request intended at 1 s; its user types on `wait_s` later."""
     return Result(
         request=request(1.0, 1.0 + wait_s, is_pause=is_pause),
         sent_at_s=1.0 + lag_s,

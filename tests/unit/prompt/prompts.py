@@ -53,7 +53,7 @@ def builder_of(
 
 
 def layout_of(builder: PromptBuilder, request: Request) -> Layout:
-    """Return what the builder remembers of a request's document."""
+    """Return the builder's memory of a request's document."""
     layout = builder.documents.get(request)
     assert layout is not None
     return layout

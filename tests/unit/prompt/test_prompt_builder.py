@@ -178,7 +178,7 @@ def test_the_budget_gives_up_snippets_then_the_suffix_then_the_prefix_but_never_
         seen.append((len(layout.snippets.ids) > 0, bool(layout.suffix.text), len(layout.prefix.text) > 0))
     assert seen[0] == (True, True, True)
     assert not seen[-1][2], "not one line above fits: the suffix may have the rest"
-    assert seen[:-1] == sorted(seen[:-1], reverse=True), "what is given up first stays given up"
+    assert seen[:-1] == sorted(seen[:-1], reverse=True), "a part that was given up stays given up"
     assert (False, True, True) in seen
     assert (False, False, True) in seen
 

@@ -1,4 +1,4 @@
-"""What is remembered of documents: for whom, and how much."""
+"""The memory of documents: its owners and its size."""
 
 from dataclasses import replace
 
@@ -77,7 +77,7 @@ def test_a_layout_larger_than_all_the_memory_is_not_kept() -> None:
     assert len(documents) == documents.num_bytes == 0
 
 
-def test_large_documents_count_for_what_they_take() -> None:
+def test_large_documents_count_by_their_size() -> None:
     """Characters outside the basic plane take four bytes each in memory."""
     builder = builder_of("embedded", max_prompt_tokens=2000, settings=PromptSettings(documents_mib=1))
     documents = builder.documents

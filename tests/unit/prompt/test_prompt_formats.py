@@ -1,4 +1,4 @@
-"""The prompts of each family, whole: what the model is shown is what its card says."""
+"""The whole prompts of each family equal the formats in the models' cards."""
 
 import pytest
 

@@ -31,7 +31,7 @@ def test_the_template_may_be_given(model: Path) -> None:
     assert (builder.template.prefix, builder.template.suffix) == ("<|fim_suffix|>", "<|fim_prefix|>")
 
 
-def test_what_is_not_there_is_refused(model: Path, tmp_path: Path) -> None:
+def test_missing_parts_are_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the tokenizer of .* can't be loaded"):
         load_prompt_builder(str(tmp_path), max_prompt_tokens=64)
     with pytest.raises(ConfigError, match="has no <fim_prefix>"):

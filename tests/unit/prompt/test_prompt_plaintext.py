@@ -135,7 +135,7 @@ def test_other_threads_go_on_while_a_long_text_is_tokenised(family: str) -> None
     interval = sys.getswitchinterval()
     try:
         ticker.start()
-        sys.setswitchinterval(60)  # nobody is made to give way
+        sys.setswitchinterval(60)  # no thread is forced to yield
         num_before = num_ticks
         encoder.encode(text)
         num_meanwhile = num_ticks - num_before

@@ -1,4 +1,4 @@
-"""The replay benchmark: what it types, how it counts, and the figure it is there for."""
+"""The replay benchmark: its typing, its counts, and its main figure."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from completion_server.prompt.templates import Order, Template
 from loadtest.bench.prompt.cache import BlockCache, LayoutStats
+from loadtest.bench.prompt.clients import AnchoredClient, characters_client, lines_client, measure_clients
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
 from loadtest.bench.prompt.replay import PlainLayout, measure
 from loadtest.traffic.documents import library_files
@@ -93,3 +94,33 @@ def test_a_key_prefills_at_most_half_of_what_the_plain_layout_does(model: Path) 
     assert figures["by_block_size"]["128"]["prefilled_tokens_per_key_ratio"] <= 0.5
     assert figures["tokenised_tokens_per_key"] < figures["prompt_tokens_per_key"] / 5
     assert figures["tokenise_ms_p50_whole"] > 0
+
+
+def test_an_anchored_client_moves_its_window_seldom_and_never_sends_too_much() -> None:
+    client = AnchoredClient(1500, 400)
+    states = typed(CODE, 500, seed=2)
+    sent = [client(state) for state in states]
+    for state, window in zip(states, sent, strict=True):
+        assert state.prefix.endswith(window.prefix)
+        assert state.suffix.startswith(window.suffix)
+        assert len(window.prefix) <= 1500
+        assert len(window.suffix) <= 400
+    assert sum(one.prefix[:64] != other.prefix[:64] for one, other in pairwise(sent)) <= 30
+    assert len(AnchoredClient(1500, 400)(DocumentState("x" * 2000, "")).prefix) == 1500, "a line of its own length"
+
+
+def test_other_clients_cut_at_characters_or_lines() -> None:
+    state = DocumentState("one\ntwo\nthree", "four\nfive\nsix")
+    assert characters_client(7, 7)(state) == DocumentState("o\nthree", "four\nfi")
+    assert lines_client(7, 7)(state) == DocumentState("three", "four\n")
+    assert lines_client(99, 99)(state) == state
+
+
+def test_clients_are_compared_with_the_anchored_one(model: Path) -> None:
+    figures = measure_clients(str(model), num_files=2, num_keys=60, block_sizes=(16, 32))
+    assert set(figures["by_client"]) == {"anchored", "by characters", "by lines"}
+    for sizes in figures["by_client"].values():
+        assert set(sizes) == {"16", "32"}
+        for found in sizes.values():
+            assert found["prefilled_tokens_per_key_ratio_to_anchored"] <= 2
+    assert figures["by_client"]["anchored"]["16"]["prefilled_tokens_per_key_ratio_to_anchored"] == 1

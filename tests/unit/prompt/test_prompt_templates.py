@@ -83,6 +83,6 @@ def test_fields_may_be_replaced() -> None:
         ("fim", {"suffix": ""}, "needs both a prefix and a suffix marker"),
     ],
 )
-def test_what_can_not_work_is_refused(name: str, replaced: dict[str, str], message: str) -> None:
+def test_impossible_templates_are_refused(name: str, replaced: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose_template(PIPED, "", name, replaced)

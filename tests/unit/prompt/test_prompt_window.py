@@ -8,9 +8,9 @@ from completion_server.prompt.window import (
     HEAD_CHARACTERS,
     choose_start,
     cut_to_lines,
+    find_end,
     find_window,
     first_lines,
-    is_clipped,
     last_lines,
 )
 from tests.unit.prompt.prompts import CODE
@@ -75,37 +75,56 @@ def test_without_a_line_in_reach_the_window_starts_at_the_next_one() -> None:
 def test_the_window_is_found_again() -> None:
     start = len("".join(LINES[:50]))
     text = "".join(LINES[:120])
-    head = text[start : start + HEAD_CHARACTERS]
-    assert find_window(text, start, head, 10_000) == start
-    assert find_window("import sys\n" + text, start, head, 10_000) == start + 11
-    assert find_window(text[700:], start, head, 10_000) == start - 700
-    assert find_window(text.replace(head, "#" * 128), start, head, 10_000) is None
-    assert find_window(text, start + 5, "x = 1\n", 10_000) is None
-    assert find_window(text, start, head, 500) == start, "its old place is looked at however far up"
-    assert find_window("import sys\n" + text, start, head, 500) is None, "the search is bounded"
+    head, left = text[start : start + HEAD_CHARACTERS], len(text) - start
+    assert find_window(text, start, head, left, 10_000) == start
+    assert find_window("import sys\n" + text, start, head, left, 10_000) == start + 11
+    assert find_window(text[700:], start, head, left, 10_000) == start - 700
+    assert find_window(text[start:], start, head, left, 10_000) == 0
+    assert find_window(text[700:-300], start, head, left, 10_000) == start - 700, "the cursor went up"
+    assert find_window(text.replace(head, "#" * 128), start, head, left, 10_000) is None
+    assert find_window(text, start + 5, "x = 1\n", left, 10_000) is None
+    assert find_window(text, start, head, left, 500) == start, "its old place is looked at however far up"
+    assert find_window("import sys\n" + text, start, head, left, 500) is None, "the search is bounded"
 
 
 def test_the_window_is_not_found_inside_a_line() -> None:
     head = "value = compute_something()\n" * 2
-    assert find_window("x" * 30 + head, 5, head, 1000) is None
-    assert find_window("other_" + head + head, 5, head, 1000) == 6 + 28
+    assert find_window("x" * 30 + head, 5, head, len(head), 1000) is None
+    assert find_window("other_" + head + head, 5, head, len(head) + 28, 1000) == 6 + 28
 
 
-def test_a_window_from_the_top_stays_there_while_the_top_is_edited() -> None:
-    text = "".join(LINES[:50])
+def test_of_two_places_the_window_is_at_the_old_distance_from_the_cursor() -> None:
+    head = "# A licence that stands in each of these files, in many lines.\n" * 3
+    text = head + "import one\n" * 40 + head + "import two\n" * 40
+    start = text.rfind("\n", 0, -len(head + "import two\n" * 40)) + 1
+    assert find_window("more\n" + text, start, head[:HEAD_CHARACTERS], len(text) - start, 10_000) == start + 5
+
+
+def test_a_window_that_is_about_to_be_clipped_is_given_up() -> None:
+    text = "x = 1\n" * 200
     head = text[:HEAD_CHARACTERS]
-    assert find_window("import sys\n" + text, 0, head, 10_000) == 0
-    assert find_window("x", 0, "y", 10_000) == 0
-    assert not is_clipped("import sys\n" + text, head)
+    assert find_window(text, 6, head, len(text) - 18, 10_000, is_moved=True) == 18
+    assert find_window(text, 6, head, len(text) - 12, 10_000, is_moved=True) is None
+    assert find_window(text, 6, head, len(text) - 12, 10_000) == 6, "its start is still sent"
 
 
-def test_a_client_that_cuts_the_top_off_is_noticed() -> None:
+def test_a_window_from_the_top_stays_there() -> None:
+    assert find_window("import sys\n" + CODE, 0, CODE[:HEAD_CHARACTERS], 10, 10_000) == 0
+    assert find_window("x", 0, "y", 1, 10_000) == 0
+
+
+def test_the_end_of_the_suffix_is_found_again() -> None:
     text = "".join(LINES[:50])
-    head = text[:HEAD_CHARACTERS]
-    assert is_clipped(text[5:] + "more", head)
-    assert find_window(text[5:], 0, head, 10_000) is None
-    assert not is_clipped(text, head)
-    assert not is_clipped("anything", "short\nhead")
+    shown = "".join(LINES[:20])
+    end, hidden = len(shown), len(text) - len(shown)
+    assert find_end(text, shown, hidden, 10_000) == end
+    assert find_end(")" + text, shown, hidden, 10_000) == end + 1
+    assert find_end(")" + text[:-1], shown, hidden, 10_000) == end + 1, "the client sends as many characters as before"
+    assert find_end(text[len(LINES[0]) :], shown, hidden + 4, 10_000) == end - len(LINES[0])
+    assert find_end(text[end - 50 :], shown, hidden - 5, 10_000) is None
+    assert find_end(")" + text[:-1], shown, hidden, end - 200) is None, "the search is bounded"
+    assert find_end("a\nb\n", "", 2, 100) == 2, "nothing was shown: a line's end at the distance"
+    assert find_end("a\nb\n", "", 1, 100) is None
 
 
 def test_whole_lines_from_both_ends() -> None:

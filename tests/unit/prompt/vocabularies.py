@@ -67,7 +67,7 @@ def split_by(pattern: str) -> Any:
 
 @cache
 def embedded() -> Tokenizer:
-    """Return the embedded models' own tokenizer where it is there, else one made like it."""
+    """Return the embedded models' own tokenizer if it exists, else one made like it."""
     if EMBEDDED.is_file():
         return Tokenizer.from_file(str(EMBEDDED))
     return train(split_by(EMBEDDED_PATTERN), (*PIPED, "<|file_sep|>", "<|endoftext|>"))
@@ -168,7 +168,7 @@ def gemma() -> Tokenizer:
 
 @cache
 def unknown() -> Tokenizer:
-    """Return one whose pre-tokeniser is of no known kind: it looks behind."""
+    """Return a tokenizer with an unknown kind of pre-tokeniser: it looks behind."""
     return train(split_by(r"(?<=a)b|\w+|\W"), (*PIPED, "<|endoftext|>", "<|file_sep|>"))
 
 

@@ -27,7 +27,7 @@ LIMITS = LimitSettings(max_requests_per_session=3)
 
 
 class Caller:
-    """The client's side of a call: sends when the test says so, and reads at once or when the test lets it."""
+    """The client's side of a call: sends messages of the test, and reads at once or when the test allows it."""
 
     def __init__(self, *, reads: bool = True) -> None:
         self.messages: asyncio.Queue[Any] = asyncio.Queue()
@@ -85,7 +85,7 @@ class Stream:
 
 
 def endless_engine() -> Engine:
-    return ScriptedEngine(lambda _job: itertools.repeat("a"), ServiceTimes(decode_base_s=0.01))
+    return ScriptedEngine(lambda _request: itertools.repeat("a"), ServiceTimes(decode_base_s=0.01))
 
 
 def run(scenario: Callable[[RunningPipeline], Coroutine[Any, Any, None]], **options: Any) -> None:
@@ -142,7 +142,7 @@ def test_a_caller_that_types_faster_than_it_reads_gets_its_newest_answer() -> No
         for sequence in range(1, 31):
             caller.ask(sequence, prefix=f"{sequence} = ")
         await asyncio.sleep(1.0)
-        assert 30 - caller.messages.qsize() < 16  # what nobody reads does not pile up
+        assert 30 - caller.messages.qsize() < 16  # unread answers do not pile up
         caller.reads.set()
         await asyncio.sleep(10.0)
         assert caller.errors() == []
@@ -181,7 +181,7 @@ def test_a_stream_with_too_many_refused_bytes_is_ended() -> None:
         assert failure is not None
         assert (failure.code, failure.reason) == (Code.RESOURCE_EXHAUSTED, "TOO_MANY_REFUSALS")
         assert failure.retry_after_ms == 1000
-        assert len(caller.errors()) == 5  # what was refused until then was answered
+        assert len(caller.errors()) == 5  # earlier refusals were answered
         assert caller.messages.qsize() == 14
 
     run(scenario)

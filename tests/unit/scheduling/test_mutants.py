@@ -84,7 +84,7 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "book": (
         ("a slot leaks", "        self.num_occupied -= 1\n", ""),
         (
-            "a slot is free when its work is told to stop",
+            "a slot is free when its work is aborted",
             "record.state = State.ABORTING\n",
             "record.state = State.ABORTING\n            self.num_occupied -= 1\n",
         ),
@@ -149,7 +149,7 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("an ended line goes on", "if older.is_single_line and", "if False and"),
         ("a user who is ahead has diverged", "not typed.startswith(text)", "True"),
         ("no generation ever diverges", "not typed.startswith(text)", "False"),
-        ("the typed text is said again", "return text[len(typed) :]", "return text"),
+        ("the typed text is repeated", "return text[len(typed) :]", "return text"),
         ("little that is left is enough", "_MIN_SHARE_LEFT = 0.5", "_MIN_SHARE_LEFT = 0.0"),
     ),
 }
@@ -185,7 +185,7 @@ def first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> 
     try:
         return _first_failure(module, source, monkeypatch)
     finally:
-        gc.collect(1)  # what a mistake left lying about is not to be found during another test
+        gc.collect(1)  # objects left by a mutant must not be collected during another test
 
 
 def _first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -200,7 +200,7 @@ def _first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) ->
         for name, check in cases(loaded):
             try:
                 check()
-            except Exception:  # noqa: BLE001 - whatever it is, the mistake was noticed
+            except Exception:  # noqa: BLE001 - any exception shows that the mutant was noticed
                 return name
             except pytest.fail.Exception:
                 return name

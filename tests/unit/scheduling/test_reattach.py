@@ -83,10 +83,10 @@ def test_a_typed_line_break_does_not_match_a_single_line_generation(line_break: 
     ],
 )
 def test_the_text_after_the_typed_text_is_returned(typed: str, said: list[str], left: str) -> None:
-    ahead = TypedPrefixFilter(typed)
-    assert "".join(map(ahead.feed, said)) == left
-    assert not ahead.is_ahead
-    assert not ahead.has_diverged
+    typed_prefix = TypedPrefixFilter(typed)
+    assert "".join(map(typed_prefix.feed, said)) == left
+    assert not typed_prefix.is_ahead
+    assert not typed_prefix.has_diverged
 
 
 @pytest.mark.parametrize(
@@ -102,18 +102,18 @@ def test_the_text_after_the_typed_text_is_returned(typed: str, said: list[str], 
     ],
 )
 def test_other_text_diverges_for_good(typed: str, said: list[str]) -> None:
-    ahead = TypedPrefixFilter(typed)
-    assert "".join(map(ahead.feed, said)) == ""
-    assert ahead.has_diverged
-    assert ahead.feed("more of it") == ""
-    assert ahead.has_diverged
+    typed_prefix = TypedPrefixFilter(typed)
+    assert "".join(map(typed_prefix.feed, said)) == ""
+    assert typed_prefix.has_diverged
+    assert typed_prefix.feed("more of it") == ""
+    assert typed_prefix.has_diverged
 
 
 def test_typing_more_than_was_generated_is_ahead() -> None:
-    ahead = TypedPrefixFilter("abc")
-    assert ahead.feed("ab") == ""
-    assert ahead.is_ahead
-    assert not ahead.has_diverged
+    typed_prefix = TypedPrefixFilter("abc")
+    assert typed_prefix.feed("ab") == ""
+    assert typed_prefix.is_ahead
+    assert not typed_prefix.has_diverged
 
 
 @given(CHARACTERS, CHARACTERS, st.lists(st.integers(0, 12), max_size=6))
@@ -129,14 +129,14 @@ def test_the_pieces_of_the_text_do_not_matter(typed: str, said: str, cuts: list[
 
 @given(CHARACTERS, CHARACTERS)
 def test_a_filter_is_ahead_or_diverged_or_returns_text(typed: str, said: str) -> None:
-    ahead = TypedPrefixFilter(typed)
-    left = ahead.feed(said)
+    typed_prefix = TypedPrefixFilter(typed)
+    left = typed_prefix.feed(said)
     if said.startswith(typed):
-        assert (left, ahead.is_ahead, ahead.has_diverged) == (said[len(typed) :], False, False)
+        assert (left, typed_prefix.is_ahead, typed_prefix.has_diverged) == (said[len(typed) :], False, False)
     elif typed.startswith(said):
-        assert (left, ahead.is_ahead, ahead.has_diverged) == ("", True, False)
+        assert (left, typed_prefix.is_ahead, typed_prefix.has_diverged) == ("", True, False)
     else:
-        assert (left, ahead.has_diverged) == ("", True)
+        assert (left, typed_prefix.has_diverged) == ("", True)
 
 
 @dataclasses.dataclass
@@ -148,7 +148,7 @@ class Said:
 @pytest.mark.parametrize(
     ("text", "num_tokens", "typed", "expected"),
     [
-        ("", 0, "oo", "oo"),  # nothing was said yet
+        ("", 0, "oo", "oo"),  # no text was generated yet
         ("oo", 1, "oo", "oo"),
         ("oobar", 2, "oo", "oo"),
         ("o", 1, "oo", "oo"),  # the user is ahead

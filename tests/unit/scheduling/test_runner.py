@@ -57,7 +57,7 @@ def test_a_generation_goes_on_for_the_request_that_reattaches() -> None:
     async def scenario(runner: Runner) -> None:
         older, newer = typed(1, "x"), typed(2, "xab")
         runner.submit_nowait(older)
-        await asyncio.sleep(0.3)  # "a" was said
+        await asyncio.sleep(0.3)  # "a" was generated
         runner.submit_nowait(newer)
         assert (older.reasons, older.usages, runner.book.num_occupied) == (["superseded"], [Usage()], 1)
         await runner.wait_idle()
@@ -89,7 +89,7 @@ def test_text_generated_after_the_typed_text_is_received_at_once() -> None:
     async def scenario(runner: Runner) -> None:
         older, newer = typed(1, "x"), typed(2, "xa")
         runner.submit_nowait(older)
-        await asyncio.sleep(0.8)  # "abc" was said
+        await asyncio.sleep(0.8)  # "abc" was generated
         runner.submit_nowait(newer)
         assert (older.text, newer.text, newer.marks.first_output) == ("abc", "bc", 0.8)
 
@@ -157,7 +157,7 @@ def test_a_request_whose_generation_diverges_begins_another() -> None:
         older, newer = typed(1, "x"), typed(2, "xaq", script=saying("n", "e", "w"))
         runner.submit_nowait(older)
         runner.submit_nowait(newer)
-        await asyncio.sleep(0.6)  # "ab" was said, not "aq"
+        await asyncio.sleep(0.6)  # "ab" was generated, not "aq"
         assert (newer.num_generations, newer.reasons, runner.book.num_occupied) == (1, [], 1)
         await runner.wait_idle()
         assert (older.reasons, newer.reasons, newer.text) == (["superseded"], ["stop"], "new")
@@ -322,19 +322,19 @@ def test_a_failure_ends_only_its_own_request() -> None:
         async def silent() -> AsyncGenerator[Progress]:
             yield PromptReady(3, 3)
 
-        told, failed, ended, fine = (
-            ask("told", script=expected),
+        known, failed, ended, fine = (
+            ask("known", script=expected),
             ask("bug", script=bug),
             ask("e", script=silent),
             ask("f"),
         )
-        for each in (told, failed, ended, fine):
+        for each in (known, failed, ended, fine):
             runner.submit_nowait(each)
         await runner.wait_idle()
-        assert [each.reasons for each in (told, failed, ended, fine)] == [["error"]] * 3 + [["stop"]]
-        error = told.ends[0].error
+        assert [each.reasons for each in (known, failed, ended, fine)] == [["error"]] * 3 + [["stop"]]
+        error = known.ends[0].error
         assert error is not None
-        assert (error.code, told.ends[0].retry_after_ms) == (Code.UNAVAILABLE, 70)
+        assert (error.code, known.ends[0].retry_after_ms) == (Code.UNAVAILABLE, 70)
         hidden = failed.ends[0].error
         assert hidden is not None
         assert "Zero" not in hidden.message
@@ -373,7 +373,7 @@ def test_submits_and_cancels_inside_an_end_are_carried_out_in_order() -> None:
         runner.submit_nowait(other)
         runner.submit_nowait(first)
         runner.submit_nowait(second)
-        assert order[:2] == ["r1", "reacted"], "an end was told inside another"
+        assert order[:2] == ["r1", "reacted"], "an end was reported inside another"
         assert sorted(order[2:]) == ["other", "r2"]
         await runner.wait_idle()
         assert [each.reasons for each in (first, second, third, other)] == [

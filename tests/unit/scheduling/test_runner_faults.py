@@ -20,7 +20,7 @@ def test_a_reattach_that_raises_ends_its_request_and_aborts_the_generation() -> 
         older, newer, waiting = typed(1, "x"), typed(2, "xa"), ask("waiting")
         newer.fault = "receive"
         runner.submit_nowait(older)
-        await asyncio.sleep(0.6)  # "ab" was said
+        await asyncio.sleep(0.6)  # "ab" was generated
         runner.submit_nowait(waiting)
         runner.submit_nowait(newer)
         assert (older.reasons, newer.reasons) == (["superseded"], ["error"])

@@ -14,6 +14,7 @@ from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.speculation.controller import Controller
 from completion_server.speculation.live import LiveSpeculation, SpeculationLockedError, SpeculationMode
 from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule
+from completion_server.speculation.trial import StartChoice
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 
@@ -57,12 +58,15 @@ def lookup_of(engine: ScriptedEngine) -> SpeculationLookup:
 
 
 def on_bench(
-    scenario: Callable[[Bench], Awaitable[None]], settings: SpeculationSettings | None = None, max_k: int = MAX_K
+    scenario: Callable[[Bench], Awaitable[None]],
+    settings: SpeculationSettings | None = None,
+    max_k: int = MAX_K,
+    start: StartChoice | None = None,
 ) -> None:
     async def main() -> None:
-        bench = Bench(settings or SpeculationSettings(), max_k)
+        bench = Bench(settings or SpeculationSettings("fixed"), max_k)
         await bench.supervised.start()
-        bench.live.begin()
+        bench.live.begin(start)
         run = asyncio.create_task(bench.supervised.run())
         await asyncio.sleep(0)
         await scenario(bench)
@@ -145,7 +149,7 @@ def test_settings_without_an_effect_are_logged(caplog: pytest.LogCaptureFixture)
         pass
 
     with caplog.at_level(logging.WARNING):
-        on_bench(scenario, SpeculationSettings("auto"), max_k=0)
+        on_bench(scenario, SpeculationSettings("schedule", ((1, 8, 2),)), max_k=0)
         on_bench(scenario, SpeculationSettings("schedule", ((1, 8, 9),)))
     assert "can't be changed while it runs: the engine was started without a draft model" in caplog.text
     assert "not active: schedule[0]: K = 9 is over the 4" in caplog.text
@@ -277,3 +281,42 @@ def test_an_error_of_the_controller_does_not_reach_the_engine(
     with caplog.at_level(logging.ERROR):
         on_bench(scenario)
     assert "no longer chosen by the server" in caplog.text
+
+
+def test_k_zero_of_an_operator_switches_the_draft_model_off() -> None:
+    async def scenario(bench: Bench) -> None:
+        prompt = [1, 2, 3] * 30
+
+        async def cached(name: str) -> int:
+            outputs = bench.supervised.generate(GenerationRequest(name, prompt, 8))
+            return [output.cached_prompt_tokens async for output in outputs][-1]
+
+        await cached("first")
+        bench.live.set_fixed(0, "ada")
+        assert await cached("off") > 0
+        bench.live.set_fixed(2, "ada")
+        assert await cached("on") == 0, "the draft model lacks these prompts"
+        assert await cached("on again") > 0
+
+    on_bench(scenario)
+
+
+def test_it_begins_with_the_choice_of_the_trial() -> None:
+    async def scenario(bench: Bench) -> None:
+        assert bench.live.active.mode is SpeculationMode.AUTO
+        assert bench.live.active.schedule.as_lists() == [[1, 2, 3], [3, 8, 0]]
+
+    on_bench(scenario, SpeculationSettings("auto"), start=StartChoice(((1, 2, 3), (3, 8, 0)), ""))
+
+
+def test_drafts_that_do_not_pay_at_start_are_tried_again_later() -> None:
+    async def scenario(bench: Bench) -> None:
+        assert await bench.ask("at start") == 0
+        await asyncio.sleep(599)
+        assert await bench.ask("still off") == 0
+        await asyncio.sleep(1)
+        drafted = [await bench.ask(f"later-{i}") for i in range(20)]
+        assert any(drafted)
+        assert bench.live.active.schedule.largest > 0, "they pay here"
+
+    on_bench(scenario, SpeculationSettings("auto"), start=StartChoice(((1, SEQS, 0),), ""))

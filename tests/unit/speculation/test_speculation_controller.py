@@ -101,7 +101,7 @@ def test_it_finds_the_best_k_from_any_schedule(operator_k: int, acceptance: floa
 
 
 def test_high_acceptance_alone_is_no_reason_to_draft() -> None:
-    """Each draft token is likely to be accepted, and still costs more than it brings."""
+    """Each draft token is likely to be accepted, and still costs more than it gains."""
     machine = Machine(controller(4), lambda k: 0.010 * (1 + 1.2 * k), acceptance=0.9, batch_size=16)
     machine.run(20)
     assert machine.run(20) > 0.95 * 16 / 0.010

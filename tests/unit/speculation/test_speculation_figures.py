@@ -1,4 +1,4 @@
-"""Sums of drafted and accepted tokens over a window window."""
+"""Sums of drafted and accepted tokens over a window of time."""
 
 import pytest
 

@@ -27,7 +27,7 @@ def request_at(
 
 
 def sent(request: Request, pieces: list[str], *, is_cut: bool = False) -> list[str]:
-    """Return what is sent for each piece, and last for the finish; shorter where a rule ended the completion."""
+    """Return the text sent for each piece and for the finish; shorter if a rule ended the completion."""
     rules = TextRules(request)
     deltas = []
     for piece in pieces:
@@ -39,7 +39,7 @@ def sent(request: Request, pieces: list[str], *, is_cut: bool = False) -> list[s
 
 
 def complete(request: Request, text: str, *, is_cut: bool = False) -> str:
-    """Return what is sent in total, which must not depend on the pieces."""
+    """Return the whole text that is sent, which must not depend on the pieces."""
     whole = "".join(sent(request, [text], is_cut=is_cut))
     for size in (1, 2, 3, 7):
         pieces = [text[at : at + size] for at in range(0, len(text), size)]

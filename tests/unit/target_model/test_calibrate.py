@@ -92,7 +92,7 @@ def test_a_signal_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_the_other_environment_is_told_what_to_do(model: Path, tmp_path: Path) -> None:
+def test_the_other_environment_gets_the_settings(model: Path, tmp_path: Path) -> None:
     how = Calibration(["x = 1\n"], 8, 0.25, interpreter(tmp_path, PASSES))
     quantise_calibrated(model, tmp_path / "out", how)
     arguments, job = json.loads((tmp_path / "called.json").read_text())
@@ -115,14 +115,14 @@ def test_the_other_environment_is_told_what_to_do(model: Path, tmp_path: Path) -
         ("pass", "no safetensors files"),
     ],
 )
-def test_a_failure_there_is_told_and_leaves_nothing(does: str, message: str, model: Path, tmp_path: Path) -> None:
+def test_a_failure_there_is_reported_and_leaves_nothing(does: str, message: str, model: Path, tmp_path: Path) -> None:
     python = interpreter(tmp_path, does)
     with pytest.raises(QuantiseError, match=message):
         quantise_calibrated(model, tmp_path / "out", Calibration(["x = 1\n"], python=python))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["called.json", "model", "python"]
 
 
-def test_what_comes_back_is_looked_at(model: Path, tmp_path: Path) -> None:
+def test_the_returned_model_is_checked(model: Path, tmp_path: Path) -> None:
     python = interpreter(tmp_path, "write()", dtype="float32")
     with pytest.raises(QuantiseError, match="other layers than asked for"):
         quantise_calibrated(model, tmp_path / "out", Calibration(["x"], python=python))

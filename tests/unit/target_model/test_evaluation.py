@@ -21,7 +21,7 @@ from target_model.evaluation.scoring import Share, mean_per_unit, score, share_o
 from target_model.evaluation.served import Speed, serving
 from target_model.evaluation.tasks import Task, is_exact, only_function, only_line, read_tasks
 from target_model.evaluation.texts import read_texts
-from target_model.sandbox.runner import Limits, Trial, WeakSandboxError
+from target_model.sandbox.runner import CheckedProgram, Limits, WeakSandboxError
 from tests.support.models import TARGET
 from tests.support.sandbox import LIMITS
 
@@ -51,7 +51,7 @@ def test_the_authors_own_completions_all_pass_and_empty_ones_none(tasks: list[Ta
     assert (empty.passed.value, empty.exact.value) == (0.0, 0.0)
 
 
-def test_of_the_files_that_come_along_the_authors_own_completions_pass() -> None:
+def test_the_authors_completions_of_the_packaged_tasks_pass() -> None:
     tasks = read_tasks(BENCHMARKS / "HumanEval.jsonl.gz")
     assert len(tasks) == 164
     some = tasks[::12]
@@ -59,8 +59,8 @@ def test_of_the_files_that_come_along_the_authors_own_completions_pass() -> None
     assert score(some, [""] * len(some), LIMITS).passed.value == 0.0
 
 
-def test_so_do_their_single_lines_and_of_missing_ones_few() -> None:
-    """Some programs do their work without the line that is missing: a docstring's end, a shortcut."""
+def test_the_authors_single_lines_pass_and_missing_lines_mostly_fail() -> None:
+    """Some programs work without the missing line: a docstring's end, a shortcut."""
     tasks = read_tasks(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz")
     assert len(tasks) == 1_033
     assert len({task.check for task in tasks}) == 164, "the lines of a problem are a group"
@@ -80,7 +80,7 @@ def test_other_words_pass_without_being_the_same(tasks: list[Task]) -> None:
     assert score(tasks, ["    y = x\n", "    return x + x  \n"], LIMITS).exact.hits == 1
 
 
-def test_only_what_was_asked_for_is_kept() -> None:
+def test_only_the_requested_part_is_kept() -> None:
     assert only_line("    y = 1  \n    z = 2\n") == "    y = 1\n"
     assert only_function("    a = 1\n\n    return a\n\n\ndef other():\n    pass\n") == "    a = 1\n\n    return a\n"
     assert only_function("") == "\n"
@@ -119,7 +119,7 @@ def test_outcomes_of_one_problem_count_as_one_where_they_agree() -> None:
     ("content", "message"),
     [(b"", "has no tasks"), (b"{}\n", "not a HumanEval file"), (b"no\n", "not a HumanEval file")],
 )
-def test_what_is_no_task_file_is_a_clear_error(content: bytes, message: str, tmp_path: Path) -> None:
+def test_an_invalid_task_file_is_a_clear_error(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "f.jsonl").write_bytes(content)
     with pytest.raises(EvaluationError, match=message):
         read_tasks(tmp_path / "f.jsonl")
@@ -181,10 +181,10 @@ def test_models_are_measured_side_by_side(tasks: list[Task]) -> None:
     assert table.splitlines()[0] == "| figure | bf16 | int8 |"
     assert "| HumanEval pass@1 | - | - |" in table
     assert "| more than the first model's | - | 0.0100 (0.0100 to 0.0100) |" in table
-    told = json.loads(to_json([first, second]))
+    parsed = json.loads(to_json([first, second]))
     interval = pytest.approx([0.2065, 1.0], abs=5e-4)
-    assert told[0]["lines"]["exact"] == {"hits": 1, "total": 1, "num_independent": 1, "interval": interval}
-    assert told[1]["loss_more"]["interval"] == pytest.approx([0.01, 0.01])
+    assert parsed[0]["lines"]["exact"] == {"hits": 1, "total": 1, "num_independent": 1, "interval": interval}
+    assert parsed[1]["loss_more"]["interval"] == pytest.approx([0.01, 0.01])
 
 
 def test_a_mean_over_texts_is_as_sure_as_they_agree() -> None:
@@ -218,7 +218,7 @@ def test_the_prompts_are_the_servers_with_the_cursor_on_an_empty_line(tasks: lis
         build_prompts(Path("missing"), tasks)
 
 
-def test_settings_that_the_figures_rest_on_are_not_to_choose() -> None:
+def test_settings_that_the_figures_depend_on_can_not_be_chosen() -> None:
     refused = pytest.raises(EvaluationError, match="enable_prefix_caching: no setting to choose here")
     with refused, serving(TARGET, {"enable_prefix_caching": True, "dtype": "float32"}):
         pass
@@ -242,7 +242,7 @@ def test_tasks_are_spread_and_models_named(tasks: list[Task]) -> None:
 FIGURES = TargetFigures("first", 1 << 20, 1 << 20, Speed(1.0, 2.0, 3.0), None, None, None, None, None)
 
 
-def test_what_was_measured_is_told_before_a_later_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_reported_before_a_later_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "new" / "figures.json"
 
     def measured(*_: object) -> Iterator[TargetFigures]:
@@ -256,7 +256,7 @@ def test_what_was_measured_is_told_before_a_later_model_fails(tmp_path: Path, mo
     assert "| figure | first |" in result.stdout
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
+def test_an_unwritable_path_is_an_error_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")
@@ -270,7 +270,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(
     assert (tmp_path / "earlier.json").read_text() == "hours of measuring", "nothing better has come"
 
 
-def test_the_command_explains_what_is_wrong() -> None:
+def test_the_command_explains_errors() -> None:
     for arguments, status, message in (
         (["--humaneval", "missing"], 1, "cannot read missing"),
         (["--engine-options", "[1]"], 2, "'[1]' is not a JSON object"),
@@ -280,14 +280,14 @@ def test_the_command_explains_what_is_wrong() -> None:
         assert (result.exit_code, message in result.output) == (status, True), result.output
 
 
-def test_without_a_sandbox_nothing_is_measured_unless_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_strong_sandbox_nothing_is_measured_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[bool] = []
 
     def measured(*arguments: Any) -> Iterator[TargetFigures]:
         allowed.append(arguments[-1].allow_weak)
         yield FIGURES
 
-    def run_weak(_trial: Trial, limits: Limits) -> None:
+    def run_weak(_checked: CheckedProgram, limits: Limits) -> None:
         if not limits.allow_weak:
             raise WeakSandboxError("Landlock")
 

@@ -81,7 +81,7 @@ def test_the_copy_holds_int8_matrices_and_keeps_the_rest(model: Path, tmp_path: 
         assert file.metadata() == {"format": "pt"}
 
 
-def test_whoever_serves_the_copy_may_read_it(model: Path, tmp_path: Path) -> None:
+def test_other_users_may_read_the_copy(model: Path, tmp_path: Path) -> None:
     quantise_folder(model, tmp_path / "out")
     assert (tmp_path / "out" / "model.safetensors").stat().st_mode & 0o777 == 0o644
 
@@ -152,7 +152,7 @@ def test_a_full_disk_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_what_a_killed_process_left_is_removed(model: Path, tmp_path: Path) -> None:
+def test_the_remains_of_a_killed_process_are_removed(model: Path, tmp_path: Path) -> None:
     with new_folder(tmp_path / "out") as folder:
         left = folder.with_name(folder.name.replace(".tmp", "killed.tmp"))
     (tmp_path / "out").rmdir()
@@ -179,7 +179,7 @@ def test_bad_input_is_a_clear_error(model: Path, tmp_path: Path) -> None:
         quantise_folder(model, tmp_path / "out")
 
 
-def test_how_to_calibrate_says_nothing_without_data_to_calibrate_on(model: Path, tmp_path: Path) -> None:
+def test_calibration_settings_without_data_are_refused(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = CliRunner().invoke(main, ["quantize", "--model", str(model), "--out", str(out), "--smoothing", "0.5"])
     assert result.exit_code == 2

@@ -6,7 +6,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from target_model.sandbox.runner import Limits, Trial, Verdict, WeakSandboxError, confined, run_program, run_programs
+from target_model.sandbox.runner import (
+    CheckedProgram,
+    Limits,
+    ProgramResult,
+    WeakSandboxError,
+    confined,
+    run_program,
+    run_programs,
+)
 from tests.support import sandbox
 
 LIMITS = replace(sandbox.LIMITS, cpu_s=1)
@@ -14,44 +22,44 @@ NAMES = "def f(x):\n    return abs(x)\n\ndef double(x):\n    return 2 * x\n"
 CHECK = "for x in -1, 2.5, 10**30:\n    assert f(x) == abs(x)\nassert f(double(-2)) == 4\n"
 
 
-def run(program: str, limits: Limits = LIMITS) -> Verdict:
+def run(program: str, limits: Limits = LIMITS) -> ProgramResult:
     """Run a program to its end."""
-    return run_program(Trial(program), limits)
+    return run_program(CheckedProgram(program), limits)
 
 
-def run_checked(program: str, check: str = CHECK) -> Verdict:
+def run_checked(program: str, check: str = CHECK) -> ProgramResult:
     """Run a program whose function f the check calls; the check's own version of it is NAMES."""
-    return run_program(Trial(program, check, reference=NAMES, entry_point="f"), LIMITS)
+    return run_program(CheckedProgram(program, check, reference=NAMES, entry_point="f"), LIMITS)
 
 
 @pytest.mark.parametrize(
-    ("program", "verdict"),
+    ("program", "result"),
     [
-        ("pass", Verdict.PASSED),
-        ("assert 1 == 2", Verdict.FAILED),
-        ("this is no Python", Verdict.FAILED),
-        ("x = '\0'", Verdict.FAILED),
-        ("x = 1  #" + "#" * 300_000, Verdict.PASSED),
-        ("from __future__ import annotations\nassert __name__ == '__main__'", Verdict.PASSED),
-        ("import os; assert 'HOME' not in os.environ and os.listdir() == []", Verdict.PASSED),
-        ("assert input() == 'x'", Verdict.FAILED),
+        ("pass", ProgramResult.PASSED),
+        ("assert 1 == 2", ProgramResult.FAILED),
+        ("this is no Python", ProgramResult.FAILED),
+        ("x = '\0'", ProgramResult.FAILED),
+        ("x = 1  #" + "#" * 300_000, ProgramResult.PASSED),
+        ("from __future__ import annotations\nassert __name__ == '__main__'", ProgramResult.PASSED),
+        ("import os; assert 'HOME' not in os.environ and os.listdir() == []", ProgramResult.PASSED),
+        ("assert input() == 'x'", ProgramResult.FAILED),
     ],
 )
-def test_a_program_passes_when_it_reaches_its_end(program: str, verdict: Verdict) -> None:
-    assert run(program, LIMITS) is verdict
+def test_a_program_passes_when_it_reaches_its_end(program: str, result: ProgramResult) -> None:
+    assert run(program, LIMITS) is result
 
 
 @pytest.mark.parametrize("way_out", ["raise SystemExit(0)", "exit()", "import os; os._exit(0)"])
-def test_an_end_half_way_is_none(way_out: str) -> None:
-    assert run(f"{way_out}\nassert False", LIMITS) is Verdict.FAILED
+def test_an_early_exit_is_a_failure(way_out: str) -> None:
+    assert run(f"{way_out}\nassert False", LIMITS) is ProgramResult.FAILED
 
 
 def test_a_program_passes_when_its_function_holds_the_check() -> None:
-    assert run_checked(NAMES) is Verdict.PASSED
-    assert run_checked(NAMES.replace("abs(x)", "x")) is Verdict.FAILED
-    assert run_checked("def g(x):\n    return x\n") is Verdict.FAILED
-    assert run_checked(NAMES, "assert f(1) == 2") is Verdict.FAILED
-    assert run_checked(NAMES, "assert f(x=-1) == 1") is Verdict.PASSED
+    assert run_checked(NAMES) is ProgramResult.PASSED
+    assert run_checked(NAMES.replace("abs(x)", "x")) is ProgramResult.FAILED
+    assert run_checked("def g(x):\n    return x\n") is ProgramResult.FAILED
+    assert run_checked(NAMES, "assert f(1) == 2") is ProgramResult.FAILED
+    assert run_checked(NAMES, "assert f(x=-1) == 1") is ProgramResult.PASSED
 
 
 PLAIN = """
@@ -62,7 +70,7 @@ def f(x):
 
 def test_results_of_all_plain_types_come_back_as_they_are() -> None:
     check = PLAIN.replace("def f(", "def same(") + "assert f('y') == same('y')"
-    assert run_checked(PLAIN, check) is Verdict.PASSED
+    assert run_checked(PLAIN, check) is ProgramResult.PASSED
 
 
 FORGERIES = {
@@ -81,7 +89,7 @@ for said in b"done", b"ready\\n", b"10", b"0", b"passed\\n":
             pass
 os._exit(0)
 """,
-    "a printed verdict": "import os; print('done', 'passed'); os._exit(0)",
+    "a printed result": "import os; print('done', 'passed'); os._exit(0)",
     "the caller's frames": """
 import os, sys
 frame = sys._getframe()
@@ -129,13 +137,13 @@ def f(x):
 
 @pytest.mark.parametrize("program", FORGERIES.values(), ids=FORGERIES.keys())
 def test_no_program_passes_itself(program: str) -> None:
-    assert run_checked(program) is Verdict.FAILED
+    assert run_checked(program) is ProgramResult.FAILED
 
 
 @pytest.mark.skipif(not sandbox.IS_STRONG, reason="elsewhere it could stop a process that is not the checker")
 def test_a_program_that_stops_its_checker_has_failed() -> None:
     stop = "import os, signal\ndef f(x):\n    os.kill(os.getpid() + 1, signal.SIGTERM)\n    return abs(x)"
-    assert run_checked(stop) is Verdict.FAILED
+    assert run_checked(stop) is ProgramResult.FAILED
 
 
 READ_THE_CHECK = """
@@ -157,7 +165,7 @@ def f(x):
 
 
 def test_a_program_does_not_see_its_check() -> None:
-    assert run_checked(READ_THE_CHECK, "assert f(0) is False  # only the check knows") is Verdict.PASSED
+    assert run_checked(READ_THE_CHECK, "assert f(0) is False  # only the check knows") is ProgramResult.PASSED
 
 
 @pytest.mark.parametrize(
@@ -169,15 +177,15 @@ def test_a_program_does_not_see_its_check() -> None:
     ],
 )
 def test_processor_time_ends(program: str) -> None:
-    assert run(program, LIMITS) is Verdict.TIMED_OUT
+    assert run(program, LIMITS) is ProgramResult.TIMED_OUT
 
 
 def test_processor_time_of_a_call_ends() -> None:
-    assert run_checked("def f(x):\n    while True: pass") is Verdict.TIMED_OUT
+    assert run_checked("def f(x):\n    while True: pass") is ProgramResult.TIMED_OUT
 
 
 def test_waiting_ends() -> None:
-    assert run("import time; time.sleep(600)", replace(LIMITS, wall_s=0.5)) is Verdict.TIMED_OUT
+    assert run("import time; time.sleep(600)", replace(LIMITS, wall_s=0.5)) is ProgramResult.TIMED_OUT
 
 
 @pytest.mark.parametrize(
@@ -191,8 +199,8 @@ def test_waiting_ends() -> None:
         "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
     ],
 )
-def test_what_takes_too_much_fails(program: str) -> None:
-    assert run(program, LIMITS) is Verdict.FAILED
+def test_programs_over_their_limits_fail(program: str) -> None:
+    assert run(program, LIMITS) is ProgramResult.FAILED
 
 
 def test_files_elsewhere_stay_as_they_are(tmp_path: Path) -> None:
@@ -206,7 +214,7 @@ def test_files_elsewhere_stay_as_they_are(tmp_path: Path) -> None:
         f"import os; os.mkdir('{tmp_path}/new')",
         f"import shutil; shutil.rmtree('{tmp_path}')",
     ):
-        assert run(attempt, LIMITS) is Verdict.FAILED, attempt
+        assert run(attempt, LIMITS) is ProgramResult.FAILED, attempt
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept", "x")]
 
 
@@ -216,7 +224,7 @@ import os, tempfile
 open('a', 'w').write('x'); os.rename('a', 'b'); os.mkdir('c'); os.remove('b')
 tempfile.TemporaryFile().write(b'x'); open(os.devnull, 'w').write('x')
 """
-    assert run(program, LIMITS) is Verdict.PASSED
+    assert run(program, LIMITS) is ProgramResult.PASSED
 
 
 @pytest.mark.parametrize("leaves", ["", "os.setsid()\n    ", "os.setsid()\n    os.fork()\n    "])
@@ -224,27 +232,27 @@ def test_nothing_that_it_started_outlives_it(leaves: str) -> None:
     mark = f"mark-{os.urandom(8).hex()}"
     sleep = f"os.execv({sys.executable!r}, ['{mark}', '-I', '-c', 'import time; time.sleep(600)'])"
     program = f"import os, time\nif os.fork() == 0:\n    {leaves}{sleep}\ntime.sleep(0.2)"
-    assert run(program, LIMITS) is Verdict.PASSED
+    assert run(program, LIMITS) is ProgramResult.PASSED
     assert not [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or [])]
 
 
 @pytest.mark.skipif(not sandbox.IS_STRONG, reason="this kernel allows no namespaces")
-def test_other_processes_are_out_of_its_sight() -> None:
+def test_it_does_not_see_other_processes() -> None:
     program = f"import os\ntry:\n    os.kill({os.getpid()}, 0)\nexcept ProcessLookupError:\n    pass"
-    assert run(program, LIMITS) is Verdict.PASSED
+    assert run(program, LIMITS) is ProgramResult.PASSED
 
 
-def test_verdicts_come_in_the_order_of_the_programs() -> None:
-    trials = [Trial("pass"), Trial("assert False")] * 3
-    assert run_programs(trials, LIMITS, num_workers=3) == [Verdict.PASSED, Verdict.FAILED] * 3
+def test_results_come_in_the_order_of_the_programs() -> None:
+    programs = [CheckedProgram("pass"), CheckedProgram("assert False")] * 3
+    assert run_programs(programs, LIMITS, num_workers=3) == [ProgramResult.PASSED, ProgramResult.FAILED] * 3
 
 
-def test_a_sandbox_that_fails_itself_gives_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sandbox_that_fails_itself_gives_no_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise OSError('no processes left')")
     monkeypatch.setattr(confined, "__file__", str(broken))
     with pytest.raises(RuntimeError, match="no processes left"):
-        run_program(Trial("pass"))
+        run_program(CheckedProgram("pass"))
 
 
 @pytest.fixture
@@ -259,14 +267,14 @@ def without_namespaces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_namespaces")
-def test_a_kernel_without_namespaces_is_refused_unless_that_is_allowed() -> None:
+def test_a_kernel_without_namespaces_is_refused_unless_weak_sandboxes_are_allowed() -> None:
     with pytest.raises(WeakSandboxError, match=r"no user, PID and network namespaces \(.*--allow-weak-sandbox"):
-        run_program(Trial("pass"))
-    assert run_program(Trial("pass"), Limits(allow_weak=True)) is Verdict.PASSED
+        run_program(CheckedProgram("pass"))
+    assert run_program(CheckedProgram("pass"), Limits(allow_weak=True)) is ProgramResult.PASSED
 
 
 @pytest.mark.usefixtures("without_namespaces")
 @pytest.mark.parametrize("program", FORGERIES.values(), ids=FORGERIES.keys())
 def test_no_program_passes_itself_in_a_weak_sandbox(program: str) -> None:
-    trial = Trial(program, CHECK, reference=NAMES, entry_point="f")
-    assert run_program(trial, Limits(cpu_s=1, allow_weak=True)) is Verdict.FAILED
+    checked = CheckedProgram(program, CHECK, reference=NAMES, entry_point="f")
+    assert run_program(checked, Limits(cpu_s=1, allow_weak=True)) is ProgramResult.FAILED

@@ -1,4 +1,4 @@
-"""Messages that never end: each stream lacks its last byte, and the server holds what it has."""
+"""Messages that never end: each stream lacks its last byte, so the server holds the bytes received so far."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ class HalfMessages(Attack):
     """24 streams on one connection, half of them sessions; one that the server ends is opened again."""
 
     name = "half_messages"
-    about = "24 streams on one connection, each with a message of 16 MiB (or what the server takes) less a byte"
+    about = "24 streams on one connection, each with a message of 16 MiB (or the server's limit) less a byte"
 
     async def run(self) -> None:
         """See Attack."""

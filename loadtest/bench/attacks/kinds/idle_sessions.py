@@ -1,4 +1,4 @@
-"""Session streams that take every place and never ask.
+"""Session streams that occupy every place and send no request.
 
 A flood of calls over many connections is another attack: here the number of connections is small.
 """
@@ -18,7 +18,7 @@ class IdleSessions(Attack):
     """20,000 streams on one connection, or as many as the server allows on 16."""
 
     name = "idle_sessions"
-    about = "20,000 Session streams that never ask, on one connection (or what the server takes on 16)"
+    about = "20,000 Session streams without a request, on one connection (or as many as the server allows on 16)"
 
     async def run(self) -> None:
         """See Attack."""

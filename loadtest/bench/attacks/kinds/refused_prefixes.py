@@ -12,7 +12,7 @@ _ANSWER_S = 5.0
 
 
 class LongPrefix(MessageOf):
-    """A request whose prefix is as long as the message may be."""
+    """A request with a prefix that fills a message of the given size."""
 
     def __call__(self, size: int) -> bytes:
         """Return the bytes that go on the wire."""
@@ -23,7 +23,7 @@ class RefusedPrefixes(Attack):
     """Four callers, each with a connection of its own, one request after another."""
 
     name = "refused_prefixes"
-    about = "4 callers in a loop, each with a prefix of 15 MiB (or what the server takes)"
+    about = "4 callers in a loop, each with a prefix of 15 MiB (or the server's limit)"
 
     async def run(self) -> None:
         """See Attack."""

@@ -35,7 +35,7 @@ def test_each_reason_to_leave_a_file_out(given: Document, refusal: Refusal) -> N
     assert judge(given, Rules()) is refusal
 
 
-def test_python_is_shortened_where_that_is_wanted_and_else_stays_as_it_is() -> None:
+def test_python_is_shortened_only_if_configured() -> None:
     given = document(text="# Copyright 1999\n" + different_source(1) + "if x:\n\tpass  \n")
     judged = judge(given, Rules(is_shortened=True))
     assert isinstance(judged, Document)
@@ -48,7 +48,7 @@ def test_other_languages_are_neither_parsed_nor_changed(is_shortened: bool) -> N
     given = document("pkg/a.go", "func f() {\n\treturn\n}\n" * 30)
     rules = Rules(suffixes=(".go",), is_shortened=is_shortened)
     assert judge(given, rules) == given
-    assert judge(replace(given, text=given.text.replace("\n", "\r\n")), rules) == given, "whoever read it"
+    assert judge(replace(given, text=given.text.replace("\n", "\r\n")), rules) == given, "for any reader"
 
 
 def test_a_copy_with_few_changes_is_refused() -> None:
@@ -61,7 +61,7 @@ def test_a_copy_with_few_changes_is_refused() -> None:
     assert not duplicates.is_new("too = few\n")
 
 
-def test_the_split_is_by_name_and_about_the_share_that_is_meant() -> None:
+def test_the_split_is_by_name_and_near_the_configured_share() -> None:
     names = [f"owner/project-{number}" for number in range(4000)]
     held_out = {name for name in names if side_of(name) is Side.HELD_OUT}
     assert held_out == {name for name in names if side_of(name.upper()) is Side.HELD_OUT}

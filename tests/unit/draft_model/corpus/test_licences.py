@@ -57,7 +57,7 @@ def test_permissive_licences_alone_are_fine(licence: str, is_fine: bool) -> None
         ("Apache License, Version 2.0", "Apache-2.0"),
     ],
 )
-def test_what_packages_say_is_read_as_a_name(said: str, meant: str) -> None:
+def test_the_licence_fields_of_packages_are_read_as_names(said: str, meant: str) -> None:
     assert read_licence(said) == meant
 
 
@@ -134,7 +134,7 @@ def test_the_permissive_classifiers_are_known(classifier: str, licence: str) -> 
         "https://mit.edu/licence",
     ],
 )
-def test_what_is_near_a_permissive_licence_stays_what_it_is(said: str) -> None:
+def test_a_text_near_a_permissive_licence_is_not_taken_for_it(said: str) -> None:
     assert read_licence(said) == said
     assert not is_permissive(said)
 
@@ -186,12 +186,12 @@ def test_a_restriction_outweighs_the_classifiers() -> None:
 @pytest.mark.parametrize(
     "said", ["GPLv3", "MIT (non-commercial)", "Proprietary", "EUPL 1.2", "CC-BY-NC", f"GNU AGPL. {MIT}"]
 )
-def test_what_is_said_is_asked_before_the_classifiers(said: str) -> None:
+def test_the_licence_field_outweighs_the_classifiers(said: str) -> None:
     classifier = ["License :: OSI Approved :: MIT License"]
     assert licence_of_metadata({"license": said, "classifier": classifier}) == "unknown"
 
 
-def test_a_text_that_lists_what_it_bundles_leaves_it_to_the_classifiers() -> None:
+def test_a_text_that_lists_bundled_licences_leaves_the_decision_to_the_classifiers() -> None:
     bundled = "GNU General Public License: only occasionally and noncommercially; make it effectively proprietary"
     said = f"{BSD} the following conditions are met. {'As is. ' * 200} Bundled: {bundled}"
     classifier = ["License :: OSI Approved :: BSD License"]
@@ -211,7 +211,7 @@ def test_a_text_that_lists_what_it_bundles_leaves_it_to_the_classifiers() -> Non
         (f"The licence. {'By somebody. ' * 50} {MIT}. {'As is. ' * 200} Parts: {APACHE}", "MIT"),
     ],
 )
-def test_the_permissive_texts_are_told_apart(text: str, licence: str) -> None:
+def test_each_permissive_text_is_identified(text: str, licence: str) -> None:
     assert licence_of_text(text) == licence
 
 

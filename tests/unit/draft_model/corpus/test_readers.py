@@ -92,7 +92,7 @@ def test_a_source_archive_without_metadata_takes_no_others(inner: str, suffix: s
         list(read_archive(path))
 
 
-def test_two_packages_at_the_top_of_an_archive_are_told_from_none(tmp_path: Path) -> None:
+def test_two_packages_at_the_top_of_an_archive_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "both.zip"
     write_archive(path, {"both/a.egg-info/PKG-INFO": METADATA, "both/b.egg-info/PKG-INFO": METADATA})
     with pytest.raises(PipelineError, match="no package metadata of its own"):
@@ -100,7 +100,7 @@ def test_two_packages_at_the_top_of_an_archive_are_told_from_none(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["encrypted", "unknown method", "broken lzma", "broken xz"])
-def test_what_can_not_be_unpacked_names_the_archive(kind: str, tmp_path: Path) -> None:
+def test_an_archive_that_can_not_be_unpacked_is_named(kind: str, tmp_path: Path) -> None:
     path = tmp_path / ("thing.tar.xz" if kind == "broken xz" else "thing.zip")
     if path.suffix == ".xz":
         member = tarfile.TarInfo("thing.bin")
@@ -129,7 +129,7 @@ def test_a_parquet_file_that_breaks_off_names_itself(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": [different_source(number) for number in range(50)]}), path, compression="gzip")
     data = bytearray(path.read_bytes())
-    data[100:400] = bytes(300)  # In the first pages; what is told about them is at the end.
+    data[100:400] = bytes(300)  # In the first pages; their metadata is at the end.
     path.write_bytes(data)
     with pytest.raises(PipelineError, match=r"a\.parquet is not a Parquet file that can be read"):
         list(read_parquet(path))
@@ -153,7 +153,7 @@ def test_vendored_metadata_alone_is_none(tmp_path: Path) -> None:
         list(read_archive(wheel))
 
 
-def test_the_folder_that_one_is_in_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_is_read_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ours" / "sub").mkdir(parents=True)
     (tmp_path / "ours" / "a.py").write_text("x = 1\n")
     (tmp_path / "link").symlink_to("ours")
@@ -173,7 +173,9 @@ def test_the_folder_that_one_is_in_has_its_name(tmp_path: Path, monkeypatch: pyt
         ("license.py", "x = 1", OWN),
     ],
 )
-def test_a_folder_is_ones_own_only_without_a_licence_file(name: str, text: str, licence: str, tmp_path: Path) -> None:
+def test_a_folder_counts_as_own_code_only_without_a_licence_file(
+    name: str, text: str, licence: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(text)
     (tmp_path / "a.py").write_text("x = 1\n")
     assert {item.licence for item in read_folder(tmp_path, (".py",))} == {licence}
@@ -198,7 +200,7 @@ def test_a_row_without_a_repository_is_one_of_its_own() -> None:
     assert {side_of(row.repository, 20.0) for row in unnamed} == set(Side)
 
 
-def test_licences_of_a_row_are_all_needed_even_where_one_is_a_choice() -> None:
+def test_all_licences_of_a_row_must_be_permissive_even_if_one_is_a_choice() -> None:
     row = document_of({"text": "x", "licenses": ["GPL-3.0-only", "MIT OR Apache-2.0"]}, "here")
     assert not is_permissive(row.licence)
     assert document_of({"text": "x", "licenses": ["MIT OR Apache-2.0"]}, "here").licence == "MIT OR Apache-2.0"
@@ -242,7 +244,7 @@ def test_a_data_set_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("a.parquet", b"no", "not a Parquet file"),
     ],
 )
-def test_what_is_no_source_is_a_clear_error(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_an_invalid_source_is_a_clear_error(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     read = read_jsonl if name.endswith("jsonl") else read_parquet
     with pytest.raises(PipelineError, match=message):

@@ -44,7 +44,7 @@ def test_a_package_that_is_missing_is_an_error_unless_it_has_another_name() -> N
     assert next(read_installed("no-such-package-here", "click")).repository == "click"
 
 
-def test_what_should_be_installed_is_asked_before_anything_is_fetched(
+def test_installed_packages_are_checked_before_anything_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draft_model.corpus.sources.INSTALLED", ("click", "no-such-package-here"))
@@ -61,7 +61,7 @@ def test_a_package_without_a_list_of_its_files_is_an_error(tmp_path: Path, monke
         list(read_installed("listless"))
 
 
-def test_the_part_that_is_chosen_is_that_of_either_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chosen_part_applies_to_a_package_of_either_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draft_model.corpus.sources.read_stdlib", lambda: iter(()))
     monkeypatch.setattr("draft_model.corpus.sources.INSTALLED", ("not-here",))
     monkeypatch.setitem(OTHER_NAMES, "not-here", "click")
@@ -72,7 +72,7 @@ def test_the_part_that_is_chosen_is_that_of_either_name(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("engine", ["cpu", "cuda"])
-def test_what_is_read_as_installed_is_locked_for_every_engine(engine: str) -> None:
+def test_packages_read_as_installed_are_locked_for_every_engine(engine: str) -> None:
     lists = "".join((LOCKED / f"{name}.txt").read_text() for name in (engine, "torch-cpu"))
     locked = {normal(name) for name in re.findall(r"^([\w.-]+)==", lists, re.MULTILINE)}
     missing = {name for name in INSTALLED if not {normal(name), OTHER_NAMES.get(name)} & locked}

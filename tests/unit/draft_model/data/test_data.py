@@ -49,9 +49,7 @@ def test_a_row_is_full_and_marks_what_stands_behind_the_middle_marker(source: st
     assert ends > 20
 
 
-def test_what_a_target_wrote_has_its_share_of_a_rows_samples_however_long_the_rest_is(
-    source: str, encoder: TemplateEncoder
-) -> None:
+def test_generated_text_has_its_share_of_a_rows_samples(source: str, encoder: TemplateEncoder) -> None:
     written = Split("before = 1\n" * 60, "re", "turn 7", "\n" + "after = 1\n" * 60)
     maker = SampleMaker(CorpusText([source]), encoder, generated=(written,), generated_share=0.5)
     behind = [*encoder.encode_prompt("", "re", "")[-1:], *encoder.encode("turn 7"), encoder.end]
@@ -81,10 +79,10 @@ def test_a_share_of_the_splits_shows_other_files_of_the_folder(source: str, enco
             assert len(at_one.ids) <= 500
     assert 15 < sum(shown) < 45
     maker = SampleMaker(CorpusText(texts), encoder, fim_share=1.0, snippet_share=1.0)
-    assert maker.draw(0.1, 500, Random(1)).ids[:1] != opened, "nobody says which texts are of one folder"
+    assert maker.draw(0.1, 500, Random(1)).ids[:1] != opened, "no source says which texts are of one folder"
 
 
-def test_shards_are_the_same_whoever_makes_them_and_in_whatever_order(
+def test_shards_do_not_depend_on_the_process_or_the_order(
     data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
 ) -> None:
     out = tmp_path / "data"
@@ -94,10 +92,10 @@ def test_shards_are_the_same_whoever_makes_them_and_in_whatever_order(
     assert all((out / name).read_bytes() == (data / name).read_bytes() for name in names if name != "tokenizer")
 
 
-def test_an_interrupted_build_goes_on_with_what_is_missing(
+def test_an_interrupted_build_makes_the_missing_shards(
     data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings, tmp_path: Path
 ) -> None:
-    out, told = tmp_path / "data", []
+    out, reported = tmp_path / "data", []
     build_data(corpus, tokenizer_folder, EMBEDDED, out, data_settings)
     kept, _ = shard_paths(out, 0)
     made_at = kept.stat().st_mtime_ns
@@ -105,14 +103,19 @@ def test_an_interrupted_build_goes_on_with_what_is_missing(
     with pytest.raises(PipelineError, match="lacks 1 of 2 shards"):
         BlockSource(out, 1)
     build_data(
-        corpus, tokenizer_folder, EMBEDDED, out, data_settings, on_shard=lambda done, total: told.append((done, total))
+        corpus,
+        tokenizer_folder,
+        EMBEDDED,
+        out,
+        data_settings,
+        on_shard=lambda done, total: reported.append((done, total)),
     )
-    assert told == [(1, 2), (2, 2)]
+    assert reported == [(1, 2), (2, 2)]
     assert kept.stat().st_mtime_ns == made_at
     assert shard_paths(out, 1)[1].read_bytes() == shard_paths(data, 1)[1].read_bytes()
 
 
-def test_data_made_otherwise_is_not_mixed_in(
+def test_data_of_other_settings_is_not_mixed_in(
     data: Path, corpus: Corpus, tokenizer_folder: Path, data_settings: DataSettings
 ) -> None:
     with pytest.raises(PipelineError, match=r"made otherwise \(seed 5, not 6\)"):
@@ -121,14 +124,14 @@ def test_data_made_otherwise_is_not_mixed_in(
         replace(data_settings, row_tokens=(48,))
 
 
-def test_data_with_generated_text_that_was_drawn_otherwise_is_not_mixed_in(tmp_path: Path, data: Path) -> None:
-    """Data made before a drawing had a number: without generated text it is what it would be now."""
-    told = json.loads((data / MANIFEST).read_text())
-    del told["settings"]["drawing"]
-    (tmp_path / MANIFEST).write_text(json.dumps(told))
+def test_data_with_generated_text_of_another_drawing_is_not_mixed_in(tmp_path: Path, data: Path) -> None:
+    """Data made before a drawing had a number: without generated text it equals data made now."""
+    record = json.loads((data / MANIFEST).read_text())
+    del record["settings"]["drawing"]
+    (tmp_path / MANIFEST).write_text(json.dumps(record))
     assert load_manifest(tmp_path) == load_manifest(data)
-    told["settings"]["generated_share"] = 0.5
-    (tmp_path / MANIFEST).write_text(json.dumps(told))
+    record["settings"]["generated_share"] = 0.5
+    (tmp_path / MANIFEST).write_text(json.dumps(record))
     before = load_manifest(tmp_path)
     now = replace(before, settings=replace(before.settings, drawing=2))
     assert before.fingerprint != now.fingerprint
@@ -168,7 +171,7 @@ def test_every_block_comes_once_an_epoch_in_an_order_that_the_seed_decides(data:
     assert visited(source, 0) != visited(BlockSource(data, 2), 0)
 
 
-def test_the_marks_are_those_that_were_packed(data: Path, encoder: TemplateEncoder) -> None:
+def test_the_marks_equal_the_packed_ones(data: Path, encoder: TemplateEncoder) -> None:
     source = BlockSource(data, 1)
     for place in range(source.num_blocks):
         block = source.block(place)
@@ -195,7 +198,7 @@ def test_long_rows_have_long_samples_and_those_of_the_embedded_models_stay(encod
     assert max(lengths) > 2000
 
 
-def test_generated_text_comes_back_and_nothing_else_is_taken_for_it(tmp_path: Path) -> None:
+def test_generated_text_is_read_back_and_other_files_are_refused(tmp_path: Path) -> None:
     splits = [Split("a\n", "b", "c\nd", ""), Split("", "", "é", "\n")]
     path = tmp_path / "g.jsonl"
     with keeping_chunks(path, "one") as begun:

@@ -47,7 +47,7 @@ def template_of(model: Path, settings: dict[str, Any]) -> Template:
 
 
 def server_prompts(model: Path, settings: dict[str, Any], requests: list[dict[str, Any]]) -> list[list[int]]:
-    """The server's prompts of requests, which name what differs from an empty one; so large that nothing is cut."""
+    """Return the server's prompts for requests, given by their differences from an empty one. Nothing is cut."""
     size = 100_000
     settings = settings | {"max_prompt_tokens": size}
     builder = load_prompt_builder(str(model), max_prompt_tokens=size, settings=PromptSettings(**settings))

@@ -62,7 +62,7 @@ def test_a_replay_is_what_a_step_by_step_speculation_does(matches: list[bool], l
     assert list(found.accepted_at) == sorted(found.accepted_at, reverse=True)
 
 
-def test_what_is_counted_by_hand() -> None:
+def test_counts_equal_those_made_by_hand() -> None:
     #                 t      draft 1        draft 2      draft 3
     found = replay([True, True, True, False, False, True, True], 2)
     assert found == AcceptanceCounts(3, (2, 2))
@@ -156,7 +156,7 @@ def pair(preset: Preset, encoder: TemplateEncoder) -> Pair:
     return Pair(make_model(preset.shape, 1).eval(), make_model(preset.shape, 2).eval(), encoder)
 
 
-def test_what_the_draft_predicts_is_what_it_would_draft_token_by_token(pair: Pair) -> None:
+def test_predictions_equal_drafting_token_by_token(pair: Pair) -> None:
     prompt = pair.encoder.encode_prompt("", "def f(", "")
     written = complete(pair, prompt, 8)
     matches = draft_matches(pair, prompt, written)
@@ -182,9 +182,9 @@ def test_a_models_own_defaults_for_writing_do_not_matter(pair: Pair) -> None:
 
 
 def test_a_model_predicts_itself(pair: Pair, source: str) -> None:
-    twin = Pair(pair.target, pair.target, pair.encoder)
+    pair_of_target = Pair(pair.target, pair.target, pair.encoder)
     splits = held_out_splits([source], 4)
-    tally = measure(twin, splits, 6)
+    tally = measure(pair_of_target, splits, 6)
     assert tally.agreement == 1.0
     figures = offline_figures(4, {0.0: tally}).greedy
     assert figures.acceptance_by_length[4] == 1.0, "a draft over the end counts whole, as in the engine"
@@ -192,7 +192,7 @@ def test_a_model_predicts_itself(pair: Pair, source: str) -> None:
     assert sum(count for _, count in figures.by_kind.values()) == tally.num_tokens
 
 
-def test_a_draft_over_the_end_counts_with_what_the_target_would_write_there() -> None:
+def test_a_draft_over_the_end_counts_with_the_targets_tokens_there() -> None:
     whole = replay([True, True, False, True, True, True, True], 3, num_tokens=4)
     assert whole == AcceptanceCounts(2, (2, 1, 1))
     assert replay([True, True, False, True], 3) == AcceptanceCounts(2, (2, 0, 0))
@@ -247,8 +247,8 @@ def test_the_report_shows_what_was_measured(tmp_path: Path) -> None:
     assert run.speedup == 2.0
     assert run.expected_speedup == pytest.approx(expected_speedup(12 / 18, 2, 0.375))
     write_report(tmp_path / "report", offline, EngineFigures((run,), (90.0, 110.0), steps))
-    told = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert told["engine"]["runs"][0]["acceptance"] == {"0.0": 0.6, "0.2": 0.3}
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["engine"]["runs"][0]["acceptance"] == {"0.0": 0.6, "0.2": 0.3}
     assert (tmp_path / "report" / "acceptance.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "report" / "report.md").read_text()
     assert "| logic | 50.0% | 50.0% | 2 |" in text

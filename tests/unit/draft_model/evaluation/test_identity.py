@@ -1,4 +1,4 @@
-"""Greedy text with and without a draft: where two texts part, and how close the call was."""
+"""Greedy text with and without a draft: the first difference of two texts, and the gap of the logits there."""
 
 import gzip
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_same_texts_are_identical(preset: Preset) -> None:
     assert describe(found) == "1 of 1 greedy completions are the same with the draft."
 
 
-def test_where_texts_part_the_gap_is_that_of_the_targets_logits(preset: Preset) -> None:
+def test_where_texts_diverge_the_gap_is_that_of_the_targets_logits(preset: Preset) -> None:
     model = make_model(preset.shape, 1).eval()
     found = compare(model, [[1, 2], [5]], [[3, 4, 7], [6]], [[3, 9], [6]])
     (difference,) = found.differences
@@ -35,7 +35,7 @@ def test_where_texts_part_the_gap_is_that_of_the_targets_logits(preset: Preset) 
     assert describe(wide).endswith("1.000 nats apart at most, more than rounding to bfloat16 explains.")
 
 
-def test_a_text_that_stops_earlier_parts_at_its_end(preset: Preset) -> None:
+def test_a_text_that_stops_earlier_diverges_at_its_end(preset: Preset) -> None:
     model = make_model(preset.shape, 1).eval()
     (difference,) = compare(model, [[1]], [[3, END]], [[3, 9]]).differences
     with torch.inference_mode():

@@ -73,7 +73,7 @@ def test_a_build_leaves_two_folders_that_transformers_loads(built: BuildFigures,
     assert built.target.evaluation.bits_per_byte > 0
 
 
-def test_the_card_tells_what_was_measured(built: BuildFigures, work: Path) -> None:
+def test_the_card_has_the_measurements(built: BuildFigures, work: Path) -> None:
     card = (work / "out" / "target" / "README.md").read_text(encoding="utf-8")
     assert f"{built.target.evaluation.bits_per_byte:.3f}" in card
     assert f"| parameters | {built.target.num_parameters:,} |" in card
@@ -82,19 +82,19 @@ def test_the_card_tells_what_was_measured(built: BuildFigures, work: Path) -> No
     in_minutes = " ".join(render_card(replace(built, target=replace(built.target, minutes=90.0)), "target").split())
     assert "budget was 90 minutes, which end where the machine's speed puts it" in in_minutes
     taught_by_text = render_card(replace(built, num_generated=6000), "draft")
-    assert "50% of its samples have what the target wrote at 6,000 cursors" in " ".join(taught_by_text.split())
+    assert "50% of its samples have text that the target generated at 6,000 cursors" in " ".join(taught_by_text.split())
     assert "It began with" not in card
     taught = " ".join((work / "out" / "draft" / "README.md").read_text(encoding="utf-8").split())
     layers = f"{built.draft.preset.shape.num_layers} of its {built.target.preset.shape.num_layers} layers."
     assert f"It began with the target's embedding and {layers} 70% of its loss is" in taught
-    assert "what the target wrote" not in taught
+    assert "the target generated" not in taught
     assert "| three | - | MIT | held-out | 8 |" in card
     assert card.count("| no |") + card.count("| yes |") == len(PROBES)
     figures = json.loads((work / "figures.json").read_text())
     assert figures["target"]["num_tokens"] == built.target.num_tokens
 
 
-def test_the_commands_measure_what_was_built(built: BuildFigures, work: Path, tmp_path: Path) -> None:
+def test_the_commands_measure_the_built_models(built: BuildFigures, work: Path, tmp_path: Path) -> None:
     run = CliRunner().invoke
     model, corpus = str(work / "out" / "target"), str(work / "corpus")
     probes = run(main, [*ONE_THREAD, "probes", "--model", model, "--json"])
@@ -161,7 +161,7 @@ def test_bad_input_is_one_line_and_no_traceback(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_the_engine_would_refuse_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+def test_settings_that_the_engine_refuses_are_errors_before_anything_is_measured(tmp_path: Path) -> None:
     padded, prompts = tmp_path / "padded", tmp_path / "prompts.jsonl"
     shutil.copytree(DRAFT, padded)
     config = json.loads((padded / "config.json").read_text())

@@ -117,10 +117,10 @@ def test_a_start_whose_layers_compute_something_else_is_refused(preset: Preset, 
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # Of torch about itself, while it compiles.
-def test_the_same_code_is_made_for_all_layers_where_that_is_asked_for(preset: Preset) -> None:
+def test_the_same_code_is_compiled_for_all_layers_if_configured(preset: Preset) -> None:
     plain, compiled = (make_model(preset.shape, 1) for _ in range(2))
     for parameter in plain.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)  # A new model's layers change nothing, whatever is in them.
+        torch.nn.init.normal_(parameter, std=0.1)  # A new model's layers change nothing, for any weights.
     compiled.load_state_dict(plain.state_dict())
     World().shard(plain)
     World(is_compiled=True).shard(compiled)

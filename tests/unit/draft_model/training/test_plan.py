@@ -1,4 +1,4 @@
-"""What a plan counts: operations by hand, the peak of a GPU by its name, utilisation by where it is from."""
+"""Plans: operations against counts made by hand, the peak of a GPU by name, the source of the utilisation."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def write_run(folder: Path, *shares: float, divergence: float = 0.0) -> Path:
     return folder
 
 
-def told(*more: str) -> dict[str, Any]:
+def printed(*more: str) -> dict[str, Any]:
     result = CliRunner().invoke(plan_command, [*COMMAND, *more, "--json"])
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
@@ -71,7 +71,7 @@ def test_operations_are_counted_by_hand() -> None:
         ("Tesla T4", None),
     ],
 )
-def test_a_gpus_peak_is_that_of_its_very_name(name: str, tera: float | None) -> None:
+def test_a_gpus_peak_is_found_by_its_exact_name(name: str, tera: float | None) -> None:
     assert known_flops(name) == (None if tera is None else tera * 1e12)
 
 
@@ -94,7 +94,7 @@ def test_a_product_takes_time() -> None:
     assert 1e6 < flops.measured_flops("cpu", 64) < 1e15
 
 
-def test_a_plan_is_what_the_mission_took() -> None:
+def test_a_plan_gives_the_known_cost_of_a_run() -> None:
     plan = make_plan(DRAFT, 50e9, "a100", 8, Utilisation(0.4, "given"))
     assert 2.5 < plan.days < 5.0
     assert plan.gpu_hours == pytest.approx(plan.days * 24 * 8)
@@ -127,10 +127,10 @@ def test_a_teacher_adds_a_forward_pass_to_days_hours_and_cost() -> None:
 
 def test_the_plan_says_where_its_utilisation_is_from(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 0.0, 0.01, 0.4, 0.42)
-    assert (told()["utilisation"], told()["utilisation_source"]) == (0.35, "assumed")
-    given = told("--utilisation", "0.5")
+    assert (printed()["utilisation"], printed()["utilisation_source"]) == (0.35, "assumed")
+    given = printed("--utilisation", "0.5")
     assert (given["utilisation"], given["utilisation_source"]) == (0.5, "given")
-    measured = told("--from-run", str(run), "--teacher-parameters", "13e9")
+    measured = printed("--from-run", str(run), "--teacher-parameters", "13e9")
     assert (measured["utilisation"], measured["utilisation_source"]) == (0.4, f"measured in {run}")
     assert measured["num_teacher_parameters"] == 13_000_000_000
     shown = CliRunner().invoke(plan_command, [*COMMAND, "--from-run", str(run)]).output

@@ -20,7 +20,7 @@ from tests.support.disk import files_up_to
 
 
 class Recorder:
-    """Remembers what it is told; may interrupt the run after a number of steps, as a signal would."""
+    """Remembers the reported steps; may interrupt the run after a number of steps, as a signal would."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.seen: list[TrainingProgress] = []
@@ -144,6 +144,6 @@ def test_learning_from_a_teacher_brings_the_draft_nearer_to_it(
     assert mixed_away.losses == plain.losses
 
 
-def test_a_block_is_what_the_source_says(data: Path) -> None:
+def test_a_block_comes_from_the_source(data: Path) -> None:
     assert isinstance(BlockSource(data, 3).block(0), Block)
     assert json.loads((data / "data.json").read_text())["vocab_size"] == 320

@@ -59,8 +59,8 @@ def test_two_processes_train_the_same_as_one_and_take_each_others_checkpoints(da
         arguments = command(data, tmp_path / name, "--steps", str(steps), *more, processes=processes)
         done = subprocess.run(arguments, cwd=ROOT, check=False, capture_output=True, timeout=100)
         assert done.returncode == 0, done.stderr[-3000:]
-        told = read_metrics(tmp_path / name)
-        return [step["loss"] for step in told], [step["grad_norm"] for step in told]
+        metrics = read_metrics(tmp_path / name)
+        return [step["loss"] for step in metrics], [step["grad_norm"] for step in metrics]
 
     def same(found: tuple[list[float], list[float]]) -> tuple[object, object]:
         return pytest.approx(found[0], abs=0.005), pytest.approx(found[1], rel=0.02)

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[4]
 
 
 class FullDiskBoard:
-    """In the place of TensorBoard's writer, whose own thread meets the full disk."""
+    """Replaces TensorBoard's writer: its thread finds the disk full."""
 
     def __init__(self, folder: str, purge_step: int) -> None:
         """Start as if there were room."""
@@ -82,7 +82,7 @@ def test_a_run_is_one_processes_at_a_time(
     assert train(preset, data, out, Budget(steps=2), World(), CONSOLE).num_steps == 2
 
 
-def test_going_on_removes_what_a_killed_process_left_of_a_checkpoint(
+def test_continuing_removes_a_killed_processes_partial_checkpoint(
     trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     (tmp_path / ".run.123.tmp").write_bytes(b"half a checkpoint")
@@ -96,7 +96,7 @@ def test_a_run_that_starts_from_a_model_is_another_run(data: Path, preset: Prese
     start = tmp_path / "target" / "model"
     train(preset, data, tmp_path / "draft", Budget(steps=2), World(), CONSOLE, start_from=start)
     first, begun = (read_metrics(tmp_path / name)[0]["loss"] for name in ("target", "draft"))
-    assert begun < first, "it begins with what the other has learnt"
+    assert begun < first, "it begins with the weights of the other run"
     with pytest.raises(PipelineError, match="another"):
         train(preset, data, tmp_path / "draft", Budget(steps=3), World(), CONSOLE)
     train(preset, data, tmp_path / "target", Budget(steps=3), World(), CONSOLE)
@@ -177,8 +177,8 @@ def test_lines_behind_the_checkpoint_and_torn_lines_are_forgotten(data: Path, pr
     with closing(SummaryWriter(str(tmp_path / "run" / BOARD))) as board:
         board.add_scalar("loss", 99.0, 4)
     train(preset, data, tmp_path / "run", Budget(steps=5), World(), CONSOLE)
-    told = read_metrics(tmp_path / "run")
-    assert [step["step"] for step in told] == [1, 2, 3, 4, 5]
+    metrics = read_metrics(tmp_path / "run")
+    assert [step["step"] for step in metrics] == [1, 2, 3, 4, 5]
     board = EventAccumulator(str(tmp_path / "run" / BOARD)).Reload()
     drawn = {point.step: point.value for point in board.Scalars("loss")}
-    assert drawn == pytest.approx({step["step"]: step["loss"] for step in told}, rel=1e-6)
+    assert drawn == pytest.approx({step["step"]: step["loss"] for step in metrics}, rel=1e-6)

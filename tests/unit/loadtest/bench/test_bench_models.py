@@ -1,4 +1,4 @@
-"""The figures of `make bench-models`, from what the two commands write."""
+"""The figures of `make bench-models`, from the reports of the two commands."""
 
 import json
 from typing import Any
@@ -50,7 +50,8 @@ def test_the_pairs_figures_are_greedy_ones_at_four_drafted_tokens(found: dict[st
     assert found["acceptance_k4_greedy"] == pytest.approx(15 / 40)
     assert found["acceptance_offline"] == pytest.approx(6 / 20), "of five drafts"
     assert found["acceptance_offline_interval"][0] < 6 / 20 < found["acceptance_offline_interval"][1]
-    assert (found["mean_accepted_length_k4"], found["foretold_share"]) == (2.5, 8 / 12)
+    assert (found["mean_accepted_length_k4"], found["predicted_share"]) == (2.5, 8 / 12)
+    assert found["foretold_share"] == found["predicted_share"]
     assert (found["greedy_identical_share"], found["identity_tokens"]) == (0.75, 32)
     assert found["speedup_k4_batch_1"] == 0.9
     assert (found["target_step_ms"], found["draft_step_ms"]) == ([4.0, 5.0], [1.5, 1.0])

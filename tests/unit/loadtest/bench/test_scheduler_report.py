@@ -47,7 +47,7 @@ def test_seen_is_in_time_and_before_the_next_key(ttft_s: float | None, wait_s: f
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SUPERSEDED, Outcome.HUNG_UP, Outcome.UNANSWERED, Outcome.ANSWERED])
-def test_what_was_seen_was_seen_however_it_ended(outcome: Outcome) -> None:
+def test_a_completion_counts_as_seen_for_any_outcome(outcome: Outcome) -> None:
     assert CRITERIA.is_seen(result(0.1, outcome=outcome))
 
 
@@ -141,6 +141,6 @@ def test_json_is_nested_by_load_and_target() -> None:
     assert not any(isinstance(value, float) and math.isnan(value) for value in found["4"][PLAIN].values())
 
 
-def test_the_first_error_of_each_target_is_told() -> None:
+def test_the_first_error_of_each_target_is_reported() -> None:
     found: Results = {1.0: {PLAIN: [run(result(), result(None, outcome=Outcome.ERROR, error="it broke"))]}}
     assert first_errors(found) == {PLAIN: "it broke"}

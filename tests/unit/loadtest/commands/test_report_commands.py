@@ -69,7 +69,7 @@ def test_a_file_that_is_no_document_is_refused(tmp_path: Path) -> None:
         assert "tool is None" in found.output
 
 
-def test_compare_says_what_differs(write: Callable[..., Path]) -> None:
+def test_compare_lists_the_differences(write: Callable[..., Path]) -> None:
     paths = [write(f"{ms}.json", make_document(make_stats(1, ttft_ms=ms))) for ms in (100.0, 150.0)]
     found = invoke("compare", *paths)
     assert found.exit_code == 0
@@ -151,7 +151,9 @@ def test_capacity_finds_where_the_gate_fails(monkeypatch: pytest.MonkeyPatch) ->
         (Runs(interrupted_at=200), 130, "ours: interrupted; so far 100 sessions pass"),
     ],
 )
-def test_capacity_ends_as_it_went(monkeypatch: pytest.MonkeyPatch, runs: Runs, code: int, said: str) -> None:
+def test_capacity_ends_with_the_status_of_its_result(
+    monkeypatch: pytest.MonkeyPatch, runs: Runs, code: int, said: str
+) -> None:
     found = run_with(monkeypatch, runs, *CAPACITY, "--from", 100, "--to", 400)
     assert found.exit_code == code, found.output
     assert said in found.stdout
@@ -203,7 +205,7 @@ def test_sweep_takes_multiples_of_the_scenario(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("runs", "code"), [(Runs(late_above=150), 3), (Runs(interrupted_at=200), 130)], ids=["invalid", "interrupted"]
 )
-def test_sweep_ends_as_it_went(monkeypatch: pytest.MonkeyPatch, runs: Runs, code: int) -> None:
+def test_sweep_ends_with_the_status_of_its_result(monkeypatch: pytest.MonkeyPatch, runs: Runs, code: int) -> None:
     assert run_with(monkeypatch, runs, *SWEEP, "--sessions", "100,200").exit_code == code
 
 

@@ -44,18 +44,18 @@ class Counter:
 
 @dataclass
 class Editors(CompletionServiceServicer):
-    """Answers by sequence as a script says; supersedes what it holds when the next request comes."""
+    """Answers each sequence number by a script; the next request supersedes a held one."""
 
     script: dict[int, str] = field(default_factory=dict)
-    """"answer" where nothing is said."""
+    """The action for a sequence number; "answer" if missing."""
     users: list[str] = field(default_factory=list)
     requests: list[pb.CompleteRequest] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     refuses: str = ""
-    """Why a stream is ended at once."""
+    """Reason to end each stream at once; "" to serve it."""
     peers: set[str] = field(default_factory=set)
     num_left: int = 0
-    """Streams that are over: no editor ends its own before it is cancelled."""
+    """Streams that have ended; editors never end theirs before they are cancelled."""
 
     async def greet(self, context: Any) -> None:
         self.users.append(dict(context.invocation_metadata())["x-user-id"])
@@ -155,7 +155,7 @@ async def session_target(editors: Editors, *, cancels_at_key: bool = False) -> A
 
 @dataclass
 class Completions:
-    """vLLM's completions API; the first token id of a prompt says what it does: 1 answers, 2 holds, 3 refuses, ..."""
+    """vLLM's completions API; the first token id of a prompt selects the action: 1 answers, 2 holds, 3 refuses, ..."""
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_hung_up: int = 0
@@ -211,7 +211,7 @@ def outcomes(results: tuple[Result, ...]) -> list[str]:
 
 @contextmanager
 def doing(made: Trace, *token_ids: int) -> Iterator[Trace]:
-    """Give a trace's requests prompts that say what becomes of them; openings are answered."""
+    """Give a trace's requests prompts that select the action of `Completions`; openings are answered."""
     ids = iter([(1,), *((each,) for each in token_ids)] * len(made.sessions))
     yield made.with_token_ids(ids)
 

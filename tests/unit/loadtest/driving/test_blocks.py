@@ -1,4 +1,4 @@
-"""Who gets which stretch of a run, and how stretches become a whole; what a signal does meanwhile."""
+"""The turns of targets in a run, the statistics of several turns, and signals during a run."""
 
 import signal
 from typing import Any
@@ -43,7 +43,7 @@ def test_interleaved_targets_begin_in_turn_and_meet_the_same_traffic() -> None:
         ({"recorded": {"file": "some.csv"}}, "is recorded"),
     ],
 )
-def test_what_only_a_whole_run_shows_is_not_cut(fields: dict[str, Any], why: str) -> None:
+def test_scenarios_that_need_a_whole_run_are_not_divided(fields: dict[str, Any], why: str) -> None:
     assert len(list(plan(of(**fields), SPECS, 1))) == 3
     with pytest.raises(BlocksError, match=f"scenario made {why}"):
         list(plan(of(**fields), SPECS, 3))
@@ -58,7 +58,7 @@ def block(intended: int, workers: frozenset[int] = frozenset({0, 1})) -> RunStat
     return stats
 
 
-def test_blocks_are_put_one_behind_the_other() -> None:
+def test_blocks_are_appended_in_order() -> None:
     whole = None
     for stats in (block(1), block(10), block(100, frozenset({0}))):
         whole = join(whole, stats)

@@ -40,7 +40,7 @@ class Silent:
 
 
 class Prompt(Silent):
-    """A target that answers at once with what the user goes on to type."""
+    """A target that answers at once with the text that the user types next."""
 
     def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
         super().send_nowait(record, max_tokens)
@@ -48,7 +48,7 @@ class Prompt(Silent):
         record.end_whole()
 
 
-async def test_who_types_along_a_completion_asks_nobody() -> None:
+async def test_typing_the_text_of_a_completion_sends_no_request() -> None:
     target = Prompt()
     first, second, third = trace((0.0, 9.0), (0.01, 9.0), (0.02, 9.0)).sessions[0].requests
     requests = (replace(first, trigger=Trigger.PREFETCH), second, replace(third, end=third.end + 2))
@@ -80,7 +80,7 @@ async def test_a_run_that_is_stopped_ends_at_once() -> None:
     assert [record.outcome for record in ended] == [Outcome.UNANSWERED]
 
 
-async def test_requests_go_out_whatever_became_of_those_before() -> None:
+async def test_requests_are_sent_regardless_of_earlier_outcomes() -> None:
     target = Silent()
     keys = [(0.01 * place, 9.0) for place in range(10)]
     run = await drive(target, trace(*keys, duration_s=0.1), drain_s=0.0, has_lead_in=False)

@@ -53,7 +53,7 @@ async def test_session_editors_may_cancel_at_the_key() -> None:
     async with session_target(editors, cancels_at_key=True) as target:
         run = await drive(target, trace((0.0, 0.05), (0.1, 0.3), (0.4, 1.0)))
     assert outcomes(run.results) == ["hung_up", "answered", "answered"]
-    assert editors.cancelled == [OPENING_SEQUENCE + 1], "what has ended is not cancelled"
+    assert editors.cancelled == [OPENING_SEQUENCE + 1], "an ended request is not cancelled"
     assert run.results[0].completion_tokens == 2
 
 
@@ -85,7 +85,7 @@ async def test_session_stragglers_are_cancelled_and_unanswered() -> None:
     assert len(openings) == 1, "without a lead-in nothing is opened"
 
 
-async def test_a_broken_stream_fails_what_is_open_and_comes_back() -> None:
+async def test_a_broken_stream_fails_its_open_request_and_is_reopened() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "hold", OPENING_SEQUENCE + 2: "break"})
     async with session_target(editors) as target:
         run = await drive(target, trace((0.0, 0.05), (0.02, 0.15), (0.4, 1.0), duration_s=0.5))
@@ -102,7 +102,7 @@ async def test_a_stream_that_the_server_ends_in_good_order_is_no_failure() -> No
         assert target.reconnects_s == []
     assert outcomes(run.results) == ["answered"] * 3
     asked = [request.sequence - OPENING_SEQUENCE for request in editors.requests]
-    assert asked == [0, 1, 1, 2, 3, 3], "what was not answered is asked again"
+    assert asked == [0, 1, 1, 2, 3, 3], "an unanswered opening is sent again"
     assert len(editors.users) == 3
 
 
@@ -118,10 +118,10 @@ async def test_an_idle_editor_opens_a_stream_with_its_next_request() -> None:
 
 
 def _engine() -> ScriptedEngine:
-    return ScriptedEngine(lambda _job: ("pass", "\n"), ServiceTimes(decode_base_s=0.001))
+    return ScriptedEngine(lambda _request: ("pass", "\n"), ServiceTimes(decode_base_s=0.001))
 
 
-async def test_a_dropped_connection_fails_what_is_open_and_comes_back() -> None:
+async def test_a_dropped_connection_fails_its_open_request_and_is_reopened() -> None:
     editors = Editors({OPENING_SEQUENCE + 1: "hold"})
     made = trace((0.0, 9.0), (0.1005, 9.0), (0.5, 9.0), num_sessions=3, duration_s=0.55)
     made = replace(made, events=(Event(0.1, "reconnect", None, 0.1),))
@@ -144,7 +144,7 @@ async def test_a_lost_region_is_served_by_the_next_host_and_comes_home() -> None
     assert outcomes(run.results) == ["answered"] * 3
     assert [request.sequence - OPENING_SEQUENCE for request in near.requests] == [1, 3]
     assert [request.sequence - OPENING_SEQUENCE for request in far.requests] == [2]
-    assert math.isnan(run.generated_tokens), "nobody says"
+    assert math.isnan(run.generated_tokens), "the target does not report it"
 
 
 async def test_no_connection_carries_more_streams_than_servers_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ async def test_a_deadline_ends_a_session_s_request() -> None:
     assert editors.cancelled == [OPENING_SEQUENCE + 1]
 
 
-async def test_who_does_not_speak_grpc_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_without_grpc_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "CONNECT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -191,7 +191,7 @@ async def test_who_does_not_speak_grpc_is_no_target(monkeypatch: pytest.MonkeyPa
                 await drive(target, trace((0.0, 9.0)))
 
 
-async def test_streams_that_do_not_stay_are_said_before_any_load(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_that_do_not_stay_open_are_reported_before_any_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadtest.targets.grpc.CONNECT_S", 0.5)
     editors = Editors(refuses="who are you")
     async with session_target(editors) as target:

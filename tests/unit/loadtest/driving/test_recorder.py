@@ -21,7 +21,7 @@ def sessions() -> list[TypedSession]:
     return [first, replace(second, region=1), replace(third, user="abuser-0")]
 
 
-class Desk:
+class RecorderHarness:
     """A recorder and the records that it is given."""
 
     def __init__(self) -> None:
@@ -58,18 +58,20 @@ class Desk:
 
 
 async def test_an_answer_that_is_seen() -> None:
-    desk = Desk()
-    await desk.record(text=GOES_ON)
+    harness = RecorderHarness()
+    await harness.record(text=GOES_ON)
     common = {"intended": 1, "sent": 1, "outcome/answered": 1, "shown": 1, "in_time": 1, "seen": 1, "good": 1}
     pauses = {"pauses": 1, "pauses_in_time": 1, "accepted_chars": len(GOES_ON)}
     region = {f"region/near/{name}": 1 for name in ("intended", "seen", "pauses", "pauses_in_time")}
     rest = {"sessions": 2, "tokens": 7, "seen_tokens": 7, "shown_chars": len(GOES_ON)}
-    assert desk.counters() == common | pauses | region | rest
-    assert dict(desk.stats.slices[2].counters) == common | pauses
-    assert desk.ms("ttft") == desk.ms("ttft/pause") == desk.ms("ttft/region/near") == pytest.approx(100, rel=0.01)
-    assert desk.ms("ttft/outcome/answered") == pytest.approx(100, rel=0.01)
-    assert desk.ms("total") == desk.ms("total/pause") == pytest.approx(200, rel=0.05)
-    assert desk.ms("lag") == pytest.approx(1, rel=0.01)
+    assert harness.counters() == common | pauses | region | rest
+    assert dict(harness.stats.slices[2].counters) == common | pauses
+    assert (
+        harness.ms("ttft") == harness.ms("ttft/pause") == harness.ms("ttft/region/near") == pytest.approx(100, rel=0.01)
+    )
+    assert harness.ms("ttft/outcome/answered") == pytest.approx(100, rel=0.01)
+    assert harness.ms("total") == harness.ms("total/pause") == pytest.approx(200, rel=0.05)
+    assert harness.ms("lag") == pytest.approx(1, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -84,81 +86,81 @@ async def test_an_answer_that_is_seen() -> None:
         ({"next_key_s": float("inf")}, {"shown", "in_time", "seen", "good", "accepted_chars"}),
     ],
 )
-async def test_what_makes_an_answer_seen_and_good(fields: dict[str, Any], counted: set[str]) -> None:
-    desk = Desk()
-    await desk.record(**({"text": GOES_ON} | fields))
-    assert {"shown", "in_time", "seen", "good", "accepted_chars"} & desk.counters().keys() == counted
+async def test_conditions_of_a_seen_and_of_a_good_answer(fields: dict[str, Any], counted: set[str]) -> None:
+    harness = RecorderHarness()
+    await harness.record(**({"text": GOES_ON} | fields))
+    assert {"shown", "in_time", "seen", "good", "accepted_chars"} & harness.counters().keys() == counted
 
 
-async def test_nobody_waits_for_a_prefetch() -> None:
-    desk = Desk()
-    await desk.record(text=GOES_ON, trigger=Trigger.PREFETCH, is_pause=False)
-    assert desk.counters().keys() == {
+async def test_a_prefetch_has_no_latency() -> None:
+    harness = RecorderHarness()
+    await harness.record(text=GOES_ON, trigger=Trigger.PREFETCH, is_pause=False)
+    assert harness.counters().keys() == {
         "intended", "sent", "prefetches", "outcome/answered", "region/near/intended", "sessions", "tokens",
     }  # fmt: skip
-    assert set(desk.stats.total.histograms) == {"lag"}
+    assert set(harness.stats.total.histograms) == {"lag"}
 
 
 async def test_an_abuser_counts_apart() -> None:
-    desk = Desk()
-    await desk.record(Outcome.SHED, session=2)
-    assert desk.counters() == {"sessions": 2, "abuser/intended": 1, "abuser/outcome/shed": 1}
-    assert not desk.stats.total.histograms
+    harness = RecorderHarness()
+    await harness.record(Outcome.SHED, session=2)
+    assert harness.counters() == {"sessions": 2, "abuser/intended": 1, "abuser/outcome/shed": 1}
+    assert not harness.stats.total.histograms
 
 
-async def test_what_is_in_the_cache_was_not_sent() -> None:
-    desk = Desk()
-    made = Record(request(2.5, 9.0), RunClock(), desk.recorder.ended)
-    desk.recorder.due(made)
+async def test_a_cached_answer_was_not_sent() -> None:
+    harness = RecorderHarness()
+    made = Record(request(2.5, 9.0), RunClock(), harness.recorder.ended)
+    harness.recorder.due(made)
     made.end_from_cache(GOES_ON)
-    counters = desk.counters()
+    counters = harness.counters()
     assert "sent" not in counters
     assert counters["outcome/cached"] == counters["seen"] == counters["good"] == 1
-    assert desk.ms("ttft/outcome/cached") == 0
+    assert harness.ms("ttft/outcome/cached") == 0
     # What an editor had itself says nothing of its target.
-    assert not {"lag", "ttft", "ttft/pause", "total"} & set(desk.stats.total.histograms)
+    assert not {"lag", "ttft", "ttft/pause", "total"} & set(harness.stats.total.histograms)
 
 
 async def test_errors_are_counted_by_kind_and_region_up_to_a_number_of_kinds() -> None:
-    desk = Desk()
+    harness = RecorderHarness()
     for number in range(30):
-        await desk.record(Outcome.ERROR, error=f"broken\n {number}", session=1)
-    counters = desk.counters()
+        await harness.record(Outcome.ERROR, error=f"broken\n {number}", session=1)
+    counters = harness.counters()
     assert counters["errors"] == counters["outcome/error"] == counters["region/far/errors"] == 30
     kinds = {name: count for name, count in counters.items() if name.startswith("error/")}
     assert len(kinds) == NUM_ERRORS
     assert kinds["error/broken 0"] == 1
     assert kinds["error/other"] == 30 - (NUM_ERRORS - 1)
-    assert set(desk.stats.total.histograms) == {"lag", "total/outcome/error"}
+    assert set(harness.stats.total.histograms) == {"lag", "total/outcome/error"}
 
 
 async def test_the_server_s_stages_leave_the_front_end_s() -> None:
-    desk = Desk()
-    made = Record(request(2.5, 9.0), RunClock(), desk.recorder.ended)
-    desk.recorder.due(made)
+    harness = RecorderHarness()
+    made = Record(request(2.5, 9.0), RunClock(), harness.recorder.ended)
+    harness.recorder.due(made)
     made.sent_at_s = 2.51
     made.text_came("x")
     made.first_text_at_s = 2.61
     made.stages(Stages(queue_ms=30, tokenise_ms=2, prefill_ms=50, decode_ms=9, total_ms=91))
     made.end_whole()
-    assert [round(desk.ms(f"stage/{name}")) for name in ("queue", "tokenise", "prefill", "decode")] == [30, 2, 50, 9]
-    assert desk.ms("stage/front_end") == pytest.approx(20, rel=0.01)
+    assert [round(harness.ms(f"stage/{name}")) for name in ("queue", "tokenise", "prefill", "decode")] == [30, 2, 50, 9]
+    assert harness.ms("stage/front_end") == pytest.approx(20, rel=0.01)
 
 
 async def test_texts_of_an_answer_have_gaps() -> None:
-    desk = Desk()
-    made = Record(request(2.5, 9.0), RunClock(), desk.recorder.ended)
-    desk.recorder.due(made)
+    harness = RecorderHarness()
+    made = Record(request(2.5, 9.0), RunClock(), harness.recorder.ended)
+    harness.recorder.due(made)
     for text in ("a", "b", "c"):
         made.text_came(text)
     made.end_whole()
-    assert len(desk.stats.total.histograms["gap"]) == 2
+    assert len(harness.stats.total.histograms["gap"]) == 2
 
 
 def test_connections_and_generated_tokens() -> None:
-    desk = Desk()
-    desk.recorder.connections([0.5, 1.5], num_lost=3)
-    desk.recorder.generated(float("nan"))
-    assert desk.counters() == {"sessions": 2, "reconnects": 2, "sessions_lost": 3}
-    desk.recorder.generated(12.0)
-    assert desk.counters()["generated_tokens"] == 12
+    harness = RecorderHarness()
+    harness.recorder.connections([0.5, 1.5], num_lost=3)
+    harness.recorder.generated(float("nan"))
+    assert harness.counters() == {"sessions": 2, "reconnects": 2, "sessions_lost": 3}
+    harness.recorder.generated(12.0)
+    assert harness.counters()["generated_tokens"] == 12

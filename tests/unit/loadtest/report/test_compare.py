@@ -1,4 +1,4 @@
-"""What differs beyond noise."""
+"""Differences of two runs that exceed noise."""
 
 import math
 
@@ -54,7 +54,7 @@ def test_a_shift_is_found_and_its_size_lies_in_the_interval(is_paired: bool) -> 
     assert named["offered_per_s"].change is Change.WITHIN_NOISE
 
 
-def test_a_pair_shows_what_two_strangers_hide() -> None:
+def test_a_paired_comparison_shows_a_change_that_an_unpaired_one_hides() -> None:
     """Both slow down and recover together; one is 3% slower throughout."""
     first, second = (make_stats(7, num_slices=60, ttft_ms=ms) for ms in (100.0, 103.0))
     paired, unpaired = (compare(first, second, CRITERIA, is_paired=is_paired) for is_paired in (True, False))
@@ -81,7 +81,7 @@ def test_the_same_runs_are_compared_the_same_again() -> None:
     assert repr(first) == repr(second)
 
 
-def test_what_is_not_kept_by_slice_has_no_verdict() -> None:
+def test_a_figure_without_slices_has_no_verdict() -> None:
     named = by_name(compare(make_stats(1), make_stats(2, ttft_ms=300.0), CRITERIA, is_paired=True))
     for name in ("total_ms_p95", "wasted_token_share", "accepted_share"):
         assert named[name].change is Change.UNKNOWN
@@ -89,7 +89,7 @@ def test_what_is_not_kept_by_slice_has_no_verdict() -> None:
     assert "usd_per_completion" not in named
 
 
-def test_too_few_slices_tell_no_noise() -> None:
+def test_too_few_slices_give_no_verdict() -> None:
     found = compare(make_stats(1, num_slices=7), make_stats(2, num_slices=30, ttft_ms=500), CRITERIA, is_paired=False)
     assert changes(found) == {Change.UNKNOWN}
     assert found.warnings == ("too few slices to tell noise: 7, at least 8 are needed",)
@@ -120,7 +120,7 @@ def test_documents_of_the_same_schedule_are_paired() -> None:
     assert found.warnings == ()
 
 
-def test_a_reader_is_warned_of_what_spoils_a_comparison() -> None:
+def test_conditions_that_spoil_a_comparison_are_warned_of() -> None:
     late = make_stats(1)
     late.num_workers = 2
     first = make_document(make_stats(1), sessions=10)

@@ -1,4 +1,4 @@
-"""The JSON document: it keeps everything, fits its schema, and what is none is refused with the reason."""
+"""The JSON document: it keeps everything, fits its schema, and an invalid one is refused with the reason."""
 
 import json
 import math
@@ -54,7 +54,7 @@ def test_it_fits_its_schema(document: Document) -> None:
         ({"scenario": {"criteria": {"within_ms": "soon"}}}, "it is not a document of a run"),
     ],
 )
-def test_what_is_no_document_is_refused(
+def test_an_invalid_document_is_refused(
     document: Document, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "run.json"
@@ -66,7 +66,7 @@ def test_what_is_no_document_is_refused(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '"loadtest"', "{}"])
-def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_json_object_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(DocumentError, match=r"run\.json: "):
@@ -75,7 +75,7 @@ def test_what_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
         read_document(tmp_path / "none.json")
 
 
-def test_an_unknown_target_is_refused_with_those_there_are(document: Document) -> None:
+def test_an_unknown_target_is_refused_with_the_known_names(document: Document) -> None:
     assert document.target("ours") is document.targets[0]
     with pytest.raises(DocumentError, match="there is no target 'theirs', only ours"):
         document.target("theirs")

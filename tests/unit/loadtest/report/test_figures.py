@@ -127,7 +127,7 @@ def test_weights_count_slices_as_often_as_they_say() -> None:
     assert np.isnan(sums.percentile_ms("nothing", 50)).all()
 
 
-def test_slices_nobody_wrote_to_still_take_their_time() -> None:
+def test_empty_slices_count_with_their_duration() -> None:
     found = RunStats("ours", 4.5, 1.0)
     record(found, 0.5, 0.1)
     assert Sums.of_slices(found).duration_s[0] == pytest.approx(4.5)

@@ -1,4 +1,4 @@
-"""The page: one file that asks nothing of any network, with every picture, whatever the names in it."""
+"""The page: one file that loads nothing over the network, with every picture, for any names in it."""
 
 import re
 from html.parser import HTMLParser
@@ -22,7 +22,7 @@ HOSTILE = '<script>alert(1)</script> & "quoted" $x^2$ {{ 7 * 7 }} --> _under'
 
 
 class Page(HTMLParser):
-    """Reads a page and keeps what a browser would act on."""
+    """Reads a page and keeps the elements that a browser acts on."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def test_it_shows_figures_and_gates(text: str) -> None:
     assert "INVALID" not in page.text
 
 
-def test_it_asks_nothing_of_any_network(text: str) -> None:
+def test_it_loads_nothing_over_the_network(text: str) -> None:
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)
     assert not [value for _name, value in page.attributes if re.search(r"https?:|//|javascript:", value)
@@ -107,7 +107,7 @@ def test_it_asks_nothing_of_any_network(text: str) -> None:
     assert not re.search(r"https?://", text)
 
 
-def test_ids_are_unique_and_what_they_point_to_is_there(text: str) -> None:
+def test_ids_are_unique_and_references_resolve(text: str) -> None:
     page = Page(text)
     assert len(set(page.ids)) == len(page.ids)
     wanted = set(re.findall(r"url\(#([^)]+)\)", text)) | set(re.findall(r'href="#([^"]+)"', text))
@@ -135,7 +135,7 @@ def test_names_are_text_and_nothing_else() -> None:
     assert text.count("_other") > 4
 
 
-def test_what_spoils_a_run_is_said_first() -> None:
+def test_the_reasons_why_a_run_is_invalid_come_first() -> None:
     stats = make_stats(1, num_slices=8, per_slice=5)
     stats.num_workers = 3
     text = render_page(make_document(stats))
@@ -148,8 +148,8 @@ def test_a_run_without_anything_has_a_page() -> None:
     page = Page(render_page(make_document(empty)))
     assert "no request was intended" in page.text
     assert "Times, ms" not in page.text
-    nobody = Page(render_page(make_document()))
-    assert "What editors felt" not in nobody.text
+    without_requests = Page(render_page(make_document()))
+    assert "What editors felt" not in without_requests.text
 
 
 def test_the_same_document_gives_the_same_page(document: Document, text: str) -> None:
@@ -205,7 +205,7 @@ def test_a_sweep_has_a_page_and_a_table() -> None:
     assert rows == [("ours", "100"), ("theirs", "100"), ("ours", "200"), ("theirs", "200")]
 
 
-def test_a_sweep_says_what_spoils_it() -> None:
+def test_a_sweep_names_the_reasons_why_a_run_is_invalid() -> None:
     point = Point("ours", 100, {}, ("the generator was late",))
     page = Page(render_sweep(Sweep("1", {"name": "s"}, "now", (point,), interrupted=True)))
     assert "ours at 100 sessions: INVALID, the generator was late" in page.text

@@ -1,4 +1,4 @@
-"""Gates: how they are read, and what meets them."""
+"""Gates: their syntax and their conditions."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_both_spellings_name_the_same_figure(name: str) -> None:
         ("error_rate<inf", "error_rate: 'inf' is not a number"),
     ],
 )
-def test_a_bad_gate_says_what_is_wrong(text: str, message: str) -> None:
+def test_the_error_of_a_bad_gate_names_the_fault(text: str, message: str) -> None:
     with pytest.raises(GateError) as raised:
         parse_gate(text)
     assert message in str(raised.value)

@@ -1,4 +1,4 @@
-"""What a terminal shows of runs and comparisons."""
+"""Runs and comparisons in a terminal."""
 
 import io
 
@@ -55,7 +55,7 @@ def _percentiles(stats: object) -> list[float]:
     return [histogram.percentile_ms(percent) for percent in (50, 90, 95, 99, 99.9)]
 
 
-def test_gates_come_last_with_what_was_found() -> None:
+def test_gates_come_last_with_their_values() -> None:
     text = report(make_document(make_stats(1), gates=("error_rate<0.5,seen_per_s>1e6", "usd_per_completion<1")))
     assert line(text, "passed", "ours")[2:] == ["error_rate<0.5", "0.0%"]
     assert line(text, "FAILED", "ours", "seen_per_s>1000000")[3:] == ["31.8"]
@@ -80,7 +80,7 @@ def test_markup_in_a_name_is_text() -> None:
     assert "[/b]: 20 sessions" in text
 
 
-def test_a_comparison_lists_what_got_worse_first() -> None:
+def test_a_comparison_lists_regressions_first() -> None:
     shown = console()
     first, second = make_stats(1, target="a [x]"), make_stats(2, ttft_ms=200.0)
     found = compare(first, second, CRITERIA, is_paired=False, names=("[a]", "b"), warnings=("mind [this]",))

@@ -43,7 +43,7 @@ def test_nothing_above_the_end_is_run() -> None:
     assert search(10**9, start=500, end=500).sessions == 500
 
 
-def test_a_server_that_serves_nobody_has_no_capacity() -> None:
+def test_a_server_that_serves_no_session_has_no_capacity() -> None:
     found = search(0, start=64)
     assert (found.sessions, found.fails_at) == (0, 1)
 
@@ -70,7 +70,7 @@ def test_one_unlucky_run_moves_no_bound() -> None:
 
 
 @pytest.mark.parametrize(("is_late", "is_bound"), [(True, True), (False, False)])
-def test_a_generator_that_gives_out_is_named(is_late: bool, is_bound: bool) -> None:
+def test_an_overloaded_generator_is_named(is_late: bool, is_bound: bool) -> None:
     def run_once(sessions: int, _repeat: int) -> Trial:
         reasons = ("the generator was late",) if is_late and sessions > 300 else ()
         return Trial(sessions, sessions <= 300, invalid_because=reasons)
@@ -143,7 +143,7 @@ def test_a_sweep_runs_everything_once() -> None:
     assert points[0].usage is None
 
 
-def test_an_interrupted_sweep_keeps_what_it_has() -> None:
+def test_an_interrupted_sweep_keeps_its_finished_runs() -> None:
     points, is_interrupted = sweep(
         [10, 20, 30], ["a"], lambda _target, sessions: Trial(sessions, is_passed=True, is_interrupted=sessions == 20)
     )
@@ -165,6 +165,6 @@ def test_a_sweep_watches_the_process_of_a_target() -> None:
     assert usage.peak_rss_bytes > 10_000_000
 
 
-def test_a_process_that_is_not_there_is_refused() -> None:
+def test_a_missing_process_is_refused() -> None:
     with pytest.raises(ProcessMeterError, match="there is no process 4194305"):
         ProcessMeter(4_194_305)  # beyond the highest that Linux gives out

@@ -25,7 +25,7 @@ def test_the_tables_have_every_policy_and_mark_the_best() -> None:
     assert not any(line.startswith("plain") for line in marked)
 
 
-def test_json_says_what_was_simulated_and_is_the_same_for_the_same_seed() -> None:
+def test_json_has_the_parameters_and_is_the_same_for_the_same_seed() -> None:
     arguments = ("--load", "2", "--order", "earliest_deadline", "--shed", "late", "--seed", "7", "--json")
     result = simulate(*arguments)
     found = json.loads(result.stdout)
@@ -43,7 +43,7 @@ def test_json_says_what_was_simulated_and_is_the_same_for_the_same_seed() -> Non
     assert simulate(*arguments, "--seed", "8").stdout != result.stdout
 
 
-def test_what_the_options_ask_for_reaches_the_simulation() -> None:
+def test_the_options_reach_the_simulation() -> None:
     arguments = ("--load", "1", "--order", "first_come", "--shed", "never", "--json")
     options = ("--no-supersede", "--slots", "4", "--sessions", "50", "--engine", "steps", "--hang-up")
     times = ("--budget-ms", "100", "--look-ms", "0", "--burst-keys", "9", "--hurried-ms", "80")
@@ -57,7 +57,7 @@ def test_what_the_options_ask_for_reaches_the_simulation() -> None:
     assert workload["typing"]["keys_per_burst"] == 9
 
 
-def test_what_cannot_be_is_refused_with_the_reason() -> None:
+def test_impossible_options_are_refused_with_the_reason() -> None:
     few = simulate("--sessions", "3", "--load", "4")
     assert few.exit_code == 2
     assert "never rests asks 1.66 times a second" in few.stderr

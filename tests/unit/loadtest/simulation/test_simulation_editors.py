@@ -23,7 +23,7 @@ def test_a_longer_run_begins_like_a_shorter_one() -> None:
     assert long[: len(short)] == short
 
 
-def test_a_key_that_the_next_one_follows_within_the_debounce_asks_nothing() -> None:
+def test_a_key_followed_within_the_debounce_sends_nothing() -> None:
     asked = requests_of_all(20, FAST, 20, seed=1)
     assert all(each.next_key_at > each.at for each in asked)
     eager = requests_of_all(20, EditorModel(FAST.typing, debounce_s=0.0), 20, seed=1)
@@ -45,12 +45,12 @@ def test_requests_come_in_time_and_within_the_time() -> None:
 
 
 @pytest.mark.parametrize("model", [EditorModel(), FAST, EditorModel(TypingModel(keys_per_burst=20))])
-def test_users_ask_as_often_as_they_say(model: EditorModel) -> None:
+def test_users_send_requests_at_the_models_rate(model: EditorModel) -> None:
     asked = requests_of_all(500, model, 20, seed=1)
     assert len(asked) / 500 / 20 == pytest.approx(model.requests_per_s, rel=0.1)
 
 
-def test_who_rests_asks_as_often_as_is_wanted() -> None:
+def test_resting_users_send_requests_at_the_given_rate() -> None:
     model = EditorModel().resting(0.15)
     assert model.requests_per_s == pytest.approx(0.15)
     assert 0.90 < model.away_share < 0.92
@@ -59,11 +59,11 @@ def test_who_rests_asks_as_often_as_is_wanted() -> None:
     assert all(200 < len({each.user for each in asked if each.at // 1 == second}) < 400 for second in (0, 19))
 
 
-def test_nobody_asks_more_often_than_anyone_types() -> None:
+def test_a_rate_above_that_of_typing_without_rest_is_refused() -> None:
     with pytest.raises(ValueError, match="never rests"):
         EditorModel().resting(2.0)
 
 
-def test_what_nobody_can_type_is_refused() -> None:
+def test_impossible_typing_is_refused() -> None:
     with pytest.raises(ValueError, match="keys_per_spell"):
         EditorModel(keys_per_spell=0.5)

@@ -1,4 +1,4 @@
-"""What is counted, and as what."""
+"""The requests that each figure counts."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def result(
     ("ttft_s", "next_key_after_s", "seen"),
     [(0.1, 0.31, True), (0.1, 0.29, False), (0.24, 9.0, True), (0.26, 9.0, False), (None, 9.0, False)],
 )
-def test_seen_is_what_comes_in_time_and_stands_for_a_while(
+def test_a_seen_completion_comes_in_time_and_stands_for_a_while(
     ttft_s: float | None, next_key_after_s: float, *, seen: bool
 ) -> None:
     assert is_seen(result(ttft_s, next_key_after_s), WORKLOAD) is seen

@@ -61,7 +61,7 @@ def test_a_prompt_delays_the_batch_only_where_it_is_computed_in_steps() -> None:
     assert times_ms(simulate(Workload(engine="steps"), Policy(), requests)) == [(0, 45, 250), (1, 154, 314)]
 
 
-def test_prefills_vary_where_they_are_to() -> None:
+def test_prefills_vary_if_configured() -> None:
     ttfts = times_ms(simulate(Workload(prefill_sigma=0.4), Policy(), [typed(user, float(user)) for user in range(50)]))
     took = sorted(first - 1000 * user for user, first, _ in ttfts)
     assert took[5] < 40
@@ -101,7 +101,7 @@ def test_an_editor_that_hangs_up_frees_the_slot_at_its_next_key() -> None:
     assert (newer.reason, newer.ttft_s) == (FinishReason.LENGTH, pytest.approx(0.045))
 
 
-def test_a_hurried_user_wants_an_answer_no_longer_than_that() -> None:
+def test_a_hurried_users_request_ends_at_its_deadline() -> None:
     hurried = Workload(num_slots=1, hurried_s=0.120)
     assert [hurried.budget_s_of(typed(user, 0.0)) for user in (0, 1)] == [0.250, 0.120]
     first, second = simulate(hurried, Policy(shed="never"), [typed(0, 0.0), typed(1, 0.010)])
@@ -109,12 +109,12 @@ def test_a_hurried_user_wants_an_answer_no_longer_than_that() -> None:
     assert (second.reason, second.ended_at) == (FinishReason.LENGTH, pytest.approx(0.205))
 
 
-def test_the_default_is_what_is_configured_by_default() -> None:
+def test_the_default_policy_is_the_configured_default() -> None:
     scheduling = SchedulingSettings()
     assert Policy() == Policy(scheduling.order, ShedSettings().when, scheduling.supersede)
 
 
-def test_at_low_load_every_policy_serves_everybody() -> None:
+def test_at_low_load_every_policy_serves_every_user() -> None:
     for order in ORDERS:
         for shed in Shedding:
             found = figures(0.3, Policy(order, shed.value))
@@ -130,21 +130,21 @@ def test_the_default_policy_serves_overload_best(engine: str, load: float) -> No
         assert (best.pauses_answered_share or 0) > 1.2 * (newest.pauses_answered_share or 0)
 
 
-def test_where_some_are_hurried_the_deadline_is_a_better_order_than_the_arrival() -> None:
+def test_with_some_hurried_users_earliest_deadline_beats_first_come() -> None:
     found = [figures(4, Policy(order), hurried_s=0.120).seen_per_s for order in ("earliest_deadline", "first_come")]
     assert found[0] > 1.2 * found[1]
 
 
-def test_without_shedding_overload_is_collapse_and_without_superseding_much_sooner() -> None:
+def test_overload_collapses_without_shedding_and_sooner_without_superseding() -> None:
     assert figures(4, Policy()).seen_per_s > 3 * figures(4, Policy(shed="never")).seen_per_s
     assert figures(2, Policy("first_come", "never", supersede=False)).seen_per_s < 0.5
 
 
-def test_shedding_on_arrival_is_no_better_than_waiting_to_see_who_types_on() -> None:
+def test_shedding_on_arrival_is_no_better_than_shedding_late() -> None:
     assert figures(4, Policy()).seen_per_s > figures(4, Policy(shed="predicted")).seen_per_s
 
 
-def test_what_is_left_behind_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_left_behind_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotEngine, "stats", lambda _engine: EngineStats(num_running=2))
     with pytest.raises(LeftoverError, match="2 generations in the engine"):
         simulate(Workload(), Policy(), [typed(0, 0.0)])
@@ -180,7 +180,7 @@ def ttft_p99_ms_beside_an_abuser(requests_per_s: float, workload: Workload, user
 
 
 def test_one_user_who_asks_a_thousand_times_a_second_does_not_move_the_others_p99_by_a_tenth() -> None:
-    # "steps": what the abuser has computed delays everybody in the batch. 0.45 of the slots is all that it can serve.
+    # "steps": the abuser's prompts delay the whole batch, so the engine can serve only 0.45 of the slots.
     workload = Workload(load=0.45, seconds=4, num_slots=32, engine="steps")
     alone = ttft_p99_ms_beside_an_abuser(1e-4, workload, 0)
     limited = ttft_p99_ms_beside_an_abuser(1000, workload, AdmissionSettings().user_requests_per_s)

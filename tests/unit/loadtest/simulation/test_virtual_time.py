@@ -42,7 +42,7 @@ def test_time_stands_still_while_there_is_work() -> None:
     assert run(main()) == 0.0
 
 
-def test_waiting_for_what_cannot_come_is_an_error() -> None:
+def test_a_deadlock_is_an_error() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 

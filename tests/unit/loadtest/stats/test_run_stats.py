@@ -1,4 +1,4 @@
-"""Parts: they add up in any order, survive being written, and their percentiles are as exact as they say."""
+"""Run statistics: they add up in any order, survive a round trip, and have percentiles of the stated precision."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def test_a_percentile_is_as_exact_as_its_digits_say(
 
 @given(seconds=SECONDS)
 @settings(max_examples=examples(0.5))
-def test_arrays_are_what_the_histogram_holds(seconds: list[float]) -> None:
+def test_arrays_equal_the_histograms_counts(seconds: list[float]) -> None:
     found = histogram(seconds)
     values, counts = found.arrays()
     assert counts.sum() == len(found) == len(seconds)
@@ -67,7 +67,7 @@ def test_times_beyond_the_ends_count_as_the_ends() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no histogram", "SElTVA=="])
-def test_what_is_no_histogram_is_refused(text: str) -> None:
+def test_an_invalid_histogram_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not an HDR histogram"):
         Histogram.decode(text)
 

@@ -17,7 +17,7 @@ def at(before: str, end: int) -> TypedRequest:
     ("completion", "common", "accepted"),
     [("hello", 5, 5), ("hello!", 5, 5), ("he", 2, 0), ("help", 3, 3), ("", 0, 0), ("x", 0, 0), ("hellx", 4, 4)],
 )
-def test_a_user_takes_what_agrees_with_what_is_typed_next(completion: str, common: int, accepted: int) -> None:
+def test_a_user_accepts_text_that_is_typed_next(completion: str, common: int, accepted: int) -> None:
     typed = at("x = hello", 4)
     assert common_chars(completion, typed) == common
     assert accepted_chars(completion, typed, 3) == accepted
@@ -37,11 +37,11 @@ def test_an_answer_that_the_user_types_still_fits(text: str, is_along: bool) -> 
     assert is_typed_along(text, at("x = hello", 4)) is is_along
 
 
-def test_at_the_end_of_what_is_known_nothing_fits() -> None:
+def test_at_the_end_of_the_known_text_no_answer_fits() -> None:
     assert not is_typed_along("more", at("x = hello", 9))
 
 
-def test_a_cache_answers_who_types_along() -> None:
+def test_a_cache_answers_a_user_who_types_its_completion() -> None:
     cache = CompletionCache(4)
     cache.add(at("x = hello", 4), "hello(")
     assert cache.find(at("x = hello", 4)) == "hello("
@@ -52,7 +52,7 @@ def test_a_cache_answers_who_types_along() -> None:
 
 
 @pytest.mark.parametrize(("end", "completion"), [(6, "he"), (6, "he \n"), (6, "hx"), (8, "he")])
-def test_a_cache_has_nothing_for_who_types_something_else_or_has_typed_it_all(end: int, completion: str) -> None:
+def test_a_cache_has_no_answer_after_other_text_or_at_the_end(end: int, completion: str) -> None:
     cache = CompletionCache(4)
     cache.add(at("x = hello", 4), completion)
     assert not cache.find(at("x = hello", end))

@@ -1,4 +1,4 @@
-"""How targets are named, and what is said of one that can't be."""
+"""The syntax of targets, and the errors for invalid ones."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_a_target_may_have_a_name_hosts_and_options() -> None:
     assert [spec.num_connections(sessions) for sessions in (1, 6_400, 6_401, 10_000)] == [64, 64, 65, 100]
 
 
-def test_what_is_in_an_option_is_its_own() -> None:
+def test_special_characters_in_an_option_are_kept() -> None:
     spec = parse_target("openai+http://a:1?fim=<P>{prefix}<S>{suffix}&model=org/m&metrics=https://b:9/own?x")
     assert spec.options == {"fim": "<P>{prefix}<S>{suffix}", "model": "org/m"}
     assert spec.metrics_url == "https://b:9/own?x"
@@ -43,7 +43,7 @@ def test_what_is_in_an_option_is_its_own() -> None:
         ("grpc://a:1?connections=many", "got 'many'"),
     ],
 )
-def test_what_is_no_target_is_said(text: str, said: str) -> None:
+def test_an_invalid_target_is_an_error(text: str, said: str) -> None:
     with pytest.raises(TargetError, match=said):
         parse_target(text)
 
@@ -52,6 +52,6 @@ def test_what_is_no_target_is_said(text: str, said: str) -> None:
     ("options", "said"),
     [("fim={suffix}{prefix}", "fim must hold"), ("fim=x", "fim must hold"), ("body=[1]", "body must be a JSON object")],
 )
-def test_options_without_sense_are_said(options: str, said: str) -> None:
+def test_invalid_options_are_errors(options: str, said: str) -> None:
     with pytest.raises(TargetError, match=said):
         dialect_of(parse_target(f"openai+http://a:1?{options}"))

@@ -66,10 +66,10 @@ def test_recorded_lengths_are_bounded(arrivals: str, folder: str) -> None:
     found = make_trace(of(sessions=1, recorded={"file": arrivals}, documents={"source": folder}))
     [*_others, last] = found.sessions[0].requests
     longest = max(len(path.read_text()) for path in Path(folder).iterdir())
-    assert len(last.prefix) + len(last.suffix) == longest, "what is longer than any file is cut"
+    assert len(last.prefix) + len(last.suffix) == longest, "a text longer than any file is cut"
 
 
-def test_sessions_that_nothing_was_recorded_for_ask_nothing(arrivals: str) -> None:
+def test_sessions_without_recorded_arrivals_send_nothing(arrivals: str) -> None:
     found = make_trace(of(sessions=10, recorded={"file": arrivals}))
     assert [len(session.requests) for session in found.sessions] == [1] * 8 + [0] * 2
     assert all(session.opening.prefix for session in found.sessions)

@@ -1,4 +1,4 @@
-"""Scenario files: what is read, what is packaged, and what is refused with which words."""
+"""Scenario files: reading, the packaged scenarios, and the errors."""
 
 import pickle
 from pathlib import Path
@@ -31,24 +31,24 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert [region.name for region in found.regions] == ["east"]
 
 
-def test_keys_are_put_over_a_file() -> None:
+def test_overrides_replace_keys_of_a_file() -> None:
     found = Scenario.load("steady", ["sessions=3", "typing.away_share=0.25", "documents.language=rust", "seed=a"])
     assert (found.sessions, found.typing.away_share, found.documents.language, found.seed) == (3, 0.25, "rust", "a")
 
 
 @pytest.mark.parametrize("override", ["sessions", "=3", "sessions.much=3"])
-def test_a_key_that_is_none_can_not_be_put(override: str) -> None:
+def test_an_unknown_key_can_not_be_overridden(override: str) -> None:
     with pytest.raises(ScenarioError, match=r"expected SECTION\.KEY=VALUE|is not a section"):
         Scenario.load("steady", [override])
 
 
-def test_packaged_scenarios_are_valid_and_say_what_they_are_for() -> None:
+def test_packaged_scenarios_are_valid_and_described() -> None:
     found = {scenario.name: scenario for scenario in packaged_scenarios()}
     assert set(found) == PACKAGED
     assert all(len(scenario.description) > 100 for scenario in found.values())
 
 
-def test_editors_10k_is_as_much_as_it_says() -> None:
+def test_editors_10k_has_the_load_of_its_description() -> None:
     found = Scenario.load("editors-10k")
     assert (found.sessions, found.duration_s) == (10_000, 300)
     rate = found.sessions * found.session_requests_per_s
@@ -81,13 +81,13 @@ def test_editors_10k_is_as_much_as_it_says() -> None:
      "events.0.region: must be one of east, west, got 'mars'"),
     ({"duration_s": 601}, "slice_s: a run of 601 s has at most 600 slices, so it must be at least 1.00167, got 1"),
 ])  # fmt: skip
-def test_what_can_not_be_run_is_refused(fields: dict[str, Any], says: str) -> None:
+def test_a_scenario_that_can_not_be_run_is_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         of(**fields)
     assert says in str(caught.value)
 
 
-def test_all_faults_are_said_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     with pytest.raises(ScenarioError) as caught:
         of(sessions=0, typing={"debonce_ms": 3})
     assert str(caught.value).count("\n") == 1
@@ -100,7 +100,7 @@ def test_an_unknown_scenario_names_the_nearest() -> None:
         Scenario.load("/nowhere/mine.toml")
 
 
-def test_what_is_no_toml_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("sessions = \n")
     with pytest.raises(ScenarioError, match=r"mine.toml: not valid TOML"):
@@ -110,7 +110,7 @@ def test_what_is_no_toml_is_an_error(tmp_path: Path) -> None:
         Scenario.load(path)
 
 
-def test_files_that_are_named_must_be_there(tmp_path: Path) -> None:
+def test_named_files_must_exist(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[recorded]\nfile = "arrivals.csv"\n')
     with pytest.raises(ScenarioError, match=r"recorded.file: no such file, got '.*arrivals.csv'"):
@@ -133,7 +133,7 @@ def test_it_can_be_scaled_and_is_checked_again() -> None:
         scenario.scaled(sessions=0)
 
 
-def test_a_digest_tells_scenarios_apart_and_survives_a_pickle() -> None:
+def test_digests_differ_between_scenarios_and_survive_a_pickle() -> None:
     scenario = Scenario.load("spike")
     assert pickle.loads(pickle.dumps(scenario)).digest() == scenario.digest()
     assert scenario.scaled(seed=1).digest() != scenario.digest()

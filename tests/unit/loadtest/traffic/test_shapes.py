@@ -78,6 +78,6 @@ def test_every_part_of_the_sessions_is_a_picture_of_all(
     assert abs(below - share * len(numbers)) <= 3 + 1.5 * math.log2(len(numbers) + 1)
 
 
-def test_what_numbers_are_spread_over_does_not_hang_together() -> None:
+def test_ranks_for_different_purposes_are_independent() -> None:
     both = sum(spread(number, REGION) < 0.5 and spread(number, READER) < 0.5 for number in range(10_000))
     assert both / 10_000 == pytest.approx(0.25, abs=0.01)

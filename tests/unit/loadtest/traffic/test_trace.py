@@ -148,7 +148,7 @@ def test_more_sessions_leave_the_others_as_they_were(made: Trace) -> None:
     assert make_trace(of(sessions=3)).sessions == made.sessions[:3]
 
 
-def test_what_editors_do_leaves_the_typing_as_it_was(made: Trace) -> None:
+def test_editor_settings_do_not_change_the_typing(made: Trace) -> None:
     other = make_trace(of(editor={"prefetch_share": 0.5, "explicit_share": 0.5}, slow_readers={"share": 0.5}))
     typed = [_key(request) for request in all_requests(other) if request.trigger is not Trigger.PREFETCH]
     assert typed == [_key(request) for request in all_requests(made)]
@@ -174,7 +174,7 @@ def test_each_session_types_the_real_text_of_a_file(made: Trace) -> None:
         assert all(a < b for a, b in pairwise(typed))
 
 
-def test_what_is_typed_next_is_the_truth(made: Trace) -> None:
+def test_the_truth_begins_with_the_text_typed_next(made: Trace) -> None:
     for session in made.sessions:
         for request, following in pairwise(session.requests):
             assert request.truth.startswith(following.prefix[len(request.prefix) :])
@@ -239,7 +239,7 @@ def test_idle_sessions_are_open_and_ask_nothing() -> None:
     assert all(session.opening.prefix for session in silent)
 
 
-def test_as_many_type_as_the_shape_says() -> None:
+def test_the_shape_sets_the_number_of_typing_users() -> None:
     spike = {"kind": "spike", "at_s": 20, "for_s": 20, "factor": 10}
     found = make_trace(of(sessions=200, duration_s=60, shape=spike))
     at_work = [
@@ -269,7 +269,7 @@ def test_regions_and_slow_readers_have_their_shares() -> None:
     assert {session.region for session in slow} == {0, 1, 2}
 
 
-def test_regions_that_nearly_come_to_one_leave_nobody_out() -> None:
+def test_region_shares_that_nearly_sum_to_one_cover_every_session() -> None:
     regions = [{"name": "a", "share": 0.333}, {"name": "b", "share": 0.333}, {"name": "c", "share": 0.333}]
     found = make_trace(of(sessions=2000, duration_s=1, typing={"idle_share": 0.99}, regions=regions))
     assert Counter(session.region for session in found.sessions)[2] == pytest.approx(667, abs=5)
@@ -319,6 +319,6 @@ def test_runs_that_are_too_long_for_any_file_are_refused(folder: str) -> None:
 
 
 @pytest.mark.parametrize("worker", [-1, 2])
-def test_a_worker_that_is_none_is_refused(worker: int) -> None:
+def test_an_invalid_worker_number_is_refused(worker: int) -> None:
     with pytest.raises(ValueError, match="must be below num_workers = 2"):
         make_trace(of(), worker, 2)

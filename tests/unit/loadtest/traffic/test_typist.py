@@ -1,4 +1,4 @@
-"""The typing model against what its parameters promise."""
+"""The statistics of the typing model against its parameters."""
 
 import math
 import random
@@ -43,7 +43,7 @@ def test_rates_are_those_of_long_typing(away_share: float) -> None:
     assert model.requests_per_s(0.0) == pytest.approx(model.keys_per_s)
 
 
-def test_who_is_away_types_so_much_less() -> None:
+def test_time_away_lowers_the_rate() -> None:
     always, seldom = TypingModel(), TypingModel(away_share=0.8)
     assert seldom.keys_per_s == pytest.approx(0.2 * always.keys_per_s, rel=0.05)
     assert always.keys_per_spell == math.inf
@@ -68,7 +68,7 @@ def test_a_distribution_has_its_median_and_mean() -> None:
     assert sum(gap > 0.3 for gap in drawn) / 20_000 == pytest.approx(gaps.share_above(0.3), abs=0.01)
 
 
-def test_what_is_left_of_a_gap_is_half_of_one_met_at_a_moment() -> None:
+def test_the_rest_of_a_gap_is_half_of_a_gap_at_a_random_time() -> None:
     """The mean rest is E[x^2] / 2 E[x], the inspection paradox."""
     gaps, chance = LogNormal(0.17, 0.45), random.Random(1)
     rest = sum(gaps.draw_rest(chance) for _ in range(20_000)) / 20_000
@@ -82,7 +82,7 @@ def test_what_is_left_of_a_gap_is_half_of_one_met_at_a_moment() -> None:
     lambda: TypingModel(micro_pause_share=1.5),
     lambda: TypingModel(away_share=1.0),
 ])  # fmt: skip
-def test_what_nobody_types_is_refused(make: "type[object]") -> None:
+def test_impossible_parameters_are_refused(make: "type[object]") -> None:
     with pytest.raises(ValueError, match="must be"):
         make()
 

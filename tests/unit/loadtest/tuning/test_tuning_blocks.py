@@ -16,7 +16,7 @@ def block(*answers: Answer, window_s: float = 1.0) -> Block:
     return Block.of(VARIANT, 1, 0, answers, window_s, CRITERIA)
 
 
-def test_what_ends_after_the_window_counts_by_its_share_in_it() -> None:
+def test_answers_that_end_after_the_window_count_by_their_share_in_it() -> None:
     found = block(Answer(0.0, 0.5, 0.1, num_tokens=10), Answer(0.5, 2.5, 0.1, num_tokens=20))
     assert found.goodput == pytest.approx(10 + 20 * 0.25)
     assert found.num_answers == 2
@@ -27,18 +27,18 @@ def test_what_ends_after_the_window_counts_by_its_share_in_it() -> None:
     ("ttft_s", "stands_s", "is_seen"),
     [(0.1, 0.301, True), (0.1, 0.299, False), (0.25, 9.0, True), (0.26, 9.0, False), (None, 9.0, False)],
 )
-def test_seen_is_what_a_load_test_calls_seen(ttft_s: float | None, stands_s: float, is_seen: bool) -> None:
+def test_seen_has_the_meaning_of_a_load_test(ttft_s: float | None, stands_s: float, is_seen: bool) -> None:
     assert Answer(0.0, 1.0, ttft_s, stands_s).is_seen(CRITERIA) is is_seen
 
 
-def test_steps_are_the_tokens_that_no_draft_gave() -> None:
+def test_steps_are_counted_by_the_tokens_without_a_draft() -> None:
     answer = Answer(0.0, 1.0, 0.1, num_tokens=24, num_drafted=28, num_accepted=9, decode_s=0.7)
     assert answer.num_steps == 14
     found = block(answer)
     assert found.decode_s / found.num_steps == pytest.approx(0.05)
 
 
-def test_who_was_turned_away_is_counted_apart() -> None:
+def test_shed_requests_are_counted_apart() -> None:
     found = block(Answer(0.0, 0.5, 0.1, num_tokens=8), Answer(0.5, 0.6, None, shed_reason="overload"))
     assert (found.num_answers, found.shed) == (1, ("overload",))
     assert found.total_ms == pytest.approx(500)
@@ -49,7 +49,7 @@ def test_generations_in_the_engine_are_an_average_over_the_window() -> None:
     assert found.mean_batch == pytest.approx(1.5)
 
 
-def test_nothing_answered_is_no_goodput() -> None:
+def test_without_answers_there_is_no_goodput() -> None:
     assert block().goodput == 0
 
 

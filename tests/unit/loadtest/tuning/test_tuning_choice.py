@@ -1,4 +1,4 @@
-"""Which K each batch size gets, on sweeps whose truth is known."""
+"""The choice of K for each batch size, on sweeps of known models."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_it_pays_at_small_batches_and_loses_at_large_ones(drift: float) -> None:
     assert crossover(table) == table[-1][0] > 4
 
 
-def test_what_it_saves_is_said_with_its_interval() -> None:
+def test_the_saving_is_reported_with_its_interval() -> None:
     goodput = modelled(PAYS_AT_SMALL_BATCHES)
     first = choose(make_sweep(goodput, noise=0.01, seed=2))[0]
     saved_ms = 1000 / goodput(1, 0) - 1000 / goodput(1, first.k)
@@ -44,7 +44,7 @@ def test_what_it_saves_is_said_with_its_interval() -> None:
     assert first.gain.low > 1
 
 
-def test_where_nothing_pays_every_batch_size_gets_0() -> None:
+def test_if_no_k_pays_every_batch_size_gets_0() -> None:
     found = choose(make_sweep(modelled(NEVER_PAYS), noise=0.02))
     table = table_of(found)
     assert table == ((1, 64, 0),)
@@ -63,7 +63,7 @@ def test_noise_alone_moves_nothing() -> None:
     assert sum(k > 0 for k in taken) <= 8
 
 
-def test_high_acceptance_is_no_reason_where_it_costs_more_than_it_brings() -> None:
+def test_high_acceptance_is_no_reason_to_draft_at_a_loss() -> None:
     nearly_all, dear = AcceptanceFit((0.98, 0.96, 0.94, 0.92)), StepTimeFit((1e-3, 1e-4, 20e-3, 5e-3, 0.0))
     assert {each.k for each in choose(make_sweep(modelled(dear, nearly_all), noise=0.01))} == {0}
 
@@ -104,7 +104,7 @@ def test_the_best_fixed_k_weighs_all_concurrencies_alike() -> None:
     assert best_fixed(sweep) == Variant.fixed(1)
 
 
-def test_two_rounds_tell_no_noise() -> None:
+def test_two_rounds_are_too_few_for_an_interval() -> None:
     with pytest.raises(ValueError, match="at least 3 rounds are needed, got 2"):
         choose(make_sweep(modelled(NEVER_PAYS), rounds=2))
 

@@ -1,4 +1,4 @@
-"""What a fit makes of a sweep that was computed from known parameters."""
+"""Fits of sweeps that were computed from known parameters."""
 
 import itertools
 from dataclasses import replace
@@ -27,7 +27,7 @@ def test_noisy_figures_come_near_them() -> None:
             assert found.times.seconds(batch, k) == pytest.approx(PAYS_AT_SMALL_BATCHES.seconds(batch, k), rel=0.1)
 
 
-def test_predictions_are_near_what_was_measured() -> None:
+def test_predictions_are_near_the_measurements() -> None:
     sweep = make_counted_sweep(PAYS_AT_SMALL_BATCHES, DRAFT)
     found, truth = fit(sweep), modelled(PAYS_AT_SMALL_BATCHES)
     for concurrency in CONCURRENCIES:
@@ -35,7 +35,7 @@ def test_predictions_are_near_what_was_measured() -> None:
             assert found.goodput(concurrency, k) == pytest.approx(truth(concurrency, k), rel=0.02)
 
 
-def test_acceptance_falls_with_the_position_whatever_noise_says() -> None:
+def test_acceptance_falls_with_the_position_despite_noise() -> None:
     chance = np.random.default_rng(3)
     sweep = make_counted_sweep(PAYS_AT_SMALL_BATCHES, DRAFT)
     noisy = Blocks(tuple(replace(b, num_accepted=int(b.num_accepted * chance.uniform(0.8, 1.2))) for b in sweep.all))

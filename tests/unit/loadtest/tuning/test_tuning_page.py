@@ -1,4 +1,4 @@
-"""A tuning's page and its JSON: everything is in them, and nothing is asked of any network."""
+"""A tuning's page and its JSON: both are complete, and the page loads nothing over the network."""
 
 import json
 from dataclasses import replace
@@ -51,7 +51,7 @@ def tuned() -> Tuned:
     )
 
 
-def test_the_page_has_every_curve_and_the_verdict_and_asks_nobody(tuned: Tuned) -> None:
+def test_the_page_has_every_curve_and_the_verdict_and_loads_nothing(tuned: Tuned) -> None:
     text = render_tuning(tuned, {"model": HOSTILE})
     page = Page(text)
     assert page.tags.count("svg") == len(CONCURRENCIES) + 4

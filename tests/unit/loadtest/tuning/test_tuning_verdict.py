@@ -1,4 +1,4 @@
-"""Which of three schedules is recommended, and what is said of it."""
+"""The recommendation among three schedules, and its text."""
 
 import re
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def checked(goodput: Callable[[int, int], float], table: Rows = TABLE, fixed: Va
     return make_sweep(goodput, variants=candidates(table, fixed), noise=0.01, seed=5)
 
 
-def test_a_table_that_wins_is_recommended_and_the_words_say_what_it_saves() -> None:
+def test_a_winning_table_is_recommended_with_its_saving() -> None:
     goodput = modelled(PAYS_AT_SMALL_BATCHES)
     choices = choose(make_sweep(goodput, noise=0.01))
     table, fixed = table_of(choices), best_fixed(make_sweep(goodput, noise=0.01))
@@ -71,7 +71,7 @@ def test_where_all_are_off_there_is_nothing_to_measure() -> None:
     assert any("nothing to check" in line for line in said)
 
 
-def test_each_concurrency_where_it_does_not_pay_says_what_it_would_cost() -> None:
+def test_each_concurrency_without_gain_has_the_cost_of_drafting() -> None:
     choices = choose(make_sweep(modelled(NEVER_PAYS), noise=0.005))
     said = words(choices, table_of(choices), verify(Blocks(()), ((1, 64, 0),), OFF))
     assert all(
@@ -81,7 +81,7 @@ def test_each_concurrency_where_it_does_not_pay_says_what_it_would_cost() -> Non
 
 
 @pytest.mark.parametrize(("num_shed", "is_said"), [(0, False), (1, False), (30, True)])
-def test_a_server_that_sheds_is_said(num_shed: int, is_said: bool) -> None:
+def test_a_server_that_sheds_is_reported(num_shed: int, is_said: bool) -> None:
     sweep = make_sweep(modelled(NEVER_PAYS))
     first = replace(sweep.all[0], num_answers=400, shed=("rate_limited",) * num_shed)
     said = troubles(Blocks((first, *sweep.all[1:])))
@@ -90,7 +90,7 @@ def test_a_server_that_sheds_is_said(num_shed: int, is_said: bool) -> None:
 
 
 @pytest.mark.parametrize(("noise", "is_said"), [(0.01, False), (0.5, True)])
-def test_rounds_that_differ_too_much_are_said(noise: float, is_said: bool) -> None:
+def test_rounds_that_differ_too_much_are_reported(noise: float, is_said: bool) -> None:
     sweep = make_sweep(modelled(NEVER_PAYS), noise=noise)
     said = troubles(sweep, choose(sweep))
     assert any("can't be told from noise" in line for line in said) is is_said
