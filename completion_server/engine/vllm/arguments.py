@@ -54,20 +54,10 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "use_tqdm_on_load": False,
     }
+    args |= {"block_size": CPU_BLOCK_SIZE} if current_platform.is_cpu() else gpu_batch_args(settings)
     if settings.draft_model and settings.num_speculative_tokens:
-        args["per_request_spec_decode_metrics"] = "summary"
-        args["speculative_config"] = _drafts(settings.draft_model) | {
-            "num_speculative_tokens": settings.num_speculative_tokens
-        }
-        if not settings_locked_reason(settings):
-            args["worker_extension_cls"] = _WORKER_EXTENSION
-            if not settings.full_cuda_graphs:
-                # A schedule tells vLLM that K may vary; a GPU then has no full CUDA graphs (docs/speculation.md).
-                row = [1, settings.max_num_seqs, settings.num_speculative_tokens]
-                args["speculative_config"][_SCHEDULE_KEY] = [row]
+        args |= _speculation_args(settings)
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    platform = {"block_size": CPU_BLOCK_SIZE} if current_platform.is_cpu() else gpu_batch_args(settings)
-    args |= {key: value for key, value in platform.items() if key in known}
     for key in settings.vllm:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
@@ -86,6 +76,17 @@ def _drafts(draft_model: str) -> dict[str, Any]:
         return {"method": "draft_model", "model": draft_model}
     shortest, longest = _NGRAM_TOKENS
     return {"method": "ngram", "prompt_lookup_min": shortest, "prompt_lookup_max": longest}
+
+
+def _speculation_args(settings: EngineSettings) -> dict[str, Any]:
+    speculative = _drafts(settings.draft_model) | {"num_speculative_tokens": settings.num_speculative_tokens}
+    args = {"per_request_spec_decode_metrics": "summary", "speculative_config": speculative}
+    if not settings_locked_reason(settings):
+        args["worker_extension_cls"] = _WORKER_EXTENSION
+        if not settings.full_cuda_graphs:
+            # A schedule tells vLLM that K may vary; a GPU then has no full CUDA graphs (docs/speculation.md).
+            speculative[_SCHEDULE_KEY] = [[1, settings.max_num_seqs, settings.num_speculative_tokens]]
+    return args
 
 
 def settings_locked_reason(settings: EngineSettings) -> str:

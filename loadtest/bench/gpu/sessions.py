@@ -16,7 +16,7 @@ from rich.console import Console
 
 from loadtest.bench.common.server import ServerProcess
 from loadtest.bench.gpu.models import DRAFT, DRAFT_CONTEXT, TARGET, TINY_DRAFT, TINY_TARGET, write_served_model
-from loadtest.bench.gpu.ways import Size, acceptance_by_position
+from loadtest.bench.gpu.ways import WORKER_EXTENSION, Size, acceptance_by_position
 from loadtest.processes.child import StartError
 
 OBJECTIVE = "pause_ttft_ms_p95<200"
@@ -53,6 +53,7 @@ class SessionsPlan:
             f"engine.max_num_seqs={self.max_num_seqs}",
             f"scheduling.max_slots={self.max_num_seqs}",
             "engine.vllm.load_format=dummy",
+            f"engine.vllm.worker_extension_cls={WORKER_EXTENSION}",
             *(f"engine.vllm.speculative_config.{key}={json.dumps(value)}" for key, value in drafts.items()),
         ]
 

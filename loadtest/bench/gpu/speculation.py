@@ -116,7 +116,7 @@ def figures(rates: Found, baseline: str = "no draft") -> dict[str, Any]:
 def crossing(speedups: Mapping[int, float]) -> float | None:
     """Return the batch size at which the speed-up falls to 1, on the line between two measured ones.
 
-    Both axes are logarithmic. The smallest size where it never is above 1, None where it always is.
+    Both axes are logarithmic. Returns the smallest size if the speed-up is never above 1, None if it always is.
     """
     sizes = sorted(speedups)
     if speedups[sizes[0]] <= 1:

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+WORKER_EXTENSION = "completion_server.engine.vllm.worker.WorkerExtension"
+"""As in the server's engine; it makes K = 0 cheap on the older runner."""
+
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
@@ -53,11 +56,12 @@ def ways(target: Path, draft: Path, k: int, acceptance: float, max_num_seqs: int
         drafts |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     constant = common | {"speculative_config": drafts}
     scheduled = common | {"speculative_config": drafts | {_SCHEDULE: [[1, max_num_seqs, k]]}}
+    live = {"worker_extension_cls": WORKER_EXTENSION}
     found = [
         Way("no draft", common),
-        Way("schedule", scheduled, {RUNNER: "0"}, (k, 0)),
+        Way("schedule", scheduled | live, {RUNNER: "0"}, (k, 0)),
         Way("fixed", constant, {RUNNER: "0"}),
-        Way("full graphs", constant, {RUNNER: "0"}, (k, 0)),
+        Way("full graphs", constant | live, {RUNNER: "0"}, (k, 0)),
         Way("newer runner", scheduled, {RUNNER: "1"}, (k, 0)),
     ]
     return tuple(way for way in found if not (size.is_tiny and way.name == "newer runner"))

@@ -25,6 +25,9 @@ from loadtest.processes.child import FIRST_START_S, Child
 _BLOCK_S = 300.0
 
 
+_OWN_CLASSES = ("scheduler_cls", "worker_extension_cls")
+"""Arguments with which the server changes how its own engine speculates."""
+
 _SPECULATIVE, _SCHEDULE = "speculative_config", "num_speculative_tokens_per_batch_size"
 
 
@@ -42,8 +45,7 @@ def peer_args(engine_args: Mapping[str, Any]) -> dict[str, Any]:
 
     Only the server changes K. With a schedule of K vLLM would have no full CUDA graphs on a GPU.
     """
-    own = {"scheduler_cls", "worker_extension_cls"}
-    args = {name: value for name, value in engine_args.items() if name not in own}
+    args = {name: value for name, value in engine_args.items() if name not in _OWN_CLASSES}
     if args.get(_SPECULATIVE):
         args[_SPECULATIVE] = {name: value for name, value in args[_SPECULATIVE].items() if name != _SCHEDULE}
     return args

@@ -39,11 +39,12 @@ def test_variables_of_the_caller_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RUNNER not in environment_of(speculative_config=SCHEDULED), "a child inherits it"
 
 
-def test_a_peer_has_neither_a_schedule_of_k_nor_this_projects_scheduler() -> None:
-    given = {"model": "m", "scheduler_cls": "ours", "speculative_config": SCHEDULED, "enforce_eager": False}
+def test_a_peer_has_neither_a_schedule_of_k_nor_this_projects_classes() -> None:
+    ours = {"scheduler_cls": "ours", "worker_extension_cls": "ours"}
+    given: dict[str, Any] = {"model": "m", **ours, "speculative_config": SCHEDULED, "enforce_eager": False}
     args = peer_args(given)
     assert args["speculative_config"] == {"method": "draft_model", "model": "d", "num_speculative_tokens": 4}
-    assert "scheduler_cls" not in args
+    assert not ours.keys() & args.keys()
     assert "num_speculative_tokens_per_batch_size" in given["speculative_config"], "the given ones stay"
     assert serve_flags(args) == [
         "--speculative-config",
