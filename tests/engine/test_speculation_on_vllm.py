@@ -256,6 +256,8 @@ def test_full_cuda_graphs_need_an_engine_without_a_schedule(vllm_engine: "VllmEn
 
     settings = EngineSettings(model="m", draft_model="d", full_cuda_graphs=True)
     assert "num_speculative_tokens_per_batch_size" not in module.engine_args(settings)["speculative_config"]
+    ngram = EngineSettings(model="m", draft_model="ngram", full_cuda_graphs=True)
+    assert "num_speculative_tokens_per_batch_size" in module.engine_args(ngram)["speculative_config"]
     assert module.settings_locked_reason(settings) == ""
 
 

@@ -83,7 +83,7 @@ def _speculation_args(settings: EngineSettings) -> dict[str, Any]:
     args = {"per_request_spec_decode_metrics": "summary", "speculative_config": speculative}
     if not settings_locked_reason(settings):
         args["worker_extension_cls"] = _WORKER_EXTENSION
-        if not settings.full_cuda_graphs:
+        if not settings.full_cuda_graphs or settings.draft_model == NGRAM:
             # A schedule tells vLLM that K may vary; a GPU then has no full CUDA graphs (docs/speculation.md).
             speculative[_SCHEDULE_KEY] = [[1, settings.max_num_seqs, settings.num_speculative_tokens]]
     return args

@@ -29,6 +29,9 @@ from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 
 K = 4
+DRAFTS = (f"engine.draft_model={Path('draft_model/embedded').resolve()}", "speculation.mode=fixed")
+"""Of all servers: a draft model, whose K only this trial changes."""
+
 MAX_LOST_SHARE = 0.1
 """Drafts may change at most this share of texts more than rounding alone does."""
 
@@ -61,7 +64,7 @@ async def measure(plan: FunctionalPlan, config: Path, overrides: Sequence[str], 
     found: dict[str, Any] = {}
     for name, own in VARIANTS.items():
         with console.status(f"starting: {name}"):
-            server = ServerProcess(config, (*SERVES_ALL, *overrides, *own), name.replace(" ", "-"))
+            server = ServerProcess(config, (*SERVES_ALL, *DRAFTS, *overrides, *own), name.replace(" ", "-"))
         try:
             trial = Trial(server, plan, texts)
             answers |= {f"{name}, {how}": each async for how, each in trial.answers(changes_k=name != "no draft")}

@@ -51,6 +51,7 @@ class SessionsPlan:
             f"engine.num_speculative_tokens={self.k}",
             f"engine.max_model_len={1024 if size.is_tiny else DRAFT_CONTEXT}",
             f"engine.max_num_seqs={self.max_num_seqs}",
+            "speculation.mode=fixed",
             f"scheduling.max_slots={self.max_num_seqs}",
             "engine.vllm.load_format=dummy",
             f"engine.vllm.worker_extension_cls={WORKER_EXTENSION}",
