@@ -142,7 +142,7 @@ def _measure(
                 served.append(front_end.turn())
                 bare.append(front_end.bare_turn(served[-1].messages))
     for reason in sorted({reason for turn in (*served, *bare) for reason in turn.invalid}):
-        console.print(f"latencies of this run are not valid, CPU time is: {reason}", style="yellow")
+        console.print(f"latencies are not valid, CPU times only if the rate was nearly kept: {reason}", style="yellow")
     passes = _passes(config, overrides, scenario)
     return Measured(served, bare, [passes.measure() for _ in range(rounds)])
 

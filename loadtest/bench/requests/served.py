@@ -34,7 +34,7 @@ class Served:
     shed_share: float
     errors: int
     invalid: tuple[str, ...]
-    """Reasons why the load tester's own latencies would not be valid. CPU time is, even if the generator was late."""
+    """Reasons why the load tester's own latencies would not be valid. CPU time is, unless the rate was not kept."""
 
 
 class FrontEnd:
