@@ -78,7 +78,8 @@ def run(scenario: str, **options: Unpack[_All]) -> None:
     KIND is grpc (a Session stream for each editor), grpc+complete (a call for each request), openai+http, llama+http or
     tabby+http. With several hosts, HOST:PORT,HOST:PORT, each serves a region. Options follow as in ?model=NAME.
 
-    Ends with status 0 where all went well, 1 where a gate failed, 2 where the input is bad and nothing was sent, 3
+    Ends with status 0 where all went well, 1 where a gate failed or more than 5% of the requests (a gate on error_rate
+    sets another limit), 2 where the input is bad and nothing was sent, 3
     where the run says nothing of its target, and 130 after Ctrl-C, with a report of what was seen.
 
     \b
