@@ -189,7 +189,7 @@ def reasons_invalid(stats: RunStats) -> tuple[str, ...]:
     if lag_ms > MAX_LAG_MS:
         reasons.append(
             f"the generator was late: its p99 lag is {lag_ms:.1f} ms, more than {MAX_LAG_MS:g} ms. This machine was "
-            "busy: close other programs, take fewer --sessions, or run the load tester on another machine than the server"
+            "busy: close other programs, take fewer --sessions, or run the load tester on another machine"
         )
     missing = sorted(set(range(stats.num_workers)) - stats.workers)
     if missing:
