@@ -207,7 +207,7 @@ def _ready_line(ready: Ready, tls: TlsSettings) -> str:
     engine, load = ready.engine, ready.load
     draft = f" draft={_short(engine.draft_model)}, {ready.speculation}" if engine.draft_model else ""
     slots = f" slots={load.num_slots}" + (f" of {load.max_slots} ({load.slots_reason})" if load.slots_reason else "")
-    command = f"printf 'import os\\nimport s' | {_program()} complete{_connection(ready.address, tls)} -"
+    command = f"printf 'if __name__ == ' | {_program()} complete{_connection(ready.address, tls)} -"
     return f"ready: {ready.address} model={_short(engine.model)}{draft}{slots}; try: {command}"
 
 

@@ -1,6 +1,6 @@
 """The command `loadtest`.
 
-Exit status: 0 success, 1 a gate failed, 2 bad input, 3 an invalid run, 130 Ctrl-C.
+Exit status: 0 success, 1 a gate failed or more than 5% of the requests, 2 bad input, 3 an invalid run, 130 Ctrl-C.
 """
 
 import click

@@ -36,6 +36,7 @@ class Exit(IntEnum):
 
     WELL = 0
     GATE_FAILED = 1
+    """A gate was not met, or too many requests failed (see MAX_ERROR_RATE)."""
     REFUSED = 2
     """Bad input; nothing was sent."""
     INVALID = 3

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from loadtest.report.figures import figures, reasons_invalid, with_nan, without_nan
+from loadtest.report.figures import MAX_ERROR_RATE, figures, reasons_invalid, with_nan, without_nan
 from loadtest.report.gate import Condition, GateError, Verdict, judge, parse_gate
 from loadtest.stats.run_stats import RunStats
 from loadtest.traffic.scenario import CriteriaSettings
@@ -114,8 +114,16 @@ class Document:
 
     @property
     def is_passed(self) -> bool:
-        """Whether every target meets every gate."""
-        return all(verdict.is_met for each in self.targets for verdict in each.verdicts)
+        """Whether every target meets every gate, and none has too many errors."""
+        is_met = all(verdict.is_met for each in self.targets for verdict in each.verdicts)
+        return is_met and not self.with_too_many_errors
+
+    @property
+    def with_too_many_errors(self) -> tuple[TargetResult, ...]:
+        """The targets of whose requests more than MAX_ERROR_RATE failed; none if a gate sets a limit itself."""
+        if any(gate.figure == "error_rate" for gate in self.gates):
+            return ()
+        return tuple(each for each in self.targets if each.figures.get("error_rate", 0.0) > MAX_ERROR_RATE)
 
     def target(self, name: str) -> TargetResult:
         """Return a target's run.

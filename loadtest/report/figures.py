@@ -17,6 +17,9 @@ from loadtest.traffic.scenario import CriteriaSettings
 MAX_LAG_MS = 5.0
 """Above this p99 lag the generator was not open loop, and the run is invalid."""
 
+MAX_ERROR_RATE = 0.05
+"""Above this share of failed requests a run fails, unless a gate on `error_rate` sets another limit."""
+
 PERCENTS: Mapping[str, float] = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p999": 99.9}
 
 _INTENDED, _PREFETCHES = "intended", "prefetches"
@@ -184,7 +187,10 @@ def reasons_invalid(stats: RunStats) -> tuple[str, ...]:
     reasons = []
     lag_ms = Sums.of_total(stats).percentile_ms("lag", 99)[0]
     if lag_ms > MAX_LAG_MS:
-        reasons.append(f"the generator was late: its p99 lag is {lag_ms:.1f} ms, more than {MAX_LAG_MS:g} ms")
+        reasons.append(
+            f"the generator was late: its p99 lag is {lag_ms:.1f} ms, more than {MAX_LAG_MS:g} ms. This machine was "
+            "busy: close other programs, take fewer --sessions, or run the load tester on another machine"
+        )
     missing = sorted(set(range(stats.num_workers)) - stats.workers)
     if missing:
         named = ", ".join(map(str, missing))

@@ -49,7 +49,7 @@ def render_page(document: Document) -> str:
         "trace": document.schedule_digest[:16],
         "version": document.version,
     }
-    first = Section("", tables=[tables.summary(document), tables.gates(document)])
+    first = Section("", tables=[tables.summary(document), tables.gates(document), tables.terms(document)])
     overlays = [_overlays(document)] if document.targets else []
     sections = [first, *overlays, *(_section(each, document) for each in document.targets)]
     if document.targets:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from loadtest.report.document import Document, TargetResult
 from loadtest.report.drawing.charts import outcomes_of, regions_of
-from loadtest.report.figures import PERCENTS, shown, shown_number
+from loadtest.report.figures import FIGURES, MAX_ERROR_RATE, PERCENTS, shown, shown_number
 from loadtest.report.sums import Sums, ratio
 
 _MAX_ERRORS = 20
 _SUMMARY: Mapping[str, str] = {
     "offered_per_s": "asked/s",
+    "sent_per_s": "sent/s",
     "seen_per_s": "seen/s",
     "seen_share": "seen",
     "pause_in_time_share": "pauses in time",
@@ -35,7 +36,7 @@ _TIMES: Mapping[str, str] = {
     "reconnect": "reconnecting",
     "lag": "generator's lag",
 }
-_ALWAYS = 2
+_ALWAYS = 3
 """Rows of a summary that are shown even when empty."""
 
 
@@ -57,6 +58,25 @@ def summary(document: Document) -> Table:
         if document.targets and (place < _ALWAYS or any(cell != "-" for cell in cells)):
             rows.append((label, *cells))
     return Table("What editors felt", ("", *(each.name for each in document.targets)), tuple(rows))
+
+
+def terms(document: Document) -> Table:
+    """Return what the words of the summary mean, with the limits of this run."""
+    criteria = document.criteria
+    pause_ms = document.scenario.get("typing", {}).get("pause_ms", 500)
+    notes = {
+        "offered_per_s": "those that the editor answered from its cache or never sent are included",
+        "seen_per_s": f"within {criteria.within_ms:g} ms, and {criteria.before_next_key_ms:g} ms before the next key",
+        "pause_in_time_share": f"a pause is a wait of {pause_ms:g} ms or more; in time is {criteria.within_ms:g} ms",
+        "good_per_s": f"SLO: text in {criteria.slo_ttft_ms:g} ms, end in {criteria.slo_total_ms:g} ms",
+        "hung_up_share": "the user typed on before the answer had ended",
+    }
+    rows = []
+    for name, label in _SUMMARY.items():
+        if any(shown(name, each.figures.get(name)) != "-" for each in document.targets):
+            note = f" ({notes[name]})" if name in notes else ""
+            rows.append((label, f"{FIGURES[name].meaning}{note}"))
+    return Table("What the words mean", ("", "meaning"), tuple(rows), num_words=2)
 
 
 def times(target: TargetResult) -> Table:
@@ -139,6 +159,11 @@ def gates(document: Document) -> Table:
 def troubles(document: Document) -> tuple[str, ...]:
     """Return the warnings that precede the figures."""
     found = [f"{each.name}: INVALID, {reason}" for each in document.targets for reason in each.invalid_because]
+    found += [
+        f"{each.name}: FAILED, {shown('error_rate', each.figures['error_rate'])} of the requests failed, more than "
+        f"{MAX_ERROR_RATE:.0%}; --gate 'error_rate<NUMBER' sets another limit"
+        for each in document.with_too_many_errors
+    ]
     if document.interrupted:
         found.append("the run was interrupted; the figures are of what there is")
     return tuple(found)

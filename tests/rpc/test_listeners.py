@@ -207,7 +207,7 @@ async def test_health_over_http_is_that_of_the_server(server: RunningServer) -> 
 
 async def test_a_server_that_drains_lives_and_is_not_ready() -> None:
     def endless(_request: GenerationRequest) -> Iterator[str]:
-        return itertools.repeat("a")
+        return (f" w{number}" for number in itertools.count())
 
     def make_engine() -> ScriptedEngine:
         return endless_engine(endless, ServiceTimes(decode_base_s=0.05))

@@ -53,6 +53,18 @@ def test_a_report_of_a_run_that_says_nothing_ends_with_3(write: Callable[..., Pa
     assert invoke("report", write("run.json", make_document(stats))).exit_code == 3
 
 
+def test_a_run_with_many_errors_ends_with_1_unless_a_gate_allows_them(write: Callable[..., Path]) -> None:
+    stats = make_stats(1)
+    stats.total.counters["errors"] = round(0.86 * stats.total.counters["intended"])
+    path = write("run.json", make_document(stats))
+    found = invoke("report", path)
+    assert found.exit_code == 1
+    assert "FAILED, 86.0% of the requests failed, more than 5%" in " ".join(found.output.split())
+    assert invoke("report", path, "--gate", "error_rate<0.9").exit_code == 0
+    stats.total.counters["errors"] = round(0.04 * stats.total.counters["intended"])
+    assert invoke("report", write("few.json", make_document(stats))).exit_code == 0
+
+
 @pytest.mark.parametrize("gate", ["speed<1", "error_rate"])
 def test_a_bad_gate_is_refused(write: Callable[..., Path], gate: str) -> None:
     found = invoke("report", write("run.json", make_document(make_stats(1))), "--gate", gate)

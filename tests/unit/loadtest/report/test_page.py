@@ -97,6 +97,18 @@ def test_it_shows_figures_and_gates(text: str) -> None:
     assert "INVALID" not in page.text
 
 
+def test_it_defines_the_words_of_its_summary(text: str) -> None:
+    page = Page(text)
+    for words in (
+        "What the words mean",
+        "a pause is a wait of 500 ms or more",
+        "SLO: text in 200 ms, end in 1000 ms",
+        "those hung up on by the editor (the user typed on before the answer had ended)",
+        "editors not connected at the end",
+    ):
+        assert words in page.text
+
+
 def test_it_loads_nothing_over_the_network(text: str) -> None:
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object", "image"} & set(page.tags)

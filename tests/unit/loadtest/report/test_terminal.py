@@ -39,6 +39,7 @@ def test_each_target_has_its_figures() -> None:
     text = report(make_document(ours, theirs))
     assert line(text, "ours", "theirs") == ["ours", "theirs"]
     assert line(text, "asked/s") == ["asked/s", "40.0", "40.0"]
+    assert line(text, "sent/s")[0] == "sent/s"
     assert line(text, "seen/s")[1] == "32.3"
     times = [each for each in text.splitlines() if "TTFT, pauses" in each]
     assert [each.split()[2:] for each in times] == [
