@@ -76,9 +76,9 @@ def run(scenario: str, **options: Unpack[_All]) -> None:
     KIND is grpc (a Session stream for each editor), grpc+complete (a call for each request), openai+http, llama+http or
     tabby+http. With several hosts, HOST:PORT,HOST:PORT, each serves a region. Options follow as in ?model=NAME.
 
-    Ends with status 0 on success, 1 if a gate failed or more than 5% of the requests did (a gate on error_rate sets another
-    limit), 2 if the input is bad and nothing was sent, 3 if the run is invalid and says nothing about its target, and 130
-    after Ctrl-C, with a report of the run until then.
+    Ends with status 0 on success, 1 if a gate failed or more than 5% of the requests did (a gate on error_rate sets
+    another limit), 2 if the input is bad and nothing was sent, 3 if the run is invalid and says nothing about its
+    target, and 130 after Ctrl-C, with a report of the run until then.
 
     \b
     Examples:

@@ -8,6 +8,9 @@ from collections.abc import AsyncGenerator
 from completion_server.engine.interface import Engine, EngineInfo, EngineStats, GenerationRequest, Output
 from completion_server.engine.scripted.model import ServiceTimes
 
+SIMULATED_TOKENS = tuple(f" {number}" for number in range(256))
+"""The text of every completion: without repetition, which the server's text rules would end."""
+
 _NO_DRAFT = "the simulated slots have no draft"
 
 
@@ -49,10 +52,10 @@ class SlotEngine(Engine):
         self._num_running += 1
         try:
             await asyncio.sleep(self._prefill_s * math.exp(self._chance.gauss(0.0, self._prefill_sigma)))
-            yield Output("x", 1)
+            yield Output(SIMULATED_TOKENS[0], 1)
             num_left = request.max_tokens - 1
             await asyncio.sleep(num_left * self._step_s)
-            yield Output("x" * num_left, num_left, "length")
+            yield Output("".join(SIMULATED_TOKENS[1 : num_left + 1]), num_left, "length")
         finally:
             self._num_running -= 1
 

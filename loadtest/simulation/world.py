@@ -23,7 +23,7 @@ from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
 from loadtest.simulation import virtual_time
 from loadtest.simulation.editors import SimulatedRequest
-from loadtest.simulation.engine import SlotEngine
+from loadtest.simulation.engine import SIMULATED_TOKENS, SlotEngine
 from loadtest.simulation.virtual_time import LoopClock
 from loadtest.simulation.workload import NUM_TOKENS, TIMES, Policy, SimulatedResult, Workload
 
@@ -100,7 +100,7 @@ def _settings(workload: Workload, policy: Policy) -> PipelineSettings:
 def _engine_maker(workload: Workload) -> Callable[[], Engine]:
     if workload.engine == "slots":
         return lambda: SlotEngine(TIMES, workload.prefill_sigma, workload.seed)
-    return lambda: ScriptedEngine(lambda _request: ["x"] * NUM_TOKENS, TIMES, max_num_seqs=workload.num_slots)
+    return lambda: ScriptedEngine(lambda _request: SIMULATED_TOKENS, TIMES, max_num_seqs=workload.num_slots)
 
 
 def _request(number: int, typed: SimulatedRequest, deadline: Deadline, now: float) -> Request:

@@ -448,7 +448,7 @@ def test_closing_the_older_answer_does_not_stop_a_reattached_generation() -> Non
 
 
 def test_cancelling_a_reattached_request_frees_the_engine() -> None:
-    script = Script(old=["w"] * 4096)
+    script = Script(old=["w", "a", "b", *(f" {n}" for n in range(4096))])
 
     async def scenario(running: RunningPipeline) -> None:
         running.open("old", "x = ", max_tokens=4096)
@@ -461,7 +461,7 @@ def test_cancelling_a_reattached_request_frees_the_engine() -> None:
         assert running.load == (0, 0, 0)
         assert running.engine.stats().num_running == 0
         new = await read(newer)
-        assert (new.reason, new.text) == (FinishReason.CANCELLED, "ww")
+        assert (new.reason, new.text) == (FinishReason.CANCELLED, "ab")
         assert new.end.usage.completion_tokens == 3
 
     in_virtual_time(scenario, script.engine)

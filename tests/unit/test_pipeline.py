@@ -40,7 +40,7 @@ def quick_engine() -> Engine:
 
 def slow_engine() -> Engine:
     """Return an engine that generates a token every millisecond, without an end."""
-    return ScriptedEngine(lambda _request: itertools.repeat("a"), ServiceTimes(decode_base_s=1e-3))
+    return ScriptedEngine(lambda _request: (f"a{n} " for n in itertools.count()), ServiceTimes(decode_base_s=1e-3))
 
 
 async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thread() -> None:

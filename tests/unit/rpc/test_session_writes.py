@@ -85,7 +85,7 @@ class Stream:
 
 
 def endless_engine() -> Engine:
-    return ScriptedEngine(lambda _request: itertools.repeat("a"), ServiceTimes(decode_base_s=0.01))
+    return ScriptedEngine(lambda _request: (f"a{n} " for n in itertools.count()), ServiceTimes(decode_base_s=0.01))
 
 
 def run(scenario: Callable[[RunningPipeline], Coroutine[Any, Any, None]], **options: Any) -> None:
