@@ -227,7 +227,7 @@ def test_vllm_is_started_without_a_schedule_if_k_is_locked(
 def test_a_vllm_whose_schedulers_are_elsewhere_keeps_its_k(vllm_engine: "VllmEngine") -> None:
     from completion_server.engine.vllm import arguments as module
 
-    assert module.schedulers_locked_reason("completion_server.engine.vllm.schedulers") == ""
+    assert module.schedulers_locked_reason("completion_server.engine.vllm.drafts.schedulers") == ""
     assert "other schedulers: No module named" in module.schedulers_locked_reason("tests.support.no_such_schedulers")
 
 

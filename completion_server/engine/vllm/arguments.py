@@ -15,8 +15,8 @@ from vllm.platforms import current_platform
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM, SpeculationLookup, constant_lookup
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
+from completion_server.engine.vllm.drafts.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
 from completion_server.engine.vllm.gpu_batches import gpu_batch_args
-from completion_server.engine.vllm.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
 
 _OWN_KEYS = (
     "model", "revision", "dtype", "max_model_len", "max_num_seqs", "tensor_parallel_size", "trust_remote_code",
@@ -24,7 +24,7 @@ _OWN_KEYS = (
 )  # fmt: skip
 """vLLM's arguments that are keys of `[engine]`, under the same name."""
 
-_WORKER_EXTENSION = "completion_server.engine.vllm.worker.WorkerExtension"
+_WORKER_EXTENSION = "completion_server.engine.vllm.drafts.worker.WorkerExtension"
 """Makes K = 0 cost what an engine without a draft model costs."""
 
 _NGRAM_TOKENS = 2, 4

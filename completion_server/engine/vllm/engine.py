@@ -41,16 +41,16 @@ from completion_server.engine.vllm.arguments import (
     lookup_at_start,
     schedulers_locked_reason,
 )
+from completion_server.engine.vllm.drafts.shared_lookup import SPECULATE, LookupPublisher
+from completion_server.engine.vllm.drafts.speculation import VllmSpeculation
 from completion_server.engine.vllm.environment import choose_model_runner
 from completion_server.engine.vllm.process import keep_on_loopback, yield_to_server
-from completion_server.engine.vllm.shared_lookup import SPECULATE, LookupPublisher
-from completion_server.engine.vllm.speculation import VllmSpeculation
 from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter, TokenAccounting
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
 """vLLM's finish reasons as those of the interface; any other ("abort", "error") means that it gave a generation up."""
 
-SCHEDULERS_MODULE = "completion_server.engine.vllm.schedulers"
+SCHEDULERS_MODULE = "completion_server.engine.vllm.drafts.schedulers"
 """The module of the schedulers that the engine core loads."""
 
 _NICE_ON_A_CPU = 5

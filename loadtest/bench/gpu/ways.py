@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-WORKER_EXTENSION = "completion_server.engine.vllm.worker.WorkerExtension"
+WORKER_EXTENSION = "completion_server.engine.vllm.drafts.worker.WorkerExtension"
 """As in the server's engine; it makes K = 0 cheap on the older runner."""
 
 _SCHEDULE = "num_speculative_tokens_per_batch_size"

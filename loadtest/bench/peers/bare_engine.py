@@ -16,8 +16,8 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import IO, Any, Self
 
+from completion_server.engine.vllm.drafts.shared_lookup import LookupPublisher
 from completion_server.engine.vllm.environment import engine_environment
-from completion_server.engine.vllm.shared_lookup import LookupPublisher
 from loadtest.bench.common.contest import BenchPrompt, closed_loop
 from loadtest.bench.common.figures import Block, Sample
 from loadtest.processes.child import FIRST_START_S, Child
@@ -123,7 +123,7 @@ class _Worker:
             if changes_k:
                 scheduler = config.scheduler_config
                 name = "LookupAsyncScheduler" if scheduler.async_scheduling else "LookupScheduler"
-                scheduler.scheduler_cls = f"completion_server.engine.vllm.schedulers.{name}"
+                scheduler.scheduler_cls = f"completion_server.engine.vllm.drafts.schedulers.{name}"
                 self._max_num_seqs = scheduler.max_num_seqs
                 self._lookup = LookupPublisher(self._max_num_seqs)
                 stack.enter_context(self._lookup.published())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.engine.vllm.shared_lookup import (
+from completion_server.engine.vllm.drafts.shared_lookup import (
     HEADER_BYTES,
     LOOKUP_ENV,
     LookupPublisher,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from completion_server.engine.vllm.undrafted import needs_no_draft
+from completion_server.engine.vllm.drafts.undrafted import needs_no_draft
 
 
 @dataclass(frozen=True)

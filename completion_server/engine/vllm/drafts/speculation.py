@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from completion_server.engine.draft_cache import DraftCache
 from completion_server.engine.interface import EngineInfo, SpeculationLookup, check_lookup, constant_lookup
-from completion_server.engine.vllm.shared_lookup import LookupPublisher
+from completion_server.engine.vllm.drafts.shared_lookup import LookupPublisher
 from completion_server.engine.vllm.token_accounting import TokenAccounting
 
 

@@ -18,8 +18,8 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from completion_server.engine.vllm import undrafted
-from completion_server.engine.vllm.shared_lookup import (
+from completion_server.engine.vllm.drafts import undrafted
+from completion_server.engine.vllm.drafts.shared_lookup import (
     RUNS_DRAFT,
     SPECULATE,
     is_lookup_published,

@@ -17,7 +17,7 @@ import logging
 from functools import cache
 from typing import Any
 
-from completion_server.engine.vllm.shared_lookup import RUNS_DRAFT
+from completion_server.engine.vllm.drafts.shared_lookup import RUNS_DRAFT
 
 logger = logging.getLogger(__name__)
 

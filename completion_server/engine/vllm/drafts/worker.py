@@ -1,6 +1,6 @@
 """An extension of vLLM's worker: loading it patches the process that owns the model runner."""
 
-from completion_server.engine.vllm import undrafted
+from completion_server.engine.vllm.drafts import undrafted
 
 undrafted.patch_runner()
 
