@@ -200,7 +200,8 @@ async def test_a_request_cancelled_in_the_engine_leaves_it(vllm_engine: "VllmEng
         for session in itertools.count():  # until one has not come to its end by itself before the cancel arrives
             call = server.stub.Complete(key(session, 0, max_tokens=64))
             if phase == "decoding":
-                assert (await call.read()).delta.text
+                if not (await call.read()).delta.text:
+                    continue
             else:
                 await eventually(lambda: server.count("completion_running_requests") == 1)
             call.cancel()

@@ -71,6 +71,8 @@ model = "{TARGET}"
 draft_model = "{DRAFT}"
 hang_timeout_s = {HANG_TIMEOUT_S}
 heartbeat_s = 1.0
+[speculation]
+mode = "fixed"
 """)
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import random
 import resource
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
@@ -30,13 +31,16 @@ SMALL_WINDOW = [
 ]
 
 
+NUMBER = random.Random(0).randbytes(8_000).hex()
+"""Long, and without repetition, which would end the completion."""
+
 PREFIX = "# a line above\n" * 1_000 + "x = (\n    "
 """As long as a file: the memory of a request must be freed with it."""
 
 
 def much(_request: GenerationRequest) -> Iterable[str]:
     """Yield lines that stay inside the block opened by the request."""
-    return (f"    {'x' * 16_000}{number},\n" for number in range(ENDLESS))
+    return (f"    0x{NUMBER}{number},\n" for number in range(ENDLESS))
 
 
 @pytest_asyncio.fixture
