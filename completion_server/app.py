@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 ENGINE_START = "engine: "
 """Begins the key under which the duration of the engine's start is kept."""
-_PROBE_S = 5.0
-"""How long the event loop may take to answer a health check of the process."""
+_PROBE_S = 0.8
+"""How long the event loop may take to answer a health check. By default Kubernetes waits 1 s for the whole answer."""
 _OPEN = "others can read what is typed, and any caller may claim to be any user of any tenant"
 _CLOSE_S = 1.0
 """How long open streams may take to end when the server stops."""

@@ -87,11 +87,11 @@ mode = "fixed"
             stderr=log,
             cwd=ROOT,
         )
-    assert process.stdout is not None
-    line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
-    assert line, (folder / "log").read_text()
-    ready = json.loads(line)
     try:
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
+        assert line, (folder / "log").read_text()
+        ready = json.loads(line)
         async with grpc.aio.insecure_channel(ready["address"]) as channel:
             yield ServerProcess(process, ready, channel, folder / "log")
     finally:

@@ -16,6 +16,8 @@ from tests.support.models import TARGET
 from tests.support.server import FREE_PORTS
 
 BASE = ("--set", "engine.kind=scripted", "--set", f"engine.model={TARGET}")
+START_TIMEOUT_S, STOP_TIMEOUT_S = 200.0, 60.0
+"""For a server that hangs. On a busy machine a start takes half a minute of imports."""
 
 
 def judge(command: str, *overrides: str) -> "subprocess.CompletedProcess[str]":
@@ -70,10 +72,17 @@ async def run_until_ready(cache: Path, *overrides: str) -> tuple[str, str]:
         sys.executable, "-m", "completion_server", "serve", *BASE, *sets,
         env={**os.environ, "XDG_CACHE_HOME": str(cache)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert process.stdout is not None
-    ready = await asyncio.wait_for(process.stdout.readline(), 60)
-    process.terminate()
-    _, log = await asyncio.wait_for(process.communicate(), 60)
+    try:
+        assert process.stdout is not None
+        ready = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
+        if ready:
+            process.terminate()
+        _, log = await asyncio.wait_for(process.communicate(), STOP_TIMEOUT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, log.decode()
     return ready.decode(), log.decode()
 
 
