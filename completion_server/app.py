@@ -113,39 +113,29 @@ class App:
             EngineDeadError: the engine did not start.
 
         """
+        config = self._config
         async with contextlib.AsyncExitStack() as stack:
             metrics_address = self._start_metrics(stack)
-            prompts = await asyncio.to_thread(load_prompts, self._config)
+            prompts = await asyncio.to_thread(load_prompts, config)
             pipeline = self._pipeline = self._assemble(prompts)
             servicer = CompletionServicer(
-                pipeline,
-                self._config.server,
-                self._config.limits,
-                self._config.admission,
-                sheds_as_status=self._config.shed.as_status,
+                pipeline, config.server, config.limits, config.admission, sheds_as_status=config.shed.as_status
             )
-            public = build_public_server(self._config.server, self._config.limits, servicer, self._health)
+            public = build_public_server(config.server, config.limits, servicer, self._health)
             admin = self._build_admin(pipeline, prompts)
             await self._health.set(is_serving=False)
             stack.push_async_callback(self._engine.stop)
             for listener in filter(None, (public, admin)):
                 await listener.start()
                 stack.push_async_callback(listener.stop, _CLOSE_S)
-            if not self._config.server.tls.certificate:
-                _warn_if_reachable("server.listen", public.address, _OPEN)
-            if self._config.admission.trust_user_names and not self._config.server.tls.client_ca:
-                consequence = "others can call under any user's name"
-                _warn_if_reachable(
-                    "admission.trust_user_names", public.address, consequence, lack="client certificates"
-                )
+            _warn_of_lacks(config, public.address)
             await self._start_engine()
             info = self._engine.info
-            check_fits(info, self._config)
+            check_fits(info, config)
             speculation = await self._begin_speculation(prompts)
-            admin_address = admin.address if admin else ""
             ready = Ready(
                 public.address,
-                admin_address,
+                admin.address if admin else "",
                 metrics_address,
                 info,
                 prompts.template_name,
@@ -329,6 +319,16 @@ class App:
             task = asyncio.get_running_loop().create_task(self._health.set(is_serving=is_ready))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+
+def _warn_of_lacks(config: Config, address: str) -> None:
+    """Warn of a public listener without TLS, and of names that anybody may give."""
+    tls = config.server.tls
+    if not tls.certificate:
+        _warn_if_reachable("server.listen", address, _OPEN)
+    if config.admission.trust_user_names and not tls.client_ca:
+        consequence = "others can call under any user's name"
+        _warn_if_reachable("admission.trust_user_names", address, consequence, lack="client certificates")
 
 
 def _warn_if_reachable(key: str, address: str, consequence: str, lack: str = "TLS") -> None:

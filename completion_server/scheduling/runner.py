@@ -192,8 +192,6 @@ class Runner:
             logger.exception("the end of request %s could not be reported to its caller", request.id)
         self._release(request)
 
-    # Generations
-
     async def _generate(self, work: Work, start: Callable[[], AsyncGenerator[Progress]]) -> Outcome | None:
         """Run a generation to an outcome, None if it diverged. Failures are outcomes; only cancel escapes."""
         marks = work.request.subscriber.marks
@@ -207,8 +205,7 @@ class Runner:
                     if isinstance(progress, PromptReady):
                         self._prompt_ready(work, progress)
                         continue
-                    outcome = self._take(work, progress)
-                    if outcome is not None or work.subscription is None:
+                    if (outcome := self._take(work, progress)) is not None or work.subscription is None:
                         work.is_over = True
                         return outcome
             msg = "the engine ended a generation without a finish reason"
@@ -231,8 +228,7 @@ class Runner:
     def _take(self, work: Work, output: Output) -> Outcome | None:
         """Give an output to the request; return its outcome if that was the last one."""
         now = self._clock.now()
-        step_s = work.generation.add(output, now)
-        if step_s is not None:
+        if (step_s := work.generation.add(output, now)) is not None:
             self._follow_engine(step_s)
         self._pass_on(work, output.text, now)
         outcome = work.finish(output)

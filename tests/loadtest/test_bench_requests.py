@@ -13,7 +13,7 @@ from loadtest.bench.common.front_end import editors
 from loadtest.bench.requests.in_process import Passes
 from loadtest.traffic.scenario import ScenarioError
 from loadtest.traffic.trace import make_trace
-from tests.unit.prompt.vocabularies import EMBEDDED
+from tests.support.vocabularies import EMBEDDED
 
 FIGURES = {
     "server_cpu_ms", "bare_cpu_ms", "server_without_engine_cpu_ms", "ratio_to_bare", "messages", "errors",

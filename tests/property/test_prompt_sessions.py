@@ -11,8 +11,8 @@ from completion_server.core.request import Snippet
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.tokens.plaintext import make_plain
 from tests.support.examples import examples
+from tests.support.vocabularies import FAMILIES
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, layout_of, request_at, text_of
-from tests.unit.prompt.vocabularies import FAMILIES
 
 BUDGET = 160
 BLOCKS = st.sampled_from(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from completion_server.prompt.tokens.plaintext import make_plain
 from completion_server.prompt.tokens.reuse import EMPTY, Encoder, common_prefix, common_suffix
 from tests.support.examples import examples
-from tests.unit.prompt.vocabularies import FAMILIES
+from tests.support.vocabularies import FAMILIES
 
 PIECES = st.sampled_from(
     [

@@ -77,6 +77,14 @@ _KINDS: Mapping[str, Callable[[int, int], Client]] = {
 }
 
 
+def _add_ratios(by_client: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Add each client's prefilled tokens a key, relative to those of the anchored client."""
+    for sizes in by_client.values():
+        for size, found in sizes.items():
+            anchored = by_client[ANCHORED][size]["prefilled_tokens_per_key"]
+            found["prefilled_tokens_per_key_ratio_to_anchored"] = round(found["prefilled_tokens_per_key"] / anchored, 3)
+
+
 def measure_clients(
     model: str,
     *,
@@ -113,10 +121,7 @@ def measure_clients(
                 prompt, _ = maker.make(path, sent.prefix, sent.suffix, language_id="python")
                 stats.add(prompt.token_ids)
         by_client[name] = {str(size): stats.figures(size) for size in block_sizes}
-    for sizes in by_client.values():
-        for size, found in sizes.items():
-            anchored = by_client[ANCHORED][size]["prefilled_tokens_per_key"]
-            found["prefilled_tokens_per_key_ratio_to_anchored"] = round(found["prefilled_tokens_per_key"] / anchored, 3)
+    _add_ratios(by_client)
     return {
         "characters_before": num_before,
         "characters_after": num_after,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.prompt.vocabularies import embedded
+from tests.support.vocabularies import embedded
 
 
 @pytest.fixture(scope="session")

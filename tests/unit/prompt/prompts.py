@@ -10,7 +10,7 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.detection import choose_template
 from completion_server.prompt.layout import Layout
 from completion_server.prompt.settings import PromptSettings
-from tests.unit.prompt.vocabularies import FAMILIES
+from tests.support.vocabularies import FAMILIES
 
 CURSOR = "‸"
 CODE = inspect.getsource(textwrap)

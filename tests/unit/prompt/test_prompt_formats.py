@@ -8,8 +8,8 @@ from completion_server.prompt.detection import detect_template
 from completion_server.prompt.settings import PromptSettings
 from completion_server.prompt.templates import FAMILIES as TEMPLATES
 from completion_server.prompt.tokens.stops import MAX_NEWLINE_TOKENS, newline_token_ids
+from tests.support.vocabularies import ANGLE, FAMILIES, PIPED, VOCABULARY_SIZE, split_by, train
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, request_at, text_of
-from tests.unit.prompt.vocabularies import ANGLE, FAMILIES, PIPED, VOCABULARY_SIZE, split_by, train
 
 DOCUMENT = f"import os\n\ndef f(x):\n    retur{CURSOR}n x\n\nprint(f(1))\n"
 SNIPPETS = (

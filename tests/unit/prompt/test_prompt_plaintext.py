@@ -12,7 +12,7 @@ from completion_server.core.errors import ConfigError
 from completion_server.prompt.tokens.boundaries import LineRule, ScannerRule
 from completion_server.prompt.tokens.plaintext import make_plain
 from completion_server.prompt.tokens.reuse import Encoder
-from tests.unit.prompt.vocabularies import FAMILIES, gemma, llama2, llama3, metaspace, qwen, split_by, train
+from tests.support.vocabularies import FAMILIES, gemma, llama2, llama3, metaspace, qwen, split_by, train
 
 RULES = {
     "embedded": ScannerRule,

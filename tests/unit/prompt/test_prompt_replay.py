@@ -11,8 +11,8 @@ from loadtest.bench.prompt.clients import AnchoredClient, characters_client, lin
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
 from loadtest.bench.prompt.replay import PlainLayout, measure
 from loadtest.traffic.documents import library_files
+from tests.support.vocabularies import embedded
 from tests.unit.prompt.prompts import CODE
-from tests.unit.prompt.vocabularies import embedded
 
 
 def test_only_whole_blocks_at_the_start_are_cached() -> None:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from completion_server.core.request import Snippet
 from completion_server.prompt.snippets import short_path
+from tests.support.vocabularies import FAMILIES
 from tests.unit.prompt.prompts import CODE, CURSOR, builder_of, request_at, text_of
-from tests.unit.prompt.vocabularies import FAMILIES
 
 LINES = CODE.splitlines(keepends=True)
 

@@ -13,8 +13,8 @@ from completion_server.prompt.window import (
     first_lines,
     last_lines,
 )
+from tests.support.vocabularies import embedded, unknown
 from tests.unit.prompt.prompts import CODE
-from tests.unit.prompt.vocabularies import embedded, unknown
 
 
 def encoded(text: str) -> Encoded:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-EMBEDDED = Path(__file__).parents[3] / "target_model" / "embedded" / "tokenizer.json"
+EMBEDDED = Path(__file__).parents[2] / "target_model" / "embedded" / "tokenizer.json"
 
 VOCABULARY_SIZE = 1500
 

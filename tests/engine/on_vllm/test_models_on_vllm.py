@@ -21,7 +21,7 @@ from tests.support.models import DRAFT, TARGET
 
 pytestmark = [pytest.mark.full, pytest.mark.serial]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NUM_CURSORS = 100
 MAX_TOKENS = 12
 SPECULATE = 4
