@@ -28,8 +28,8 @@ REFUSED = Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED)
 SECONDS = st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.3, 1.0, 3.0])
 
 
-class BookMachine(RuleBasedStateMachine):
-    ids = Bundle("ids")
+class BookDriver(RuleBasedStateMachine):
+    """Carries out a book's actions, and records what they did."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,6 +97,52 @@ class BookMachine(RuleBasedStateMachine):
         if self.book.shedding is not Shedding.NEVER and waits_since < self.now:
             assert self.now < entry.ttft_deadline - self.book.latency.first_token_s, "one without hope started"
         self.working.add(request_id)
+
+    def tick(self) -> None:
+        self.carry_out(self.book.tick(self.now))
+        for entry in self.live():
+            assert not entry.deadline.is_past(self.now)
+        assert self.book.next_tick is None or self.book.next_tick > self.now
+        if self.book.shedding is not Shedding.NEVER:
+            for entry in self.waiting():
+                assert self.now < entry.ttft_deadline - self.allowed_s[entry.id], "one without hope waits"
+
+    def is_stale(self, entry: QueueEntry, holder: QueueEntry) -> bool:
+        if holder.session == entry.session:
+            return holder.sequence >= entry.sequence
+        known = self.newest.get((self.lane(entry), entry.session), (0, -math.inf))
+        return self.is_fresh(known) and known[0] > entry.sequence
+
+    def is_fresh(self, known: tuple[int, float]) -> bool:
+        return self.now - known[1] < 5.0
+
+    def stop(self, request_id: str) -> None:
+        for each in (self.working, self.reattached, self.aborted):
+            each.discard(request_id)
+
+    def live(self) -> list[QueueEntry]:
+        return [entry for request_id, entry in self.entries.items() if request_id not in self.ends]
+
+    def waiting(self) -> list[QueueEntry]:
+        return [self.entries[request_id] for request_id in self.waits_since]
+
+    def candidates_of(self, entry: QueueEntry) -> set[str]:
+        is_prefetch = entry.trigger is Trigger.PREFETCH
+        return {
+            each.id
+            for each in self.live()
+            if each.lane == entry.lane and (each.trigger is Trigger.PREFETCH or not is_prefetch)
+        }
+
+    @staticmethod
+    def lane(entry: QueueEntry) -> tuple[object, bool]:
+        return entry.lane, entry.trigger is Trigger.PREFETCH
+
+
+class BookMachine(BookDriver):
+    """Orders of events, and what holds after each."""
+
+    ids = Bundle("ids")
 
     @rule(
         target=ids,
@@ -223,46 +269,6 @@ class BookMachine(RuleBasedStateMachine):
         assert self.book.next_tick is not None
         self.now = max(self.now, self.book.next_tick)
         self.tick()
-
-    def tick(self) -> None:
-        self.carry_out(self.book.tick(self.now))
-        for entry in self.live():
-            assert not entry.deadline.is_past(self.now)
-        assert self.book.next_tick is None or self.book.next_tick > self.now
-        if self.book.shedding is not Shedding.NEVER:
-            for entry in self.waiting():
-                assert self.now < entry.ttft_deadline - self.allowed_s[entry.id], "one without hope waits"
-
-    def is_stale(self, entry: QueueEntry, holder: QueueEntry) -> bool:
-        if holder.session == entry.session:
-            return holder.sequence >= entry.sequence
-        known = self.newest.get((self.lane(entry), entry.session), (0, -math.inf))
-        return self.is_fresh(known) and known[0] > entry.sequence
-
-    def is_fresh(self, known: tuple[int, float]) -> bool:
-        return self.now - known[1] < 5.0
-
-    def stop(self, request_id: str) -> None:
-        for each in (self.working, self.reattached, self.aborted):
-            each.discard(request_id)
-
-    def live(self) -> list[QueueEntry]:
-        return [entry for request_id, entry in self.entries.items() if request_id not in self.ends]
-
-    def waiting(self) -> list[QueueEntry]:
-        return [self.entries[request_id] for request_id in self.waits_since]
-
-    def candidates_of(self, entry: QueueEntry) -> set[str]:
-        is_prefetch = entry.trigger is Trigger.PREFETCH
-        return {
-            each.id
-            for each in self.live()
-            if each.lane == entry.lane and (each.trigger is Trigger.PREFETCH or not is_prefetch)
-        }
-
-    @staticmethod
-    def lane(entry: QueueEntry) -> tuple[object, bool]:
-        return entry.lane, entry.trigger is Trigger.PREFETCH
 
     @invariant()
     def at_most_one_live_request_per_lane(self) -> None:
