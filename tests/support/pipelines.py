@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,8 @@ from completion_server.core.errors import Code
 from completion_server.core.events import Marks
 from completion_server.core.outcome import Delta, End, FinishReason
 from completion_server.core.request import Caller, Mode, Request
-from completion_server.engine.interface import Engine
+from completion_server.engine.interface import Engine, GenerationRequest
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
 from completion_server.pipeline import Lookup, Pipeline
@@ -32,6 +33,24 @@ UNLIMITED = AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=0)
 FOUR_SLOTS = SchedulingSettings(max_slots=4, max_queued=4, step_tolerance=0)
 NO_SHEDDING = ShedSettings(budget_ms=10_000, when="never", lag_ms=0)
 REQUEST = Request("r", Caller("u", "s"), 0, "", "", "x = ", "", 8, 0.0, mode=Mode.MULTI_LINE)
+TIMES = ServiceTimes(prefill_base_s=0.02, decode_base_s=0.01)
+"""The first token comes 20 ms after the start, the others 10 ms apart."""
+WORDS = ("alp", "ha", " be", "ta")
+
+
+class Script:
+    """The text that the engine generates for each request, by its id; records the ids that it generated for."""
+
+    def __init__(self, **words: Sequence[str]) -> None:
+        self.words = words
+        self.asked: list[str] = []
+
+    def __call__(self, job: GenerationRequest) -> Sequence[str]:
+        self.asked.append(job.id)
+        return self.words[job.id]
+
+    def engine(self) -> ScriptedEngine:
+        return ScriptedEngine(self, TIMES)
 
 
 @dataclass

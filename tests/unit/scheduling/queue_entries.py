@@ -1,10 +1,13 @@
-"""Queue entries with the fields that most tests do not care about."""
+"""Queue entries with the fields that most tests do not care about, and a book whose slots they take."""
 
 from completion_server.core.clock import NEVER, Deadline
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.request import Trigger
+from completion_server.scheduling.actions import Start
+from completion_server.scheduling.book import Book
 from completion_server.scheduling.queue import QueueEntry
 from completion_server.scheduling.reattach import Continuation
+from completion_server.scheduling.shedding import Shedding
 
 STOPPED = Outcome(FinishReason.STOP)
 
@@ -35,3 +38,13 @@ def entry(
         continuation=None if prefix is None else Continuation(prefix, max_tokens=100),
         stamp=stamp,
     )
+
+
+def busy_book(num_slots: int = 1, max_queued: int = 10, shedding: Shedding = Shedding.LATE) -> Book:
+    """Return a book whose slots are all taken, by requests that have their first token."""
+    book = Book(num_slots, max_queued, shedding=shedding)
+    for number in range(num_slots):
+        request_id = "busy" if num_slots == 1 else f"busy{number}"
+        assert book.submit(entry(request_id), 0.0) == [Start(request_id)]
+        book.first_token(request_id, 0.0)
+    return book

@@ -1,41 +1,15 @@
+"""The book grants slots, supersedes older requests and moves generations to newer ones."""
+
 import pytest
 
 from completion_server.core.clock import Deadline
-from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
-from completion_server.scheduling.actions import (
-    CANCELLED,
-    DEADLINE,
-    SUPERSEDED,
-    Abort,
-    Action,
-    Finish,
-    Reattach,
-    Start,
-)
+from completion_server.scheduling.actions import CANCELLED, DEADLINE, SUPERSEDED, Abort, Finish, Reattach, Start
 from completion_server.scheduling.book import Book, IllegalTransitionError
 from completion_server.scheduling.lanes import Sequences
-from completion_server.scheduling.queue import Queue, earliest_deadline, newest_first
+from completion_server.scheduling.queue import Queue, newest_first
 from completion_server.scheduling.records import Ticks
-from completion_server.scheduling.shedding import Shedding
-from tests.unit.scheduling.queue_entries import STOPPED, entry
-
-LATE = Outcome(FinishReason.SHED, ShedReason.DEADLINE_UNREACHABLE, 50)
-OVERLOAD = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 50)
-
-
-def busy_book(num_slots: int = 1, max_queued: int = 10, shedding: Shedding = Shedding.LATE) -> Book:
-    """Return a book whose slots are all taken, by requests that have their first token."""
-    book = Book(num_slots, max_queued, shedding=shedding)
-    for number in range(num_slots):
-        request_id = "busy" if num_slots == 1 else f"busy{number}"
-        assert book.submit(entry(request_id), 0.0) == [Start(request_id)]
-        book.first_token(request_id, 0.0)
-    return book
-
-
-def shed_by(actions: list[Action]) -> list[str]:
-    return [a.id for a in actions if isinstance(a, Finish) and a.outcome.reason is FinishReason.SHED]
+from tests.unit.scheduling.queue_entries import STOPPED, busy_book, entry
 
 
 def test_a_request_starts_when_a_slot_is_free_and_the_next_one_when_the_first_is_done() -> None:
@@ -132,50 +106,6 @@ def test_within_a_trigger_the_order_decides() -> None:
         assert book.work_done("busy", STOPPED, 4.0) == [Finish("busy", STOPPED), Start(first)]
 
 
-def test_a_full_queue_sheds_the_newcomer_but_not_one_that_replaces_its_own() -> None:
-    book = busy_book(max_queued=1)
-    book.submit(entry("waits", lane="user", sequence=1), 0.0)
-    assert book.submit(entry("late"), 0.0) == [Finish("late", OVERLOAD)]
-    assert book.submit(entry("newer", lane="user", sequence=2), 0.0) == [Finish("waits", SUPERSEDED)]
-
-
-def test_a_full_queue_sheds_the_last_of_the_lowest_class_for_a_higher_one() -> None:
-    book = busy_book(max_queued=3)
-    for request_id, trigger in (("a", Trigger.AUTOMATIC), ("p1", Trigger.PREFETCH), ("p2", Trigger.PREFETCH)):
-        book.submit(entry(request_id, trigger=trigger), 0.0)
-    given_up = [shed_by(book.submit(entry(f"e{i}", trigger=Trigger.EXPLICIT), 0.0)) for i in range(4)]
-    assert given_up == [["p2"], ["p1"], ["a"], ["e3"]]
-    assert shed_by(book.submit(entry("a2"), 0.0)) == ["a2"]
-    assert book.num_queued == 3
-
-
-def test_a_full_queue_sheds_the_last_request_by_the_order() -> None:
-    for order, given_up in ((newest_first, "r1"), (earliest_deadline, "r3")):
-        book = Book(1, 2, order=order)
-        book.submit(entry("busy"), 0.0)
-        for number in (1, 2):
-            book.submit(entry(f"r{number}", arrived_at=float(number), ttft_deadline=10.0 + number), float(number))
-        newcomer = entry("r3", arrived_at=3.0, ttft_deadline=13.0)
-        assert shed_by(book.submit(newcomer, 3.0)) == [given_up]
-        assert book.num_queued == 2
-
-
-def test_a_displaced_request_gets_its_own_retry_time() -> None:
-    book = busy_book(max_queued=3)
-    book.latency.held.add(0.1)
-    for number in range(3):
-        book.submit(entry(f"p{number}", trigger=Trigger.PREFETCH), 0.0)
-    action = book.submit(entry("e", trigger=Trigger.EXPLICIT), 0.0)[0]
-    assert action == Finish("p2", Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 400))
-
-
-def test_a_full_queue_accepts_a_request_that_supersedes_a_running_one() -> None:
-    book = Book(num_slots=1, max_queued=0)
-    book.submit(entry("old", lane="user", sequence=1), 0.0)
-    assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
-    assert book.work_done("old", CANCELLED, 1.0) == [Start("new")]
-
-
 def test_a_deadline_ends_waiting_and_running_requests() -> None:
     book = Book(num_slots=1, max_queued=10)
     book.submit(entry("runs", deadline=Deadline(10.0)), 0.0)
@@ -192,128 +122,6 @@ def test_the_deadline_of_an_ended_request_needs_no_tick() -> None:
     book.submit(entry("a", deadline=Deadline(5.0)), 0.0)
     book.work_done("a", STOPPED, 1.0)
     assert book.next_tick is None
-
-
-def test_a_waiting_request_is_shed_when_its_first_token_is_unreachable() -> None:
-    book = busy_book()
-    book.latency.first_token.add(0.1)
-    book.submit(entry("waits", ttft_deadline=1.0), 0.0)
-    assert book.next_tick == 0.9
-    assert book.tick(0.8999) == []
-    assert book.tick(0.9) == [Finish("waits", LATE)]
-    assert book.next_tick is None
-
-
-def test_a_free_slot_skips_unreachable_requests() -> None:
-    book = busy_book()
-    book.latency.first_token.add(0.1)
-    book.submit(entry("unreachable", ttft_deadline=1.0), 0.0)
-    book.submit(entry("in time", ttft_deadline=2.0), 0.0)
-    actions = book.work_done("busy", STOPPED, 0.95)
-    assert shed_by(actions) == ["unreachable"]
-    assert actions[-1] == Start("in time")
-
-
-def test_a_free_slot_accepts_even_a_late_request() -> None:
-    for shedding in Shedding:
-        book = Book(1, 0, shedding=shedding)
-        book.latency.first_token.add(9.0)
-        assert book.submit(entry("r", ttft_deadline=1.0), 1.0) == [Start("r")]
-
-
-def test_without_shedding_requests_wait_for_their_deadline() -> None:
-    book = busy_book(shedding=Shedding.NEVER)
-    book.submit(entry("waits", ttft_deadline=1.0, deadline=Deadline(5.0)), 0.0)
-    assert book.next_tick == 5.0
-    assert book.tick(4.0) == []
-    assert book.work_done("busy", STOPPED, 4.0) == [Finish("busy", STOPPED), Start("waits")]
-
-
-def test_a_request_past_its_budget_without_a_token_yields_its_slot() -> None:
-    book = Book(1, 10)
-    book.submit(entry("slow", ttft_deadline=1.0), 0.0)
-    book.submit(entry("waits", ttft_deadline=5.0), 0.5)
-    assert book.tick(1.0) == [Finish("slow", LATE), Abort("slow")]
-    assert book.work_done("slow", CANCELLED, 1.5) == [Start("waits")]
-
-
-def test_a_slot_is_kept_with_a_token_or_while_no_request_waits() -> None:
-    alone = Book(1, 10)
-    alone.submit(entry("slow", ttft_deadline=1.0), 0.0)
-    assert alone.tick(1.0) == []
-    assert alone.next_tick is None
-    book = busy_book()
-    book.submit(entry("waits", ttft_deadline=5.0), 0.0)
-    assert book.tick(4.0) == []
-
-
-def test_a_request_past_its_budget_yields_its_slot_to_the_next_newcomer() -> None:
-    book = Book(2, 10)
-    book.submit(entry("slow", ttft_deadline=1.0), 0.0)
-    book.submit(entry("slower", ttft_deadline=1.1), 0.0)
-    assert book.tick(1.5) == []
-    assert book.submit(entry("waits", ttft_deadline=5.0), 2.0) == [Finish("slow", LATE), Abort("slow")]
-    assert book.submit(entry("a user's", lane="u", sequence=1, ttft_deadline=5.0), 2.0) == [
-        Finish("slower", LATE),
-        Abort("slower"),
-    ]
-    assert book.submit(entry("third", ttft_deadline=5.0), 2.0) == []
-    assert book.work_done("slow", CANCELLED, 2.1) == [Start("waits")]
-
-
-def test_a_slot_being_freed_counts_for_one_waiting_request() -> None:
-    book = Book(2, 10)
-    for request_id in ("slow", "slower"):
-        book.submit(entry(request_id, ttft_deadline=1.0), 0.0)
-    book.tick(1.5)
-    book.end("slow", CANCELLED, 1.6)
-    assert book.submit(entry("waits", ttft_deadline=5.0), 2.0) == []
-    book.first_token("slower", 2.1)
-    assert book.submit(entry("waits too", ttft_deadline=5.0), 2.2) == []
-
-
-def test_a_newcomer_with_a_predicted_late_token_is_shed() -> None:
-    for shedding in Shedding:
-        book = busy_book(shedding=shedding)
-        book.latency.held.add(1.0)  # a slot a second
-        refused = shed_by(book.submit(entry("r", ttft_deadline=0.9), 0.0))
-        assert refused == (["r"] if shedding is Shedding.PREDICTED else [])
-        assert shed_by(book.submit(entry("patient", ttft_deadline=9.0), 0.0)) == []
-
-
-def test_the_prediction_accounts_for_abandoned_requests() -> None:
-    def refuses(*, abandon: bool) -> bool:
-        book = Book(1, 100, shedding=Shedding.PREDICTED)
-        book.submit(entry("busy"), 0.0)
-        book.latency.held.add(0.1)
-        for number in range(50):
-            book.submit(entry(f"r{number}", ttft_deadline=0.9), 0.0)
-        for number in range(40 if abandon else 0):
-            book.submit(entry(f"r{number} on", lane=f"r{number}", sequence=1, ttft_deadline=0.92), 0.02)
-        return bool(shed_by(book.submit(entry("newcomer", ttft_deadline=1.0), 0.05)))
-
-    assert refuses(abandon=False)
-    assert not refuses(abandon=True)
-
-
-def test_the_prediction_counts_only_requests_served_before() -> None:
-    book = busy_book(shedding=Shedding.PREDICTED)
-    book.latency.held.add(1.0)
-    for number in range(5):
-        book.submit(entry(f"r{number}", ttft_deadline=20.0), 0.0)
-    assert shed_by(book.submit(entry("hurried", ttft_deadline=3.0), 0.0)) == []
-    assert shed_by(book.submit(entry("as hurried", ttft_deadline=3.0), 0.0)) == ["as hurried"]
-    assert shed_by(book.submit(entry("asked", ttft_deadline=3.0, trigger=Trigger.EXPLICIT), 0.0)) == []
-
-
-def test_the_retry_time_is_the_predicted_wait_within_bounds() -> None:
-    for held_s, expected_ms in ((0.001, 50), (0.3, 300), (9.0, 1000)):
-        book = Book(1, 0, max_retry_after_ms=1000)
-        book.submit(entry("busy"), 0.0)
-        book.latency.held.add(held_s)
-        action = book.submit(entry("late"), 0.0)[0]
-        assert isinstance(action, Finish)
-        assert action.outcome.retry_after_ms == expected_ms
 
 
 def test_a_reattach_moves_the_generation_with_its_slot() -> None:
@@ -443,14 +251,6 @@ def test_illegal_events_are_errors() -> None:
     book.end("a", CANCELLED, 0.0)
     with pytest.raises(IllegalTransitionError):
         book.diverged("a", 0.0)
-
-
-def test_a_request_that_has_its_token_keeps_its_slot_when_its_time_is_up() -> None:
-    book = Book(1, 10)
-    book.submit(entry("runs", ttft_deadline=1.0), 0.0)
-    book.first_token("runs", 0.5)
-    book.submit(entry("waits"), 0.6)
-    assert book.tick(1.0) == []
 
 
 def test_a_newer_stamp_of_another_replica_supersedes() -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
@@ -20,13 +21,13 @@ HERE = Path(__file__).parent
 ROOM = "completion_server.scheduling"
 TESTS = "tests.unit.scheduling"
 CHECKS = {
-    "lanes": "test_book",
-    "queue": "test_book",
-    "shedding": "test_book",
-    "book": "test_book",
-    "generation": "test_runner",
-    "runner": "test_runner",
-    "reattach": "test_reattach",
+    "lanes": ("test_book", "test_book_shedding"),
+    "queue": ("test_book", "test_book_shedding"),
+    "shedding": ("test_book", "test_book_shedding"),
+    "book": ("test_book", "test_book_shedding"),
+    "generation": ("test_runner", "test_runner_reattach"),
+    "runner": ("test_runner", "test_runner_reattach"),
+    "reattach": ("test_reattach",),
 }
 """The tests that must notice a mistake in a module."""
 LOADED = ("reattach", "queue", "records", "lanes", "shedding", "book", "generation", "runner")
@@ -190,14 +191,15 @@ def first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> str:
     names = {f"{ROOM}.{each}": path_of(each) for each in LOADED}
-    names |= {f"{TESTS}.{each}": HERE / f"{each}.py" for each in HELPERS}
-    names["checks"] = HERE / f"{CHECKS[module]}.py"
+    names |= {f"{TESTS}.{each}": HERE / f"{each}.py" for each in (*HELPERS, *CHECKS[module])}
     with monkeypatch.context() as patch:
         for name in names:
             patch.setitem(sys.modules, name, sys.modules.get(name, ModuleType(name)))
-        for name, path in names.items():
-            loaded = load(name, path, source if name == f"{ROOM}.{module}" else path.read_text(encoding="utf-8"))
-        for name, check in cases(loaded):
+        loaded = {
+            name: load(name, path, source if name == f"{ROOM}.{module}" else path.read_text(encoding="utf-8"))
+            for name, path in names.items()
+        }
+        for name, check in chain.from_iterable(cases(loaded[f"{TESTS}.{each}"]) for each in CHECKS[module]):
             try:
                 check()
             except Exception:  # noqa: BLE001 - any exception shows that the mutant was noticed
