@@ -17,7 +17,7 @@ import pytest
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "unit" / "scheduling"
 ROOM = "completion_server.scheduling"
 TESTS = "tests.unit.scheduling"
 CHECKS = {
