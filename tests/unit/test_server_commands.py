@@ -95,6 +95,7 @@ async def test_a_start_says_what_it_loads_and_how_long_that_took_last_time(tmp_p
     assert re.search(r"loading the models; the last time took \d+ s", log)
 
 
+@pytest.mark.full
 async def test_the_ready_line_of_a_tls_server_has_a_command_that_reaches_it(
     tmp_path: Path, make_identity: MakeIdentity
 ) -> None:

@@ -30,7 +30,8 @@ def test_a_terminated_run_leaves_nothing_half_written(data: Path, tmp_path: Path
     assert process.wait() == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("compile_flag", ["--no-compile", pytest.param("--compile", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("compile_flag", ["--no-compile", "--compile"])
 def test_a_killed_run_goes_on_as_if_it_had_not_been(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_flag: str
 ) -> None:
