@@ -1,7 +1,5 @@
 """Decides when a controller that wants no drafts has the draft model switched off, and for how long. Pure."""
 
-import math
-
 _IDLE_S = 60.0
 """How long the controller must have chosen K = 0 for all batch sizes."""
 _MIN_OFF_S = 600.0
@@ -29,7 +27,8 @@ class DraftRest:
     def observe(self, largest_k: int, now: float) -> bool:
         """Take in the largest K that is chosen; return whether `is_off` has changed."""
         if self.is_off:
-            if now - (self._since or -math.inf) < self._off_s:
+            assert self._since is not None
+            if now - self._since < self._off_s:
                 return False
             self.is_off, self._since, self._off_s = False, now, min(2 * self._off_s, _MAX_OFF_S)
             return True

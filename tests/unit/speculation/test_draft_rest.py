@@ -26,6 +26,12 @@ def test_a_start_without_drafts_tries_them_after_ten_minutes() -> None:
     assert times_of_change(rest, 0, 800, 100) == [700, 760]
 
 
+def test_a_clock_that_begins_at_zero_makes_no_difference() -> None:
+    rest = DraftRest()
+    rest.switch_off(0.0)
+    assert times_of_change(rest, 0, 700) == [600, 660]
+
+
 def test_drafts_that_paid_again_begin_with_the_short_time() -> None:
     rest = DraftRest()
     assert times_of_change(rest, 0, 2000) == [60, 660, 720, 1920, 1980]

@@ -6,8 +6,8 @@ samples as without speculation, and a decode step that wants no drafts does not 
 switched off, it does not run for prompts either. The engine core asks the worker for drafts only if there are some,
 which saves one of three exchanges between the two processes in each step.
 
-A sequence that was decoded at K = 0 has no draft KV for those tokens: after a
-change to K > 0 its drafts are worse until it ends, never its text, because the target verifies each token.
+A sequence that was decoded at K = 0 has no draft KV for those tokens: after a change to K > 0 its drafts are worse
+until it ends, never its text, because the target verifies each token.
 
 vLLM loads the module `worker`, which calls `patch_runner`, in the worker's process only, on a CPU and on a GPU. The
 scheduler calls `patch_core` in the engine core's process. A version of vLLM with other internals runs unpatched.
