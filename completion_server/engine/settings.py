@@ -45,8 +45,8 @@ class EngineSettings:
     tensor_parallel_size: Annotated[int, Between(1, 1024)] = 1
     """GPUs that share one model."""
     enforce_eager: bool | None = None
-    """Whether to skip compilation and CUDA graphs. None skips them on a CPU, because a small model does not make up for
-    their start-up time."""
+    """Whether to skip compilation and CUDA graphs. None compiles, on a CPU only with a C++ compiler and Python's headers.
+    The first start of a configuration compiles, which takes longer; vLLM keeps the code for later ones."""
     full_cuda_graphs: bool = False
     """Whether steps with the largest K run as full CUDA graphs although K may change; steps with another K stay
     piecewise. False is vLLM's own choice, piecewise graphs for all of them. Not yet run on a GPU: compare greedy texts
@@ -103,8 +103,8 @@ class EngineSettings:
     def start_key(self) -> str:
         """Names what a start loads and how: starts with the same key take about the same time."""
         model = f"{self.model}@{self.revision}" if self.revision else self.model
-        mode = "" if self.enforce_eager is None else f", enforce_eager {self.enforce_eager}"
-        return f"{self.kind} {model}, draft {self.draft_model or 'none'}, {self.tensor_parallel_size} GPU(s){mode}"
+        mode = "eager" if self.enforce_eager else "compiled"
+        return f"{self.kind} {model}, draft {self.draft_model or 'none'}, {self.tensor_parallel_size} GPU(s), {mode}"
 
     @property
     def max_num_speculative_tokens(self) -> int:

@@ -29,6 +29,7 @@ UNHURRIED = (
     "speculation.mode=fixed",
 )  # fmt: skip
 """Settings without limits that depend on the speed of the machine or on the load of other tests."""
+UNCOMPILED = "engine.enforce_eager=true"
 START_TIMEOUT_S = 90.0
 
 
@@ -37,8 +38,11 @@ ENDLESS = 1_000_000
 
 
 def make_config(*overrides: str) -> Config:
-    """Return a configuration on free ports, with the embedded target's tokenizer, for a server without haste."""
-    return load_config(None, (*FREE_PORTS, *UNHURRIED, f"engine.model={TARGET}", *overrides), {})
+    """Return a configuration on free ports, with the embedded target's tokenizer, for a server without haste.
+
+    A vLLM engine of it is not compiled, which would take longer than most tests.
+    """
+    return load_config(None, (*FREE_PORTS, *UNHURRIED, UNCOMPILED, f"engine.model={TARGET}", *overrides), {})
 
 
 def endless_config(*overrides: str) -> Config:

@@ -6,6 +6,8 @@ Imports vLLM, and starts nothing.
 import dataclasses
 import difflib
 import importlib
+import logging
+from functools import cache
 from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
@@ -15,8 +17,11 @@ from vllm.platforms import current_platform
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import NGRAM, SpeculationLookup, constant_lookup
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
+from completion_server.engine.vllm.compiled import cannot_compile_reason
 from completion_server.engine.vllm.drafts.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
 from completion_server.engine.vllm.gpu_batches import gpu_batch_args
+
+logger = logging.getLogger(__name__)
 
 _OWN_KEYS = (
     "model", "revision", "dtype", "max_model_len", "max_num_seqs", "tensor_parallel_size", "trust_remote_code",
@@ -49,7 +54,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "max_num_seqs": settings.max_num_seqs,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "trust_remote_code": settings.trust_remote_code,
-        "enforce_eager": current_platform.is_cpu() if settings.enforce_eager is None else settings.enforce_eager,
+        "enforce_eager": _enforces_eager() if settings.enforce_eager is None else settings.enforce_eager,
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
         "use_tqdm_on_load": False,
@@ -68,6 +73,15 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
             msg = f"engine.vllm.{key}: set engine.{key} instead"
             raise ConfigError(msg)
     return args | settings.vllm
+
+
+@cache
+def _enforces_eager() -> bool:
+    """Return whether to skip compilation: compiled code is faster, and a CPU's needs a C++ compiler."""
+    reason = cannot_compile_reason() if current_platform.is_cpu() else ""
+    if reason:
+        logger.warning("the model runs uncompiled, which is slower: %s", reason)
+    return bool(reason)
 
 
 def _drafts(draft_model: str) -> dict[str, Any]:

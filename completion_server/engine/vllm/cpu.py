@@ -1,4 +1,5 @@
-"""Two patches of vLLM 0.32's sampling on a CPU. A step with only greedy requests does not need them.
+"""Patches of vLLM 0.32 on a CPU: two of its sampling, which a step with only greedy requests does not need, and one
+that lets it load compiled code (`compiled`).
 
 Temperature: vLLM expands each request's temperature, top-k and top-p to its drafted tokens (`expand_kernel`). Its
 fallback for machines without Triton writes the result to a copy in int64 and drops it, so that the caller reads memory
@@ -18,11 +19,13 @@ from typing import Any
 
 from torch import Generator, Tensor
 
+from completion_server.engine.vllm import compiled
+
 FALLBACK = "_expand_kernel_impl"
 
 
 def register() -> None:
-    """Apply both patches, on a CPU only."""
+    """Apply the patches, on a CPU only."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -37,6 +40,7 @@ def register() -> None:
     def install_all() -> None:
         install_fallbacks()
         _patch_runner()
+        compiled.patch_loader()
 
     # Only the worker's process calls this: importing the runner would take the others half a second.
     platform.register_triton_kernel_overrides = staticmethod(install_all)  # type: ignore[method-assign]

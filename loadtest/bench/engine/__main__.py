@@ -1,4 +1,4 @@
-"""Compares engine configurations in one run: speculation on and off, INT8 and bf16, prefix cache on and off.
+"""Compares engine configurations in one run: speculation, prefix cache and compilation on and off, INT8 and bf16.
 
 Each configuration has its own server. All servers run at once and take turns, block by block, so that a drift of the
 machine affects all of them; the others are suspended meanwhile. The workload is the same for each: users type into
@@ -35,6 +35,7 @@ from loadtest.processes.child import StartError, end_on_sigterm
 
 _CONCURRENCY = (1, 16)
 _NO_SPECULATION = ("engine.num_speculative_tokens=0",)
+_NOT_COMPILED = ("engine.enforce_eager=true",)
 _NO_PREFIX_CACHE = ("engine.vllm.enable_prefix_caching=false",)
 
 Results = dict[str, dict[int, list[Block]]]
@@ -64,6 +65,7 @@ def configurations(int8_model: Path | None) -> list[Configuration]:
     found = [
         Configuration("as configured"),
         Configuration("no speculation", _NO_SPECULATION),
+        Configuration("not compiled", _NOT_COMPILED),
         Configuration("no prefix cache", _NO_PREFIX_CACHE),
         Configuration("neither", (*_NO_SPECULATION, *_NO_PREFIX_CACHE)),
     ]

@@ -49,8 +49,8 @@ def test_the_cache_blocks_on_a_cpu_are_the_servers_own_choice(vllm_engine: "Vllm
     assert engine_args(EngineSettings(model="m"))["block_size"] == CPU_BLOCK_SIZE
 
 
-def test_compilation_is_off_on_a_cpu_unless_asked_for(vllm_engine: "VllmEngine") -> None:
+def test_models_are_compiled_unless_switched_off(vllm_engine: "VllmEngine") -> None:
     from completion_server.engine.vllm.arguments import engine_args
 
-    assert engine_args(EngineSettings(model="m"))["enforce_eager"] is True
-    assert engine_args(EngineSettings(model="m", enforce_eager=False))["enforce_eager"] is False
+    assert engine_args(EngineSettings(model="m"))["enforce_eager"] is False
+    assert engine_args(EngineSettings(model="m", enforce_eager=True))["enforce_eager"] is True

@@ -35,7 +35,7 @@ def test_a_file_that_is_damaged_or_cannot_be_written_changes_nothing(tmp_path: P
 def test_starts_of_other_models_have_other_keys() -> None:
     settings = [
         EngineSettings(model="a"), EngineSettings(model="b"), EngineSettings(model="a", draft_model="b"),
-        EngineSettings(model="a", revision="main"), EngineSettings(model="a", enforce_eager=False),
+        EngineSettings(model="a", revision="main"), EngineSettings(model="a", enforce_eager=True),
         EngineSettings(model="a", kind="scripted"), EngineSettings(model="a", tensor_parallel_size=2),
     ]  # fmt: skip
     assert len({each.start_key for each in settings}) == len(settings)

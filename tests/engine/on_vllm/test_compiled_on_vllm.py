@@ -1,0 +1,45 @@
+"""Compiled models on the real engine, on a CPU."""
+
+from pathlib import Path
+
+import pytest
+
+from completion_server.engine.interface import NGRAM, GenerationRequest
+from tests.engine.contract_checks import prompt, run_request
+from tests.support.models import DRAFT
+from tests.support.vllm import make_vllm_engine
+
+pytestmark = [pytest.mark.serial, pytest.mark.full]
+
+
+async def texts_of_a_start(*overrides: str) -> list[str]:
+    """Start an engine on the small model and return what it writes with each K."""
+    engine = make_vllm_engine(f"engine.model={DRAFT}", f"engine.draft_model={NGRAM}", *overrides)
+    await engine.start()
+    try:
+        control = engine.speculation
+        assert control is not None
+        token_ids = prompt(24, 7) * 4
+        drafted = await run_request(engine, GenerationRequest("drafted", token_ids, 48))
+        control.switch_off()
+        return [drafted.text, (await run_request(engine, GenerationRequest("off", token_ids, 48))).text]
+    finally:
+        await engine.stop()
+
+
+def compiled_code(cache: Path) -> dict[Path, int]:
+    """Return the files of compiled models in vLLM's cache, and when each was written."""
+    return {path: path.stat().st_mtime_ns for path in cache.glob("torch_compile_cache/torch_aot_compile/*/*/model")}
+
+
+async def test_a_second_start_loads_what_the_first_one_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    first = await texts_of_a_start("engine.enforce_eager=false")
+    kept = compiled_code(tmp_path)
+    assert len(kept) == 1
+    second = await texts_of_a_start("engine.enforce_eager=false")
+    assert first == second
+    assert first[0] == first[1], "drafts change no text"
+    assert compiled_code(tmp_path) == kept, "nothing was compiled again"

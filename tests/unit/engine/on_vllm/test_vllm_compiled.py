@@ -1,0 +1,39 @@
+"""Whether a machine can compile models, and the patch of the loader of compiled code."""
+
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from completion_server.engine.vllm.compiled import cannot_compile_reason, patch_loader
+
+
+def test_a_machine_with_a_compiler_and_headers_can_compile() -> None:
+    assert cannot_compile_reason() == ""
+
+
+def test_without_a_compiler_the_reason_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert cannot_compile_reason() == "there is no C++ compiler (no-such-compiler; CXX names another one)"
+
+
+def test_without_headers_the_reason_names_the_missing_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert cannot_compile_reason() == f"Python's headers are not installed: {tmp_path / 'Python.h'}"
+
+
+def test_a_function_that_was_loaded_can_be_finalized(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(x: int) -> int:
+        return 2 * x
+
+    def load_compiled_function(_file: object, *, f_globals: object) -> SimpleNamespace:
+        return SimpleNamespace(_artifacts=SimpleNamespace(compiled_fn=compiled), f_globals=f_globals)
+
+    monkeypatch.setattr(torch.compiler, "load_compiled_function", load_compiled_function)
+    patch_loader.__wrapped__()
+    torch.compiler.load_compiled_function(None, f_globals={})  # type: ignore[arg-type]
+    finalize_loading = getattr(compiled, "finalize_loading", None)
+    assert finalize_loading is not None
+    assert finalize_loading(None) is None
