@@ -45,8 +45,8 @@ class EngineSettings:
     tensor_parallel_size: Annotated[int, Between(1, 1024)] = 1
     """GPUs that share one model."""
     enforce_eager: bool | None = None
-    """Whether to skip compilation and CUDA graphs. None compiles; on a CPU that needs a C++ compiler and Python's headers.
-    The first start of a configuration compiles, which takes longer; vLLM keeps the code for later ones."""
+    """Whether to skip compilation and CUDA graphs. None compiles; on a CPU that needs a C++ compiler and Python.h. The
+    first start of a configuration compiles, which takes longer; vLLM keeps the code for later ones."""
     full_cuda_graphs: bool = False
     """Whether steps with the largest K run as full CUDA graphs although K may change; steps with another K stay
     piecewise. False is vLLM's own choice, piecewise graphs for all of them. Not yet run on a GPU: compare greedy texts
