@@ -10,8 +10,8 @@ import pytest
 pytestmark = pytest.mark.serial
 
 FIGURES = {
-    "best_k_batch_1", "speedup_batch_1", "speedup_batch_1_over_no_draft", "crossover_batch", "tuned_over_best_fixed",
-    "tuned_over_off", "tuned_over_no_draft", "live_change_ms_p99",
+    "best_k_batch_1", "speedup_batch_1", "speedup_over_no_draft_batch_1", "off_over_no_draft_batch_4",
+    "crossover_batch", "tuned_over_best_fixed", "tuned_over_off", "tuned_over_no_draft", "live_change_ms_p99",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Measures the gain of speculation with the embedded models for each K, and that of a tuned table, in one run.
+"""Measures the gain of speculation with the configured drafts for each K, and that of a tuned table, in one run.
 
 Two servers run: one with drafts and a K that changes live, K = 0 included, and one started without. They take turns on
 the same texts, so that a drift of the machine affects both; the other is suspended meanwhile. Then K is changed
@@ -22,7 +22,7 @@ from loadtest.bench.common.contest import Turns
 from loadtest.bench.common.figures import report_console, rounded
 from loadtest.bench.common.server import SERVES_ALL, CommandError, ServerProcess, config_options
 from loadtest.bench.speculation.live_change import Changes, measure_changes
-from loadtest.commands.tune import Bar, print_tuning
+from loadtest.commands.tune import Bar, numbers, print_tuning
 from loadtest.processes.child import StartError, end_on_sigterm
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
@@ -56,6 +56,7 @@ class _Options(TypedDict):
     seconds: float
     changes: int
     seed: int
+    k: str | None
     out: Path
 
 
@@ -65,6 +66,7 @@ class _Options(TypedDict):
 @click.option("--seconds", type=click.FloatRange(0.2), default=0.6, show_default=True, help="Of a block, at the least.")
 @click.option("--changes", type=click.IntRange(1), default=100, show_default=True, help="Of K, under traffic.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which texts are completed, and in which order.")
+@click.option("--k", metavar="N,N,...", help=f"Values of K to try beside 0.  [default: 1 to {MAX_K}]")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -83,14 +85,15 @@ def main(
     Example:
         python -m loadtest.bench.speculation
         python -m loadtest.bench.speculation --quick
+        python -m loadtest.bench.speculation --set engine.draft_model=draft_model/embedded --k 1,2,4
     """
     end_on_sigterm()
-    settings = TuningSettings((1, 4, 16, _MOST_AT_ONCE), options["rounds"], options["rounds"], options["seconds"])
-    if quick:
-        settings = TuningSettings((1, 4), MIN_ROUNDS, MIN_ROUNDS, 0.3, ks=(1, 4))
-        options["changes"] = min(10, options["changes"])
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
+        settings = _settings(options)
+        if quick:
+            settings = TuningSettings((1, 4), MIN_ROUNDS, MIN_ROUNDS, 0.3, ks=(1, 4))
+            options["changes"] = min(10, options["changes"])
         tuned, changes = asyncio.run(_measure(config, overrides, settings, options, Console(stderr=True)))
     except (StartError, CommandError, TargetError, TuningError, DocumentsError) as error:
         raise click.ClickException(str(error)) from error
@@ -109,10 +112,14 @@ def main(
     click.echo(json.dumps(found | {"table": tuned.table, "recommended": tuned.recommended}))
 
 
+def _settings(options: _Options) -> TuningSettings:
+    rounds, ks = options["rounds"], numbers("--k", options["k"], least=1)
+    return TuningSettings((1, 4, 16, _MOST_AT_ONCE), rounds, rounds, options["seconds"], ks)
+
+
 def figures(tuned: Tuned) -> dict[str, float]:
     """Return the figures of the last line; nan for missing ones."""
     first, over = tuned.choices[0], tuned.verification
-    best = Variant.fixed(first.best_k)
     both = Blocks((*tuned.sweep.all, *tuned.others.all))
     checked = tuned.checks if tuned.checks.all else both
     where = crossover(tuned.table)
@@ -120,8 +127,7 @@ def figures(tuned: Tuned) -> dict[str, float]:
         "best_k_batch_1": first.k,
         "best_k_above_0_batch_1": first.best_k,
         "speedup_batch_1": first.gain.value,
-        "speedup_batch_1_over_no_draft": goodput_ratio(both, best, NO_DRAFT, concurrencies=[first.concurrency]).value,
-        "off_over_no_draft_batch_1": goodput_ratio(both, OFF, NO_DRAFT, concurrencies=[first.concurrency]).value,
+        **over_no_draft(both, tuned),
         "crossover_batch": math.nan if where is None else where,
         "tuned_over_best_fixed": over.table_over_fixed.value,
         "tuned_over_best_fixed_low": over.table_over_fixed.low,
@@ -132,6 +138,18 @@ def figures(tuned: Tuned) -> dict[str, float]:
         "tuned_over_off_high": over.table_over_off.high,
         "tuned_over_no_draft": goodput_ratio(checked, as_variant(tuned.table), NO_DRAFT).value,
     }
+
+
+def over_no_draft(blocks: Blocks, tuned: Tuned) -> dict[str, float]:
+    """Return the tokens/s of K = 0, and of the best K above 0, relative to the server without drafts."""
+    found: dict[str, float] = {}
+    for choice in tuned.choices:
+        at = choice.concurrency
+        for name, variant in (("off", OFF), ("speedup", Variant.fixed(choice.best_k))):
+            found[f"{name}_over_no_draft_batch_{at}"] = goodput_ratio(
+                blocks, variant, NO_DRAFT, concurrencies=[at]
+            ).value
+    return found
 
 
 async def _measure(
