@@ -16,6 +16,8 @@ def required(unit: str) -> int:
 def run_at(text: str) -> int:
     """Return the length of the unit of the run that a text ends with, 0 if it does not end with one."""
     for size in range(1, min(MAX_UNIT, len(text)) + 1):
+        if text[-1] != text[-1 - size :][:1]:
+            continue
         unit = text[-size:]
         run = text[-required(unit) :]
         if not unit.isspace() and len(run) == required(unit) and run[:-size] == run[size:]:
