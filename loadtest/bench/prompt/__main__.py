@@ -11,7 +11,8 @@ from rich.table import Table
 from completion_server.core.errors import ConfigError
 from loadtest.bench.common.figures import report_console
 from loadtest.bench.prompt.clients import AFTER_CHARS, ANCHORED, BEFORE_CHARS, measure_clients
-from loadtest.bench.prompt.replay import BLOCK_SIZES, measure
+from loadtest.bench.prompt.replay import measure
+from loadtest.bench.prompt.settings import BLOCK_SIZES, ReplaySettings
 from loadtest.processes.child import end_on_sigterm
 
 
@@ -120,18 +121,19 @@ def main(
     """Report the hit rate of a prefix cache while a user types, and the cost of building the prompts."""
     end_on_sigterm()
     try:
-        replayed: dict[str, Any] = {
-            "num_files": files,
-            "num_keys": keys,
-            "seed": seed,
-            "max_prompt_tokens": tokens,
-            "block_sizes": sizes,
-            "cache_blocks": cache_blocks,
-            "settings": json.loads(settings),
-        }
-        figures = measure(model, **replayed)
+        replayed = ReplaySettings(
+            model=model,
+            num_files=files,
+            num_keys=keys,
+            seed=seed,
+            max_prompt_tokens=tokens,
+            block_sizes=sizes,
+            cache_blocks=cache_blocks,
+            prompt=json.loads(settings),
+        )
+        figures = measure(replayed)
         figures["clients"] = measure_clients(
-            model, num_before=before, num_after=after, keys_per_request=keys_per_request, **replayed
+            replayed, num_before=before, num_after=after, keys_per_request=keys_per_request
         )
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
