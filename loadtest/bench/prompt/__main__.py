@@ -82,6 +82,18 @@ def _print_report(figures: Mapping[str, Any], console: Console) -> None:
     )
 
 
+def _json_object(_context: click.Context, _parameter: click.Parameter, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        msg = f"not JSON: {error}; got {text!r}"
+        raise click.BadParameter(msg) from error
+    if not isinstance(found, dict):
+        msg = f"must be a JSON object, got {text!r}"
+        raise click.BadParameter(msg)
+    return found
+
+
 @click.command()
 @click.option("--model", default="target_model/embedded", show_default=True, help="Folder with a tokenizer.json.")
 @click.option("--files", default=12, show_default=True, help="Files of the standard library to type into.")
@@ -101,7 +113,7 @@ def _print_report(figures: Mapping[str, Any], console: Console) -> None:
 @click.option("--keys-per-request", default=1, show_default=True, help="Keys between the requests of these clients.")
 @click.option("--after", default=AFTER_CHARS, show_default=True, help="The same, after the cursor.")
 @click.option("--cache-blocks", default=0, show_default=True, help="Blocks that the cache holds; 0 is no limit.")
-@click.option("--settings", default="{}", help="The server's prompt section, as a JSON object.")
+@click.option("--settings", default="{}", callback=_json_object, help="The server's prompt section, as a JSON object.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
     *,
@@ -115,7 +127,7 @@ def main(
     after: int,
     keys_per_request: int,
     cache_blocks: int,
-    settings: str,
+    settings: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Report the hit rate of a prefix cache while a user types, and the cost of building the prompts."""
@@ -129,7 +141,7 @@ def main(
             max_prompt_tokens=tokens,
             block_sizes=sizes,
             cache_blocks=cache_blocks,
-            prompt=json.loads(settings),
+            prompt=settings,
         )
         figures = measure(replayed)
         figures["clients"] = measure_clients(

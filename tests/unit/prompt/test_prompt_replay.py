@@ -4,8 +4,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from completion_server.prompt.templates import Order, Template
+from loadtest.bench.prompt.__main__ import main
 from loadtest.bench.prompt.cache import BlockCache, LayoutStats
 from loadtest.bench.prompt.clients import AnchoredClient, characters_client, lines_client, measure_clients
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
@@ -127,3 +129,13 @@ def test_clients_are_compared_with_the_anchored_one(model: Path) -> None:
         for found in sizes.values():
             assert found["prefilled_tokens_per_key_ratio_to_anchored"] <= 2
     assert figures["by_client"]["anchored"]["16"]["prefilled_tokens_per_key_ratio_to_anchored"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [("{", "--settings': not JSON: "), ("[1]", "--settings': must be a JSON object, got '[1]'")],
+)
+def test_a_prompt_section_that_is_no_json_object_is_refused(settings: str, message: str) -> None:
+    result = CliRunner().invoke(main, ["--settings", settings])
+    assert result.exit_code == 2
+    assert message in result.output
