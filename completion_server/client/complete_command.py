@@ -86,7 +86,7 @@ def complete(
     Examples:
       completion-server complete app.py:12
       completion-server complete app.py:12:17 --mode multi --max-tokens 64
-      printf 'def add(a, b):\\n    return ' | completion-server complete - --language python
+      printf 'if __name__ == ' | completion-server complete - --language python
     """
     file, cursor = _read_cursor(position)
     request = _request(file, cursor, options)

@@ -11,53 +11,57 @@ _NUM_UNITS = 3
 _MIN_RUN = 16
 _MIN_RULER = 100
 _MAX_UNIT = 120
-_TAIL = 4
+_MAX_RUN = max(_NUM_UNITS * _MAX_UNIT, _MIN_RULER)
+"""No run is longer when it is found, because every character is checked. Only blanks repeat for longer."""
+_TAIL_LENGTH = _MAX_RUN + _MAX_UNIT
+_NUM_COMPARED = 4
 """Characters that must repeat before anything is compared."""
 _RULER = frozenset("-=_*#~.+/\\ ")
 
 
 class RunDetector:
-    """Reads a completion until a run is found."""
+    """Reads a completion until a run is found. Keeps only the end of the text, which is as long as a run may be."""
 
     def __init__(self) -> None:
         """Begin without text."""
-        self.text = ""
-        """The text read so far; after a run was found, up to the character that completed it."""
         self.end: int | None = None
         """The length of the text that is kept if a run was found: up to the end of its first unit. Else None."""
+        self._tail = ""
+        self._num_dropped = 0
+        """Characters before the tail."""
         self._num_repeated = 0
 
     def feed(self, text: str) -> int:
         """Read more text until a run is found; return how many of its characters were read."""
-        begin = len(self.text)
-        whole = self.text + text
+        begin = len(self._tail)
+        whole = self._tail + text
         for length in range(begin + 1, len(whole) + 1):
             unit = _unit_of_run(whole, length)
             if unit:
-                self.text = whole[:length]
-                self.end = _end_of_first_unit(self.text, unit)
+                self.end = self._num_dropped + _end_of_first_unit(whole[:length], unit)
                 return length - begin
-        self.text = whole
         self._num_repeated = _num_repeated(whole, self._num_repeated + len(text))
+        self._tail = whole[-_TAIL_LENGTH:]
+        self._num_dropped += len(whole) - len(self._tail)
         return len(text)
 
     @property
     def num_certain(self) -> int:
         """How many characters are kept, whatever follows: the others repeat text right before them."""
-        return len(self.text) - self._num_repeated
+        return self._num_dropped + len(self._tail) - self._num_repeated
 
 
 def _unit_of_run(text: str, length: int) -> int:
     """Return the length of the unit of a run that `text[:length]` ends with, 0 if it does not end with a run."""
-    tail = text[max(0, length - _TAIL) : length]
-    lowest = length - _TAIL - _MAX_UNIT
+    tail = text[max(0, length - _NUM_COMPARED) : length]
+    lowest = length - _NUM_COMPARED - _MAX_UNIT
     at = text.rfind(tail, max(0, lowest), length - 1)
-    while at >= 0 and len(tail) == _TAIL:
-        unit = length - _TAIL - at
+    while at >= 0 and len(tail) == _NUM_COMPARED:
+        unit = length - _NUM_COMPARED - at
         run = _required(text[length - unit : length])
         if run and run <= length and text[length - run : length - unit] == text[length - run + unit : length]:
             return unit
-        at = text.rfind(tail, max(0, lowest), at + _TAIL - 1)
+        at = text.rfind(tail, max(0, lowest), at + _NUM_COMPARED - 1)
     return 0
 
 
@@ -83,8 +87,11 @@ def _end_of_first_unit(text: str, unit: int) -> int:
 
 
 def _num_repeated(text: str, most: int) -> int:
-    """Return the length of the longest end of a text, up to `most`, that also occurs at most _MAX_UNIT before."""
-    length, low, high = len(text), 0, min(most, len(text) - 1)
+    """Return the length of the longest end of a text, up to `most`, that also occurs at most _MAX_UNIT before.
+
+    An end longer than any run is cut to the length of a run.
+    """
+    length, low, high = len(text), 0, min(most, _MAX_RUN, len(text) - 1)
     while low < high:
         middle = (low + high + 1) // 2
         lowest = max(0, length - middle - _MAX_UNIT)

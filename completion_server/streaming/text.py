@@ -28,6 +28,8 @@ class TextRules:
         self._stops = StopStrings(request.stop)
         self._lines = self._make_lines()
         self._runs = RunDetector()
+        self._read_pieces: list[str] = []
+        """The text that was read, which is read again if a run ends it."""
         self._pending = ""
         """Text that the other rules let pass and that may be part of a run."""
         self._num_sent = 0
@@ -68,12 +70,13 @@ class TextRules:
     def _read(self, text: str) -> str:
         """Read text without a stop string."""
         num_read = self._runs.feed(text)
+        self._read_pieces.append(text)
         passed = self._lines.feed(text[:num_read])
         if self._lines.is_done:
             self._is_done = True
         elif self._runs.end is not None:
             self._is_done = True
-            return self._end_before_run(self._runs.text[: self._runs.end])
+            return self._end_before_run("".join(self._read_pieces)[: self._runs.end])
         return self._release(passed, is_last=self._is_done)
 
     def _release(self, passed: str, *, is_last: bool) -> str:

@@ -13,7 +13,7 @@ from loadtest.report.gate import Condition, GateError, Verdict, judge, parse_gat
 from loadtest.stats.run_stats import RunStats
 from loadtest.traffic.scenario import CriteriaSettings
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TOOL = "loadtest"
 SCHEMA = Path(__file__).with_name("schema.json")
 """A JSON Schema (2020-12) of the document."""
@@ -70,14 +70,14 @@ class TargetResult:
             "invalid_because": list(self.invalid_because),
             "gates": verdicts,
             "figures": without_nan(self.figures),
-            "part": self.stats.as_json(),
+            "stats": self.stats.as_json(),
         }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], gates: Sequence[Condition]) -> Self:
         """Read the result of `as_json`. Raises ValueError, KeyError or TypeError for anything else."""
         values = with_nan(found["figures"])
-        stats, reasons = RunStats.from_json(found["part"]), tuple(found["invalid_because"])
+        stats, reasons = RunStats.from_json(found["stats"]), tuple(found["invalid_because"])
         return cls(found["name"], found["uri"], found["kind"], stats, values, reasons, judge(gates, values))
 
 

@@ -115,7 +115,7 @@ def test_the_shares_of_several_machines_are_one_run(golden: GoldenServer, tmp_pa
     merged = CliRunner().invoke(main, ["merge", *map(str, paths), "--json"])
     whole: dict[str, Any] = json.loads(merged.output)
     (target,) = whole["targets"]
-    assert target["part"]["workers"] == [0, 1]
+    assert target["stats"]["workers"] == [0, 1]
     assert target["figures"]["sessions"] == 20
     assert whole["schedule_digest"] == make_trace(scenario).digest()
     assert not any("missing" in each for each in target["invalid_because"])

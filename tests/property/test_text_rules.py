@@ -1,12 +1,16 @@
 """Properties of the text rules for any text in any pieces."""
 
-from itertools import pairwise
+import dataclasses
+from itertools import product
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from completion_server.core.request import Caller, Mode, Request
 from completion_server.streaming.text import TextRules
+from tests.property.pieces import repeating_texts, split
+from tests.property.plain_runs import first_run
 from tests.support.examples import examples
 
 FRAGMENTS = [
@@ -36,6 +40,9 @@ def requests(draw: st.DrawFn) -> Request:
     )
 
 
+REQUEST = Request("r1", Caller("ada", "s1"), 1, "file:///a", "python", "def add(a, b):\n    return ", "", 64, 0.0)
+
+
 def run(request: Request, pieces: list[str], *, is_cut: bool) -> tuple[str, int | None]:
     """Return all that is sent, and the number of characters fed when a rule ended the completion."""
     rules = TextRules(request)
@@ -49,13 +56,8 @@ def run(request: Request, pieces: list[str], *, is_cut: bool) -> tuple[str, int 
     return sent + rules.finish(is_cut=is_cut), None
 
 
-def split(text: str, cuts: list[int]) -> list[str]:
-    bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[start:end] for start, end in pairwise(bounds)]
-
-
 @settings(max_examples=examples(4))
-@given(requests(), texts, st.lists(st.integers(0, 1000), max_size=12), st.booleans())
+@given(requests(), texts | repeating_texts(), st.lists(st.integers(0, 1000), max_size=12), st.booleans())
 def test_the_total_does_not_depend_on_the_pieces(request: Request, text: str, cuts: list[int], is_cut: bool) -> None:
     whole, whole_end = run(request, [text] if text else [], is_cut=is_cut)
     pieces, pieces_end = run(request, split(text, cuts), is_cut=is_cut)
@@ -66,8 +68,38 @@ def test_the_total_does_not_depend_on_the_pieces(request: Request, text: str, cu
         assert chars_end <= pieces_end
 
 
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(
+    "suffix", ["", "\n", " ", "(", ")", "(x)\n", "/", "=", " # b\n", "b)\n", "\n1 / (a + b)\n", '"']
+)
+def test_a_completion_is_the_same_for_every_division_of_its_text(mode: Mode, suffix: str) -> None:
+    request = dataclasses.replace(REQUEST, suffix=suffix, mode=mode)
+    for text in ("1 / (a + b)", " / (b)\n"):
+        whole, whole_end = run(request, [text], is_cut=False)
+        for is_cut_at in product((False, True), repeat=len(text) - 1):
+            cuts = [at for at, is_cut in enumerate(is_cut_at, 1) if is_cut]
+            found, end = run(request, split(text, cuts), is_cut=False)
+            assert (found, end is None) == (whole, whole_end is None), (text, cuts)
+
+
+@settings(max_examples=examples(2))
+@given(
+    line=repeating_texts().map(lambda text: text.replace("\n", " ")),
+    cuts=st.lists(st.integers(0, 1000), max_size=12),
+    suffix=st.sampled_from(("", "\n", "  \n")),
+    mode=st.sampled_from(Mode),
+    is_cut=st.booleans(),
+)
+def test_a_line_without_a_run_is_shown_whole_and_ended_by_no_rule(
+    line: str, cuts: list[int], suffix: str, mode: Mode, is_cut: bool
+) -> None:
+    assume(first_run(line) is None)
+    request = dataclasses.replace(REQUEST, suffix=suffix, mode=mode)
+    assert run(request, split(line, cuts), is_cut=is_cut) == (line.rstrip(), None)
+
+
 @settings(max_examples=examples(4))
-@given(requests(), texts, st.booleans())
+@given(requests(), texts | repeating_texts(), st.booleans())
 def test_the_sent_text_is_a_beginning_of_the_text_by_the_plain_rules(request: Request, text: str, is_cut: bool) -> None:
     sent, _ = run(request, list(text), is_cut=is_cut)
     assert text.startswith(sent)

@@ -122,16 +122,21 @@ def test_the_text_rules_apply_from_the_new_cursor_on(
     in_virtual_time(scenario, script.engine)
 
 
-def sent_of(text: str, *, is_cut: bool, **request: Any) -> str:
-    """Return the text that the text rules send of a whole generation."""
+def answer_of(text: str, *, is_cut: bool, **request: Any) -> tuple[str, FinishReason]:
+    """Return what the text rules send of a whole generation, and why the answer ends."""
     rules = TextRules(dataclasses.replace(REQUEST, **request))
     sent = rules.feed(text)
-    return sent if rules.is_done else sent + rules.finish(is_cut=is_cut)
+    if rules.is_done:
+        return sent, STOP
+    return sent + rules.finish(is_cut=is_cut), FinishReason.LENGTH if is_cut else STOP
+
+
+WORD = st.text("ab(é🙂\n ;", min_size=1, max_size=3) | st.sampled_from(("1.0", " /", " (", "a + b", ")"))
 
 
 @settings(max_examples=examples(2))
 @given(
-    words=st.lists(st.text("ab(é🙂\n ;", min_size=1, max_size=3), min_size=1, max_size=8),
+    words=st.lists(WORD, min_size=1, max_size=8),
     num_typed=st.integers(0, 12),
     slip=st.sampled_from(("", "", "", "q")),
     num_steps=st.integers(0, 8),
@@ -144,7 +149,7 @@ def sent_of(text: str, *, is_cut: bool, **request: Any) -> str:
         }
     ),
 )
-def test_a_reattached_answer_has_the_text_of_a_generation_of_its_own(
+def test_a_reattached_answer_is_that_of_a_generation_of_its_own(
     words: list[str], num_typed: int, slip: str, num_steps: int, fields: dict[str, Any]
 ) -> None:
     fresh = ("fr", "e\n", "sh")
@@ -172,7 +177,8 @@ def test_a_reattached_answer_has_the_text_of_a_generation_of_its_own(
         assert is_typed_through or not (fits and leaves_half)
         assert script.asked == ["old"] * ("old" in script.asked) + ["new"] * (not is_typed_through)
         text, was_cut = (whole[len(typed) :], is_cut) if is_typed_through else ("".join(fresh), False)
-        assert new.text == sent_of(text, is_cut=was_cut, prefix="x = " + typed, **fields)
+        expected = answer_of(text, is_cut=was_cut, prefix="x = " + typed, **fields)
+        assert (new.text, new.reason) == expected
         assert len(running.recorder.reattached) - len(running.recorder.diverged) == is_typed_through
 
     in_virtual_time(scenario, script.engine)

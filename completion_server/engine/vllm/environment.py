@@ -73,4 +73,4 @@ def choose_model_runner(speculative_config: Mapping[str, Any] | None, *, is_olde
     if (is_older or has_draft_model(speculative_config)) and RUNNER not in os.environ:
         os.environ[RUNNER] = _OLDER
         _chosen_here.add(RUNNER)
-        logger.info("%s=%s", RUNNER, _OLDER)
+        logger.debug("%s=%s", RUNNER, _OLDER)

@@ -52,6 +52,7 @@ from loadtest.bench.overhead.report import Results, figures, print_tables
 from loadtest.bench.peers.bare_engine import BareEngine, peer_args
 from loadtest.bench.peers.vllm_serve import ServeError, VllmServe
 from loadtest.bench.prompt import replay
+from loadtest.bench.prompt.settings import ReplaySettings
 from loadtest.processes.child import StartError, end_on_sigterm
 
 _BLOCK_SIZES = {1: 8, 16: 64}
@@ -221,7 +222,7 @@ def _num_blocks(options: _Options, concurrency: int) -> int:
 def _replayed(model: str, console: Console) -> dict[str, Any]:
     """Return the prompt tokens per key, which needs only the model's tokenizer."""
     with console.status("replaying keys"):
-        measured = replay.measure(model)
+        measured = replay.measure(ReplaySettings(model))
     return {"prefilled_tokens_per_key_ratio": measured["prefilled_tokens_per_key_ratio"]}
 
 

@@ -11,7 +11,8 @@ from rich.table import Table
 from completion_server.core.errors import ConfigError
 from loadtest.bench.common.figures import report_console
 from loadtest.bench.prompt.clients import AFTER_CHARS, ANCHORED, BEFORE_CHARS, measure_clients
-from loadtest.bench.prompt.replay import BLOCK_SIZES, measure
+from loadtest.bench.prompt.replay import measure
+from loadtest.bench.prompt.settings import BLOCK_SIZES, ReplaySettings
 from loadtest.processes.child import end_on_sigterm
 
 
@@ -81,6 +82,18 @@ def _print_report(figures: Mapping[str, Any], console: Console) -> None:
     )
 
 
+def _json_object(_context: click.Context, _parameter: click.Parameter, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        msg = f"not JSON: {error}; got {text!r}"
+        raise click.BadParameter(msg) from error
+    if not isinstance(found, dict):
+        msg = f"must be a JSON object, got {text!r}"
+        raise click.BadParameter(msg)
+    return found
+
+
 @click.command()
 @click.option("--model", default="target_model/embedded", show_default=True, help="Folder with a tokenizer.json.")
 @click.option("--files", default=12, show_default=True, help="Files of the standard library to type into.")
@@ -100,7 +113,7 @@ def _print_report(figures: Mapping[str, Any], console: Console) -> None:
 @click.option("--keys-per-request", default=1, show_default=True, help="Keys between the requests of these clients.")
 @click.option("--after", default=AFTER_CHARS, show_default=True, help="The same, after the cursor.")
 @click.option("--cache-blocks", default=0, show_default=True, help="Blocks that the cache holds; 0 is no limit.")
-@click.option("--settings", default="{}", help="The server's prompt section, as a JSON object.")
+@click.option("--settings", default="{}", callback=_json_object, help="The server's prompt section, as a JSON object.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def main(
     *,
@@ -114,24 +127,25 @@ def main(
     after: int,
     keys_per_request: int,
     cache_blocks: int,
-    settings: str,
+    settings: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Report the hit rate of a prefix cache while a user types, and the cost of building the prompts."""
     end_on_sigterm()
     try:
-        replayed: dict[str, Any] = {
-            "num_files": files,
-            "num_keys": keys,
-            "seed": seed,
-            "max_prompt_tokens": tokens,
-            "block_sizes": sizes,
-            "cache_blocks": cache_blocks,
-            "settings": json.loads(settings),
-        }
-        figures = measure(model, **replayed)
+        replayed = ReplaySettings(
+            model=model,
+            num_files=files,
+            num_keys=keys,
+            seed=seed,
+            max_prompt_tokens=tokens,
+            block_sizes=sizes,
+            cache_blocks=cache_blocks,
+            prompt=settings,
+        )
+        figures = measure(replayed)
         figures["clients"] = measure_clients(
-            model, num_before=before, num_after=after, keys_per_request=keys_per_request, **replayed
+            replayed, num_before=before, num_after=after, keys_per_request=keys_per_request
         )
     except ConfigError as error:
         raise click.ClickException(str(error)) from error

@@ -5,14 +5,11 @@ counts characters, at each new line if it sends whole lines, seldom if it keeps 
 server's prompt library builds the prompts for all of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from loadtest.bench.common.prompts import PromptMaker
-from loadtest.bench.prompt.cache import BlockCache, LayoutStats
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
-from loadtest.bench.prompt.replay import BLOCK_SIZES
-from loadtest.traffic.documents import library_files
+from loadtest.bench.prompt.settings import ReplaySettings
 
 BEFORE_CHARS, AFTER_CHARS = 1500, 400
 """A window of the size that many plugins send."""
@@ -86,41 +83,29 @@ def _add_ratios(by_client: dict[str, dict[str, dict[str, float]]]) -> None:
 
 
 def measure_clients(
-    model: str,
-    *,
-    num_files: int = 12,
-    num_keys: int = 150,
-    seed: int = 1,
-    max_prompt_tokens: int = 1024,
-    block_sizes: Sequence[int] = BLOCK_SIZES,
-    cache_blocks: int = 0,
-    settings: Mapping[str, Any] | None = None,
-    num_before: int = BEFORE_CHARS,
-    num_after: int = AFTER_CHARS,
-    keys_per_request: int = 1,
+    settings: ReplaySettings, *, num_before: int = BEFORE_CHARS, num_after: int = AFTER_CHARS, keys_per_request: int = 1
 ) -> dict[str, Any]:
     """Replay the same typing through each kind of client and return the figures of each, by block size.
 
     `num_before` and `num_after` are the window's characters before and after the cursor. A client sends a request at
-    each key, or at every `keys_per_request`th of so many times the keys. The other arguments are those of
-    `replay.measure`.
+    each key, or at every `keys_per_request`th of so many times the keys.
 
     Raises:
         ConfigError: there is no such model, or the settings can't be used.
 
     """
-    files = library_files(num_files, seed)
+    files = settings.files()
     by_client: dict[str, dict[str, dict[str, float]]] = {}
     for name, make_client in _KINDS.items():
-        maker = PromptMaker(model, {**(settings or {}), "max_prompt_tokens": max_prompt_tokens})
-        stats = LayoutStats([BlockCache(size, cache_blocks) for size in block_sizes])
+        maker, stats = settings.prompt_maker(), settings.layout_stats()
         for number, (path, text) in enumerate(files.items()):
             send = make_client(num_before, num_after)
-            for state in typed(text, num_keys * keys_per_request, seed + number)[::keys_per_request]:
+            states = typed(text, settings.num_keys * keys_per_request, settings.seed + number)
+            for state in states[::keys_per_request]:
                 sent = send(state)
                 prompt, _ = maker.make(path, sent.prefix, sent.suffix, language_id="python")
                 stats.add(prompt.token_ids)
-        by_client[name] = {str(size): stats.figures(size) for size in block_sizes}
+        by_client[name] = {str(size): stats.figures(size) for size in settings.block_sizes}
     _add_ratios(by_client)
     return {
         "characters_before": num_before,

@@ -7,24 +7,19 @@ last token of a prompt is always computed.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from completion_server.engine.settings import CPU_BLOCK_SIZE
 from completion_server.prompt.builder import Prompt
 from completion_server.prompt.templates import Order, Template
 from loadtest.bench.common.figures import percentile
-from loadtest.bench.common.prompts import PromptMaker
-from loadtest.bench.prompt.cache import BlockCache, LayoutStats
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
-from loadtest.traffic.documents import library_files
+from loadtest.bench.prompt.settings import ReplaySettings
 
-BLOCK_SIZES = tuple(dict.fromkeys((CPU_BLOCK_SIZE, 16, 32)))
-"""The CPU engine's own, vLLM's on a GPU, and the smallest that vLLM advises on a CPU."""
 _SUFFIX_SHARE = 0.25
 """Of the plain layout's budget; the same as the server's default."""
 
@@ -87,46 +82,35 @@ class BuildTimes:
         }
 
 
-def measure(
-    model: str,
-    *,
-    num_files: int = 12,
-    num_keys: int = 150,
-    seed: int = 1,
-    max_prompt_tokens: int = 1024,
-    block_sizes: Sequence[int] = BLOCK_SIZES,
-    cache_blocks: int = 0,
-    settings: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def measure(settings: ReplaySettings) -> dict[str, Any]:
     """Replay typing and return the figures. Figures that name no block size are for the first of `block_sizes`.
-
-    `model` is a folder with a tokenizer.json; `cache_blocks` bounds the cache, 0 leaves it unbounded; `settings` is the
-    server's prompt section.
 
     Raises:
         ConfigError: there is no such model, or the settings can't be used.
 
     """
-    maker = PromptMaker(model, {**(settings or {}), "max_prompt_tokens": max_prompt_tokens})
+    maker = settings.prompt_maker()
     template = maker.builder.template
-    tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
-    ours, plain = (LayoutStats([BlockCache(size, cache_blocks) for size in block_sizes]) for _ in range(2))
+    tokenizer = Tokenizer.from_file(str(Path(settings.model) / "tokenizer.json"))
+    ours, plain = settings.layout_stats(), settings.layout_stats()
     times = BuildTimes()
-    files = library_files(num_files, seed)
-    layout = PlainLayout(tokenizer, template, max_prompt_tokens, "".join(text[:4000] for text in files.values()))
+    files = settings.files()
+    sample = "".join(text[:4000] for text in files.values())
+    layout = PlainLayout(tokenizer, template, settings.max_prompt_tokens, sample)
     for number, (path, text) in enumerate(files.items()):
-        for state in typed(text, num_keys, seed + number):
+        for state in typed(text, settings.num_keys, settings.seed + number):
             prompt, build_ms = maker.make(path, state.prefix, state.suffix, language_id="python")
             times.add(prompt, build_ms, tokenizer)
             ours.add(prompt.token_ids)
             plain.add(layout.token_ids(state))
-    by_size = {str(size): _compared(ours.figures(size), plain.figures(size)) for size in block_sizes}
+    by_size = {str(size): _compared(ours.figures(size), plain.figures(size)) for size in settings.block_sizes}
+    first_size = settings.block_sizes[0]
     return {
         "template": template.name,
-        "max_prompt_tokens": max_prompt_tokens,
-        "block_size": block_sizes[0],
+        "max_prompt_tokens": settings.max_prompt_tokens,
+        "block_size": first_size,
         **times.figures(),
-        **by_size[str(block_sizes[0])],
+        **by_size[str(first_size)],
         "by_block_size": by_size,
     }
 

@@ -4,12 +4,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from completion_server.prompt.templates import Order, Template
+from loadtest.bench.prompt.__main__ import main
 from loadtest.bench.prompt.cache import BlockCache, LayoutStats
 from loadtest.bench.prompt.clients import AnchoredClient, characters_client, lines_client, measure_clients
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
 from loadtest.bench.prompt.replay import PlainLayout, measure
+from loadtest.bench.prompt.settings import ReplaySettings
 from loadtest.traffic.documents import library_files
 from tests.support.vocabularies import embedded
 from tests.unit.prompt.prompts import CODE
@@ -86,7 +89,9 @@ def test_the_plain_layout_keeps_to_the_budget(order: str) -> None:
 
 
 def test_a_key_prefills_at_most_half_of_what_the_plain_layout_does(model: Path) -> None:
-    figures = measure(str(model), num_files=2, num_keys=60, max_prompt_tokens=512, block_sizes=(16, 128))
+    figures = measure(
+        ReplaySettings(str(model), num_files=2, num_keys=60, max_prompt_tokens=512, block_sizes=(16, 128))
+    )
     assert figures["num_keys"] == 120
     assert figures["num_differing_prompts"] == 0
     assert figures["prefilled_tokens_per_key_ratio"] <= 0.5
@@ -117,10 +122,20 @@ def test_other_clients_cut_at_characters_or_lines() -> None:
 
 
 def test_clients_are_compared_with_the_anchored_one(model: Path) -> None:
-    figures = measure_clients(str(model), num_files=2, num_keys=60, block_sizes=(16, 32))
+    figures = measure_clients(ReplaySettings(str(model), num_files=2, num_keys=60, block_sizes=(16, 32)))
     assert set(figures["by_client"]) == {"anchored", "by characters", "by lines"}
     for sizes in figures["by_client"].values():
         assert set(sizes) == {"16", "32"}
         for found in sizes.values():
             assert found["prefilled_tokens_per_key_ratio_to_anchored"] <= 2
     assert figures["by_client"]["anchored"]["16"]["prefilled_tokens_per_key_ratio_to_anchored"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [("{", "--settings': not JSON: "), ("[1]", "--settings': must be a JSON object, got '[1]'")],
+)
+def test_a_prompt_section_that_is_no_json_object_is_refused(settings: str, message: str) -> None:
+    result = CliRunner().invoke(main, ["--settings", settings])
+    assert result.exit_code == 2
+    assert message in result.output

@@ -1,5 +1,6 @@
 """The environment variables that vLLM's processes start with, on any machine: which they are, and whose word holds."""
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -70,3 +71,9 @@ def test_engines_that_start_one_after_another_have_each_their_own_runner() -> No
         choose_model_runner(config)
         seen.append(os.environ.get(RUNNER))
     assert seen == ["0", None, "0"]
+
+
+def test_the_choice_of_the_runner_is_no_news_to_users(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "completion_server"):
+        choose_model_runner(DRAFTING)
+    assert [(each.getMessage(), each.levelname) for each in caplog.records] == [(f"{RUNNER}=0", "DEBUG")]

@@ -1,0 +1,63 @@
+"""Runs are found as by their plain definition over the whole text, in any pieces."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from completion_server.streaming.runs import RunDetector
+from tests.property.pieces import repeating_texts, split
+from tests.property.plain_runs import end_of_first_unit, first_run, num_repeated, run_at
+from tests.support.examples import examples
+
+FILLER = "abcdefghijklmnopqrstuvwxyz(),_"
+
+
+@st.composite
+def long_texts(draw: st.DrawFn) -> str:
+    """Return a text of several hundred characters with a part that repeats, perhaps too seldom for a run."""
+    chance = random.Random(draw(st.integers(0, 10**6)))
+    size = draw(st.sampled_from((1, 2, 5, 16, 60, 119, 120, 121)))
+    unit = draw(st.sampled_from((" ", "\n  ", "-", "\u3000", "ab\n", filler(chance, size))))
+    length = draw(st.integers(0, 3 * len(unit) + 100))
+    parts = filler(chance, draw(st.integers(0, 700))), (unit * length)[:length], filler(chance, draw(st.integers(0, 9)))
+    return "".join(parts)
+
+
+def filler(chance: random.Random, length: int) -> str:
+    return "".join(chance.choices(FILLER, k=length))
+
+
+def check(text: str, pieces: list[str]) -> None:
+    """Check that a text is read as by the plain definition."""
+    detector, read = RunDetector(), ""
+    for piece in pieces:
+        num_read = detector.feed(piece)
+        read += piece[:num_read]
+        if detector.end is not None:
+            break
+        assert num_read == len(piece)
+        assert detector.num_certain == len(read) - num_repeated(read)
+    found = first_run(text)
+    assert (detector.end is not None) == (found is not None)
+    if found is not None:
+        assert len(read) == found
+        assert detector.end == end_of_first_unit(read, run_at(read))
+
+
+@settings(max_examples=examples(1))
+@given(long_texts() | repeating_texts(), st.lists(st.integers(0, 2000), min_size=2, max_size=8))
+def test_a_run_is_found_as_by_its_definition(text: str, cuts: list[int]) -> None:
+    check(text, split(text, cuts))
+
+
+@pytest.mark.parametrize("num_before", [0, 300, 700])
+@pytest.mark.parametrize("size", [1, 16, 120, 121])
+def test_a_run_is_found_far_from_the_beginning(num_before: int, size: int) -> None:
+    chance = random.Random(1)
+    before, unit, blanks = filler(chance, num_before), filler(chance, size), "\n" + " " * (size - 1)
+    for repeated in (unit * (16 // size + 3), (unit * 3)[:-1], (blanks * 700)[:700]):
+        text = before + repeated + "."
+        for cut in (33, 150, 499):
+            check(text, [text[at : at + cut] for at in range(0, len(text), cut)])
