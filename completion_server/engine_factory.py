@@ -48,8 +48,14 @@ def engine_arguments(config: Config) -> dict[str, Any]:
 
 
 def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:
-    """Import a module of `engine.vllm` and return it. The import takes seconds, so it happens only if needed."""
+    """Import a module of `engine.vllm` and return it. The import takes seconds, so it happens only if needed.
+
+    Raises:
+        ConfigError: vLLM would not load the server's plugins.
+
+    """
     vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib)
+    vllm_process.check_plugins()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of imports, which an operator can't fix
         return importlib.import_module(f"completion_server.engine.vllm.{name}")

@@ -9,7 +9,7 @@ Seed: for a prompt that is computed in parts, a request with a seed draws a toke
 generator. A CPU's generator can't be rewound and raises an error, which ends the engine.
 
 vLLM calls `register` in each of its processes, as its general plugin `completion_server_on_cpu`, before it installs its
-fallbacks. If `VLLM_PLUGINS` names the plugins to use, this must be among them.
+fallbacks. If `VLLM_PLUGINS` names the plugins to use, this must be among them (`process.check_plugins`).
 """
 
 from collections.abc import Iterator, Sequence

@@ -10,12 +10,14 @@ import os
 import sys
 import threading
 import time
+from importlib.metadata import entry_points
 from multiprocessing import parent_process
 from pathlib import Path
 
 import psutil
 
 from completion_server.core import safe_logging
+from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm import environment, idle
 
@@ -36,6 +38,11 @@ _OTHER_HOSTS_KEYS = (
 """vLLM's arguments for engines that span several hosts or exchange data with other hosts."""
 
 _LOOPBACK = ("127.0.0.1", "::1")
+
+PLUGINS = ("completion_server", "completion_server_on_cpu")
+"""Names of the server's plugins for vLLM's processes. Without the second one sampling on a CPU is silently wrong."""
+
+_PLUGIN_GROUP = "vllm.general_plugins"
 
 _PARENT_POLL_S = 1.0
 
@@ -70,6 +77,24 @@ def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
         ("PYTHONWARNINGS", "ignore"),
     ):
         os.environ.setdefault(name, value)
+
+
+def check_plugins() -> None:
+    """Check that vLLM will load the server's plugins.
+
+    Raises:
+        ConfigError: VLLM_PLUGINS leaves one out, or one is not installed.
+
+    """
+    named = os.environ.get("VLLM_PLUGINS")
+    installed = {entry.name for entry in entry_points(group=_PLUGIN_GROUP)}
+    for name in PLUGINS:
+        if named is not None and name not in named.split(","):
+            msg = f"VLLM_PLUGINS: must contain {','.join(PLUGINS)}, got {named!r}"
+            raise ConfigError(msg)
+        if name not in installed:
+            msg = f"the installed completion-server lacks vLLM's plugin {name}: install it again"
+            raise ConfigError(msg)
 
 
 def _has_module(package: str, path: str) -> bool:

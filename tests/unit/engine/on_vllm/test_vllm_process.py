@@ -8,6 +8,7 @@ import sys
 import psutil
 import pytest
 
+from completion_server.core.errors import ConfigError
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm import process as vllm_process
 from tests.support.models import ROOT
@@ -88,3 +89,21 @@ def test_options_for_other_hosts_leave_it_to_vllm(option: dict[str, object]) -> 
 def test_options_for_one_host_keep_it_on_loopback(option: dict[str, object]) -> None:
     vllm_process.keep_on_loopback(EngineSettings(vllm=option))
     assert all(name in os.environ for name in LOOPBACK_ENV)
+
+
+def test_plugins_that_vllm_would_not_load_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    vllm_process.check_plugins()
+    monkeypatch.setenv("VLLM_PLUGINS", "lora,completion_server,completion_server_on_cpu")
+    vllm_process.check_plugins()
+    monkeypatch.setenv("VLLM_PLUGINS", "lora,completion_server")
+    expected = r"VLLM_PLUGINS: must contain completion_server,completion_server_on_cpu, got 'lora,completion_server'"
+    with pytest.raises(ConfigError, match=expected):
+        vllm_process.check_plugins()
+
+
+def test_an_installation_without_the_plugins_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.setattr(vllm_process, "entry_points", lambda group: ())
+    with pytest.raises(ConfigError, match="lacks vLLM's plugin completion_server: install it again"):
+        vllm_process.check_plugins()
