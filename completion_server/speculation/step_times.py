@@ -26,7 +26,7 @@ class StepTimeEstimates:
     @property
     def can_compare(self) -> bool:
         """Whether two values of K have been measured, so that there is an estimate for each K."""
-        return sum(self._measured(k) is not None for k in self._times) > 1
+        return sum(len(times) >= _MIN_TIMES for times in self._times.values()) > 1
 
     def age_s(self, num_speculative_tokens: int, now: float) -> float:
         """Return the time since a step with this K was last measured, infinite for never."""

@@ -14,8 +14,8 @@ _MAX_UNIT = 120
 _MAX_RUN = max(_NUM_UNITS * _MAX_UNIT, _MIN_RULER)
 """No run is longer when it is found, because every character is checked. Only blanks repeat for longer."""
 _TAIL_LENGTH = _MAX_RUN + _MAX_UNIT
-_NUM_COMPARED = 4
-"""Characters that must repeat before anything is compared."""
+_MIN_REPEATED = min(max(_NUM_UNITS * unit, _MIN_RUN) - unit for unit in range(1, _MAX_UNIT + 1))
+"""Characters at the end of any run that also stand one unit before: all of the shortest run but its first unit."""
 _RULER = frozenset("-=_*#~.+/\\ ")
 
 
@@ -35,12 +35,15 @@ class RunDetector:
         """Read more text until a run is found; return how many of its characters were read."""
         begin = len(self._tail)
         whole = self._tail + text
-        for length in range(begin + 1, len(whole) + 1):
-            unit = _unit_of_run(whole, length)
+        length, num_repeated = begin, self._num_repeated
+        # A character more repeats one more at most, so no run ends before enough may repeat.
+        while (length := length + max(1, _MIN_REPEATED - num_repeated)) <= len(whole):
+            num_repeated = _num_repeated(whole, length, _MIN_REPEATED)
+            unit = _unit_of_run(whole, length) if num_repeated == _MIN_REPEATED else 0
             if unit:
                 self.end = self._num_dropped + _end_of_first_unit(whole[:length], unit)
                 return length - begin
-        self._num_repeated = _num_repeated(whole, self._num_repeated + len(text))
+        self._num_repeated = _num_repeated(whole, len(whole), self._num_repeated + len(text))
         self._tail = whole[-_TAIL_LENGTH:]
         self._num_dropped += len(whole) - len(self._tail)
         return len(text)
@@ -52,16 +55,19 @@ class RunDetector:
 
 
 def _unit_of_run(text: str, length: int) -> int:
-    """Return the length of the unit of a run that `text[:length]` ends with, 0 if it does not end with a run."""
-    tail = text[max(0, length - _NUM_COMPARED) : length]
-    lowest = length - _NUM_COMPARED - _MAX_UNIT
-    at = text.rfind(tail, max(0, lowest), length - 1)
-    while at >= 0 and len(tail) == _NUM_COMPARED:
-        unit = length - _NUM_COMPARED - at
+    """Return the length of the unit of a run that `text[:length]` ends with, 0 if it does not end with a run.
+
+    The last _MIN_REPEATED characters must be known to repeat.
+    """
+    tail = text[length - _MIN_REPEATED : length]
+    lowest = max(0, length - _MIN_REPEATED - _MAX_UNIT)
+    at = text.rfind(tail, lowest, length - 1)
+    while at >= 0:
+        unit = length - _MIN_REPEATED - at
         run = _required(text[length - unit : length])
         if run and run <= length and text[length - run : length - unit] == text[length - run + unit : length]:
             return unit
-        at = text.rfind(tail, max(0, lowest), at + _NUM_COMPARED - 1)
+        at = text.rfind(tail, lowest, at + _MIN_REPEATED - 1)
     return 0
 
 
@@ -86,16 +92,16 @@ def _end_of_first_unit(text: str, unit: int) -> int:
     return end
 
 
-def _num_repeated(text: str, most: int) -> int:
-    """Return the length of the longest end of a text, up to `most`, that also occurs at most _MAX_UNIT before.
+def _num_repeated(text: str, length: int, most: int) -> int:
+    """Return the length of the longest end of `text[:length]`, up to `most`, that also stands shortly before.
 
     An end longer than any run is cut to the length of a run.
     """
-    length, low, high = len(text), 0, min(most, _MAX_RUN, len(text) - 1)
+    low, high = 0, min(most, _MAX_RUN, length - 1)
     while low < high:
         middle = (low + high + 1) // 2
         lowest = max(0, length - middle - _MAX_UNIT)
-        if text.rfind(text[length - middle :], lowest, length - 1) >= 0:
+        if text.rfind(text[length - middle : length], lowest, length - 1) >= 0:
             low = middle
         else:
             high = middle - 1
