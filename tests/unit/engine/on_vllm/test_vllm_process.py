@@ -88,3 +88,23 @@ def test_options_for_other_hosts_leave_it_to_vllm(option: dict[str, object]) -> 
 def test_options_for_one_host_keep_it_on_loopback(option: dict[str, object]) -> None:
     vllm_process.keep_on_loopback(EngineSettings(vllm=option))
     assert all(name in os.environ for name in LOOPBACK_ENV)
+
+
+@pytest.mark.parametrize(("of_server", "of_engine"), [(0, 5), (3, 8), (17, 19)])
+def test_all_processes_of_the_engine_have_one_niceness(
+    monkeypatch: pytest.MonkeyPatch, of_server: int, of_engine: int
+) -> None:
+    niceness = of_server
+
+    def nice(increment: int) -> int:
+        nonlocal niceness
+        niceness = min(19, niceness + increment)
+        return niceness
+
+    monkeypatch.setattr(os, "nice", nice)
+    monkeypatch.setenv(vllm_process.NICE_ENV, "")
+    vllm_process.yield_to_server(5)
+    vllm_process.lower_priority()  # the engine core
+    assert niceness == of_engine
+    vllm_process.lower_priority()  # its worker, which begins with the core's niceness
+    assert niceness == of_engine
