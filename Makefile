@@ -11,7 +11,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-full check proto docs lock lock-cuda models calibration test-calibration clean \
 	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
-	bench-attacks bench-capacity bench-cpu bench-gpu llama-server
+	bench-attacks bench-capacity bench-steps bench-cpu bench-gpu llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -89,6 +89,9 @@ BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
 
 bench-scheduler: $(VENV)/installed ## Completions seen by typing users at 0.5 to 4 times the capacity of the engine.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER)
+
+bench-steps: $(VENV)/installed ## Duration of the engine's steps; writes the constants of `loadtest simulate --engine measured`.
+	@$(BIN)/python -m loadtest.bench.steps --out loadtest/simulation/step_times.json
 
 bench-sessions: $(VENV)/installed ## Ten thousand editors on the real front end, beside a bare gRPC server.
 	@$(BIN)/python -m loadtest.bench.sessions

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, get_args
 
 import click
 from rich.console import Console
@@ -11,11 +11,13 @@ from rich.progress import track
 from rich.table import Table
 
 from completion_server.scheduling.queue import ORDERS
+from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.scheduling.shedding import Shedding
 from loadtest.simulation.editors import EditorModel, SimulatedRequest
 from loadtest.simulation.figures import PERCENTILES, PolicyFigures, figures_of
-from loadtest.simulation.workload import Policy, Workload
+from loadtest.simulation.workload import EngineName, Policy, Workload
 from loadtest.simulation.world import simulate as simulate_one
+from loadtest.traffic.typist import TypingModel
 
 ALL = "all"
 PLAIN = Policy("first_come", "never", supersede=False)
@@ -27,13 +29,14 @@ Run = tuple[Workload, Policy, PolicyFigures]
 
 class _Options(TypedDict):
     sessions: int | None
-    slots: int
-    engine: Literal["slots", "steps"]
+    slots: int | None
+    engine: EngineName
     budget_ms: float
+    shed_budget_ms: float | None
     hurried_ms: float | None
     look_ms: float
-    burst_keys: float
-    hang_up: bool
+    burst_keys: float | None
+    hang_up: bool | None
     seconds: float
     seed: int
 
@@ -69,7 +72,11 @@ def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> t
     help="shed.when.",
 )
 @click.option("--supersede/--no-supersede", default=True, show_default=True, help="scheduling.supersede.")
-@click.option("--slots", type=click.IntRange(1), default=8, show_default=True, help="Requests in service at a time.")
+@click.option(
+    "--slots",
+    type=click.IntRange(1),
+    help="Requests in service at a time; the most of them on a measured engine.  [default: 8; measured: 32]",
+)
 @click.option(
     "--sessions",
     type=click.IntRange(1),
@@ -77,12 +84,20 @@ def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> t
 )
 @click.option(
     "--engine",
-    type=click.Choice(["slots", "steps"]),
+    type=click.Choice(get_args(EngineName)),
     default="slots",
     show_default=True,
-    help="slots: requests don't delay each other; steps: a prompt delays its whole batch.",
+    help="slots: requests don't delay each other; steps: a prompt delays its whole batch; measured: the embedded "
+    "model's steps on two cores, and all else as in bench-scheduler.",
 )
-@click.option("--budget-ms", type=click.FloatRange(1), default=250.0, show_default=True, help="shed.budget_ms.")
+@click.option(
+    "--budget-ms", type=click.FloatRange(1), default=250.0, show_default=True, help="How late a first text may come."
+)
+@click.option(
+    "--shed-budget-ms",
+    type=click.FloatRange(1),
+    help="shed.budget_ms.  [default: that of --budget-ms; measured: the server's default]",
+)
 @click.option(
     "--hurried-ms",
     type=click.FloatRange(1),
@@ -98,11 +113,13 @@ def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> t
 @click.option(
     "--burst-keys",
     type=click.FloatRange(1),
-    default=EditorModel().typing.keys_per_burst,
-    show_default=True,
-    help="Mean number of keys between two pauses.",
+    help="Mean number of keys between two pauses.  [default: 5; measured: 10]",
 )
-@click.option("--hang-up", is_flag=True, help="Editors cancel at the next key, not only with their next request.")
+@click.option(
+    "--hang-up/--no-hang-up",
+    default=None,
+    help="Whether editors cancel at the next key or only with their next request.  [default: no; measured: yes]",
+)
 @click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Virtual time of each run.")
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tables.")
@@ -112,7 +129,8 @@ def simulate(
     """Compare scheduling policies under load.
 
     Simulated users type and pause. The server's own scheduler serves them in virtual time, on an engine that takes
-    45 ms to a first text and 205 ms in all (a 13B model on an A100). The typing model's values are assumptions.
+    45 ms to a first text and 205 ms in all (a 13B model on an A100). The typing model's values are assumptions. With
+    --engine measured it is the embedded model on two cores, which front end and editors use, too.
 
     A completion is seen if its first text comes within the budget and stands for a while before the next key. "seen/s"
     measures a policy; at each load the best ones are marked. "pauses" is the share answered in time of the requests
@@ -125,6 +143,7 @@ def simulate(
     Examples:
       loadtest simulate
       loadtest simulate --load 4 --shed late --hurried-ms 120
+      loadtest simulate --engine measured --order earliest_deadline --shed late
       loadtest simulate --sessions 10000 --slots 128 --load 2.4 --seconds 5
     """
     workloads = [_workload(load, options) for load in loads]
@@ -141,18 +160,24 @@ def simulate(
 
 
 def _workload(load: float, options: _Options) -> Workload:
+    is_measured = options["engine"] == "measured"
+    editors = EditorModel(TypingModel()) if is_measured else EditorModel()
+    keys, shed_ms, hangs_up = options["burst_keys"], options["shed_budget_ms"], options["hang_up"]
+    if shed_ms is None and is_measured:
+        shed_ms = ShedSettings().budget_ms
     return Workload(
         load=load,
-        num_slots=options["slots"],
+        num_slots=options["slots"] or (SchedulingSettings().max_slots if is_measured else 8),
         num_sessions=options["sessions"],
         seconds=options["seconds"],
         budget_s=options["budget_ms"] / 1000,
+        shed_budget_s=None if shed_ms is None else shed_ms / 1000,
         hurried_s=None if options["hurried_ms"] is None else options["hurried_ms"] / 1000,
         look_s=options["look_ms"] / 1000,
         engine=options["engine"],
-        hangs_up=options["hang_up"],
+        hangs_up=is_measured if hangs_up is None else hangs_up,
         seed=options["seed"],
-        editors=EditorModel(replace(EditorModel().typing, keys_per_burst=options["burst_keys"])),
+        editors=replace(editors, typing=replace(editors.typing, keys_per_burst=keys)) if keys else editors,
     )
 
 

@@ -66,3 +66,20 @@ class SlotEngine(Engine):
     async def stop(self) -> None:
         """Stop the engine."""
         self._has_started = False
+
+
+class OtherWork:
+    """Work of other processes on the engine's processors, which lengthens its steps."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._owed_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Add work that delays the engine by as much."""
+        self._owed_s += seconds
+
+    def lengthen(self, step_s: float) -> float:
+        """Return the time of a step that would take `step_s` alone."""
+        owed_s, self._owed_s = self._owed_s, 0.0
+        return step_s + owed_s

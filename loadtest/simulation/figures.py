@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from completion_server.core.outcome import FinishReason
-from loadtest.simulation.workload import FIRST_TEXT_S, SimulatedResult, Workload
+from loadtest.simulation.workload import SimulatedResult, Workload
 
 PERCENTILES = (50, 95, 99)
 
@@ -72,7 +72,7 @@ def _is_in_time(result: SimulatedResult, workload: Workload) -> bool:
 
 
 def _is_seeable(result: SimulatedResult, workload: Workload) -> bool:
-    return result.request.at + FIRST_TEXT_S + workload.look_s <= result.request.next_key_at
+    return result.request.at + workload.profile.first_text_s + workload.look_s <= result.request.next_key_at
 
 
 def _percentiles_ms(results: Sequence[SimulatedResult]) -> tuple[float, ...] | None:

@@ -4,22 +4,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from completion_server.core.outcome import FinishReason
-from completion_server.engine.scripted.engine import LARGE_MODEL_ON_A_GPU
 from loadtest.simulation.editors import EditorModel, SimulatedRequest, requests_of_all
-
-NUM_TOKENS = 21
-"""Tokens of every answer: the first token and 20 more."""
-
-TIMES = LARGE_MODEL_ON_A_GPU
-FIRST_TEXT_S = TIMES.step_s(1, 0, 0)
-"""Time to the first text of a request that is alone in the engine."""
-SERVICE_S = FIRST_TEXT_S + (NUM_TOKENS - 1) * TIMES.step_s(0, 1, 0)
-"""Time to the end of a request that is alone in the engine."""
+from loadtest.simulation.profiles import LARGE_MODEL, EngineProfile, measured
 
 _LEAD_S = 2.0
 """Simulated before the first request that counts, so that a queue exists by then."""
 _TRAIL_S = 1.0
 """Simulated after the last request that counts, so that it competes with others."""
+
+
+EngineName = Literal["slots", "steps", "measured"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +39,15 @@ class Workload:
     seconds: float = 30.0
     budget_s: float = 0.250
     """Time to the first text after which an answer is worthless."""
+    shed_budget_s: float | None = None
+    """The scheduler's own, shed.budget_ms; None is `budget_s`."""
     hurried_s: float | None = None
     """Deadline of every second user's calls; None sets none."""
     look_s: float = 0.200
     """A completion must stand for this long before the user's next key to be seen."""
-    engine: Literal["slots", "steps"] = "slots"
-    """With "steps", the work of one step delays its whole batch, as in a real engine."""
+    engine: EngineName = "slots"
+    """With "steps", the work of one step delays its whole batch, as in a real engine. "measured" is a real engine's
+    step times, with an adaptive number of slots."""
     prefill_sigma: float = 0.0
     """Standard deviation of the logarithm of prefill times, with "slots"."""
     hangs_up: bool = False
@@ -59,9 +56,14 @@ class Workload:
     editors: EditorModel = field(default_factory=EditorModel)
 
     @property
+    def profile(self) -> EngineProfile:
+        """The engine's times and the size of its requests."""
+        return measured() if self.engine == "measured" else LARGE_MODEL
+
+    @property
     def capacity_per_s(self) -> float:
-        """Requests per second that the slots can serve to the end."""
-        return self.num_slots / SERVICE_S
+        """Requests per second that the engine can serve to the end."""
+        return self.profile.capacity_per_s(self.num_slots)
 
     def budget_s_of(self, request: SimulatedRequest) -> float:
         """Return the time to first text that the request may take."""

@@ -1,11 +1,12 @@
 """Runs a workload: joins simulated editors, the server's pipeline and scheduler, and an engine that only takes time.
 
 Every request takes the path of a real one, from admission to streaming, in an event loop with virtual time. The wire,
-the prompt, the adaptive number of slots and typing through are left out.
+the text of prompts and typing through are left out. The number of slots is adaptive on a measured engine only.
 """
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import cast
 
@@ -23,9 +24,9 @@ from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
 from loadtest.simulation import virtual_time
 from loadtest.simulation.editors import SimulatedRequest
-from loadtest.simulation.engine import SIMULATED_TOKENS, SlotEngine
+from loadtest.simulation.engine import SIMULATED_TOKENS, OtherWork, SlotEngine
 from loadtest.simulation.virtual_time import LoopClock
-from loadtest.simulation.workload import NUM_TOKENS, TIMES, Policy, SimulatedResult, Workload
+from loadtest.simulation.workload import Policy, SimulatedResult, Workload
 
 _LAST_STEP_S = 1.0
 """More than any step; an aborted generation leaves the engine at the end of its step."""
@@ -46,13 +47,16 @@ def simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedReq
 
 
 async def _simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest]) -> list[SimulatedResult]:
-    recorder = _Recorder()
-    async with _serving(workload, policy, recorder) as (pipeline, engine):
+    recorder, profile = _Recorder(), workload.profile
+    others = OtherWork()
+    async with _serving(workload, policy, recorder, others) as (pipeline, engine):
         loop = asyncio.get_running_loop()
         for number, typed in enumerate(requests):
-            await asyncio.sleep(typed.at - pipeline.now())
+            await asyncio.sleep(typed.at + profile.front_end_s - pipeline.now())
+            others.add(profile.request_cpu_s)
             deadline = Deadline.after(workload.deadline_s_of(typed), pipeline.now())
-            request = _request(number, typed, deadline, pipeline.now())
+            num_tokens = profile.draw_tokens(random.Random(f"{workload.seed} answer {number}"))
+            request = _request(number, typed, num_tokens, deadline, pipeline.now())
             recorder.open[request.id] = typed
             completion = pipeline.open(request)
             if workload.hangs_up:
@@ -65,12 +69,12 @@ async def _simulate(workload: Workload, policy: Policy, requests: Sequence[Simul
 
 @contextlib.asynccontextmanager
 async def _serving(
-    workload: Workload, policy: Policy, recorder: "_Recorder"
+    workload: Workload, policy: Policy, recorder: "_Recorder", others: OtherWork
 ) -> AsyncIterator[tuple[Pipeline, SupervisedEngine]]:
     """Run the server's pipeline in front of an engine."""
     clock = LoopClock()
-    engine = SupervisedEngine(_engine_maker(workload), EngineSettings(warm_up=False, heartbeat_s=0), clock)
-    pipeline = assemble(_settings(workload, policy), engine, _Prompts(), clock, recorder.handle)
+    engine = SupervisedEngine(_engine_maker(workload, others), EngineSettings(warm_up=False, heartbeat_s=0), clock)
+    pipeline = assemble(_settings(workload, policy), engine, _Prompts(workload), clock, recorder.handle)
     pipeline.set_engine_ready(True)
     await engine.start()
     tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]
@@ -85,7 +89,7 @@ async def _serving(
 def _settings(workload: Workload, policy: Policy) -> PipelineSettings:
     scheduling = SchedulingSettings(
         max_slots=workload.num_slots,
-        step_tolerance=0,  # the number of slots is fixed
+        step_tolerance=SchedulingSettings().step_tolerance if workload.engine == "measured" else 0,
         order=cast("OrderName", policy.order),
         supersede=policy.supersede,
         typing_through=False,
@@ -93,19 +97,24 @@ def _settings(workload: Workload, policy: Policy) -> PipelineSettings:
     return PipelineSettings(
         AdmissionSettings(user_requests_per_s=policy.user_requests_per_s, user_tokens_per_s=0),
         scheduling,
-        ShedSettings(budget_ms=workload.budget_s * 1000, when=cast("ShedWhen", policy.shed), lag_ms=0),
+        ShedSettings(
+            budget_ms=(workload.shed_budget_s or workload.budget_s) * 1000, when=cast("ShedWhen", policy.shed), lag_ms=0
+        ),
     )
 
 
-def _engine_maker(workload: Workload) -> Callable[[], Engine]:
+def _engine_maker(workload: Workload, others: OtherWork) -> Callable[[], Engine]:
+    times = workload.profile.times
     if workload.engine == "slots":
-        return lambda: SlotEngine(TIMES, workload.prefill_sigma, workload.seed)
-    return lambda: ScriptedEngine(lambda _request: SIMULATED_TOKENS, TIMES, max_num_seqs=workload.num_slots)
+        return lambda: SlotEngine(times, workload.prefill_sigma, workload.seed)
+    return lambda: ScriptedEngine(
+        lambda _request: SIMULATED_TOKENS, times, max_num_seqs=workload.num_slots, lengthen=others.lengthen
+    )
 
 
-def _request(number: int, typed: SimulatedRequest, deadline: Deadline, now: float) -> Request:
+def _request(number: int, typed: SimulatedRequest, num_tokens: int, deadline: Deadline, now: float) -> Request:
     name = str(typed.user)
-    return Request(str(number), Caller(name, name), number, "", "", "", "", NUM_TOKENS, now, deadline=deadline)
+    return Request(str(number), Caller(name, name), number, "", "", "", "", num_tokens, now, deadline=deadline)
 
 
 def _check_nothing_left(pipeline: Pipeline, engine: SupervisedEngine, recorder: "_Recorder") -> None:
@@ -122,13 +131,19 @@ def _check_nothing_left(pipeline: Pipeline, engine: SupervisedEngine, recorder: 
 
 
 class _Prompts:
-    def build(self, _request: Request) -> Prompt:
-        """Return the same prompt for each request; the service times don't depend on it."""
-        return Prompt([1], (), 1, 1)
+    """Prompts that have no block in common, of the tokens that a real one computes after its cached ones."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._profile, self._seed = workload.profile, workload.seed
+
+    def build(self, request: Request) -> Prompt:
+        """Return a prompt; the same for the same request and seed."""
+        num = self._profile.draw_prompt_tokens(random.Random(f"{self._seed} prompt {request.id}"))
+        return Prompt([request.sequence] * num, (), num, num)
 
     def expected_new_tokens(self, _request: Request) -> int:
-        """Return the same number for each request."""
-        return 1
+        """Return the mean."""
+        return self._profile.mean_prompt_tokens
 
 
 class _Recorder:

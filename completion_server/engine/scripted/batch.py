@@ -5,9 +5,20 @@ admitted, so nothing is preempted; generated tokens do not enter the prefix cach
 """
 
 import heapq
+from dataclasses import dataclass
 
 from completion_server.engine.scripted.generation import ScriptedGeneration, StepCounts
 from completion_server.engine.scripted.model import BLOCK_TOKENS, PrefixCache, ServiceTimes
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The work of a step."""
+
+    num_prefill_tokens: int
+    num_prompts: int
+    """Prompts that these tokens are of."""
+    num_decoding: int
 
 
 class ScriptedBatch:
@@ -93,8 +104,8 @@ class ScriptedBatch:
         self._num_used_blocks += generation.num_blocks
         self.num_waiting -= 1
 
-    def plan(self, num_speculative_tokens: int, now: float) -> tuple[int, int]:
-        """Plan a step, decoding first; return its number of prompt tokens and of generations that decode."""
+    def plan(self, num_speculative_tokens: int, now: float) -> StepPlan:
+        """Plan a step, decoding first."""
         if self._times.prefill_apart_s:
             return self._plan_apart(now)
         num_decoding = 0
@@ -102,14 +113,15 @@ class ScriptedBatch:
             generation.is_decoding = generation.num_prompt_left == 0
             num_decoding += generation.is_decoding
         budget = self._max_num_batched_tokens - num_decoding * (1 + num_speculative_tokens)
-        num_prefill_tokens = 0
+        num_prefill_tokens = num_prompts = 0
         for generation in self._running:
             num = max(0, min(generation.num_prompt_left, budget - num_prefill_tokens))
             generation.num_prompt_now = num
             num_prefill_tokens += num
-        return num_prefill_tokens, num_decoding
+            num_prompts += num > 0
+        return StepPlan(num_prefill_tokens, num_prompts, num_decoding)
 
-    def _plan_apart(self, now: float) -> tuple[int, int]:
+    def _plan_apart(self, now: float) -> StepPlan:
         """Plan a step without prompts, which are computed elsewhere. It decodes the first token after each of them."""
         num_decoding = 0
         for generation in self._running:
@@ -117,7 +129,7 @@ class ScriptedBatch:
             is_due = not generation.is_decoding and generation.prompt_due_at <= now
             generation.num_prompt_now = generation.num_prompt_left if is_due else 0
             num_decoding += generation.is_decoding or is_due
-        return 0, num_decoding
+        return StepPlan(0, 0, num_decoding)
 
     def idle_s(self, now: float) -> float:
         """Return how long to wait when there is nothing to compute.

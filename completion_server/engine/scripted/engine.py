@@ -92,11 +92,13 @@ class ScriptedEngine:
         num_speculative_tokens: int = 0,
         acceptance_rate: float = 0.7,
         seed: int = 0,
+        lengthen: Callable[[float], float] = float,
     ) -> None:
         """Prepare.
 
         `max_num_batched_tokens` bounds the tokens of one step: longer prompts take several steps. `acceptance_rate` is
-        the chance of each draft token, given that those before it were accepted.
+        the chance of each draft token, given that those before it were accepted. `lengthen` returns the time that a
+        step takes beside other work on the machine, from the time that it takes alone.
         """
         self._script = script
         self._times = times
@@ -113,6 +115,7 @@ class ScriptedEngine:
         self._on_step: Callable[[EngineStep], None] = _ignore
         self._batch = ScriptedBatch(times, max_num_seqs, max_num_batched_tokens, num_kv_blocks)
         self._seed = seed
+        self._lengthen = lengthen
         self._open: dict[str, ScriptedGeneration] = {}
         self._loop_task: asyncio.Task[None] | None = None
         self._has_work = asyncio.Event()
@@ -263,8 +266,11 @@ class ScriptedEngine:
             await self._has_work.wait()
             batch.admit(loop.time())
             num_speculative_tokens = self._speculation.lookup[batch.num_running]
-            num_prefill_tokens, num_decoding = batch.plan(num_speculative_tokens, loop.time())
-            step_s = self._times.step_s(num_prefill_tokens, num_decoding, num_speculative_tokens)
+            plan = batch.plan(num_speculative_tokens, loop.time())
+            step_s = self._times.step_s(
+                plan.num_prefill_tokens, plan.num_decoding, num_speculative_tokens, plan.num_prompts
+            )
+            step_s = self._lengthen(step_s) if step_s else 0.0
             await asyncio.sleep(step_s or batch.idle_s(loop.time()))
             await self._is_awake.wait()
             self._finish_step(num_speculative_tokens, step_s)

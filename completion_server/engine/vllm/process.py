@@ -28,7 +28,9 @@ PARENT_ENV = "COMPLETION_SERVER_ENGINE_PARENT"
 """The id of the process that starts an engine's process."""
 
 NICE_ENV = "COMPLETION_SERVER_ENGINE_NICE"
-"""Niceness of the engine's processes."""
+"""Niceness of the engine's processes, with that of the server in it."""
+
+_MOST_NICE = 19
 
 _OTHER_HOSTS_KEYS = (
     "nnodes", "node_rank", "master_addr", "data_parallel_address", "data_parallel_rank", "data_parallel_start_rank",
@@ -54,8 +56,8 @@ _DUMPS = "vllm.logging_utils.dump_input"
 
 
 def yield_to_server(nice: int) -> None:
-    """Set the niceness, 0 to 19, with which the engine's processes will start."""
-    os.environ[NICE_ENV] = str(nice)
+    """Let the engine's processes start with `nice`, 0 to 19, more than this process has."""
+    os.environ[NICE_ENV] = str(min(_MOST_NICE, os.nice(0) + nice))
 
 
 def prepare(log_level: str, cpu_kv_cache_gib: int) -> None:
@@ -136,8 +138,17 @@ def register() -> None:
     keep_client_text_out_of_logs()
     end_with_parent()
     os.setpgid(0, 0)
-    os.nice(int(os.environ.get(NICE_ENV, "0")))
+    lower_priority()
     idle.patch()
+
+
+def lower_priority() -> None:
+    """Give this process the niceness that all of the engine's have.
+
+    A worker begins with its engine core's niceness. If it added its own, the core, which polls while the worker
+    computes, would take three quarters of a processor that they share.
+    """
+    os.nice(max(0, int(os.environ.get(NICE_ENV, "0")) - os.nice(0)))
 
 
 def keep_client_text_out_of_logs() -> None:

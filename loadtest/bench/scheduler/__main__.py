@@ -39,10 +39,8 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from loadtest.bench.common.contest import Pausable, Turns
 from loadtest.bench.common.figures import report_console, rounded
-from loadtest.bench.common.server import SERVES_ALL, CommandError, Server, config_options, effective_config
-from loadtest.bench.peers.vllm_serve import VllmServe
+from loadtest.bench.common.server import CommandError, config_options
 from loadtest.bench.scheduler.capacity import EngineCapacity, measure_capacity
 from loadtest.bench.scheduler.cells import Cell, Renderer, make_cells
 from loadtest.bench.scheduler.report import (
@@ -57,24 +55,15 @@ from loadtest.bench.scheduler.report import (
     headline,
     print_tables,
 )
+from loadtest.bench.scheduler.targets import TargetTurns, start_targets
 from loadtest.driving.driver import drive
 from loadtest.processes.child import StartError, end_on_sigterm
 from loadtest.processes.counters import MetricsError
 from loadtest.report.drawing.curve import curve_svg
-from loadtest.targets import ClientSettings, Target, TargetError, TargetSpec
-from loadtest.targets.grpc import GrpcTarget
-from loadtest.targets.http import HttpTarget
+from loadtest.targets import Target, TargetError
 from loadtest.traffic.documents import DocumentsError
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
-
-PLAIN_OVERRIDES = (
-    *SERVES_ALL,
-    "scheduling.supersede=false",
-    "scheduling.order=first_come",
-    "scheduling.typing_through=false",
-)
-"""Overrides that turn the server's policies off."""
 
 _CONCURRENCIES = (4, 8, 16)
 _CAPACITY_S = 8.0
@@ -95,6 +84,7 @@ class _Options(TypedDict):
     seed: int
     cancel_at_key: bool
     has_lead_in: bool
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +97,6 @@ class Contest:
     """The engine's capacity; loads are multiples of it."""
     cells: list[Cell]
     results: Results
-
-
-class _TargetTurns:
-    """The turns of the targets' servers."""
-
-    def __init__(self) -> None:
-        self._turns = Turns()
-        self._servers: dict[str, Pausable] = {}
-
-    def add(self, target: Target, server: Pausable) -> None:
-        """Add a target and suspend its server."""
-        self._turns.add(server)
-        self._servers[target.name] = server
-
-    async def give_to(self, target: Target) -> None:
-        """Let a target's server run, and no other."""
-        await self._turns.give(self._servers[target.name])
 
 
 @click.command()
@@ -140,6 +113,15 @@ class _TargetTurns:
     help="Requests/s asked for, as a multiple of the completions/s that the engine can serve; may be repeated.",
 )
 @click.option("--capacity", type=click.FloatRange(0, min_open=True), help="Completions/s; not given, it is measured.")
+@click.option(
+    "--target",
+    "names",
+    type=click.Choice([SCHEDULER, PLAIN, VLLM_SERVE]),
+    multiple=True,
+    default=(SCHEDULER, PLAIN, VLLM_SERVE),
+    show_default=True,
+    help=f"Which targets take part; may be repeated. Without {PLAIN} there must be a --capacity.",
+)
 @click.option("--max-tokens", type=click.IntRange(1), default=24, show_default=True)
 @click.option("--prefix-chars", type=click.IntRange(100), default=1500, show_default=True)
 @click.option("--suffix-chars", type=click.IntRange(1), default=400, show_default=True)
@@ -179,6 +161,9 @@ def main(
         python -m loadtest.bench.scheduler --load 2 --rounds 4
     """
     end_on_sigterm()
+    if PLAIN not in options["names"] and options["capacity"] is None:
+        msg = f"the capacity is measured on target {PLAIN!r}: add it, or give --capacity"
+        raise click.BadParameter(msg, param_hint="--target")
     if quick:
         options["seconds"], options["rounds"] = _QUICK_S, 1
     console = Console(stderr=True)
@@ -203,7 +188,16 @@ async def _measure(
         first = scenario.scaled(sessions=_WARM_UP_SESSIONS, duration_s=_WARM_UP_S, seed=f"{options['seed']}/warm-up")
         trace = make_trace(first)
         warm_up = await asyncio.to_thread(renderer.render, [trace])
-        targets, turns = await _start(stack, config, overrides, options, warm_up.stop_token_ids, console)
+        targets, turns = await start_targets(
+            stack,
+            config,
+            overrides,
+            options["names"],
+            max_tokens=options["max_tokens"],
+            cancels_at_key=options["cancel_at_key"],
+            stop_token_ids=warm_up.stop_token_ids,
+            console=console,
+        )
         with console.status("warming up"):
             for target in targets:
                 await turns.give_to(target)
@@ -228,47 +222,8 @@ def _scenario(options: _Options) -> Scenario:
     return Scenario.of({"name": "scheduler", "seed": options["seed"], "documents": documents})
 
 
-async def _start(
-    stack: AsyncExitStack,
-    config: Path,
-    overrides: Sequence[str],
-    options: _Options,
-    stop_token_ids: Sequence[int],
-    console: Console,
-) -> tuple[list[Target], _TargetTurns]:
-    targets: list[Target] = []
-    turns = _TargetTurns()
-    max_tokens = options["max_tokens"]
-    for name, own in ((SCHEDULER, ()), (PLAIN, PLAIN_OVERRIDES)):
-        with console.status(f"starting: {name}"):
-            server = await stack.enter_async_context(Server(config, (*overrides, *own), name, has_metrics=True))
-        metrics_url = f"http://{server.ready['metrics_address']}/metrics"
-        cancels = options["cancel_at_key"] and name == SCHEDULER
-        spec = TargetSpec(name, "grpc", (server.ready["address"],), metrics_url=metrics_url)
-        target = GrpcTarget(spec, ClientSettings(max_tokens, cancels_at_key=cancels))
-        targets.append(await stack.enter_async_context(target))
-        turns.add(target, server.process)
-    with console.status(f"starting: {VLLM_SERVE}"):
-        serve = await stack.enter_async_context(VllmServe(effective_config(config, overrides)))
-    host = serve.url.removeprefix("http://")
-    spec = TargetSpec(VLLM_SERVE, "openai+http", (host,), {"model": serve.model}, metrics_url=f"{serve.url}/metrics")
-    http = HttpTarget(spec, ClientSettings(max_tokens), _vllm_body(stop_token_ids))
-    targets.append(await stack.enter_async_context(http))
-    turns.add(http, serve.process)
-    return targets, turns
-
-
-def _vllm_body(stop_token_ids: Sequence[int]) -> dict[str, Any]:
-    """Return the body fields besides the prompt: the end tokens, and token counts in each chunk."""
-    return {
-        "stop_token_ids": list(stop_token_ids),
-        "add_special_tokens": False,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
-
-
 async def _contest(
-    targets: Sequence[Target], turns: _TargetTurns, cells: Sequence[Cell], options: _Options, console: Console
+    targets: Sequence[Target], turns: TargetTurns, cells: Sequence[Cell], options: _Options, console: Console
 ) -> Results:
     results: Results = {load: {target.name: [] for target in targets} for load in options["loads"]}
     gc.collect()
@@ -308,6 +263,7 @@ def _draw(contest: Contest, options: _Options, picture: Path) -> None:
     series = {
         label: [(load, by_target[name].seen_per_s) for load, by_target in sorted(found.items())]
         for name, label in names.items()
+        if name in options["names"]
     }
     x_label = (
         f"requests/s, in multiples of the {contest.completions_per_s:.0f} whole completions/s that the engine serves"

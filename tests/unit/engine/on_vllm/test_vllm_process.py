@@ -107,3 +107,23 @@ def test_an_installation_without_the_plugins_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(vllm_process, "entry_points", lambda group: ())
     with pytest.raises(ConfigError, match="lacks vLLM's plugin completion_server: install it again"):
         vllm_process.check_plugins()
+
+
+@pytest.mark.parametrize(("of_server", "of_engine"), [(0, 5), (3, 8), (17, 19)])
+def test_all_processes_of_the_engine_have_one_niceness(
+    monkeypatch: pytest.MonkeyPatch, of_server: int, of_engine: int
+) -> None:
+    niceness = of_server
+
+    def nice(increment: int) -> int:
+        nonlocal niceness
+        niceness = min(19, niceness + increment)
+        return niceness
+
+    monkeypatch.setattr(os, "nice", nice)
+    monkeypatch.setenv(vllm_process.NICE_ENV, "")
+    vllm_process.yield_to_server(5)
+    vllm_process.lower_priority()  # the engine core
+    assert niceness == of_engine
+    vllm_process.lower_priority()  # its worker, which begins with the core's niceness
+    assert niceness == of_engine

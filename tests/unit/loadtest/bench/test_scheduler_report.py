@@ -4,8 +4,10 @@ import io
 import math
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from loadtest.bench.scheduler.__main__ import main
 from loadtest.bench.scheduler.report import (
     PLAIN,
     SCHEDULER,
@@ -144,3 +146,9 @@ def test_json_is_nested_by_load_and_target() -> None:
 def test_the_first_error_of_each_target_is_reported() -> None:
     found: Results = {1.0: {PLAIN: [run(result(), result(None, outcome=Outcome.ERROR, error="it broke"))]}}
     assert first_errors(found) == {PLAIN: "it broke"}
+
+
+def test_without_the_plain_target_the_capacity_must_be_given() -> None:
+    refused = CliRunner().invoke(main, ["--target", SCHEDULER])
+    assert refused.exit_code == 2
+    assert "the capacity is measured on target 'plain': add it, or give --capacity" in " ".join(refused.stderr.split())

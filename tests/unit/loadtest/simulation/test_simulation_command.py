@@ -71,3 +71,14 @@ def test_the_old_command_names_the_new_one() -> None:
     for arguments in ([], ["--load", "4", "--json"], ["--help"]):
         refused = CliRunner().invoke(server_main, ["simulate", *arguments])
         assert (refused.exit_code, refused.stderr) == (2, 'completion-server: use "loadtest simulate"\n')
+
+
+def test_a_measured_engine_brings_the_conditions_of_the_scheduler_benchmark() -> None:
+    arguments = ("--engine", "measured", "--load", "0.5", "--order", "earliest_deadline", "--shed", "late", "--json")
+    workload = json.loads(simulate(*arguments).stdout)["scenario"]
+    assert (workload["num_slots"], workload["shed_budget_s"], workload["hangs_up"]) == (32, 0.2, True)
+    assert workload["typing"]["keys_per_burst"] == 10
+    options = ("--slots", "4", "--shed-budget-ms", "150", "--no-hang-up", "--burst-keys", "7")
+    workload = json.loads(simulate(*arguments, *options).stdout)["scenario"]
+    assert (workload["num_slots"], workload["shed_budget_s"], workload["hangs_up"]) == (4, 0.15, False)
+    assert workload["typing"]["keys_per_burst"] == 7

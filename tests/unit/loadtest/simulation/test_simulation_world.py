@@ -10,6 +10,7 @@ import pytest
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.outcome import FinishReason
 from completion_server.engine.interface import EngineStats, GenerationRequest
+from completion_server.engine.scripted.model import LARGE_MODEL_ON_A_GPU
 from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.scheduling.shedding import Shedding
@@ -17,7 +18,7 @@ from loadtest.simulation import virtual_time
 from loadtest.simulation.editors import SimulatedRequest
 from loadtest.simulation.engine import SlotEngine
 from loadtest.simulation.figures import PolicyFigures, figures_of
-from loadtest.simulation.workload import TIMES, Policy, SimulatedResult, Workload
+from loadtest.simulation.workload import Policy, SimulatedResult, Workload
 from loadtest.simulation.world import LeftoverError, simulate
 
 PATIENT = Workload(num_slots=8, budget_s=10)
@@ -70,7 +71,7 @@ def test_prefills_vary_if_configured() -> None:
 
 def test_an_aborted_generation_leaves_the_engine_at_once() -> None:
     async def main() -> None:
-        engine = SlotEngine(TIMES)
+        engine = SlotEngine(LARGE_MODEL_ON_A_GPU)
         await engine.start()
         async with aclosing(engine.generate(GenerationRequest("a", [1], 21))) as outputs:
             await anext(outputs)
