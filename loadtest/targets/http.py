@@ -99,8 +99,12 @@ class _HttpEditor(CallEditor):
         """See CallEditor."""
         body = self._dialect.body(record.request, self._session.language_id, max_tokens) | self._body
         host = self._hosts[(self._session.region + self._shift) % len(self._hosts)]
+        url, data = f"http://{host}{self._dialect.path}", json.dumps(body).encode()
         try:
-            await self._post(f"http://{host}{self._dialect.path}", json.dumps(body).encode(), record)
+            try:
+                await self._post(url, data, record)
+            except aiohttp.ServerDisconnectedError:  # it closed an idle connection just as the request came
+                await self._post(url, data, record)
         except aiohttp.ClientError as error:
             record.end(Outcome.ERROR, f"{type(error).__name__}: {error}")
         except (ValueError, KeyError, TypeError) as error:

@@ -142,3 +142,25 @@ async def test_a_request_says_how_many_tokens_it_wants() -> None:
     async with target("llama+http://HOST") as (server, found):
         await drive(found, replace(made, sessions=(replace(session, requests=requests),)), has_lead_in=False)
     assert server.bodies[0]["n_predict"] == 5
+
+
+async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again() -> None:
+    connections: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(0)
+        while await reader.readuntil(b"\r\n\r\n"):
+            connections[-1] += 1
+            if len(connections) == 1 and connections[-1] == 2:
+                break  # as servers do after a number of requests, or after some idle seconds
+            body = b'data: {"content": "hello", "stop": true, "tokens_predicted": 1}\n\n'
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    made = text_only(trace((0.0, 9.0), (0.3, 9.0), duration_s=0.5))
+    async with server, HttpTarget(parse_target(f"llama+http://127.0.0.1:{port}"), ClientSettings(24)) as found:
+        run = await drive(found, made, has_lead_in=False)
+    assert [result.outcome.value for result in run.results] == ["answered", "answered"]
+    assert connections == [2, 1]

@@ -13,6 +13,7 @@ unpatched.
 
 import logging
 import os
+import time
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -21,6 +22,13 @@ logger = logging.getLogger(__name__)
 
 MAX_SPIN_S = 0.02
 """How long a reader polls; longer than the gap between two steps of a batch."""
+
+
+_ACTIVE_S = 1.0
+"""A queue read so recently belongs to an engine that works."""
+_ACTIVE_WAIT_MS = 2
+_IDLE_WAIT_MS = 100
+"""How long a reader waits for a notification before it looks for a message: notifications get lost."""
 
 
 @cache
@@ -34,17 +42,22 @@ def patch() -> None:
 
 
 def shorten_spin() -> None:
-    """Make readers of the shared-memory queue wait for a notification after `MAX_SPIN_S`."""
+    """Make readers of the shared-memory queue wait for a notification after `MAX_SPIN_S`, and not rely on it."""
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
     condition: Any = SpinCondition
-    make = condition.__init__
+    make, wait = condition.__init__, condition.wait
 
     def make_brief(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         self.busy_loop_s = min(self.busy_loop_s, MAX_SPIN_S)
 
-    condition.__init__ = make_brief
+    def wait_briefly(self: Any, timeout_ms: int | None = None) -> None:
+        is_active = time.monotonic() - self.last_read < _ACTIVE_S
+        longest = _ACTIVE_WAIT_MS if is_active else _IDLE_WAIT_MS
+        wait(self, longest if timeout_ms is None else min(timeout_ms, longest))
+
+    condition.__init__, condition.wait = make_brief, wait_briefly
 
 
 def share_gloo_device() -> None:

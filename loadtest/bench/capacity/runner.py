@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from loadtest.bench.capacity.trial import SHARE
 from loadtest.bench.common.contest import Turns
 from loadtest.driving.driver import Run, drive
 from loadtest.search.capacity import Trial
+from loadtest.targets import TargetError
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import Trace, make_trace
 
@@ -24,6 +26,21 @@ _PAUSES = 40
 """Pauses that a trial should have."""
 _LONGEST = 3
 """A trial with few editors takes up to this multiple of the shortest one."""
+
+
+@contextmanager
+def named(contestant: str) -> Iterator[None]:
+    """Put the contestant's name in front of what it could not do.
+
+    Raises:
+        TargetError: it could not do something.
+
+    """
+    try:
+        yield
+    except TargetError as error:
+        msg = f"{contestant}: {error}"
+        raise TargetError(msg) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +94,8 @@ class TrialRunner:
         await self.turns.give(contestant.process)
         self.num_runs += 1
         async with contestant.connect(str(self.num_runs)) as target:
-            return await drive(target, trace)
+            with named(contestant.name):
+                return await drive(target, trace)
 
     def _replay(self, name: str, sent: Trace) -> Replay:
         """Return the replay of a contestant's own requests for some pauses of a trace."""
@@ -86,7 +104,8 @@ class TrialRunner:
             await self.turns.give(self.contestants[name].process)
             self.num_runs += 1
             async with self.contestants[name].connect(str(self.num_runs)) as target:
-                return await replay_pauses(target, requests_like(pauses, sent))
+                with named(name):
+                    return await replay_pauses(target, requests_like(pauses, sent))
 
         return replay
 
