@@ -77,14 +77,14 @@ test-calibration: calibration $(VENV)/installed-dev ## The calibrated path with 
 bench-overhead: $(VENV)/installed ## What the server adds to the bare engine, and vLLM's own server beside it.
 	@$(BIN)/python -m loadtest.bench.overhead
 
-bench-engine: $(VENV)/installed ## Speculation, INT8 and the prefix cache, each on and off, in one interleaved run.
+bench-engine: $(VENV)/installed ## Compilation, speculation, INT8 and the prefix cache, each on and off, in one interleaved run.
 	@$(BIN)/python -m loadtest.bench.engine --set engine.model=target_model/embedded-bf16 \
 		--int8-model target_model/embedded
 
 bench-prompt: $(VENV)/installed ## Tokens prefilled per key, for this prompt layout and the plain one.
 	@$(BIN)/python -m loadtest.bench.prompt
 
-# Speculation is slower with the embedded pair on two cores (make bench-engine), so this benchmark runs without it.
+# Speculation gains little on two cores (make bench-speculation) and varies, so this benchmark runs without it.
 BENCH_SCHEDULER := --set engine.num_speculative_tokens=0
 
 bench-scheduler: $(VENV)/installed ## Completions seen by typing users at 0.5 to 4 times the capacity of the engine.

@@ -37,25 +37,20 @@ def engine_arguments(config: Config) -> dict[str, Any]:
     """Return the arguments that vLLM's engine would get, empty for an engine of another kind.
 
     Raises:
-        ConfigError: vLLM does not know one of them.
+        ConfigError: vLLM does not know one of them, or would not load the server's plugins.
 
     """
     settings = config.engine
     if settings.kind != "vllm":
         return {}
+    vllm_process.check_plugins()
     arguments: dict[str, Any] = _import_vllm("arguments", settings).engine_args(settings)
     return arguments
 
 
 def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:
-    """Import a module of `engine.vllm` and return it. The import takes seconds, so it happens only if needed.
-
-    Raises:
-        ConfigError: vLLM would not load the server's plugins.
-
-    """
+    """Import a module of `engine.vllm` and return it. The import takes seconds, so it happens only if needed."""
     vllm_process.prepare(settings.log_level, settings.cpu_kv_cache_gib)
-    vllm_process.check_plugins()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of imports, which an operator can't fix
         return importlib.import_module(f"completion_server.engine.vllm.{name}")

@@ -133,10 +133,10 @@ def _check(config: Config) -> dict[str, Any]:
 
 
 def _announce(engine: EngineSettings, last_s: float | None) -> None:
-    """Log what is loading and how long that took last time: the start is silent for half a minute otherwise."""
+    """Log what is loading and how long that took last time: the start is silent for most of a minute otherwise."""
     draft = f" with the draft model {_short(engine.draft_model)}" if engine.draft_model else ""
-    is_compiled = engine.kind == "vllm" and not engine.enforce_eager
-    first = "the first start with these settings" + (", which compiles the model" if is_compiled else "")
+    may_compile = engine.kind == "vllm" and not engine.enforce_eager
+    first = "the first start with these settings" + (", which may compile the model" if may_compile else "")
     last = first if last_s is None else f"the last start took {last_s:.0f} s"
     logger.info("starting the %s engine on %s%s; %s", engine.kind, _short(engine.model), draft, last)
 

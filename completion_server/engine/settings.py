@@ -45,15 +45,15 @@ class EngineSettings:
     tensor_parallel_size: Annotated[int, Between(1, 1024)] = 1
     """GPUs that share one model."""
     enforce_eager: bool | None = None
-    """Whether to skip compilation and CUDA graphs. None compiles; on a CPU that needs a C++ compiler and Python.h. The
-    first start of a configuration compiles, which takes longer; vLLM keeps the code for later ones."""
+    """Whether to skip compilation and CUDA graphs. None compiles, on a CPU only with a C++ compiler and Python.h. The
+    first start of a configuration takes longer; vLLM keeps the code in VLLM_CACHE_ROOT for later ones."""
     full_cuda_graphs: bool = False
     """Whether steps with the largest K run as full CUDA graphs although K may change; steps with another K stay
     piecewise. False is vLLM's own choice, piecewise graphs for all of them. Not yet run on a GPU: compare greedy texts
     first, with `make bench-gpu`."""
     nice: Annotated[int | None, Between(0, 19)] = None
-    """Niceness (0 to 19) of the engine's processes. None is 5 on a CPU, where the engine would delay the server on the
-    same cores, and 0 on a GPU."""
+    """Niceness of the engine's processes, added to the server's own. None is 5 on a CPU, where the engine would delay
+    the server on the same cores, and 0 on a GPU."""
     cache_scope: CacheScope = "user"
     """The prompts that share entries of the prefix cache: those of one user, or of all users of a tenant. A tenant's
     users can find out from the cached tokens of their answers which text the others have open."""
@@ -101,10 +101,10 @@ class EngineSettings:
 
     @property
     def start_key(self) -> str:
-        """Names what a start loads and how: starts with the same key take about the same time."""
+        """Names the models of a start. Starts with the same key take about as long, unless the model is compiled."""
         model = f"{self.model}@{self.revision}" if self.revision else self.model
-        mode = "eager" if self.enforce_eager else "compiled"
-        return f"{self.kind} {model}, draft {self.draft_model or 'none'}, {self.tensor_parallel_size} GPU(s), {mode}"
+        mode = ", uncompiled" if self.enforce_eager else ""
+        return f"{self.kind} {model}, draft {self.draft_model or 'none'}, {self.tensor_parallel_size} GPU(s){mode}"
 
     @property
     def max_num_speculative_tokens(self) -> int:

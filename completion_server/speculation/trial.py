@@ -82,10 +82,11 @@ def choose(tokens_per_s: dict[tuple[int, int], float], max_batch_size: int) -> S
     rows: list[tuple[int, int, int]] = []
     for at, size in enumerate(sizes):
         is_last = at + 1 == len(sizes)
-        first, last = rows[-1][1] + 1 if rows else 1, max_batch_size if is_last else isqrt(size * sizes[at + 1])
+        last = max_batch_size if is_last else isqrt(size * sizes[at + 1])
         if rows and rows[-1][2] == chosen[size]:
-            first = rows.pop()[0]
-        rows.append((first, last, chosen[size]))
+            rows[-1] = (rows[-1][0], last, chosen[size])
+        else:
+            rows.append((rows[-1][1] + 1 if rows else 1, last, chosen[size]))
     size = max(sizes, key=lambda size: gains[size][0])
     gain, k = gains[size]
     at_once = "1 request" if size == 1 else f"{size} requests at once"

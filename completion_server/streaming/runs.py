@@ -15,7 +15,7 @@ _MAX_RUN = max(_NUM_UNITS * _MAX_UNIT, _MIN_RULER)
 """No run is longer when it is found, because every character is checked. Only blanks repeat for longer."""
 _TAIL_LENGTH = _MAX_RUN + _MAX_UNIT
 _MIN_REPEATED = min(max(_NUM_UNITS * unit, _MIN_RUN) - unit for unit in range(1, _MAX_UNIT + 1))
-"""Characters at the end of any run that also stand one unit before: all of the shortest run but its first unit."""
+"""The fewest characters at the end of a run that also stand one unit before: a run without its first unit."""
 _RULER = frozenset("-=_*#~.+/\\ ")
 
 

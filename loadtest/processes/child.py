@@ -25,7 +25,7 @@ _LOG_LINES = 25
 
 
 FIRST_START_S = 900.0
-"""Time limit for the start of a server or an engine. The first one on a GPU compiles the model and captures graphs."""
+"""Time limit for the start of a server or an engine. The first one compiles the model."""
 
 
 class StartError(Exception):

@@ -16,6 +16,8 @@ from loadtest.targets.dialects import Dialect, dialect_of
 from loadtest.targets.record import Outcome, Record
 from loadtest.traffic.trace import Trace, TypedSession
 
+_KEPT_S = 3.0
+"""How long an idle connection is kept: less than servers keep it, 5 s for vLLM and llama.cpp."""
 _LONGEST_LINE = 1 << 20
 
 
@@ -63,7 +65,7 @@ class HttpTarget:
     async def __aenter__(self) -> Self:
         """Return itself, able to connect."""
         timeout = aiohttp.ClientTimeout(total=None)
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S)
         self._http = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=_LONGEST_LINE)
         return self
 
@@ -103,7 +105,7 @@ class _HttpEditor(CallEditor):
         try:
             try:
                 await self._post(url, data, record)
-            except aiohttp.ServerDisconnectedError:  # it closed an idle connection just as the request came
+            except aiohttp.ClientConnectionError:  # the server closed an idle connection just as the request came
                 await self._post(url, data, record)
         except aiohttp.ClientError as error:
             record.end(Outcome.ERROR, f"{type(error).__name__}: {error}")

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.support.models import ROOT, TARGET
-from tests.support.server import FREE_PORTS
+from tests.support.server import FREE_PORTS, UNCOMPILED
 
 pytestmark = [pytest.mark.full, pytest.mark.serial]
 
@@ -25,7 +25,7 @@ def loading_engine(server: asyncio.subprocess.Process) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
 async def test_an_engine_that_still_loads_ends_with_its_server(sent: signal.Signals) -> None:
-    flags = [flag for setting in (*FREE_PORTS, f"engine.model={TARGET}") for flag in ("--set", setting)]
+    flags = [flag for setting in (*FREE_PORTS, UNCOMPILED, f"engine.model={TARGET}") for flag in ("--set", setting)]
     server = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "completion_server", "serve", *flags, stdout=subprocess.DEVNULL, cwd=ROOT
     )

@@ -43,7 +43,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     """Return the settings as keyword arguments of vLLM's AsyncEngineArgs.
 
     Raises:
-        ConfigError: `[engine.vllm]` has a key that vLLM does not know, or one that belongs to `[engine]`.
+        ConfigError: `[engine.vllm]` has a key that vLLM does not know, or one that belongs to `[engine]`; or this
+            machine can't compile and the settings ask for it.
 
     """
     args: dict[str, Any] = {
@@ -54,7 +55,7 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
         "max_num_seqs": settings.max_num_seqs,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "trust_remote_code": settings.trust_remote_code,
-        "enforce_eager": _enforces_eager() if settings.enforce_eager is None else settings.enforce_eager,
+        "enforce_eager": _enforces_eager(settings),
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
         "use_tqdm_on_load": False,
@@ -75,13 +76,21 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     return args | settings.vllm
 
 
-@cache
-def _enforces_eager() -> bool:
-    """Return whether to skip compilation: compiled code is faster, and a CPU's needs a C++ compiler."""
-    reason = cannot_compile_reason() if current_platform.is_cpu() else ""
+def _enforces_eager(settings: EngineSettings) -> bool:
+    """Return whether to skip compilation: compiled code is faster, but not every machine can compile for its CPU."""
+    is_compiled = not settings.enforce_eager
+    reason = cannot_compile_reason() if is_compiled and current_platform.is_cpu() else ""
+    if reason and settings.enforce_eager is False:
+        msg = f"engine.enforce_eager: must be true or unset on this machine, got false; {reason}"
+        raise ConfigError(msg)
     if reason:
-        logger.warning("the model runs uncompiled, which is slower: %s", reason)
-    return bool(reason)
+        _warn_once(f"the model runs uncompiled, which is slower; {reason}")
+    return bool(reason) or not is_compiled
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 def _drafts(draft_model: str) -> dict[str, Any]:

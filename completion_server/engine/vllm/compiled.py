@@ -1,4 +1,4 @@
-"""Compiled models on a CPU: whether this machine can compile one, and a patch that lets a later start load the result.
+"""Compiled models on a CPU: whether this machine can compile one, and a patch of torch's loader for later starts.
 
 vLLM compiles a model for each of its configurations and keeps the code in its cache (VLLM_CACHE_ROOT). On a CPU vLLM
 0.32 then fails to load it: the function that torch loads lacks the method `finalize_loading`, so vLLM compiles again at
@@ -13,22 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm import envs
 
 
 def cannot_compile_reason() -> str:
-    """Return why this machine can't compile a model for a CPU, to C++ that includes Python.h; "" if it can."""
-    compiler = os.environ.get("CXX") or "g++"
+    """Return why this machine can't compile a model for a CPU, and what to do about it; "" if it can.
+
+    torch writes C++ that includes Python.h, and vLLM keeps all of it in its cache folder.
+    """
+    compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
-        return f"there is no C++ compiler ({compiler}; CXX names another one)"
+        return f"there is no C++ compiler {compiler!r}: install g++, or name another one with CXX"
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
-        return f"Python's headers are not installed: {header}"
+        return f"Python's headers are not installed ({header}): install python3-dev"
+    folder = Path(envs.VLLM_CACHE_ROOT)
+    if not os.access(next(each for each in (folder, *folder.parents) if each.exists()), os.W_OK):
+        return f"vLLM's cache folder {folder} can't be written: name another one with VLLM_CACHE_ROOT"
     return ""
 
 
 @cache
 def patch_loader() -> None:
-    """Patch torch's loader of compiled functions, once in a process: what it loads gets the method that vLLM calls."""
+    """Patch torch's loader once in a process: a compiled function gets the method that vLLM calls after the loading."""
     load_compiled_function: Any = torch.compiler.load_compiled_function
 
     def load(*args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,5 @@
 """Patches of vLLM 0.32 on a CPU: two of its sampling, which a step with only greedy requests does not need, and one
-that lets it load compiled code (`compiled`).
+that corrects torch where it loads compiled code (`compiled`).
 
 Temperature: vLLM expands each request's temperature, top-k and top-p to its drafted tokens (`expand_kernel`). Its
 fallback for machines without Triton writes the result to a copy in int64 and drops it, so that the caller reads memory

@@ -2,7 +2,8 @@
 
 Spin: a reader of vLLM's shared-memory queue polls it without a pause for a second after each message, so one token
 costs a second of a core. A few milliseconds are enough to bridge the gap between two steps. After that the reader
-waits for a notification, which wakes it within 0.1 ms.
+waits for a notification, which wakes it within 0.1 ms. Some notifications get lost (vLLM's socket may drop them), so it
+looks for a message from time to time all the same; else engine core and worker could wait for each other for ever.
 
 Gloo: vLLM creates about a dozen Gloo process groups, even if each has one member. Each has a thread that wakes 100
 times a second and a listening port. With the patch, groups of one member share one thread and one port.
@@ -23,12 +24,11 @@ logger = logging.getLogger(__name__)
 MAX_SPIN_S = 0.02
 """How long a reader polls; longer than the gap between two steps of a batch."""
 
-
 _ACTIVE_S = 1.0
 """A queue read so recently belongs to an engine that works."""
 _ACTIVE_WAIT_MS = 2
 _IDLE_WAIT_MS = 100
-"""How long a reader waits for a notification before it looks for a message: notifications get lost."""
+"""How long a reader waits for a notification before it looks for a message, in an engine that works and an idle one."""
 
 
 @cache

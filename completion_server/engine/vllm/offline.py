@@ -68,6 +68,7 @@ def offline_engine(
         from vllm.platforms import current_platform
         from vllm.v1.engine.exceptions import EngineDeadError
 
+    # An engine that evaluates a model runs for minutes, which a CPU would need to compile it.
     chosen: dict[str, Any] = {"enforce_eager": current_platform.is_cpu()}
     if speculation_graphs == "piecewise" and not current_platform.is_cpu():
         chosen["compilation_config"] = {"cudagraph_mode": "PIECEWISE"}

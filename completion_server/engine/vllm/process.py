@@ -28,7 +28,7 @@ PARENT_ENV = "COMPLETION_SERVER_ENGINE_PARENT"
 """The id of the process that starts an engine's process."""
 
 NICE_ENV = "COMPLETION_SERVER_ENGINE_NICE"
-"""Niceness of the engine's processes, with that of the server in it."""
+"""Niceness of the engine's processes: the server's own and `engine.nice`."""
 
 _MOST_NICE = 19
 
@@ -92,10 +92,10 @@ def check_plugins() -> None:
     installed = {entry.name for entry in entry_points(group=_PLUGIN_GROUP)}
     for name in PLUGINS:
         if named is not None and name not in named.split(","):
-            msg = f"VLLM_PLUGINS: must contain {','.join(PLUGINS)}, got {named!r}"
+            msg = f"VLLM_PLUGINS: must be unset or contain {','.join(PLUGINS)}, which correct vLLM; got {named!r}"
             raise ConfigError(msg)
         if name not in installed:
-            msg = f"the installed completion-server lacks vLLM's plugin {name}: install it again"
+            msg = f"the installed completion-server lacks vLLM's plugin {name}, which corrects vLLM: install it again"
             raise ConfigError(msg)
 
 

@@ -5,7 +5,7 @@ The promise: of the real pauses (the user waits 500 ms or more) that any idle se
 
 - this server: the configured one, as `make serve` starts it. Editors keep a `Session` stream and send the text around
   the cursor from where it began when the file was opened.
-- vllm serve: as people use it, with its own defaults (it compiles the model). Clients build a prefix-suffix-middle
+- vllm serve: as people use it, with its own defaults. Clients build a prefix-suffix-middle
   prompt from a window that slides with the cursor, and hang up at the user's next key.
 - vllm serve, our prompts: the same, given the token ids of this server's prompts, which tells apart what the prompts
   gain and what the scheduling gains.

@@ -98,7 +98,7 @@ async def start(stack: AsyncExitStack, turns: Turns, setup: Setup, console: Cons
         server = ServerProcess(setup.config, setup.overrides)
         stack.callback(server.stop)
         turns.add(server.process)
-    with console.status(f"starting: {VLLM}, which compiles the model"):
+    with console.status(f"starting: {VLLM}, which may compile the model"):
         serve = await stack.enter_async_context(VllmServe(setup.effective, has_own_defaults=True))
         turns.add(serve.process)
     found = [_ours(server, settings), *_vllm(serve, prompts, settings)]

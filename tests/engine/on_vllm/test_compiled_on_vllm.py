@@ -6,15 +6,16 @@ import pytest
 
 from completion_server.engine.interface import NGRAM, GenerationRequest
 from tests.engine.contract_checks import prompt, run_request
-from tests.support.models import DRAFT
+from tests.support.models import DRAFT, TARGET
 from tests.support.vllm import make_vllm_engine
 
 pytestmark = [pytest.mark.serial, pytest.mark.full]
 
 
-async def texts_of_a_start(*overrides: str) -> list[str]:
-    """Start an engine on the small model and return what it writes with each K."""
-    engine = make_vllm_engine(f"engine.model={DRAFT}", f"engine.draft_model={NGRAM}", *overrides)
+async def texts_of_a_start(model: Path, draft_model: str) -> list[str]:
+    """Start a compiled engine and return what it writes with drafts and without."""
+    settings = f"engine.model={model}", f"engine.draft_model={draft_model}", "engine.enforce_eager=false"
+    engine = make_vllm_engine(*settings)
     await engine.start()
     try:
         control = engine.speculation
@@ -32,14 +33,16 @@ def compiled_code(cache: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in cache.glob("torch_compile_cache/torch_aot_compile/*/*/model")}
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("model", "draft_model", "num_compiled"), [(DRAFT, NGRAM, 1), (TARGET, str(DRAFT), 2)])
 async def test_a_second_start_loads_what_the_first_one_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, draft_model: str, num_compiled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
-    first = await texts_of_a_start("engine.enforce_eager=false")
+    first = await texts_of_a_start(model, draft_model)
     kept = compiled_code(tmp_path)
-    assert len(kept) == 1
-    second = await texts_of_a_start("engine.enforce_eager=false")
+    assert len(kept) == num_compiled
+    second = await texts_of_a_start(model, draft_model)
     assert first == second
     assert first[0] == first[1], "drafts change no text"
     assert compiled_code(tmp_path) == kept, "nothing was compiled again"

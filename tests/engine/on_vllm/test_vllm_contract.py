@@ -54,3 +54,15 @@ def test_models_are_compiled_unless_switched_off(vllm_engine: "VllmEngine") -> N
 
     assert engine_args(EngineSettings(model="m"))["enforce_eager"] is False
     assert engine_args(EngineSettings(model="m", enforce_eager=True))["enforce_eager"] is True
+
+
+def test_a_machine_that_cannot_compile_runs_uncompiled_unless_told_to_compile(
+    vllm_engine: "VllmEngine", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from completion_server.engine.vllm.arguments import engine_args
+
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert engine_args(EngineSettings(model="m"))["enforce_eager"] is True
+    assert "the model runs uncompiled, which is slower; there is no C++ compiler 'no-such-compiler'" in caplog.text
+    with pytest.raises(ConfigError, match=r"engine.enforce_eager: must be true or unset .*, got false; there is no "):
+        engine_args(EngineSettings(model="m", enforce_eager=False))

@@ -73,7 +73,7 @@ def test_engines_that_start_one_after_another_have_each_their_own_runner() -> No
     assert seen == ["0", None, "0"]
 
 
-def test_the_choice_of_the_runner_is_no_news_to_users(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_choice_of_the_runner_is_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "completion_server"):
         choose_model_runner(DRAFTING)
     assert [(each.getMessage(), each.levelname) for each in caplog.records] == [(f"{RUNNER}=0", "DEBUG")]

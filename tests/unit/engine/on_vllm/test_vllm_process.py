@@ -97,7 +97,7 @@ def test_plugins_that_vllm_would_not_load_are_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("VLLM_PLUGINS", "lora,completion_server,completion_server_on_cpu")
     vllm_process.check_plugins()
     monkeypatch.setenv("VLLM_PLUGINS", "lora,completion_server")
-    expected = r"VLLM_PLUGINS: must contain completion_server,completion_server_on_cpu, got 'lora,completion_server'"
+    expected = r"VLLM_PLUGINS: must be unset or contain completion_server,completion_server_on_cpu, .* got 'lora,"
     with pytest.raises(ConfigError, match=expected):
         vllm_process.check_plugins()
 
@@ -105,7 +105,7 @@ def test_plugins_that_vllm_would_not_load_are_named(monkeypatch: pytest.MonkeyPa
 def test_an_installation_without_the_plugins_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     monkeypatch.setattr(vllm_process, "entry_points", lambda group: ())
-    with pytest.raises(ConfigError, match="lacks vLLM's plugin completion_server: install it again"):
+    with pytest.raises(ConfigError, match=r"lacks vLLM's plugin completion_server, .*: install it again"):
         vllm_process.check_plugins()
 
 
