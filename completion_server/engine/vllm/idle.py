@@ -2,8 +2,8 @@
 
 Spin: a reader of vLLM's shared-memory queue polls it without a pause for a second after each message, so one token
 costs a second of a core. A few milliseconds are enough to bridge the gap between two steps. After that the reader
-waits for a notification, which wakes it within 0.1 ms. Some notifications get lost (vLLM's socket may drop them), so it
-looks for a message from time to time all the same; else engine core and worker could wait for each other for ever.
+waits for a notification, which wakes it within 0.1 ms. Some notifications get lost (vLLM's socket may drop them). vLLM
+looks for a message after five seconds then, which is an outage; the patched reader looks after two milliseconds.
 
 Gloo: vLLM creates about a dozen Gloo process groups, even if each has one member. Each has a thread that wakes 100
 times a second and a listening port. With the patch, groups of one member share one thread and one port.

@@ -7,7 +7,7 @@ import pytest
 
 from completion_server.engine.vllm.idle import MAX_SPIN_S, shorten_spin
 
-TIMEOUT_S = 5
+TIMEOUT_S = 3  # without the patch the reader looks again after five seconds
 
 
 def test_a_message_is_read_although_its_notification_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
