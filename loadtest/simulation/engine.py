@@ -69,7 +69,11 @@ class SlotEngine(Engine):
 
 
 class OtherWork:
-    """Work of other processes on the engine's processors, which lengthens its steps."""
+    """Work of other processes on the engine's processors, which lengthens its steps.
+
+    All work that has come since the last step began lengthens the next one, also if the engine was idle meanwhile: work
+    comes with requests, and those end the idling.
+    """
 
     def __init__(self) -> None:
         """Begin without any."""

@@ -1,14 +1,15 @@
-"""The engines that a simulation can run: their times, the size of their requests, and what else uses the processors."""
+"""The engines that a simulation can run: their times, the size of their requests, and other work on the processors."""
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from completion_server.engine.scripted.model import LARGE_MODEL_ON_A_GPU, ServiceTimes
 
-_MS = 1e-3
 _NUM_FULL = 16
 """Generations at once with which a measured engine's capacity counts, as in `bench-scheduler`."""
 
@@ -25,7 +26,7 @@ class EngineProfile:
 
     times: ServiceTimes
     mean_tokens: int
-    """Mean tokens of a whole answer."""
+    """Mean tokens of a whole answer, before the cut at `most_tokens`."""
     most_tokens: int
     """All answers have `mean_tokens` if this is the same; else their lengths are geometric up to this."""
     mean_prompt_tokens: int = 1
@@ -33,7 +34,10 @@ class EngineProfile:
     request_cpu_s: float = 0.0
     """Processor time of front end and editors for a request, which delays the engine's steps."""
     front_end_s: float = 0.0
-    """Time from an editor's request to the scheduler, and back from the engine's token to the editor."""
+    """Time from an editor's request to the scheduler and from the engine's token back to the editor. All of it passes
+    before the scheduler."""
+    has_full_batch: bool = False
+    """Whether the capacity is that of a full batch, whose generations share steps, or that of independent slots."""
 
     @property
     def first_text_s(self) -> float:
@@ -48,7 +52,7 @@ class EngineProfile:
 
     def capacity_per_s(self, num_slots: int) -> float:
         """Return the requests per second that the engine can serve to the end."""
-        if not self.times.step_base_s:
+        if not self.has_full_batch:
             return num_slots / self.service_s
         # Of each generation's steps one has its prompt; all are shared with the other generations.
         num = min(_NUM_FULL, num_slots)
@@ -74,21 +78,20 @@ LARGE_MODEL = EngineProfile(LARGE_MODEL_ON_A_GPU, mean_tokens=21, most_tokens=21
 """A 13B model on an A100; no other work."""
 
 
-def measured() -> EngineProfile:
+@cache
+def measured_engine() -> EngineProfile:
     """Return the engine that `python -m loadtest.bench.steps` measured."""
-    found: dict[str, Any] = json.loads(files(__package__).joinpath("step_times.json").read_text(encoding="utf-8"))
-    times = ServiceTimes(
-        step_base_s=found["base_ms"] * _MS,
-        prefill_base_s=found["prompts_ms"] * _MS,
-        prefill_per_seq_s=found["per_seq_ms"] * _MS,
-        prefill_per_token_s=found["per_prompt_token_ms"] * _MS,
-        decode_per_seq_s=found["per_seq_ms"] * _MS,
-    )
+    return profile_of(json.loads(files(__package__).joinpath("step_times.json").read_text(encoding="utf-8")))
+
+
+def profile_of(document: Mapping[str, Any]) -> EngineProfile:
+    """Return the profile with the service times of a document of `python -m loadtest.bench.steps`."""
     return EngineProfile(
-        times,
+        ServiceTimes(**document["times"]),
         mean_tokens=9,
         most_tokens=24,
         mean_prompt_tokens=31,
         request_cpu_s=_REQUEST_CPU_S,
         front_end_s=_FRONT_END_S,
+        has_full_batch=True,
     )

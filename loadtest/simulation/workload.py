@@ -5,7 +5,7 @@ from typing import Literal
 
 from completion_server.core.outcome import FinishReason
 from loadtest.simulation.editors import EditorModel, SimulatedRequest, requests_of_all
-from loadtest.simulation.profiles import LARGE_MODEL, EngineProfile, measured
+from loadtest.simulation.profiles import LARGE_MODEL, EngineProfile, measured_engine
 
 _LEAD_S = 2.0
 """Simulated before the first request that counts, so that a queue exists by then."""
@@ -58,7 +58,7 @@ class Workload:
     @property
     def profile(self) -> EngineProfile:
         """The engine's times and the size of its requests."""
-        return measured() if self.engine == "measured" else LARGE_MODEL
+        return measured_engine() if self.engine == "measured" else LARGE_MODEL
 
     @property
     def capacity_per_s(self) -> float:

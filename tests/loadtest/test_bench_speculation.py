@@ -30,5 +30,6 @@ def test_every_figure_is_there(tmp_path: Path) -> None:
     assert found["tuned_over_no_draft"] > 0
     document = json.loads((tmp_path / "tuning.json").read_text())
     assert {each["variant"] for each in document["cells"]} == {"K = 0", "K = 1", "K = 4", "no draft"}
+    assert document["ks"] == [1, 4]
     assert document["figures"]["best_k_batch_1"] == found["best_k_batch_1"]
     assert (tmp_path / "tuning.html").read_text().startswith("<!doctype html>")

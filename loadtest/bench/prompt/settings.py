@@ -1,4 +1,4 @@
-"""What a replay of typing takes: the model, the files and keys, and the simulated prefix cache."""
+"""The settings of a replay of typing: the model, the files and keys, and the simulated prefix cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -60,7 +60,7 @@ from loadtest.driving.driver import drive
 from loadtest.processes.child import StartError, end_on_sigterm
 from loadtest.processes.counters import MetricsError
 from loadtest.report.drawing.curve import curve_svg
-from loadtest.targets import Target, TargetError
+from loadtest.targets import ClientSettings, Target, TargetError
 from loadtest.traffic.documents import DocumentsError
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
@@ -69,6 +69,8 @@ _CONCURRENCIES = (4, 8, 16)
 _CAPACITY_S = 8.0
 _WARM_UP_SESSIONS, _WARM_UP_S = 8, 3.0
 _QUICK_S, _QUICK_CAPACITY_S = 4.0, 2.0
+_TARGETS = {name.replace(" ", "-"): name for name in (SCHEDULER, PLAIN, VLLM_SERVE)}
+"""The targets by their names on the command line."""
 
 
 class _Options(TypedDict):
@@ -84,7 +86,7 @@ class _Options(TypedDict):
     seed: int
     cancel_at_key: bool
     has_lead_in: bool
-    names: tuple[str, ...]
+    targets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +117,12 @@ class Contest:
 @click.option("--capacity", type=click.FloatRange(0, min_open=True), help="Completions/s; not given, it is measured.")
 @click.option(
     "--target",
-    "names",
-    type=click.Choice([SCHEDULER, PLAIN, VLLM_SERVE]),
+    "targets",
+    type=click.Choice(list(_TARGETS)),
     multiple=True,
-    default=(SCHEDULER, PLAIN, VLLM_SERVE),
+    default=tuple(_TARGETS),
     show_default=True,
+    callback=lambda _context, _parameter, names: tuple(_TARGETS[name] for name in names),
     help=f"Which targets take part; may be repeated. Without {PLAIN} there must be a --capacity.",
 )
 @click.option("--max-tokens", type=click.IntRange(1), default=24, show_default=True)
@@ -161,7 +164,7 @@ def main(
         python -m loadtest.bench.scheduler --load 2 --rounds 4
     """
     end_on_sigterm()
-    if PLAIN not in options["names"] and options["capacity"] is None:
+    if PLAIN not in options["targets"] and options["capacity"] is None:
         msg = f"the capacity is measured on target {PLAIN!r}: add it, or give --capacity"
         raise click.BadParameter(msg, param_hint="--target")
     if quick:
@@ -192,11 +195,10 @@ async def _measure(
             stack,
             config,
             overrides,
-            options["names"],
-            max_tokens=options["max_tokens"],
-            cancels_at_key=options["cancel_at_key"],
-            stop_token_ids=warm_up.stop_token_ids,
-            console=console,
+            options["targets"],
+            ClientSettings(options["max_tokens"], cancels_at_key=options["cancel_at_key"]),
+            warm_up.stop_token_ids,
+            console,
         )
         with console.status("warming up"):
             for target in targets:
@@ -263,7 +265,7 @@ def _draw(contest: Contest, options: _Options, picture: Path) -> None:
     series = {
         label: [(load, by_target[name].seen_per_s) for load, by_target in sorted(found.items())]
         for name, label in names.items()
-        if name in options["names"]
+        if name in options["targets"]
     }
     x_label = (
         f"requests/s, in multiples of the {contest.completions_per_s:.0f} whole completions/s that the engine serves"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,14 @@ async def start_targets(
     config: Path,
     overrides: Sequence[str],
     names: Sequence[str],
-    *,
-    max_tokens: int,
-    cancels_at_key: bool,
+    settings: ClientSettings,
     stop_token_ids: Sequence[int],
     console: Console,
 ) -> tuple[list[Target], TargetTurns]:
     """Start the targets of these names, each with its server, and suspend the servers.
+
+    `cancels_at_key` is a setting of the scheduler's editors: those of the plain server never cancel, those of
+    `vllm serve` always do.
 
     Raises:
         StartError: a server did not start.
@@ -62,14 +64,15 @@ async def start_targets(
     """
     targets: list[Target] = []
     turns = TargetTurns()
-    servers = ((name, own) for name, own in _SERVERS if name in names)
-    for name, own in servers:
+    for name, own in _SERVERS:
+        if name not in names:
+            continue
         with console.status(f"starting: {name}"):
             server = await stack.enter_async_context(Server(config, (*overrides, *own), name, has_metrics=True))
         metrics_url = f"http://{server.ready['metrics_address']}/metrics"
-        cancels = cancels_at_key and name == SCHEDULER
+        cancels = settings.cancels_at_key and name == SCHEDULER
         spec = TargetSpec(name, "grpc", (server.ready["address"],), metrics_url=metrics_url)
-        target = GrpcTarget(spec, ClientSettings(max_tokens, cancels_at_key=cancels))
+        target = GrpcTarget(spec, replace(settings, cancels_at_key=cancels))
         targets.append(await stack.enter_async_context(target))
         turns.add(target, server.process)
     if VLLM_SERVE not in names:
@@ -78,7 +81,7 @@ async def start_targets(
         serve = await stack.enter_async_context(VllmServe(effective_config(config, overrides)))
     host = serve.url.removeprefix("http://")
     spec = TargetSpec(VLLM_SERVE, "openai+http", (host,), {"model": serve.model}, metrics_url=f"{serve.url}/metrics")
-    http = HttpTarget(spec, ClientSettings(max_tokens), _vllm_body(stop_token_ids))
+    http = HttpTarget(spec, replace(settings, cancels_at_key=True), _vllm_body(stop_token_ids))
     targets.append(await stack.enter_async_context(http))
     turns.add(http, serve.process)
     return targets, turns

@@ -90,9 +90,8 @@ def main(
     end_on_sigterm()
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
-        settings = _settings(options)
+        settings = tuning_settings(options["k"], options["rounds"], options["seconds"], is_quick=quick)
         if quick:
-            settings = TuningSettings((1, 4), MIN_ROUNDS, MIN_ROUNDS, 0.3, ks=(1, 4))
             options["changes"] = min(10, options["changes"])
         tuned, changes = asyncio.run(_measure(config, overrides, settings, options, Console(stderr=True)))
     except (StartError, CommandError, TargetError, TuningError, DocumentsError) as error:
@@ -105,6 +104,7 @@ def main(
         "seed": options["seed"],
         "rounds": settings.rounds,
         "seconds": settings.seconds,
+        "ks": list(settings.ks or range(1, MAX_K + 1)),
     }
     _write(options["out"], tuned, about, found)
     if not as_json_only:
@@ -112,9 +112,20 @@ def main(
     click.echo(json.dumps(found | {"table": tuned.table, "recommended": tuned.recommended}))
 
 
-def _settings(options: _Options) -> TuningSettings:
-    rounds, ks = options["rounds"], numbers("--k", options["k"], least=1)
-    return TuningSettings((1, 4, 16, _MOST_AT_ONCE), rounds, rounds, options["seconds"], ks)
+def tuning_settings(k: str | None, rounds: int, seconds: float, *, is_quick: bool) -> TuningSettings:
+    """Return the extent of the measurement; that of a quick one is fixed, except for the Ks.
+
+    Raises:
+        TuningError: the Ks are not numbers, or too large for the servers.
+
+    """
+    ks = numbers("--k", k, least=1)
+    if ks and ks[-1] > MAX_K:
+        msg = f"--k: must be at most {MAX_K}, got {ks[-1]}"
+        raise TuningError(msg)
+    if is_quick:
+        return TuningSettings((1, 4), MIN_ROUNDS, MIN_ROUNDS, 0.3, ks or (1, 4))
+    return TuningSettings((1, 4, 16, _MOST_AT_ONCE), rounds, rounds, seconds, ks)
 
 
 def figures(tuned: Tuned) -> dict[str, float]:

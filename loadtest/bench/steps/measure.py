@@ -6,8 +6,8 @@ many tokens of it as were asked for, over a context of the usual length.
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ CONTEXT_TOKENS = 608
 """Cached tokens before those that a step computes: whole blocks of 32, about 1,900 characters of code."""
 
 _DECODE_STEPS = 12
-"""Steps without prompts for one sample of each shape."""
+"""Steps without prompts before each prompt."""
 _DECODE_TOKENS = 160
 _SETTLE_STEPS = 3
 _FIRST_TOKEN_ID, _LAST_TOKEN_ID = 300, 4000
@@ -26,8 +26,8 @@ _LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Shape:
-    """The work of a step."""
+class StepWork:
+    """The work of an engine step."""
 
     num_decoding: int
     """Generations that decode."""
@@ -39,41 +39,44 @@ class Shape:
 
 @dataclass(slots=True)
 class Samples:
-    """Durations of steps in seconds, by shape."""
+    """Durations of steps in seconds, by their work."""
 
-    seconds: dict[Shape, list[float]] = field(default_factory=dict)
-    first_token_steps: list[int] = field(default_factory=list)
-    """Steps that ended between a request and its first token, that token's own step included."""
+    seconds: dict[StepWork, list[float]] = field(default_factory=dict)
 
-    def add(self, shape: Shape, seconds: float) -> None:
+    def add(self, work: StepWork, seconds: float) -> None:
         """Add a step."""
-        self.seconds.setdefault(shape, []).append(seconds)
+        self.seconds.setdefault(work, []).append(seconds)
 
-    def typical(self) -> dict[Shape, float]:
-        """Return the lower quartile of each shape: other work on the machine only makes steps longer."""
-        return {shape: float(np.percentile(seconds, 25)) for shape, seconds in sorted(self.seconds.items())}
+    def typical(self) -> dict[StepWork, float]:
+        """Return the lower quartile for each kind of work: other work on the machine only makes steps longer."""
+        return {work: float(np.percentile(seconds, 25)) for work, seconds in sorted(self.seconds.items())}
 
 
 async def measure(
     engine: Engine, sizes: Sequence[int], prompts: Sequence[tuple[int, int]], rounds: int, seed: int
 ) -> Samples:
-    """Measure all shapes in each round, so that a drift of the machine affects all of them.
+    """Measure all kinds of steps in each round, so that a drift of the machine affects all of them.
 
     `sizes` are numbers of generations that decode; `prompts` are numbers of prompts that join them, and the tokens of
-    each.
+    each. Steps with more generations than the engine runs at once are left out.
 
     Raises:
+        EngineDeadError: the engine died.
         TimeoutError: the engine gave no output for long.
+        ValueError: the prompts do not fit the engine's context.
 
     """
     meter = _Meter(engine, random.Random(seed))
+    most = engine.info.max_num_seqs
     await meter.fill_cache()
     for _ in range(rounds):
         for size in sizes:
-            with meter.decoding(size):
+            if size > most:
+                continue
+            async with meter.decoding(size):
                 await meter.settle(size)
                 for num_prompts, tokens in prompts:
-                    if size + num_prompts <= engine.info.max_num_seqs:
+                    if size + num_prompts <= most:
                         await meter.add_prompts(size, num_prompts, tokens)
     return meter.samples
 
@@ -97,40 +100,40 @@ class _Meter:
             async with asyncio.timeout(_LIMIT_S):
                 await self._first_token(context)
 
-    @contextmanager
-    def decoding(self, size: int) -> Iterator[None]:
-        """Keep as many generations decoding."""
-        tasks = [asyncio.create_task(self._decode(number)) for number in range(size)]
-        try:
+    @asynccontextmanager
+    async def decoding(self, size: int) -> AsyncIterator[None]:
+        """Keep as many generations decoding. If one fails, the body is cancelled and the error raised."""
+        async with _task_group() as group:
+            tasks = [group.create_task(self._decode(number)) for number in range(size)]
             yield
-        finally:
             for task in tasks:
                 task.cancel()
 
     async def settle(self, size: int) -> None:
         """Wait until all of them decode."""
         num_good = 0
-        while num_good < _SETTLE_STEPS:
-            step = await self._next_step()
-            num_good = num_good + 1 if step.num_seqs == size and not step.has_prompts else 0
+        async with asyncio.timeout(_LIMIT_S):
+            while num_good < _SETTLE_STEPS:
+                step = await self._next_step()
+                num_good = num_good + 1 if step.num_seqs == size and not step.has_prompts else 0
 
     async def add_prompts(self, size: int, num_prompts: int, tokens: int) -> None:
         """Measure steps without prompts, and one with the given prompts if they share a step."""
         for _ in range(_DECODE_STEPS):
             step = await self._next_step()
             if step.num_seqs == size and not step.has_prompts and step.seconds is not None:
-                self.samples.add(Shape(size), step.seconds)
+                self.samples.add(StepWork(size), step.seconds)
         await asyncio.sleep(self._chance.random() * 0.01)  # requests come at any time of a step
         self._steps.clear()
         prompts = [[*context, *self._tokens(tokens)] for context in self._contexts[-num_prompts:]]
-        async with asyncio.timeout(_LIMIT_S):
-            counts = await asyncio.gather(*(self._first_token(prompt) for prompt in prompts))
-        self.samples.first_token_steps += counts
+        async with asyncio.timeout(_LIMIT_S), _task_group() as group:
+            for prompt in prompts:
+                group.create_task(self._first_token(prompt))
         with_prompts = [step for step in self._steps if step.has_prompts]
         if len(with_prompts) == 1 and with_prompts[0].num_seqs == size + num_prompts:
             seconds = with_prompts[0].seconds
             if seconds is not None:
-                self.samples.add(Shape(size, num_prompts, num_prompts * tokens), seconds)
+                self.samples.add(StepWork(size, num_prompts, num_prompts * tokens), seconds)
 
     def _see(self, step: EngineStep) -> None:
         self._steps.append(step)
@@ -147,12 +150,10 @@ class _Meter:
             async for _output in self._engine.generate(self._request(self._contexts[number], _DECODE_TOKENS)):
                 pass
 
-    async def _first_token(self, prompt: list[int]) -> int:
-        num_before = len(self._steps)
+    async def _first_token(self, prompt: list[int]) -> None:
         async with aclosing(self._engine.generate(self._request(prompt, 1))) as outputs:
             async for _output in outputs:
                 break
-        return len(self._steps) - num_before
 
     def _request(self, prompt: list[int], max_tokens: int) -> GenerationRequest:
         self._num_asked += 1
@@ -160,3 +161,13 @@ class _Meter:
 
     def _tokens(self, count: int) -> list[int]:
         return [self._chance.randint(_FIRST_TOKEN_ID, _LAST_TOKEN_ID) for _ in range(count)]
+
+
+@asynccontextmanager
+async def _task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """Return a task group that raises the first error itself, instead of a group of all errors."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors

@@ -149,6 +149,6 @@ def test_the_first_error_of_each_target_is_reported() -> None:
 
 
 def test_without_the_plain_target_the_capacity_must_be_given() -> None:
-    refused = CliRunner().invoke(main, ["--target", SCHEDULER])
+    refused = CliRunner().invoke(main, ["--target", SCHEDULER, "--target", "vllm-serve"])
     assert refused.exit_code == 2
     assert "the capacity is measured on target 'plain': add it, or give --capacity" in " ".join(refused.stderr.split())

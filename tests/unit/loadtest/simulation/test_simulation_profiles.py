@@ -9,7 +9,7 @@ import pytest
 from completion_server.engine.scripted.model import ServiceTimes
 from loadtest.simulation import workload as workload_module
 from loadtest.simulation.editors import SimulatedRequest
-from loadtest.simulation.profiles import LARGE_MODEL, EngineProfile, measured
+from loadtest.simulation.profiles import LARGE_MODEL, EngineProfile, measured_engine
 from loadtest.simulation.workload import Policy, SimulatedResult, Workload
 from loadtest.simulation.world import simulate
 
@@ -18,6 +18,7 @@ STEPS = EngineProfile(
     mean_tokens=4,
     most_tokens=4,
     mean_prompt_tokens=1,
+    has_full_batch=True,
 )
 
 
@@ -27,7 +28,7 @@ def typed(user: int, at: float) -> SimulatedRequest:
 
 def served(monkeypatch: pytest.MonkeyPatch, profile: EngineProfile, *requests: SimulatedRequest) -> list[list[float]]:
     """Return the times of each request's first text and end, in milliseconds."""
-    monkeypatch.setattr(workload_module, "measured", lambda: profile)
+    monkeypatch.setattr(workload_module, "measured_engine", lambda: profile)
     results = simulate(Workload(engine="measured", num_slots=32), Policy(), requests)
     results.sort(key=lambda result: result.request.user)
     return [[round(1000 * at, 3) for at in _times_s(result)] for result in results]
@@ -49,6 +50,8 @@ def test_the_capacity_of_steps_is_that_of_a_full_batch() -> None:
     busy = replace(STEPS, request_cpu_s=0.003)
     assert busy.capacity_per_s(32) == pytest.approx(16 / (4 * 0.042 + 16 * 0.004))
     assert STEPS.capacity_per_s(1) == pytest.approx(1 / (4 * 0.012 + 0.001))
+    no_base = replace(STEPS, times=replace(STEPS.times, step_base_s=0.0))
+    assert no_base.capacity_per_s(32) == pytest.approx(16 / (4 * 0.032 + 16 * 0.001))
 
 
 def test_a_prompt_takes_time_in_the_steps_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +80,7 @@ def test_requests_have_the_sizes_of_the_profile() -> None:
 
 
 def test_the_measured_engine_is_slower_with_more_generations_and_longer_prompts() -> None:
-    times = measured().times
+    times = measured_engine().times
     assert 0 < times.step_s(0, 1, 0) < times.step_s(0, 16, 0) < 16 * times.step_s(0, 1, 0)
     assert times.step_s(30, 4, 0) < times.step_s(300, 4, 0)
 
