@@ -35,9 +35,7 @@ _NO_DRAFTS = "engine.num_speculative_tokens=0"
 
 @click.command()
 @config_options
-@click.option(
-    "--rounds", type=click.IntRange(1), default=8, show_default=True, help="How often each kind is measured."
-)
+@click.option("--rounds", type=click.IntRange(1), default=8, show_default=True, help="How often each kind is measured.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which tokens.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the constants of the simulation here."
