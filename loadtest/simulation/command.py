@@ -88,7 +88,7 @@ def _loads(_context: click.Context, _parameter: click.Parameter, text: str) -> t
     default="slots",
     show_default=True,
     help="slots: requests don't delay each other; steps: a prompt delays its whole batch; measured: the embedded "
-    "model's steps, uncompiled, on two cores, and all else as in bench-scheduler.",
+    "model's steps, compiled, on two cores, and all else as in bench-scheduler.",
 )
 @click.option(
     "--budget-ms", type=click.FloatRange(1), default=250.0, show_default=True, help="How late a first text may come."
