@@ -76,7 +76,8 @@ class TextRules:
             self._is_done = True
         elif self._runs.end is not None:
             self._is_done = True
-            return self._end_before_run("".join(self._read_pieces)[: self._runs.end])
+            num_passed = self._num_sent + len(self._pending) + len(passed)
+            return self._end_before_run("".join(self._read_pieces)[: self._runs.end], num_passed)
         return self._release(passed, is_last=self._is_done)
 
     def _release(self, passed: str, *, is_last: bool) -> str:
@@ -89,11 +90,15 @@ class TextRules:
         self._num_sent += len(sent)
         return sent
 
-    def _end_before_run(self, kept: str) -> str:
-        """Return what is left to send of a completion of which only the beginning is kept."""
+    def _end_before_run(self, kept: str, num_passed: int) -> str:
+        """Return what is left to send of a completion of which only the beginning is kept.
+
+        The other rules apply to the beginning alone, except where they had let more of it pass: that may be sent.
+        """
         lines = self._make_lines()
         whole = lines.feed(kept) + lines.finish(is_cut=True)
-        return whole[self._num_sent :]
+        passed = kept[:num_passed].rstrip(BLANKS)
+        return max(whole, passed, key=len)[self._num_sent :]
 
     def _make_lines(self) -> LineRules:
         return LineRules(Surroundings.of(self._request), self._request.mode)

@@ -4,7 +4,7 @@ import dataclasses
 from itertools import product
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from completion_server.core.request import Caller, Mode, Request
@@ -56,9 +56,15 @@ def run(request: Request, pieces: list[str], *, is_cut: bool) -> tuple[str, int 
     return sent + rules.finish(is_cut=is_cut), None
 
 
+@example(request=dataclasses.replace(REQUEST, prefix="", suffix="aa"), text=" / aa / aa / aa ", cuts=[], is_cut=False)
 @settings(max_examples=examples(4))
-@given(requests(), texts | repeating_texts(), st.lists(st.integers(0, 1000), max_size=12), st.booleans())
-def test_the_total_does_not_depend_on_the_pieces(request: Request, text: str, cuts: list[int], is_cut: bool) -> None:
+@given(
+    request=requests(),
+    text=texts | repeating_texts(),
+    cuts=st.lists(st.integers(0, 1000), max_size=12),
+    is_cut=st.booleans(),
+)
+def test_the_total_does_not_depend_on_the_pieces(request: Request, text: str, cuts: list[int], *, is_cut: bool) -> None:
     whole, whole_end = run(request, [text] if text else [], is_cut=is_cut)
     pieces, pieces_end = run(request, split(text, cuts), is_cut=is_cut)
     chars, chars_end = run(request, list(text), is_cut=is_cut)

@@ -76,6 +76,7 @@ async def measure(
             async with meter.decoding(size):
                 await meter.settle(size)
                 for num_prompts, tokens in prompts:
+                    await meter.add_decoding(size)
                     if size + num_prompts <= most:
                         await meter.add_prompts(size, num_prompts, tokens)
     return meter.samples
@@ -117,12 +118,15 @@ class _Meter:
                 step = await self._next_step()
                 num_good = num_good + 1 if step.num_seqs == size and not step.has_prompts else 0
 
-    async def add_prompts(self, size: int, num_prompts: int, tokens: int) -> None:
-        """Measure steps without prompts, and one with the given prompts if they share a step."""
+    async def add_decoding(self, size: int) -> None:
+        """Measure steps without prompts."""
         for _ in range(_DECODE_STEPS):
             step = await self._next_step()
             if step.num_seqs == size and not step.has_prompts and step.seconds is not None:
                 self.samples.add(StepWork(size), step.seconds)
+
+    async def add_prompts(self, size: int, num_prompts: int, tokens: int) -> None:
+        """Measure one step with the given prompts, if they share one."""
         await asyncio.sleep(self._chance.random() * 0.01)  # requests come at any time of a step
         self._steps.clear()
         prompts = [[*context, *self._tokens(tokens)] for context in self._contexts[-num_prompts:]]
