@@ -51,6 +51,34 @@ ENGINE_STATE_STOPPED: EngineState.ValueType  # 4
 """Stopped for good."""
 Global___EngineState: _TypeAlias = EngineState  # noqa: Y015
 
+class _LimitsPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LimitsPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LimitsPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LIMITS_PHASE_UNSPECIFIED: _LimitsPhase.ValueType  # 0
+    """Not known."""
+    LIMITS_PHASE_SHARED: _LimitsPhase.ValueType  # 1
+    """It leases parts of the limits from Redis."""
+    LIMITS_PHASE_WAITING: _LimitsPhase.ValueType  # 2
+    """Redis has not answered yet, or not for a second. The replica spends what it holds."""
+    LIMITS_PHASE_ALONE: _LimitsPhase.ValueType  # 3
+    """Redis has not answered for three seconds. The replica has an equal share of each limit."""
+
+class LimitsPhase(_LimitsPhase, metaclass=_LimitsPhaseEnumTypeWrapper):
+    """LimitsPhase says how a replica decides about the limits that it shares with others."""
+
+LIMITS_PHASE_UNSPECIFIED: LimitsPhase.ValueType  # 0
+"""Not known."""
+LIMITS_PHASE_SHARED: LimitsPhase.ValueType  # 1
+"""It leases parts of the limits from Redis."""
+LIMITS_PHASE_WAITING: LimitsPhase.ValueType  # 2
+"""Redis has not answered yet, or not for a second. The replica spends what it holds."""
+LIMITS_PHASE_ALONE: LimitsPhase.ValueType  # 3
+"""Redis has not answered for three seconds. The replica has an equal share of each limit."""
+Global___LimitsPhase: _TypeAlias = LimitsPhase  # noqa: Y015
+
 class _SpeculationMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -139,6 +167,8 @@ class GetStatusResponse(_message.Message):
     ENDED_REQUESTS_FIELD_NUMBER: _builtins.int
     MAX_SLOTS_FIELD_NUMBER: _builtins.int
     SLOTS_REASON_FIELD_NUMBER: _builtins.int
+    REPLICATION_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The server's version."""
     uptime_s: _builtins.float
@@ -175,6 +205,14 @@ class GetStatusResponse(_message.Message):
     def ended_requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Ended requests, by finish reason."""
 
+    @_builtins.property
+    def replication(self) -> Global___ReplicationStatus:
+        """What the server shares with other replicas; unset if no Redis is configured."""
+
+    @_builtins.property
+    def cache(self) -> Global___CacheStatus:
+        """The completion cache; unset if it is off."""
+
     def __init__(
         self,
         *,
@@ -195,14 +233,154 @@ class GetStatusResponse(_message.Message):
         ended_requests: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         max_slots: _builtins.int = ...,
         slots_reason: _builtins.str = ...,
+        replication: Global___ReplicationStatus | None = ...,
+        cache: Global___CacheStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "replication", b"replication"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_model", b"draft_model", "draining", b"draining", "ended_requests", b"ended_requests", "engine_failure", b"engine_failure", "engine_restarts", b"engine_restarts", "engine_state", b"engine_state", "live_sessions", b"live_sessions", "max_slots", b"max_slots", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_template", b"prompt_template", "queued_requests", b"queued_requests", "running_requests", b"running_requests", "slots", b"slots", "slots_reason", b"slots_reason", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "draft_model", b"draft_model", "draining", b"draining", "ended_requests", b"ended_requests", "engine_failure", b"engine_failure", "engine_restarts", b"engine_restarts", "engine_state", b"engine_state", "live_sessions", b"live_sessions", "max_slots", b"max_slots", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_template", b"prompt_template", "queued_requests", b"queued_requests", "replication", b"replication", "running_requests", b"running_requests", "slots", b"slots", "slots_reason", b"slots_reason", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ReplicationStatus(_message.Message):
+    """ReplicationStatus is what a replica knows of the others and of the Redis that they share."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    REDIS_AVAILABLE_FIELD_NUMBER: _builtins.int
+    REDIS_FAILURE_FIELD_NUMBER: _builtins.int
+    REDIS_OUTAGES_FIELD_NUMBER: _builtins.int
+    LISTENING_FIELD_NUMBER: _builtins.int
+    CLOCK_ERROR_MS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    OVERTAKEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    MESSAGES_RECEIVED_FIELD_NUMBER: _builtins.int
+    LEASED_LIMITS_FIELD_NUMBER: _builtins.int
+    LIMITS_PHASE_FIELD_NUMBER: _builtins.int
+    REPLICA_ID_DUPLICATE_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.str
+    """This replica's name."""
+    redis_available: _builtins.bool
+    """Whether Redis answers: the breaker is closed."""
+    redis_failure: _builtins.str
+    """Why the breaker is open; empty if it is closed."""
+    redis_outages: _builtins.int
+    """How often a failure has opened the breaker."""
+    listening: _builtins.bool
+    """Whether messages of other replicas arrive."""
+    clock_error_ms: _builtins.float
+    """How far this replica's stamps may be off those of others, in milliseconds; negative if not known yet."""
+    overtaken_requests: _builtins.int
+    """Requests that a newer one on another replica had overtaken before they were announced."""
+    messages_received: _builtins.int
+    """Messages of other replicas with newer requests."""
+    leased_limits: _builtins.int
+    """Budgets of which this replica holds a part. Each limit of each user and tenant is a budget of its own: requests,
+    tokens, sessions.
+    """
+    limits_phase: Global___LimitsPhase.ValueType
+    """How this replica decides about shared limits now."""
+    replica_id_duplicate: _builtins.bool
+    """Whether another living process has this replica's name, too. Limits and newest-wins do not hold then."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaSeen]:
+        """All replicas that sent a heartbeat lately, this one included."""
+
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.str = ...,
+        redis_available: _builtins.bool = ...,
+        redis_failure: _builtins.str = ...,
+        redis_outages: _builtins.int = ...,
+        listening: _builtins.bool = ...,
+        clock_error_ms: _builtins.float = ...,
+        replicas: _abc.Iterable[Global___ReplicaSeen] | None = ...,
+        overtaken_requests: _builtins.int = ...,
+        messages_received: _builtins.int = ...,
+        leased_limits: _builtins.int = ...,
+        limits_phase: Global___LimitsPhase.ValueType = ...,
+        replica_id_duplicate: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_error_ms", b"clock_error_ms", "leased_limits", b"leased_limits", "limits_phase", b"limits_phase", "listening", b"listening", "messages_received", b"messages_received", "overtaken_requests", b"overtaken_requests", "redis_available", b"redis_available", "redis_failure", b"redis_failure", "redis_outages", b"redis_outages", "replica_id", b"replica_id", "replica_id_duplicate", b"replica_id_duplicate", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicationStatus: _TypeAlias = ReplicationStatus  # noqa: Y015
+
+@_typing.final
+class ReplicaSeen(_message.Message):
+    """ReplicaSeen is a replica as its last heartbeat shows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    ALIVE_FIELD_NUMBER: _builtins.int
+    replica_id: _builtins.str
+    """Its name."""
+    age_ms: _builtins.int
+    """Milliseconds since its last heartbeat."""
+    alive: _builtins.bool
+    """Whether it counts as alive."""
+    def __init__(
+        self,
+        *,
+        replica_id: _builtins.str = ...,
+        age_ms: _builtins.int = ...,
+        alive: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "alive", b"alive", "replica_id", b"replica_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaSeen: _TypeAlias = ReplicaSeen  # noqa: Y015
+
+@_typing.final
+class CacheStatus(_message.Message):
+    """CacheStatus is the state of the completion cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    LOCAL_HITS_FIELD_NUMBER: _builtins.int
+    SHARED_HITS_FIELD_NUMBER: _builtins.int
+    MISSES_FIELD_NUMBER: _builtins.int
+    entries: _builtins.int
+    """Completions in the process."""
+    bytes: _builtins.int
+    """Their memory in bytes."""
+    local_hits: _builtins.int
+    """Requests answered from the process."""
+    shared_hits: _builtins.int
+    """Requests answered from Redis."""
+    misses: _builtins.int
+    """Requests that could have been answered from the cache, but were not."""
+    def __init__(
+        self,
+        *,
+        entries: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        local_hits: _builtins.int = ...,
+        shared_hits: _builtins.int = ...,
+        misses: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "entries", b"entries", "local_hits", b"local_hits", "misses", b"misses", "shared_hits", b"shared_hits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheStatus: _TypeAlias = CacheStatus  # noqa: Y015
 
 @_typing.final
 class SpeculationRow(_message.Message):

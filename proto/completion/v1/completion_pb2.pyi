@@ -147,6 +147,34 @@ SHED_REASON_DRAINING: ShedReason.ValueType  # 4
 """The server is shutting down; retry on another server."""
 Global___ShedReason: _TypeAlias = ShedReason  # noqa: Y015
 
+class _CacheLevel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CacheLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheLevel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CACHE_LEVEL_UNSPECIFIED: _CacheLevel.ValueType  # 0
+    """The server does not say."""
+    CACHE_LEVEL_NONE: _CacheLevel.ValueType  # 1
+    """The answer was computed, or there is none."""
+    CACHE_LEVEL_LOCAL: _CacheLevel.ValueType  # 2
+    """The memory of the server that answered."""
+    CACHE_LEVEL_SHARED: _CacheLevel.ValueType  # 3
+    """Redis, which the replicas of a server share."""
+
+class CacheLevel(_CacheLevel, metaclass=_CacheLevelEnumTypeWrapper):
+    """CacheLevel is the level of the completion cache that an answer came from."""
+
+CACHE_LEVEL_UNSPECIFIED: CacheLevel.ValueType  # 0
+"""The server does not say."""
+CACHE_LEVEL_NONE: CacheLevel.ValueType  # 1
+"""The answer was computed, or there is none."""
+CACHE_LEVEL_LOCAL: CacheLevel.ValueType  # 2
+"""The memory of the server that answered."""
+CACHE_LEVEL_SHARED: CacheLevel.ValueType  # 3
+"""Redis, which the replicas of a server share."""
+Global___CacheLevel: _TypeAlias = CacheLevel  # noqa: Y015
+
 class _FeedbackKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -416,7 +444,9 @@ Global___End: _TypeAlias = End  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """Usage counts tokens."""
+    """Usage counts the tokens that were computed for a request. An answer from the completion cache needs none, unless its
+    generation had begun.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -425,6 +455,7 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHE_LEVEL_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_prompt_tokens: _builtins.int
@@ -435,6 +466,8 @@ class Usage(_message.Message):
     """Tokens that the draft model proposed."""
     accepted_draft_tokens: _builtins.int
     """Of the drafted tokens, those that the target model accepted."""
+    cache_level: Global___CacheLevel.ValueType
+    """Where the answer came from."""
     def __init__(
         self,
         *,
@@ -443,10 +476,11 @@ class Usage(_message.Message):
         completion_tokens: _builtins.int = ...,
         drafted_tokens: _builtins.int = ...,
         accepted_draft_tokens: _builtins.int = ...,
+        cache_level: Global___CacheLevel.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_draft_tokens", b"accepted_draft_tokens", "cache_level", b"cache_level", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
