@@ -4,6 +4,7 @@ Knows the contract (package `completion`) and nothing of the server. Needs grpci
 can install and import it quickly. The messages of requests are those of `completion.v1.completion_pb2`.
 
 Modules: `client` (single requests), `session` and `session_stream` (one reconnecting stream for an editor's life),
+`routing` and `replicas` (several replicas as one server),
 `channel_pool` and `endpoint` (connections), `completion` (results), `errors` (failures), `blocking` (calls without an
 event loop).
 """
@@ -25,6 +26,8 @@ from completion_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from completion_client.replicas.replica_set import ReplicaSet
+from completion_client.routing import Preference, RoutingSettings, parse_endpoints, rendezvous_order
 from completion_client.session import PendingCompletion, Session
 from completion_client.session_stream import SessionSettings, SessionStream
 
@@ -42,7 +45,10 @@ __all__ = [
     "InvalidArgumentError",
     "PendingCompletion",
     "PermissionDeniedError",
+    "Preference",
+    "ReplicaSet",
     "ResourceExhaustedError",
+    "RoutingSettings",
     "ServiceError",
     "Session",
     "SessionSettings",
@@ -50,4 +56,6 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
+    "parse_endpoints",
+    "rendezvous_order",
 ]

@@ -1,16 +1,14 @@
 """The entry point of the library: one server, its connections, single requests and sessions."""
 
-import time
-import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
 from completion.v1 import completion_pb2 as pb
-from completion_client.calls import stream_events
+from completion_client.calls import Numbering, complete, make_session_id
 from completion_client.channel_pool import CONNECT_TIMEOUT_S, ChannelKey, ChannelPool, SharedChannel
-from completion_client.completion import Completion, CompletionBuilder
+from completion_client.completion import Completion
 from completion_client.endpoint import Endpoint
 from completion_client.session import Session
 from completion_client.session_stream import SessionSettings, SessionStream, StreamListener
@@ -23,22 +21,26 @@ class CompletionClient:
     """
 
     def __init__(
-        self, endpoint: Endpoint | str, *, user: str | None = None, connect_timeout_s: float = CONNECT_TIMEOUT_S
+        self,
+        endpoint: Endpoint | str,
+        *,
+        user: str | None = None,
+        tenant: str | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        """Ask the server at `endpoint`, an Endpoint or HOST:PORT without TLS, for `user`.
+        """Ask the server at `endpoint`, an Endpoint or HOST:PORT without TLS, for `user` of `tenant`.
 
-        The server keeps one live request per user, and tells users apart by name.
+        The server keeps one live request per user, and tells users apart by tenant and name.
 
         Raises:
-            EndpointError: the user has characters that can't be sent.
+            EndpointError: a name has characters that can't be sent.
 
         """
         self._endpoint = Endpoint(endpoint) if isinstance(endpoint, str) else endpoint
-        self._metadata = self._endpoint.metadata(user)
+        self._metadata = self._endpoint.metadata(user, tenant)
         self._pool = ChannelPool(connect_timeout_s)
         self._channels = SharedChannel(self._pool, ChannelKey(self._endpoint))
-        self._name = _make_session_id()
-        self._last_sequence = 0
+        self._numbering = Numbering()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -86,16 +88,13 @@ class CompletionClient:
             EndpointError: a PEM file of the endpoint can't be read.
 
         """
-        channel, message = self._channels.channel(), self._numbered(request)
-        builder = CompletionBuilder(time.monotonic())
-        async with aclosing(stream_events(channel, message, timeout_s=timeout_s, metadata=self._metadata)) as events:
-            async for event in events:
-                text = builder.add(event, time.monotonic())
-                if text and on_text is not None:
-                    on_text(text)
-        completion = builder.build(time.monotonic())
-        completion.raise_for_error()
-        return completion
+        return await complete(
+            self._channels.channel(),
+            self._numbering.numbered(request),
+            timeout_s=timeout_s,
+            metadata=self._metadata,
+            on_text=on_text,
+        )
 
     @asynccontextmanager
     async def session(
@@ -117,22 +116,8 @@ class CompletionClient:
         await self._channels.ready()
         stream = SessionStream(self._channels, metadata=self._metadata, settings=settings, listener=listener)
         stream.start_nowait()
-        session = Session(stream, session_id or _make_session_id())
+        session = Session(stream, session_id or make_session_id())
         try:
             yield session
         finally:
             await session.aclose()
-
-    def _numbered(self, request: pb.CompleteRequest) -> pb.CompleteRequest:
-        """Return a copy of a request that has a session and a sequence number."""
-        message = pb.CompleteRequest()
-        message.CopyFrom(request)
-        message.session_id = message.session_id or self._name
-        if not message.sequence:
-            self._last_sequence += 1
-            message.sequence = self._last_sequence
-        return message
-
-
-def _make_session_id() -> str:
-    return f"client-{uuid.uuid4().hex[:12]}"

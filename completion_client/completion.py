@@ -34,6 +34,14 @@ class Completion:
         return pb.ShedReason.Name(self.end.shed_reason).removeprefix("SHED_REASON_").lower()
 
     @property
+    def cache_level(self) -> str | None:
+        """The level of the server's completion cache that answered, "local" or "shared"; None if it was computed."""
+        level = pb.CACHE_LEVEL_UNSPECIFIED if self.end is None else self.end.usage.cache_level
+        if level in {pb.CACHE_LEVEL_UNSPECIFIED, pb.CACHE_LEVEL_NONE}:
+            return None
+        return pb.CacheLevel.Name(level).removeprefix("CACHE_LEVEL_").lower()
+
+    @property
     def retry_after_ms(self) -> int | None:
         """Milliseconds until a retry, if the server gives a time."""
         if self.end is not None and self.end.HasField("retry_after_ms"):

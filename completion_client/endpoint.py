@@ -73,14 +73,14 @@ class Endpoint:
             return grpc.aio.insecure_channel(self.address, options)
         return grpc.aio.secure_channel(self.address, credentials, options)
 
-    def metadata(self, user: str | None = None) -> Metadata:
-        """Return the metadata of a call: the user, if there is one.
+    def metadata(self, user: str | None = None, tenant: str | None = None) -> Metadata:
+        """Return the metadata of a call: the user and the tenant, if there are any.
 
         Raises:
-            EndpointError: the name has characters other than printable ASCII.
+            EndpointError: a name has characters other than printable ASCII.
 
         """
-        return caller_metadata(user)
+        return caller_metadata(user, tenant)
 
     def _options(self, options: ChannelOptions) -> ChannelOptions:
         """Switch proxies off for local addresses: gRPC would use one, and no proxy can reach them."""
@@ -94,16 +94,18 @@ class Endpoint:
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
-def caller_metadata(user: str | None = None) -> Metadata:
+def caller_metadata(user: str | None = None, tenant: str | None = None) -> Metadata:
     """Return the metadata that identifies a caller.
 
     Raises:
-        EndpointError: the user has characters other than printable ASCII.
+        EndpointError: a name has characters other than printable ASCII.
 
     """
-    if user and not (user.isascii() and user.isprintable()):
-        raise EndpointError("user", "only printable ASCII can be sent")
-    return (("x-user-id", user),) if user else ()
+    for field, name in (("user", user), ("tenant", tenant)):
+        if name and not (name.isascii() and name.isprintable()):
+            raise EndpointError(field, "only printable ASCII can be sent")
+    names = (("x-user-id", user), ("x-tenant-id", tenant))
+    return tuple((key, name) for key, name in names if name)
 
 
 def _read(field: str, path: Path | None) -> bytes | None:

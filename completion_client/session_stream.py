@@ -143,6 +143,11 @@ class SessionStream:
         self._requests[request.sequence] = _OpenRequest(message, listener)
         self._post(message)
 
+    @property
+    def num_open(self) -> int:
+        """Requests that have neither ended nor failed."""
+        return len(self._requests)
+
     def is_open(self, sequence: int) -> bool:
         """Tell whether a request has neither ended nor failed."""
         return sequence in self._requests
@@ -184,6 +189,10 @@ class SessionStream:
             self._call.cancel()
         return tasks
 
+    def reconnect_after_s(self, error: ServiceError) -> float:
+        """Return how long to wait after a loss, besides the back-off: as long as the server asks for."""
+        return (error.retry_after_ms or 0) / 1000
+
     def _post(self, message: pb.SessionRequest) -> None:
         """Queue a message for the writer, so that no caller waits for a server that does not read."""
         if self._call is None:
@@ -202,7 +211,7 @@ class SessionStream:
                 error = ConnectionLostError("no connection for another stream")
             self._lose(error)
             self._channels.disconnect()
-            retry_after_s = (error.retry_after_ms or 0) / 1000
+            retry_after_s = self.reconnect_after_s(error)
             while self._state is _State.LOST:
                 await asyncio.sleep(retry_after_s + self._backoff.next_s())
                 retry_after_s = 0.0

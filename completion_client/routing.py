@@ -1,0 +1,126 @@
+"""Chooses a replica for a user without a load balancer. Pure: no connections, and the caller gives the time.
+
+Rendezvous (highest random weight) hashing gives each user an order of all replicas, the same in every process and on
+every machine. If one of n replicas goes, 1/n of the users move, each to the second of its own order; if one is added,
+the users that move all go to it. Thaler and Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM
+Transactions on Networking 6 (1998).
+
+The load is bounded by what the replicas say: one that is full, down or overloaded is passed over for a while, in favour
+of the next in the user's order. Which of several usable replicas is nearest is not considered: `Preference` takes any
+order, so a measured one can take the place of `rendezvous_order`.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from completion_client.endpoint import Endpoint, EndpointError
+
+_WEIGHT_BYTES = 8
+_SEPARATOR = b"\x00"
+"""Names can't contain it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingSettings:
+    """For how long a replica is passed over. Times in seconds."""
+
+    pass_over_min_s: float = 1.0
+    """After a first refusal, unless the server asks for longer. Each further one doubles it."""
+    pass_over_max_s: float = 30.0
+    """The longest time, also if the server asks for longer."""
+    overloads: int = 3
+    """Requests shed as OVERLOAD, without an answer between them, after which a replica counts as refusing."""
+
+
+def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
+    """Return the endpoints of "a:1,b:2,c:3", without TLS.
+
+    Raises:
+        EndpointError: there is none, an address is empty, or one is there twice.
+
+    """
+    addresses = [each.strip() for each in text.split(",")]
+    if not all(addresses):
+        raise EndpointError("address", f"expected ADDRESS[,ADDRESS...], got {text!r}")
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise EndpointError("address", f"{address} is there twice")
+    return tuple(map(Endpoint, addresses))
+
+
+def rendezvous_order(endpoints: Iterable[Endpoint], user: str, tenant: str = "") -> tuple[Endpoint, ...]:
+    """Return a user's order of preference. Endpoints are told apart by their addresses; their order does not matter."""
+    return tuple(sorted(endpoints, key=lambda each: (-_weight(each, user, tenant), each.address)))
+
+
+def _weight(endpoint: Endpoint, user: str, tenant: str) -> int:
+    key = _SEPARATOR.join(name.encode() for name in (endpoint.address, tenant, user))
+    return int.from_bytes(hashlib.blake2b(key, digest_size=_WEIGHT_BYTES).digest(), "big")
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What a replica said of late."""
+
+    usable_at_s: float = 0.0
+    num_refusals: int = 0
+    num_overloads: int = 0
+
+
+@dataclass(slots=True)
+class Preference:
+    """The replicas of one user in the order of preference, and those that are passed over. Owns no connection."""
+
+    order: Sequence[Endpoint]
+    """All replicas, the most preferred one first; at least one."""
+    settings: RoutingSettings = field(default_factory=RoutingSettings)
+    _standings: dict[Endpoint, _Standing] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that there is an endpoint, and none twice.
+
+        Raises:
+            EndpointError: there is none, or one is there twice.
+
+        """
+        if not self.order or len(set(self.order)) < len(self.order):
+            raise EndpointError("address", "at least one endpoint is needed, each once")
+        self._standings = {endpoint: _Standing() for endpoint in self.order}
+
+    def is_usable(self, endpoint: Endpoint, now_s: float) -> bool:
+        """Return whether a replica is not passed over."""
+        return self._standings[endpoint].usable_at_s <= now_s
+
+    def candidates(self, now_s: float) -> list[Endpoint]:
+        """Return all replicas in the order in which to try them.
+
+        The usable ones come first, in the order of preference; then the others, those first that are usable soonest.
+        """
+        return sorted(self.order, key=lambda each: max(now_s, self._standings[each].usable_at_s))
+
+    def choose(self, now_s: float) -> Endpoint:
+        """Return the first of the candidates."""
+        return self.candidates(now_s)[0]
+
+    def refused(self, endpoint: Endpoint, now_s: float, retry_after_s: float = 0.0) -> None:
+        """Note that a replica refused a call or a session, or could not be reached: pass it over for a while."""
+        standing, settings = self._standings[endpoint], self.settings
+        if standing.usable_at_s > now_s:
+            return  # one failure ends many calls at once
+        doubled_s = settings.pass_over_min_s * 2.0 ** min(standing.num_refusals, 32)
+        standing.usable_at_s = now_s + min(settings.pass_over_max_s, max(doubled_s, retry_after_s))
+        standing.num_refusals += 1
+        standing.num_overloads = 0
+
+    def overloaded(self, endpoint: Endpoint, now_s: float, retry_after_s: float = 0.0) -> None:
+        """Note that a replica shed a request as OVERLOAD: pass it over if it does so repeatedly."""
+        standing = self._standings[endpoint]
+        standing.num_overloads += 1
+        if standing.num_overloads >= self.settings.overloads:
+            self.refused(endpoint, now_s, retry_after_s)
+
+    def answered(self, endpoint: Endpoint) -> None:
+        """Note that a replica answered a request: its next refusal counts as the first."""
+        standing = self._standings[endpoint]
+        standing.num_refusals = standing.num_overloads = 0
