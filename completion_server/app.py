@@ -18,7 +18,7 @@ from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.assembly import PipelineSettings, assemble
 from completion_server.config import Config
-from completion_server.core.addresses import is_loopback, split_address
+from completion_server.core.addresses import split_address
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import ConfigError, UnavailableError
 from completion_server.core.events import Emit
@@ -26,6 +26,7 @@ from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
+from completion_server.exposure import warn_if_reachable, warn_of_exposure
 from completion_server.model_limits import check_fits, load_prompts
 from completion_server.pipeline import LoadSnapshot, Pipeline
 from completion_server.prompt.builder import PromptBuilder
@@ -38,6 +39,7 @@ from completion_server.rpc.server import (
     build_public_server,
 )
 from completion_server.samples import make_samples
+from completion_server.shared_state import SharedState
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
@@ -50,7 +52,6 @@ ENGINE_START = "engine: "
 """Begins the key under which the duration of the engine's start is kept."""
 _PROBE_S = 0.8
 """How long the event loop may take to answer a health check. By default Kubernetes waits 1 s for the whole answer."""
-_OPEN = "others can read what is typed, and any caller may claim to be any user of any tenant"
 _CLOSE_S = 1.0
 """How long open streams may take to end when the server stops."""
 
@@ -99,6 +100,7 @@ class App:
         self._metrics = Metrics(registry)
         self._emit: Emit = self._metrics.handle  # the one place that decides which parts receive events
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
+        self._shared = SharedState(config, self._clock, self._emit)
         self._pipeline: Pipeline | None = None
         """None until the prompts are loaded."""
         self._drain_requested = asyncio.Event()
@@ -118,6 +120,7 @@ class App:
             metrics_address = self._start_metrics(stack)
             prompts = await asyncio.to_thread(load_prompts, config)
             pipeline = self._pipeline = self._assemble(prompts)
+            self._shared.serve(pipeline)
             servicer = CompletionServicer(
                 pipeline, config.server, config.limits, config.admission, sheds_as_status=config.shed.as_status
             )
@@ -128,8 +131,9 @@ class App:
             for listener in filter(None, (public, admin)):
                 await listener.start()
                 stack.push_async_callback(listener.stop, _CLOSE_S)
-            _warn_of_lacks(config, public.address)
+            warn_of_exposure(config, public.address)
             await self._start_engine()
+            await self._shared.know_model(prompts)
             info = self._engine.info
             check_fits(info, config)
             speculation = await self._begin_speculation(prompts)
@@ -184,8 +188,11 @@ class App:
         self, pipeline: Pipeline, public: Listener, servicer: CompletionServicer, on_ready: Callable[[], None]
     ) -> None:
         async with asyncio.TaskGroup() as group:
-            # In this order: the engine says that it is ready only when the runner takes requests.
+            # In this order: the engine says that it is ready, which opens the gate, only when the runner takes requests
+            # and their order among those of other replicas is known.
             runner = group.create_task(pipeline.run())
+            shared = group.create_task(self._shared.run())
+            await self._shared.wait_connected()
             watch = group.create_task(self._engine.run())
             loop_lag = group.create_task(self._loop_lag.run())
             await asyncio.sleep(0)
@@ -200,7 +207,8 @@ class App:
             pipeline.end_all(self._cut_short())
             servicer.close_sessions()
             await public.stop(_CLOSE_S)
-            for task in (watch, loop_lag, runner):
+            await self._shared.leave()
+            for task in (watch, loop_lag, shared, runner):
                 task.cancel()
 
     async def _start_engine(self) -> None:
@@ -231,6 +239,9 @@ class App:
             self._clock,
             self._emit,
             loop_lag=self._loop_lag,
+            cache=self._shared.cache,
+            limiters=self._shared.limiters,
+            replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
         )
 
@@ -242,6 +253,8 @@ class App:
             prompt_template=prompts.template_name,
             uptime_s=lambda: self._clock.now() - self._started_at,
             ended_requests=lambda: self._metrics.ended,
+            replication=self._shared.replication_status,
+            cache=lambda: self._shared.cache_status(self._metrics.cache.num_hits, self._metrics.cache.num_missed),
             drain=self.drain,
             set_log_level=set_level,
         )
@@ -265,7 +278,7 @@ class App:
             msg = f"server.metrics_listen: can't listen on {address}: {error}"
             raise ConfigError(msg) from error
         stack.callback(server.stop)
-        _warn_if_reachable("server.metrics_listen", address, "others can read the load and the outcome counts")
+        warn_if_reachable("server.metrics_listen", address, "others can read the load and the outcome counts")
         return f"{address.rpartition(':')[0]}:{server.port}"
 
     def _watch_parts(self) -> Snapshot:
@@ -284,11 +297,13 @@ class App:
                 "engine_running_requests": lambda: self._engine.stats().num_running,
                 "engine_waiting_requests": lambda: self._engine.stats().num_waiting,
                 "engine_kv_usage_ratio": lambda: self._engine.stats().kv_usage,
+                **self._shared.gauges(),
             },
             counters={
                 "engine_restarts": lambda: self._engine.num_restarts,
                 "engine_generated_tokens": lambda: self._engine.stats().num_generated_tokens,
                 "engine_aborted_tokens": lambda: self._engine.stats().num_aborted_tokens,
+                **self._shared.counters(),
             },
         )
 
@@ -319,19 +334,3 @@ class App:
             task = asyncio.get_running_loop().create_task(self._health.set(is_serving=is_ready))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-
-
-def _warn_of_lacks(config: Config, address: str) -> None:
-    """Warn of a public listener without TLS, and of names that anybody may give."""
-    tls = config.server.tls
-    if not tls.certificate:
-        _warn_if_reachable("server.listen", address, _OPEN)
-    if config.admission.trust_user_names and not tls.client_ca:
-        consequence = "others can call under any user's name"
-        _warn_if_reachable("admission.trust_user_names", address, consequence, lack="client certificates")
-
-
-def _warn_if_reachable(key: str, address: str, consequence: str, lack: str = "TLS") -> None:
-    """Warn of an unprotected listener that other machines can reach."""
-    if not is_loopback(address):
-        logger.warning("%s: listening on %s without %s: %s", key, address, lack, consequence)

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from completion_server.admission.gate import AdmissionSettings, Gate, retry_after_ms
+from completion_server.admission.limits import Limiters
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Quotas
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit, guarded
 from completion_server.engine.settings import CacheScope
 from completion_server.generator import Generates, Generator, Prompts
-from completion_server.pipeline import Lookup, Parts, Pipeline
+from completion_server.pipeline import CompletionCache, Parts, Pipeline, Replicas
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.limiter import Limiter
 from completion_server.scheduling.queue import ORDERS
@@ -43,17 +44,21 @@ def assemble(
     emit: Emit,
     *,
     loop_lag: LoopLagMonitor | None = None,
-    lookup: Lookup = lambda _request: None,
+    cache: CompletionCache | None = None,
+    limiters: Limiters | None = None,
+    replicas: Replicas | None = None,
     remaining_start_s: Callable[[], float | None] = lambda: None,
 ) -> Pipeline:
     """Return a pipeline. `loop_lag` is run by the caller; without one no request is shed for loop lag.
+
+    `limiters` make the limits of users and tenants; without them they are this process's own.
 
     `remaining_start_s` predicts when the engine will be ready, while it is not.
     """
     admission, emit = settings.admission, guarded(emit)
     parts = Parts(
-        gate=Gate(admission, remaining_start_s),
-        quotas=Quotas(admission),
+        gate=Gate(admission, remaining_start_s, limiters),
+        quotas=Quotas(admission, limiters),
         runner=make_runner(settings, clock, emit),
         prompts=prompts,
         generator=Generator(
@@ -73,7 +78,9 @@ def assemble(
         budget_s=settings.shed.budget_ms / 1000,
         retry_after_ms=admission.retry_after_ms,
         delta_pause_s=settings.delta_pause_s,
-        lookup=lookup,
+        cache_scope=settings.cache_scope,
+        cache=cache,
+        replicas=replicas,
     )
 
 

@@ -1,12 +1,22 @@
 """One request and its answer: the runner adds generated text, the caller reads the text that the text rules pass."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from completion_server.admission.quotas import Reservation
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit, EndWritten, Marks, RequestEnded
-from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome, Timings, Usage
+from completion_server.core.outcome import (
+    AnswerPart,
+    CachedAnswer,
+    End,
+    FinishedAnswer,
+    FinishReason,
+    Outcome,
+    Timings,
+    Usage,
+)
 from completion_server.core.request import Request
 from completion_server.generator import Generator
 from completion_server.scheduling.actions import CANCELLED
@@ -14,6 +24,26 @@ from completion_server.scheduling.generation import Progress
 from completion_server.scheduling.queue import QueueEntry
 from completion_server.streaming.mailbox import Mailbox
 from completion_server.streaming.text import TextRules
+
+_WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+_MS_PER_S = 1000
+
+
+class CacheLookup(Protocol):
+    """A request's place in a completion cache."""
+
+    @property
+    def answer(self) -> CachedAnswer | None:
+        """The answer that was known when the request came in."""
+        ...
+
+    def fetch_nowait(self, on_answer: Callable[[CachedAnswer], bool]) -> None:
+        """Ask other replicas' store. If it has an answer in time, call `on_answer`, which returns if that was used."""
+        ...
+
+    def keep(self, answer: FinishedAnswer) -> None:
+        """Keep the computed answer for later requests."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +64,37 @@ class Services:
 class ActiveCompletion:
     """A request and its answer. The runner's `Subscriber`."""
 
-    def __init__(self, services: Services, request: Request, entry: QueueEntry, reservation: Reservation) -> None:
-        """Prepare; nothing runs before the request has a slot."""
+    def __init__(
+        self,
+        services: Services,
+        request: Request,
+        entry: QueueEntry,
+        reservation: Reservation,
+        lookup: CacheLookup | None = None,
+    ) -> None:
+        """Prepare; nothing runs before the request has a slot. `lookup` keeps the answer if it is computed whole."""
         self.request = request
         self.entry = entry
         self.marks = Marks(request.received_at, trace_context=request.trace_context)
         self.is_rate_limited = False
         """Whether it was shed because its caller is over a limit; nothing was charged for it then."""
+        self.finish_reason: FinishReason | None = None
+        """Why it has ended; None while it lives."""
         self._services = services
         self._reservation = reservation
         self._mailbox = Mailbox(services.delta_pause_s)
         self._rules: TextRules | None = None
         """Made when there is text: most requests are dropped before."""
         self._num_characters = 0
+        self._lookup = lookup
+        self._pieces: list[str] = []
+        """The text that was sent, if it is to be kept."""
+        self._cached: CachedAnswer | None = None
+
+    @property
+    def awaits_output(self) -> bool:
+        """Whether it lives and has had no output."""
+        return self.finish_reason is None and self.marks.first_output is None
 
     # The caller's side
 
@@ -102,24 +150,45 @@ class ActiveCompletion:
         self._put(rules.finish(is_cut=reason is FinishReason.LENGTH))
         return Outcome(reason)
 
-    def give(self, text: str) -> None:
-        """Answer with a text that needs no text rules, because it is a known answer."""
-        self._put(text)
+    def give(self, answer: CachedAnswer) -> None:
+        """Answer with a known answer. The request has had no output and is about to end."""
+        self._cached, self._lookup = answer, None
+        self.marks.first_output = self.marks.last_output = self._services.clock.now()
+        self._put(answer.text)
 
     def end(self, outcome: Outcome, usage: Usage | None = None) -> None:
         """Close the answer. After a supersede, unread text is dropped."""
         services = self._services
+        self.finish_reason = outcome.reason
         self.marks.ended = services.clock.now()
         if outcome.reason is FinishReason.SUPERSEDED:
             self._mailbox.discard_pending_nowait()
-        end = End(outcome, usage or Usage(), timings_of(self.marks, self.marks.ended))
+        usage = usage or Usage()
+        if self._cached is not None and outcome.reason in _WHOLE:
+            usage = replace(usage, cache_level=self._cached.level)
+        end = End(outcome, usage, timings_of(self.marks, self.marks.ended))
         self._mailbox.close_nowait(end)
         self._reservation.settle(0, self.marks.ended)
         if self._num_characters:
             services.answered(self.request, self._num_characters)
         services.emit(RequestEnded(self.request, end, self.marks))
+        if self._lookup is not None and outcome.reason in _WHOLE:
+            self._lookup.keep(self._finished(end))
+
+    def _finished(self, end: End) -> FinishedAnswer:
+        usage, timings = end.usage, end.timings
+        return FinishedAnswer(
+            "".join(self._pieces),
+            end.outcome.reason,
+            num_typed=self.marks.num_typed,
+            num_prompt_tokens=usage.prompt_tokens,
+            num_completion_tokens=usage.completion_tokens,
+            engine_s=(timings.prefill_ms + timings.decode_ms) / _MS_PER_S,
+        )
 
     def _put(self, text: str) -> None:
+        if self._lookup is not None:
+            self._pieces.append(text)
         self._num_characters += len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
         self._mailbox.put_nowait(text)
 
@@ -136,11 +205,11 @@ def timings_of(marks: Marks, ended: float) -> Timings:
         tokenise_ms=_between_ms(marks.started, marks.prompted, ended),
         prefill_ms=_between_ms(marks.prompted, marks.first_output, ended),
         decode_ms=_between_ms(marks.first_output, marks.last_output, ended),
-        total_ms=(ended - marks.received) * 1000,
+        total_ms=(ended - marks.received) * _MS_PER_S,
     )
 
 
 def _between_ms(begin: float | None, end: float | None, ended: float) -> float:
     if begin is None:
         return 0.0
-    return ((ended if end is None else end) - begin) * 1000
+    return ((ended if end is None else end) - begin) * _MS_PER_S

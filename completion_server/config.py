@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -23,6 +23,7 @@ from completion_server.prompt.settings import PromptSettings
 from completion_server.rpc.settings import LimitSettings, ServerSettings, TlsSettings
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.speculation.schedule import ScheduleError, parse_schedule
+from completion_server.state.settings import CacheSettings, RedisSettings, RedisTlsSettings
 from completion_server.telemetry.logs import LogSettings
 
 ENV_PREFIX = "COMPLETION_SERVER__"
@@ -41,6 +42,8 @@ class Config:
     prompt: PromptSettings = PromptSettings()
     engine: EngineSettings = EngineSettings()
     speculation: SpeculationSettings = SpeculationSettings()
+    redis: RedisSettings = RedisSettings()
+    cache: CacheSettings = CacheSettings()
     log: LogSettings = LogSettings()
 
 
@@ -145,7 +148,7 @@ def _validate(tree: Mapping[str, Any]) -> Config:
 
 def _resolve_paths(config: Config, base: Path) -> Config:
     """Resolve relative paths against `base`, the folder of the configuration file."""
-    engine, server = config.engine, config.server
+    engine, server, redis = config.engine, config.server, config.redis
     return dataclasses.replace(
         config,
         engine=dataclasses.replace(
@@ -158,12 +161,24 @@ def _resolve_paths(config: Config, base: Path) -> Config:
             tls=_tls("server.tls", server.tls, base),
             admin_tls=_tls("server.admin_tls", server.admin_tls, base),
         ),
+        redis=_files("redis", redis, _REDIS_FILES, base, tls=_tls("redis.tls", redis.tls, base)),
     )
 
 
-def _tls(section: str, tls: TlsSettings, base: Path) -> TlsSettings:
-    files = {name: _file(f"{section}.{name}", getattr(tls, name), base) for name in ("certificate", "key", "client_ca")}
-    return TlsSettings(**files)
+_REDIS_FILES = ("password_file", "sentinel_password_file", "secret_file")
+
+Section = TypeVar("Section", TlsSettings, RedisTlsSettings, RedisSettings)
+
+
+def _tls(section: str, tls: Section, base: Path) -> Section:
+    names = {field.name for field in dataclasses.fields(tls)} & {"certificate", "key", "client_ca", "ca"}
+    return _files(section, tls, sorted(names), base)
+
+
+def _files(section: str, settings: Section, names: Sequence[str], base: Path, **others: Any) -> Section:  # noqa: ANN401
+    """Return a section with the paths of its files resolved, and `others` replaced."""
+    others |= {name: _file(f"{section}.{name}", getattr(settings, name), base) for name in names}
+    return dataclasses.replace(settings, **others)
 
 
 def _model(key: str, name: str, base: Path) -> str:

@@ -5,22 +5,24 @@ These packages don't import each other. This module, `completion` and `generator
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from completion_server.admission.feedback import Answers
 from completion_server.admission.gate import Gate, Permit, Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas
-from completion_server.completion import ActiveCompletion, Services
+from completion_server.completion import ActiveCompletion, CacheLookup, Services
 from completion_server.core.clock import Clock
 from completion_server.core.errors import CompletionError
 from completion_server.core.events import Emit, Feedback, FeedbackRefused, FeedbackReported, RequestRefused
-from completion_server.core.outcome import FinishReason, Outcome, ShedReason
+from completion_server.core.outcome import CachedAnswer, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller, Request, Trigger, key_of
-from completion_server.generator import Generator, Prompts
+from completion_server.engine.settings import CacheScope
+from completion_server.generator import Generator, Prompts, cache_salt
 from completion_server.scheduling.queue import QueueEntry
-from completion_server.scheduling.reattach import Continuation
+from completion_server.scheduling.reattach import AnswerKey, Continuation
 from completion_server.scheduling.runner import Runner
 from completion_server.scheduling.settings import SchedulingSettings
 
@@ -28,8 +30,44 @@ logger = logging.getLogger(__name__)
 
 _NOTE_EVERY_S = 60.0
 
-Lookup = Callable[[Request], str | None]
-"""Returns the text of an answer that is known without a generation, None if there is none."""
+
+class CompletionCache(Protocol):
+    """Completions that are known without a generation."""
+
+    def look_up_nowait(self, request: Request, /) -> CacheLookup | None:
+        """Look a request up; None if its answer is not kept."""
+        ...
+
+
+class NoCache:
+    """A completion cache that keeps nothing."""
+
+    def look_up_nowait(self, _request: Request, /) -> None:
+        """Return None."""
+        return
+
+
+class Replicas(Protocol):
+    """The other replicas of this server."""
+
+    def stamp(self) -> int:
+        """Return the place of a request that is accepted now, in an order that all replicas share."""
+        ...
+
+    def announce(self, entry: QueueEntry) -> None:
+        """Tell the others that this replica has accepted a request. Returns at once."""
+        ...
+
+
+class NoReplicas:
+    """A server with a single replica."""
+
+    def stamp(self) -> int:
+        """Return 0: nobody compares it."""
+        return 0
+
+    def announce(self, entry: QueueEntry) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +115,14 @@ class Pipeline:
         budget_s: float,
         retry_after_ms: int,
         delta_pause_s: float,
-        lookup: Lookup = lambda _request: None,
+        cache_scope: CacheScope = "user",
+        cache: CompletionCache | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
-        """Connect the parts. A first token later than `budget_s` after receipt has no value."""
+        """Connect the parts. A first token later than `budget_s` after receipt has no value.
+
+        Callers that share the prefix cache, by `cache_scope`, share the generations of equal requests.
+        """
         self._gate = parts.gate
         self._quotas = parts.quotas
         self._runner = parts.runner
@@ -90,7 +133,9 @@ class Pipeline:
         self._scheduling = scheduling
         self._budget_s = budget_s
         self._retry_after_ms = retry_after_ms
-        self._lookup = lookup
+        self._cache_scope: CacheScope = cache_scope
+        self._cache = cache or NoCache()
+        self._replicas = replicas or NoReplicas()
         self._answers = Answers()
         self._services = Services(
             parts.generator, clock, emit, cancel=self.cancel, answered=self._answered,
@@ -110,26 +155,32 @@ class Pipeline:
         self._gate.check()
         now = self._clock.now()
         excess = self._quotas.excess(request.caller, now)
-        text = None if excess else self._lookup(request)
+        lookup = None if excess else self._cache.look_up_nowait(request)
+        answer = lookup.answer if lookup is not None else None
         # A request that will not be computed needs no estimate of its cost.
-        num_new_tokens = 0 if excess or text is not None else self._prompts.expected_new_tokens(request)
+        num_new_tokens = 0 if excess or answer else self._prompts.expected_new_tokens(request)
         reservation = self._quotas.reserve(request.caller, num_new_tokens, now)
-        completion = ActiveCompletion(self._services, request, self._entry(request, num_new_tokens), reservation)
+        entry = self._entry(request, num_new_tokens)
+        completion = ActiveCompletion(self._services, request, entry, reservation, lookup)
         completion.marks.admitted = self._clock.now()
         if excess is not None:
             self._note_limited_peer(excess, now)
             completion.is_rate_limited = True
-            completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, math.ceil(excess.wait_s * 1000)))
+            retry_after_ms = math.ceil(excess.wait_s * 1000)
+            completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, retry_after_ms, limit=excess.limit))
             return completion
         self._quotas.charge_request(request.caller, now)
-        if text is not None:
-            completion.give(text)
-            self._runner.answer_nowait(completion, Outcome(FinishReason.STOP))
+        if answer is not None:
+            completion.give(answer)
+            self._runner.answer_nowait(completion, Outcome(answer.reason))
         elif request.trigger is not Trigger.EXPLICIT and self._loop_lag.is_behind(now):
             overload = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self._retry_after_ms)
             self._runner.answer_nowait(completion, overload)
         else:
             self._runner.submit_nowait(completion)
+            if lookup is not None and completion.awaits_output:
+                lookup.fetch_nowait(partial(self._answer_late, completion))
+        self._announce(completion)
         return completion
 
     def cancel(self, request_id: str, outcome: Outcome) -> None:
@@ -160,9 +211,9 @@ class Pipeline:
         """Check that a caller names its user if required. Raises UnauthenticatedError if not."""
         self._gate.check_user(user)
 
-    def enter_session(self, owner: str | None, peer: str) -> Permit:
+    def enter_session(self, owner: str | None, peer: str, tenant: str | None = None) -> Permit:
         """Admit a session stream, see `Gate.enter_session`."""
-        return self._gate.enter_session(owner, peer)
+        return self._gate.enter_session(owner, peer, tenant)
 
     def note_refused(self, error: CompletionError) -> None:
         """Report that a request or a session was refused."""
@@ -177,6 +228,10 @@ class Pipeline:
     def now(self) -> float:
         """Return the time of the pipeline's clock, which requests and deadlines use."""
         return self._clock.now()
+
+    def live_entries(self) -> list[QueueEntry]:
+        """Return the live requests that may supersede others on other replicas."""
+        return [entry for entry in self._runner.book.live_entries if entry.stamp]
 
     def load(self) -> LoadSnapshot:
         """Return the current load."""
@@ -218,6 +273,28 @@ class Pipeline:
         """End every live request."""
         self._runner.end_all_nowait(outcome)
 
+    def _answer_late(self, completion: ActiveCompletion, answer: CachedAnswer) -> bool:
+        """Answer a request that waits or computes its prompt, which then ends. Return whether it had use for that."""
+        if not completion.awaits_output:
+            return False
+        completion.give(answer)
+        self._runner.cancel_nowait(completion.request.id, Outcome(answer.reason))
+        return True
+
+    def _announce(self, completion: ActiveCompletion) -> None:
+        """Tell other replicas of a request, unless a newer one of its lane is known here already."""
+        if completion.entry.stamp and completion.finish_reason is not FinishReason.SUPERSEDED:
+            self._replicas.announce(completion.entry)
+
+    def _stamp(self, request: Request) -> int:
+        """Return the request's place in the order that replicas share, 0 if it has none.
+
+        Prefetches supersede nothing that a user waits for, and a caller whom another replica would not know has no
+        requests there.
+        """
+        is_alone = request.trigger is Trigger.PREFETCH or not request.caller.is_known_everywhere
+        return 0 if is_alone or not self._scheduling.supersede else self._replicas.stamp()
+
     def _answered(self, request: Request, num_characters: int) -> None:
         caller = request.caller
         self._answers.add((caller.owner, caller.session, request.sequence), num_characters, self._clock.now())
@@ -233,11 +310,12 @@ class Pipeline:
             )
 
     def _entry(self, request: Request, num_new_tokens: int) -> QueueEntry:
-        caller = request.caller
-        lane = caller.owner if self._scheduling.lane == "user" else key_of(caller.owner, caller.session)
+        caller, scheduling = request.caller, self._scheduling
+        continuation = Continuation.of(request)
+        lane = caller.owner if scheduling.lane == "user" else key_of(caller.owner, caller.session)
         return QueueEntry(
             id=request.id,
-            lane=lane if self._scheduling.supersede else request.id,
+            lane=lane if scheduling.supersede else request.id,
             session=caller.session,
             sequence=request.sequence,
             trigger=request.trigger,
@@ -245,5 +323,11 @@ class Pipeline:
             arrived_at=request.received_at,
             ttft_deadline=min(request.received_at + self._budget_s, request.deadline.at),
             num_new_tokens=num_new_tokens,
-            continuation=Continuation.of(request) if self._scheduling.typing_through else None,
+            continuation=continuation if scheduling.typing_through else None,
+            answer_key=(
+                AnswerKey.of(cache_salt(caller, self._cache_scope), request, continuation)
+                if scheduling.single_flight
+                else None
+            ),
+            stamp=self._stamp(request),
         )

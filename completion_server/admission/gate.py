@@ -1,15 +1,15 @@
 """The gate: refuses callers while the server can't serve, and limits the number of open sessions."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
+from completion_server.admission.limits import Limiters, LocalLimiters, LocalSessions, SessionLimiter
 from completion_server.core import descriptors
 from completion_server.core.checks import DAY_S, Above, Between, require_bounds
-from completion_server.core.errors import OverloadedError, UnauthenticatedError, UnavailableError
+from completion_server.core.errors import OverloadedError, ServerFullError, UnauthenticatedError, UnavailableError
 
 _USERS_PER_PEER = 2
 _SESSIONS_PER_PEER = 128
@@ -36,6 +36,8 @@ class AdmissionSettings:
     Unset: 16,000, or fewer if the system's limit of open files does not allow as many connections."""
     max_sessions_per_user: Annotated[int, Between(0, 1_000_000)] = 64
     """Session streams of one named user; 0 sets no limit."""
+    max_sessions_per_tenant: Annotated[int, Between(0, 1_000_000)] = 0
+    """Session streams of one tenant; 0 sets no limit."""
     max_sessions_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
     """Session streams from one address. 0 sets no limit. Unset: 128, or no limit with `trust_user_names`. An office
     behind one address, or a proxy, may need more. Does not apply to a Unix socket."""
@@ -62,6 +64,18 @@ class AdmissionSettings:
     user_token_burst: Annotated[int, Between(1, 1_000_000_000)] = 8000
     """Tokens that the engine may compute for one user at once, for example when the user opens files. Allow for several
     prompts of prompt.max_prompt_tokens."""
+    tenant_requests_per_s: Annotated[float, Between(0, 1e9)] = 0.0
+    """Requests that the users of one tenant may send in the long run; further ones are shed. 0 sets no limit. Unless a
+    proxy vouches for the names (`trust_user_names`), a tenant's limits apply to each of its addresses."""
+    tenant_burst: Annotated[int, Between(1, 1_000_000_000)] = 400
+    """Requests that the users of one tenant may send at once after a quiet time."""
+    tenant_tokens_per_s: Annotated[float, Between(0, 1e12)] = 0.0
+    """Tokens that the engine may compute for one tenant in the long run. 0 sets no limit."""
+    tenant_token_burst: Annotated[int, Between(1, 1_000_000_000_000)] = 80_000
+    """Tokens that the engine may compute for one tenant at once."""
+    assumed_replicas: Annotated[int, Between(1, 10_000)] = 1
+    """The number of replicas that a replica assumes until it reaches Redis for the first time. Until then each user and
+    tenant has this part of its limits here. Without `redis.addresses` it has no effect."""
     users_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
     """The callers of one address together have the limits of this many users. 0 sets no limit. Unset: 2, or no limit
     with `trust_user_names`. Callers behind a proxy or a NAT share one address. Does not apply to a Unix socket."""
@@ -105,11 +119,15 @@ def retry_after_ms(settings: AdmissionSettings, remaining_start_s: float | None)
     return max(settings.retry_after_ms, min(_MAX_RETRY_AFTER_MS, remaining_ms))
 
 
+Holder = tuple[SessionLimiter, str]
+"""A limit of sessions, and the key that it counts the session for."""
+
+
 class Permit:
     """Permission for one open session. Release it exactly once, by leaving its `with` block."""
 
-    def __init__(self, gate: "Gate", holders: tuple[Hashable, ...]) -> None:
-        """Count one session for each of the `holders`: its user, its address."""
+    def __init__(self, gate: "Gate", holders: "tuple[Holder, ...]") -> None:
+        """Count one session for each of the `holders`: its user, its tenant, its address."""
         self._gate = gate
         self._holders = holders
 
@@ -125,11 +143,15 @@ class Gate:
     """Decides whether a caller is admitted. The composition root sets the state of the engine."""
 
     def __init__(
-        self, settings: AdmissionSettings, remaining_start_s: Callable[[], float | None] = lambda: None
+        self,
+        settings: AdmissionSettings,
+        remaining_start_s: Callable[[], float | None] = lambda: None,
+        limiters: Limiters | None = None,
     ) -> None:
         """Start closed: no request is served before the engine is warm.
 
-        `remaining_start_s` predicts how long that takes, while the engine starts.
+        `remaining_start_s` predicts how long that takes, while the engine starts. `limiters` make the limits of users
+        and tenants; an address has its limit on each replica.
         """
         self._settings = settings
         self._remaining_start_s = remaining_start_s
@@ -138,8 +160,10 @@ class Gate:
         self._was_ready = False
         self.num_sessions = 0
         self._max_sessions = settings.max_sessions or min(_SESSIONS, descriptors.max_connections())
-        self._held: Counter[Hashable] = Counter()
-        """Open sessions of each named user and of each address."""
+        limiters = limiters or LocalLimiters()
+        self._users = limiters.sessions("user_sessions", settings.max_sessions_per_user)
+        self._tenants = limiters.sessions("tenant_sessions", settings.max_sessions_per_tenant)
+        self._peers = LocalSessions(settings.num_sessions_per_peer)
 
     @property
     def readiness(self) -> Readiness:
@@ -152,8 +176,8 @@ class Gate:
 
     @property
     def num_holders(self) -> int:
-        """Number of users and addresses with open sessions."""
-        return len(self._held)
+        """Number of users, tenants and addresses with open sessions that are counted."""
+        return len(self._users) + len(self._tenants) + len(self._peers)
 
     @property
     def is_draining(self) -> bool:
@@ -194,39 +218,49 @@ class Gate:
             msg = "metadata x-user-id: must name the user; admission.require_user is set on this server"
             raise UnauthenticatedError(msg)
 
-    def enter_session(self, user: str | None = None, peer: str = "") -> Permit:
-        """Admit a session stream. `user` is the key of a named user; `peer` is the key of the address.
+    def enter_session(self, user: str | None = None, peer: str = "", tenant: str | None = None) -> Permit:
+        """Admit a session stream. The arguments are the keys of a named user, of the address and of the tenant.
 
         Raises:
             UnavailableError: the server can't serve now.
-            OverloadedError: the limit of open sessions of this server, this user or this address is reached.
+            ServerFullError: the limit of open sessions of this server is reached.
+            OverloadedError: that of this user, tenant or address is reached.
 
         """
         self.check()
-        settings = self._settings
-        self._check_limit("", self.num_sessions, self._max_sessions, "max_sessions")
-        holders: list[Hashable] = []
-        if user is not None and settings.max_sessions_per_user:
-            num = self._held["user", user]
-            self._check_limit(" of this user", num, settings.max_sessions_per_user, "max_sessions_per_user")
-            holders.append(("user", user))
-        if peer and settings.num_sessions_per_peer:
-            num = self._held["peer", peer]
-            self._check_limit(" from this address", num, settings.num_sessions_per_peer, "max_sessions_per_peer")
-            holders.append(("peer", peer))
+        if self.num_sessions >= self._max_sessions:
+            raise self._overloaded(f"{self.num_sessions} sessions are open", "max_sessions", ServerFullError)
+        holders = tuple(self._holders(user, peer, tenant))
         self.num_sessions += 1
-        self._held.update(holders)
-        return Permit(self, tuple(holders))
+        for limiter, key in holders:
+            limiter.enter(key)
+        return Permit(self, holders)
 
-    def leave_session(self, holders: tuple[Hashable, ...]) -> None:
+    def leave_session(self, holders: tuple[Holder, ...]) -> None:
         """Count an ended session no longer. `holders` are those of its permit."""
         self.num_sessions -= 1
-        for holder in holders:
-            self._held[holder] -= 1
-            if not self._held[holder]:
-                del self._held[holder]
+        for limiter, key in holders:
+            limiter.leave(key)
 
-    def _check_limit(self, scope: str, num_open: int, limit: int, key: str) -> None:
-        if num_open >= limit:
-            msg = f"{num_open} sessions{scope} are open, the limit of this server (admission.{key})"
-            raise OverloadedError(msg, retry_after_ms=self._settings.retry_after_ms)
+    def _holders(self, user: str | None, peer: str, tenant: str | None) -> Iterator[Holder]:
+        """Yield each limit that the session counts for, with its key. Raises OverloadedError if one is reached."""
+        for limiter, key, scope, name in (
+            (self._users, user, "of this user", "max_sessions_per_user"),
+            (self._tenants, tenant, "of this tenant", "max_sessions_per_tenant"),
+            (self._peers, peer or None, "from this address", "max_sessions_per_peer"),
+        ):
+            if key is not None:
+                if limiter.is_full(key):
+                    raise self._full(limiter, key, scope, name)
+                yield limiter, key
+
+    def _full(self, limiter: SessionLimiter, key: str, scope: str, name: str) -> OverloadedError:
+        open_sessions, wait_s = f"{limiter.num_open(key)} sessions {scope} are open", limiter.lease_wait_s(key)
+        if wait_s is None:
+            return self._overloaded(open_sessions, name)
+        msg = f"{open_sessions} here, all that this replica has leased of the shared limit (admission.{name})"
+        return OverloadedError(msg, retry_after_ms=math.ceil(1000 * wait_s))
+
+    def _overloaded(self, state: str, key: str, kind: type[OverloadedError] = OverloadedError) -> OverloadedError:
+        msg = f"{state}, the limit of this server (admission.{key})"
+        return kind(msg, retry_after_ms=self._settings.retry_after_ms)

@@ -1,14 +1,14 @@
-"""Limits the requests of each user and the tokens that the engine computes for each user. Pure.
+"""Limits the requests of each user and tenant, and the tokens that the engine computes for them. Pure.
 
 An accepted request is charged with the expected number of tokens; the number of computed tokens replaces it when the
 request ends. Callers choose their user names themselves, so each network address has limits of its own beside those of
-its users.
+its users. These are limits of one replica; those of users and tenants may be shared by replicas.
 """
 
 from dataclasses import dataclass
 
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.rate_limiter import RateLimiter
+from completion_server.admission.limits import Limiter, Limiters, LocalLimiters
 from completion_server.core.request import Caller
 
 _MAX_WAIT_S = 10.0
@@ -21,42 +21,75 @@ class Excess:
 
     wait_s: float
     """Seconds after which the caller may retry."""
+    limit: str
+    """The configuration key of the limit."""
     peer: str = ""
-    """The address whose limit is exceeded; "" if it is the user's own limit."""
+    """The address whose limit is exceeded; "" if it is another limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """The limits of each user, each tenant or each address."""
+
+    requests: Limiter
+    tokens: Limiter
+    requests_limit: str
+    tokens_limit: str
+
+    def excess(self, key: str, now: float, peer: str = "") -> Excess | None:
+        """Return the limit that this key exceeds, the one with the longer wait."""
+        wait_s, tokens_wait_s = self.requests.delay_s(key, now), self.tokens.delay_s(key, now)
+        if tokens_wait_s > wait_s:
+            return Excess(tokens_wait_s, self.tokens_limit, peer)
+        return Excess(wait_s, self.requests_limit, peer) if wait_s else None
 
 
 class Quotas:
-    """The token buckets of all users and addresses."""
+    """The token buckets of all users, tenants and addresses."""
 
-    def __init__(self, settings: AdmissionSettings) -> None:
-        """Start with full buckets."""
-        requests = settings.user_requests_per_s, settings.user_burst
-        tokens = settings.user_tokens_per_s, settings.user_token_burst
+    def __init__(self, settings: AdmissionSettings, limiters: Limiters | None = None) -> None:
+        """Start with full buckets. `limiters` make the limits of users and tenants."""
+        make, local = (limiters or LocalLimiters()).rate, LocalLimiters().rate
         num_users = settings.num_users_per_peer
-        self._users = [RateLimiter(*requests), RateLimiter(*tokens, _MAX_WAIT_S)]
-        peer_requests, peer_tokens = (num_users * rate for rate, _burst in (requests, tokens))
-        self._peers = [
-            RateLimiter(peer_requests, num_users * settings.user_burst),
+        self._users = _Scope(
+            make("user_requests", settings.user_requests_per_s, settings.user_burst),
+            make("user_tokens", settings.user_tokens_per_s, settings.user_token_burst, _MAX_WAIT_S),
+            "admission.user_requests_per_s",
+            "admission.user_tokens_per_s",
+        )
+        peer_tokens = num_users * settings.user_tokens_per_s
+        self._peers = _Scope(
+            local("peer_requests", num_users * settings.user_requests_per_s, num_users * settings.user_burst),
             # One burst for all users: otherwise an attacker with many names could occupy the engine for seconds.
-            RateLimiter(peer_tokens, max(settings.user_token_burst, peer_tokens), _MAX_WAIT_S),
-        ]
+            local("peer_tokens", peer_tokens, max(settings.user_token_burst, peer_tokens), _MAX_WAIT_S),
+            "admission.users_per_peer",
+            "admission.users_per_peer",
+        )
+        self._tenants: _Scope | None = None
+        if settings.tenant_requests_per_s or settings.tenant_tokens_per_s:
+            self._tenants = _Scope(
+                make("tenant_requests", settings.tenant_requests_per_s, settings.tenant_burst),
+                make("tenant_tokens", settings.tenant_tokens_per_s, settings.tenant_token_burst, _MAX_WAIT_S),
+                "admission.tenant_requests_per_s",
+                "admission.tenant_tokens_per_s",
+            )
 
     def excess(self, caller: Caller, now: float) -> Excess | None:
         """Return the limit that a request of this caller exceeds, None if there is none."""
-        wait_s = max(bucket.delay_s(caller.owner, now) for bucket in self._users)
-        if wait_s:
-            return Excess(wait_s)
-        if caller.peer:
-            wait_s = max(bucket.delay_s(caller.peer, now) for bucket in self._peers)
-            if wait_s:
-                return Excess(wait_s, caller.peer)
-        return None
+        excess = self._users.excess(caller.owner, now)
+        if excess is None and self._tenants is not None:
+            excess = self._tenants.excess(caller.tenant_key, now)
+        if excess is None and caller.peer:
+            excess = self._peers.excess(caller.peer, now, caller.peer)
+        return excess
 
     def charge_request(self, caller: Caller, now: float) -> None:
         """Charge an accepted request."""
-        self._users[0].charge(caller.owner, now)
+        self._users.requests.charge(caller.owner, now)
+        if self._tenants is not None:
+            self._tenants.requests.charge(caller.tenant_key, now)
         if caller.peer:
-            self._peers[0].charge(caller.peer, now)
+            self._peers.requests.charge(caller.peer, now)
 
     def reserve(self, caller: Caller, num_tokens: int, now: float) -> "Reservation":
         """Charge the expected tokens of a request."""
@@ -65,9 +98,11 @@ class Quotas:
 
     def charge_tokens(self, caller: Caller, num_tokens: int, now: float) -> None:
         """Charge tokens that the engine computes for a caller; a negative number refunds them."""
-        self._users[1].charge(caller.owner, now, num_tokens)
+        self._users.tokens.charge(caller.owner, now, num_tokens)
+        if self._tenants is not None:
+            self._tenants.tokens.charge(caller.tenant_key, now, num_tokens)
         if caller.peer:
-            self._peers[1].charge(caller.peer, now, num_tokens)
+            self._peers.tokens.charge(caller.peer, now, num_tokens)
 
 
 class Reservation:

@@ -3,13 +3,14 @@
 import json
 import sys
 import uuid
+from collections.abc import Sequence
 from typing import TypedDict, Unpack
 
 import click
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Completion, Endpoint, blocking
+from completion_client import Completion, Endpoint, blocking, rendezvous_order
 from completion_client.endpoint import Metadata
 from completion_server.client.cursor import (
     STDIN,
@@ -56,7 +57,7 @@ class _Complete(click.Command):
 
 @click.command(cls=_Complete)
 @click.argument("position", metavar="FILE[:LINE[:COL]]")
-@endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server")
+@endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server", takes_several=True)
 @click.option("--mode", type=click.Choice(list(_MODES)), default="single", show_default=True, help="A line or a block.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Upper limit of tokens; the server's default if not given.")
 @click.option("--temperature", type=click.FloatRange(0), help="0 is greedy.")
@@ -71,9 +72,16 @@ class _Complete(click.Command):
 @click.option("--language", help='The language, such as "python"; guessed from the file\'s name if not given.')
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def complete(
-    endpoint: Endpoint, position: str, timeout_ms: int, user: str | None, as_json: bool, **options: Unpack[_Options]
+    endpoints: Sequence[Endpoint],
+    position: str,
+    timeout_ms: int,
+    user: str | None,
+    as_json: bool,
+    **options: Unpack[_Options],
 ) -> None:
     """Stream the completion at a cursor position in a file to the terminal.
+
+    Of several servers the user's own is asked, as the client library chooses it, or the next one that can be reached.
 
     Lines and columns count from 1. Without COL the cursor is at the end of the line. Without LINE the cursor is at the
     end of the text. "-" as FILE reads standard input; with a line, write "-- -:LINE". A pipe gets the completion alone;
@@ -91,7 +99,10 @@ def complete(
     file, cursor = _read_cursor(position)
     request = _request(file, cursor, options)
     view = CompletionView(Console(highlight=False), cursor, is_silent=as_json)
-    completion, reached = _complete(endpoint, request, timeout_ms / 1000, endpoint.metadata(user), view)
+    for endpoint in rendezvous_order(endpoints, user or request.session_id):
+        completion, reached = _complete(endpoint, request, timeout_ms / 1000, endpoint.metadata(user), view)
+        if reached:
+            break
     if as_json:
         origin = {"server": endpoint.address, "file": file, "line": cursor.line, "column": cursor.column}
         click.echo(json.dumps(completion_dict(completion) | origin))

@@ -16,6 +16,7 @@ def completion_dict(completion: Completion) -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
         "shed_reason": completion.shed_reason,
         "retry_after_ms": end.retry_after_ms if end.HasField("retry_after_ms") else None,
+        "cache_level": completion.cache_level,
         "usage": _fields(end.usage),
         "timings": _fields(end.timings),
         "ttft_ms": _rounded(completion.ttft_ms),

@@ -20,6 +20,12 @@ from completion_server.client.options import DEFAULT_ADMIN, endpoint_options, fa
 
 TIMEOUT_S = 5.0
 _SERVING = "SERVING"
+_PHASES = {
+    admin_pb2.LIMITS_PHASE_UNSPECIFIED: "not known",
+    admin_pb2.LIMITS_PHASE_SHARED: "leased from Redis",
+    admin_pb2.LIMITS_PHASE_WAITING: "what this replica holds, until Redis answers or is given up",
+    admin_pb2.LIMITS_PHASE_ALONE: "this replica's share, Redis is away",
+}
 
 
 @click.command()
@@ -70,7 +76,10 @@ def drain(endpoint: Endpoint, grace_ms: int | None) -> None:
 def as_dict(status: admin_pb2.GetStatusResponse) -> dict[str, Any]:
     """Return the status under the contract's names, with counts as numbers."""
     plain = MessageToDict(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return plain | {"engine_state": _state(status), "ended_requests": dict(status.ended_requests)}
+    counts: dict[str, Any] = {"engine_state": _state(status), "ended_requests": dict(status.ended_requests)}
+    if status.HasField("cache"):
+        counts["cache"] = {name: int(value) for name, value in plain["cache"].items()}
+    return plain | counts
 
 
 @contextmanager
@@ -113,11 +122,46 @@ def _table(address: str, health: str, status: admin_pb2.GetStatusResponse) -> Ta
         ("sessions", str(status.live_sessions)),
         ("requests", f"{status.running_requests} of {status.slots} slots in use, {status.queued_requests} waiting"),
         *([("slots", _slots(status))] if status.slots_reason else []),
+        *_replication(status),
+        *([("cache", _cache(status.cache))] if status.HasField("cache") else []),
         ("ended", ", ".join(f"{count} {name}" for name, count in sorted(status.ended_requests.items())) or "none"),
     )
     for name, value in rows:
         table.add_row(name, value, style=_style(name, health))
     return table
+
+
+def _replication(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str]]:
+    """Yield the rows of what replicas share; none for a server that shares nothing."""
+    if not status.HasField("replication"):
+        return
+    shared = status.replication
+    outages = f", {shared.redis_outages} outages" if shared.redis_outages else ""
+    yield "redis", ("available" if shared.redis_available else f"away: {shared.redis_failure}") + outages
+    alive = [each for each in shared.replicas if each.alive]
+    silent = [f"{each.replica_id} silent for {each.age_ms / 1000:.0f} s" for each in shared.replicas if not each.alive]
+    names = ", ".join([each.replica_id for each in alive] + silent) or "none seen yet"
+    yield "replicas", f"{len(alive)} alive ({names}); this one is {shared.replica_id}"
+    if shared.replica_id_duplicate:
+        yield "fault", f"another process is {shared.replica_id}, too; set another redis.replica_id"
+    yield "limits", f"{_PHASES[shared.limits_phase]}; {shared.leased_limits} leases held"
+    seen = (
+        f"{shared.messages_received} newer requests on other replicas, {shared.overtaken_requests} announced too late"
+    )
+    yield "lanes", f"{seen}; clock error {_milliseconds(shared.clock_error_ms)}"
+
+
+def _milliseconds(value: float) -> str:
+    return "not known yet" if value < 0 else f"{value:.2f} ms"
+
+
+def _cache(cache: admin_pb2.CacheStatus) -> str:
+    hits, lookups = cache.local_hits + cache.shared_hits, cache.local_hits + cache.shared_hits + cache.misses
+    kept = f"{cache.entries} completions, {cache.bytes / 2**20:.1f} MiB"
+    if not lookups:
+        return f"{kept}; no lookups yet"
+    share = f"answered {hits / lookups:.0%} of {lookups} lookups"
+    return f"{kept}; {share}: {cache.local_hits} here, {cache.shared_hits} from Redis"
 
 
 def _slots(status: admin_pb2.GetStatusResponse) -> str:

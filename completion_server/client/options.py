@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
-from completion_client import Endpoint, EndpointError, ServiceError
+from completion_client import Endpoint, EndpointError, ServiceError, parse_endpoints
 from completion_server.client.explain import explain, explain_tls
 
 DEFAULT_SERVER = "127.0.0.1:50051"
@@ -23,8 +23,13 @@ _Decorator = Callable[[Any], Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def endpoint_options(flag: str, default: str, env: str, what: str) -> Callable[[_Command], _Command]:
-    """Add options for an address and TLS files; the command gets them as one argument, `endpoint`."""
+def endpoint_options(
+    flag: str, default: str, env: str, what: str, *, takes_several: bool = False
+) -> Callable[[_Command], _Command]:
+    """Add options for an address and TLS files; the command gets them as one argument, `endpoint`.
+
+    With `takes_several` the argument is `endpoints`, a tuple: the option takes addresses with commas between them.
+    """
 
     def add(command: _Command) -> _Command:
         @functools.wraps(command)
@@ -38,18 +43,25 @@ def endpoint_options(flag: str, default: str, env: str, what: str) -> Callable[[
             if (tls_cert is None) != (tls_key is None):
                 raise click.UsageError("--tls-cert and --tls-key go together: a certificate is no use without its key")
             try:
-                command(endpoint=Endpoint(address, tls_ca, tls_cert, tls_key), **rest)
+                if takes_several:
+                    addresses = [each.address for each in parse_endpoints(address)]
+                    found = tuple(Endpoint(each, tls_ca, tls_cert, tls_key) for each in addresses)
+                    command(endpoints=found, **rest)
+                else:
+                    command(endpoint=Endpoint(address, tls_ca, tls_cert, tls_key), **rest)
             except EndpointError as error:
-                raise click.UsageError(f"{_FLAGS[error.field]}: {error.problem}") from error
+                flags = {"address": flag} | _FLAGS
+                raise click.UsageError(f"{flags[error.field]}: {error.problem}") from error
 
-        for option in reversed(_endpoint_options(flag, default, env, what)):
+        several = "; several replicas with commas between them" if takes_several else ""
+        for option in reversed(_endpoint_options(flag, default, env, what, several)):
             with_endpoint = option(with_endpoint)
         return with_endpoint
 
     return add
 
 
-def _endpoint_options(flag: str, default: str, env: str, what: str) -> Sequence[_Decorator]:
+def _endpoint_options(flag: str, default: str, env: str, what: str, several: str) -> Sequence[_Decorator]:
     return (
         click.option(
             flag,
@@ -59,7 +71,7 @@ def _endpoint_options(flag: str, default: str, env: str, what: str) -> Sequence[
             show_default=True,
             show_envvar=True,
             metavar="ADDRESS",
-            help=f"{what}: HOST:PORT, or unix:PATH.",
+            help=f"{what}: HOST:PORT, or unix:PATH{several}.",
         ),
         click.option("--tls-ca", type=_FILE, help="Encrypt, and check the server's certificate against this file."),
         click.option("--tls-cert", type=_FILE, help="The client's certificate, if the server needs one."),

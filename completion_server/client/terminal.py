@@ -64,6 +64,7 @@ def footer(completion: Completion) -> Text:
         f"{completion.tokens_per_s:.0f} tokens/s" if completion.tokens_per_s is not None else "",
         f"{completion.total_ms:.1f} ms in all",
         completion.finish_reason or "",
+        f"from the {completion.cache_level} cache" if completion.cache_level else "",
         f"{usage.completion_tokens} tokens",
         f"prompt {usage.prompt_tokens} ({usage.cached_prompt_tokens} cached)",
         f"draft {usage.drafted_tokens} ({usage.accepted_draft_tokens} accepted)"

@@ -91,9 +91,10 @@ class ShedError(CompletionError):
 
     code = Code.RESOURCE_EXHAUSTED
 
-    def __init__(self, shed_reason: str, retry_after_ms: int | None) -> None:
-        """Hold the reason and the time after which to retry."""
-        super().__init__(f"the request was shed: {shed_reason.replace('_', ' ')}", retry_after_ms=retry_after_ms)
+    def __init__(self, shed_reason: str, retry_after_ms: int | None, limit: str = "") -> None:
+        """Hold the reason, the time after which to retry, and the configuration key of a limit that was exceeded."""
+        cause = shed_reason.replace("_", " ") + (f" by {limit}" if limit else "")
+        super().__init__(f"the request was shed: {cause}", retry_after_ms=retry_after_ms)
         self.reason = shed_reason.upper()
 
 
@@ -101,6 +102,12 @@ class OverloadedError(CompletionError):
     """A configured limit of open sessions or live requests is reached."""
 
     code = Code.RESOURCE_EXHAUSTED
+
+
+class ServerFullError(OverloadedError):
+    """This server has as many sessions as it takes; another one may have room."""
+
+    reason = "SERVER_FULL"
 
 
 class TooManyRefusalsError(CompletionError):

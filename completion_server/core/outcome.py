@@ -27,15 +27,29 @@ class ShedReason(Enum):
     DRAINING = "draining"
 
 
+class CacheLevel(Enum):
+    """The level of the completion cache that an answer came from."""
+
+    NONE = "none"
+    """It was computed, or there is no answer."""
+    LOCAL = "local"
+    """The memory of this process."""
+    SHARED = "shared"
+    """Redis, which replicas share."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a request."""
+    """Tokens computed for a request. An answer from the completion cache needs none."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     completion_tokens: int = 0
     drafted_tokens: int = 0
     accepted_draft_tokens: int = 0
+    is_shared: bool = False
+    """Whether the usage of another request counts the same tokens, because one generation answered both."""
+    cache_level: CacheLevel = CacheLevel.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,35 @@ class Outcome:
     shed_reason: ShedReason | None = None
     retry_after_ms: int | None = None
     error: CompletionError | None = None
+    limit: str = ""
+    """The configuration key of the limit that the caller exceeds, if it was shed for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedAnswer:
+    """An answer from the completion cache. It needs no text rules: they were applied when it was computed."""
+
+    text: str
+    reason: FinishReason
+    """STOP or LENGTH."""
+    level: CacheLevel
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedAnswer:
+    """An answer that was computed whole, and its cost: what the completion cache keeps."""
+
+    text: str
+    """The text that was sent."""
+    reason: FinishReason
+    """STOP or LENGTH."""
+    num_typed: int
+    """Characters at the end of the request's prefix that were generated, too: the user typed them, and the request
+    reattached to the generation."""
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    engine_s: float
+    """Seconds of prefill and decode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,16 @@ def key_of(*parts: str) -> str:
     return "/".join(quote(part, safe="") for part in parts)
 
 
+def tenant_key_of(tenant: str, peer: str, *, is_verified: bool) -> str:
+    """Return the key of a tenant's limits. Like a user's name, an unverified name belongs to the address `peer`."""
+    return key_of(tenant) if is_verified else key_of(tenant, peer)
+
+
+def _is_within_host(peer: str) -> bool:
+    """Return whether a peer's key is that of a Unix socket or of a loopback address."""
+    return not peer or peer.startswith("127.") or peer == "::/64"
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Identifies the caller of a request. Only the session id comes from the message; the rest from its connection."""
@@ -73,6 +83,20 @@ class Caller:
         object.__setattr__(self, "owner", owner)
 
     @property
+    def tenant_key(self) -> str:
+        """Key of the tenant's limits. A name that nothing trusted vouches for belongs to its network address."""
+        return tenant_key_of(self.tenant, self.peer, is_verified=self.is_verified)
+
+    @property
+    def is_known_everywhere(self) -> bool:
+        """Whether `owner` means the same caller on every replica.
+
+        A caller without a name belongs to its connection, and an unverified name to an address. That of a connection
+        within the host, and a Unix socket's, could be anybody's on another host.
+        """
+        return self.is_verified or (bool(self.user) and not _is_within_host(self.peer))
+
+    @property
     def memory(self) -> tuple[str, ...] | None:
         """The key under which document text may be kept for the caller's next request; None if none may be kept.
 
@@ -94,6 +118,11 @@ class Sampling:
     seed: int | None = None
     speculate: bool = True
     """Whether a draft model may propose tokens."""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the same request would have the same answer again: it is greedy or has a seed."""
+        return not self.temperature or self.seed is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ class EngineSettings:
     """The service times of the scripted engine. A large model takes 45 ms for a prompt and 8 ms for a step."""
     scripted_acceptance: Annotated[float, Between(0, 1)] = 0.7
     """The chance of each draft token of the scripted engine, given that those before it were accepted."""
+    scripted_kv_blocks: Annotated[int, Between(1, 100_000_000)] = 8192
+    """Blocks of 16 tokens in the scripted engine's KV cache."""
     model: str = ""
     """A Hugging Face model id, or the path of a model folder. A path may be relative to the configuration file."""
     revision: str | None = None

@@ -1,5 +1,6 @@
 """AdminService: lets operators inspect and control one server."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from completion_server.pipeline import Pipeline
 from completion_server.rpc.speculation import MODES, rows_to_wire, set_speculation, speculation_to_wire
 from completion_server.rpc.status import abort
 from completion_server.speculation.live import LiveSpeculation
+from completion_server.state.status import CacheStatus, ReplicationStatus
 
 _ENGINE_STATES = {
     EngineState.STARTING: pb.ENGINE_STATE_STARTING,
@@ -32,6 +34,8 @@ class Controls:
     prompt_template: str
     uptime_s: Callable[[], float]
     ended_requests: Callable[[], dict[str, int]]
+    replication: Callable[[], ReplicationStatus | None]
+    cache: Callable[[], CacheStatus | None]
     drain: Callable[[float | None], None]
     """Begins to drain; the argument is the grace time in seconds, None for the configured one."""
     set_log_level: Callable[[str], str]
@@ -71,6 +75,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             max_slots=load.max_slots,
             slots_reason=load.slots_reason,
             ended_requests=self._controls.ended_requests(),
+            replication=_replication_to_wire(self._controls.replication()),
+            cache=_cache_to_wire(self._controls.cache()),
         )
 
     async def GetSpeculation(self, _request: pb.GetSpeculationRequest, _context: Any) -> pb.GetSpeculationResponse:
@@ -104,6 +110,40 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Stop accepting requests; the server ends when the accepted ones have ended."""
         self._controls.drain(request.grace_ms / 1000 if request.HasField("grace_ms") else None)
         return pb.DrainResponse(live_requests=self._pipeline.load().num_live)
+
+
+def _replication_to_wire(status: ReplicationStatus | None) -> pb.ReplicationStatus | None:
+    if status is None:
+        return None
+    return pb.ReplicationStatus(
+        replica_id=status.replica_id,
+        redis_available=status.is_redis_available,
+        redis_failure=status.redis_failure,
+        redis_outages=status.num_outages,
+        listening=status.is_listening,
+        clock_error_ms=-1.0 if math.isinf(status.clock_error_s) else status.clock_error_s * 1000,
+        replicas=[
+            pb.ReplicaSeen(replica_id=each.id, age_ms=max(0, round(each.age_s * 1000)), alive=each.is_alive)
+            for each in status.replicas
+        ],
+        overtaken_requests=status.num_overtaken,
+        messages_received=status.num_received,
+        leased_limits=status.num_leases,
+        limits_phase=pb.LimitsPhase.Value(f"LIMITS_PHASE_{status.limits_phase.upper()}"),
+        replica_id_duplicate=status.has_duplicate_id,
+    )
+
+
+def _cache_to_wire(status: CacheStatus | None) -> pb.CacheStatus | None:
+    if status is None:
+        return None
+    return pb.CacheStatus(
+        entries=status.num_entries,
+        bytes=status.num_bytes,
+        local_hits=status.num_local_hits,
+        shared_hits=status.num_shared_hits,
+        misses=status.num_misses,
+    )
 
 
 def _invalid(fault: str) -> CompletionError:

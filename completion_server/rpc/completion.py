@@ -85,8 +85,8 @@ class CompletionServicer:
         outcome = Outcome(FinishReason.CANCELLED)
         try:
             async for event in completion.parts():
-                if self._sheds_as_status and isinstance(event, End) and event.outcome.shed_reason is not None:
-                    return ShedError(event.outcome.shed_reason.value, event.outcome.retry_after_ms)
+                if self._sheds_as_status and isinstance(event, End) and (reason := event.outcome.shed_reason):
+                    return ShedError(reason.value, event.outcome.retry_after_ms, event.outcome.limit)
                 async with asyncio.timeout(self._stall_timeout_s):
                     await context.write(convert.response_of(event))
                 if isinstance(event, End):
@@ -108,7 +108,7 @@ class CompletionServicer:
         try:
             identity = await self._intake.enter(context)
             self._pipeline.check_user(identity.user)
-            permit = self._pipeline.enter_session(identity.named_owner, identity.peer)
+            permit = self._pipeline.enter_session(identity.named_owner, identity.peer, identity.tenant_key)
         except CompletionError as error:
             self._pipeline.note_refused(error)
             await abort(context, error)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from completion_server.core.errors import InvalidRequestError
-from completion_server.core.request import Caller
+from completion_server.core.request import Caller, tenant_key_of
 from completion_server.rpc.settings import LimitSettings
 
 _USER_KEY = "x-user-id"
@@ -42,6 +42,11 @@ class Identity:
     def named_owner(self) -> str | None:
         """The `Caller.owner` of all sessions of the user; None if the call names no user."""
         return self.call("").owner if self.user else None
+
+    @property
+    def tenant_key(self) -> str:
+        """Key of the tenant's limits, as `Caller.tenant_key`."""
+        return tenant_key_of(self.tenant, self.peer, is_verified=self.is_verified)
 
     @property
     def source(self) -> tuple[str, ...] | str:

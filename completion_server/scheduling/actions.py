@@ -21,6 +21,22 @@ class Reattach:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """Have a request read the generation of another one, which asks for the same answer, from its beginning."""
+
+    id: str
+    leader_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Give the slot of a request to another one, which reads its generation already. The request reads no more."""
+
+    id: str
+    from_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Stop the generation of a request; report `work_done` when it has stopped."""
 
@@ -35,7 +51,7 @@ class Finish:
     outcome: Outcome
 
 
-Action = Start | Reattach | Abort | Finish
+Action = Start | Reattach | Join | HandOver | Abort | Finish
 
 SUPERSEDED = Outcome(FinishReason.SUPERSEDED)
 CANCELLED = Outcome(FinishReason.CANCELLED)

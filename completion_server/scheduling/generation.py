@@ -1,10 +1,10 @@
-"""Generations, the requests that read them, and the subscription between the two. The runner drives them.
+"""Generations, the requests that read them, and the subscription between the two. `work` and the runner drive them.
 
-A generation holds a slot. It answers the request that it was started for, and after a reattach a newer one.
+A generation holds a slot. It answers the request that it was started for, after a reattach a newer one, and the
+requests that have joined it because they ask for the same answer.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,9 +12,7 @@ from completion_server.core.events import Marks
 from completion_server.core.outcome import FinishReason, Outcome, Usage
 from completion_server.engine.interface import Output
 from completion_server.scheduling.queue import QueueEntry
-from completion_server.scheduling.reattach import TypedPrefixFilter, typed_since, typed_through
-
-_FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+from completion_server.scheduling.reattach import TypedPrefixFilter
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +40,15 @@ class Generation:
         self.num_tokens = 0
         self.num_new_tokens = 0
         """Prompt tokens that the engine computes: an estimate until the first output counts the cached ones."""
+        self.has_prompt = False
+        """Whether its prompt is built."""
         self._num_prompt_tokens = 0
         self._last: Output | None = None
         self._last_at: float | None = None
 
     def start(self, ready: PromptReady) -> None:
         """The prompt is built."""
+        self.has_prompt = True
         self._num_prompt_tokens, self.num_new_tokens = ready.num_tokens, ready.num_new_tokens
 
     def add(self, output: Output, now: float) -> float | None:
@@ -76,9 +77,10 @@ class Subscription:
     """Reads a generation for one request from an offset on, which is the length of the text typed since."""
 
     def __init__(self, generation: Generation, marks: Marks, typed: str | None = None) -> None:
-        """Read a generation of the request's own, or that of an older request after the text `typed`."""
+        """Read a generation from its beginning, or that of an older request after the text `typed`."""
         self.generation = generation
         self._marks = marks
+        marks.num_typed = len(typed or "")
         self._is_reattached = typed is not None
         self._filter = TypedPrefixFilter(typed or "")
 
@@ -115,7 +117,7 @@ class Subscription:
         """Forget the stages that the request has passed: it will be answered from another generation."""
         marks = self._marks
         marks.started = marks.prompted = marks.first_output = marks.last_output = None
-        marks.tokens_at_first_output = 0
+        marks.tokens_at_first_output = marks.num_typed = 0
 
 
 class Subscriber(Protocol):
@@ -149,84 +151,3 @@ class Subscriber(Protocol):
     def end(self, outcome: Outcome, usage: Usage) -> None:
         """Tell the caller. Called exactly once; the generation may still be stopping."""
         ...
-
-
-@dataclass(slots=True, eq=False)
-class HeldRequest:
-    """A request that the runner holds until its end is reported and the generation of its slot has stopped."""
-
-    subscriber: Subscriber
-    work: "Work | None" = None
-    """The work that holds its slot, until that is done."""
-    has_ended: bool = False
-
-    @property
-    def id(self) -> str:
-        """The request's id."""
-        return self.subscriber.entry.id
-
-    def usage(self) -> Usage:
-        """Return the cost so far of the generation that it reads."""
-        subscription = self.work.subscription if self.work is not None else None
-        return Usage() if subscription is None else subscription.generation.usage()
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """A generation that holds a slot. It is for one request, and for a newer one after a reattach."""
-
-    generation: Generation
-    request: HeldRequest
-    subscription: Subscription | None
-    """None once the request has no use for the generation."""
-    task: asyncio.Task[Outcome | None] | None = None
-    """None once it is done."""
-    is_over: bool = False
-    """Whether the generation has ended or failed; the engine may still be releasing it."""
-    aborted_at: float | None = None
-
-    @classmethod
-    def begin(cls, request: HeldRequest) -> "Work":
-        """Return the work of a request that has just got a slot."""
-        generation = Generation(request.subscriber.entry)
-        return cls(generation, request, Subscription(generation, request.subscriber.marks))
-
-    def serves(self, entry: QueueEntry) -> bool:
-        """Return whether a newer request may reattach."""
-        older = self.generation.entry.continuation
-        if self.is_over or self.subscription is None or older is None or entry.continuation is None:
-            return False
-        return typed_through(older, self.generation, entry.continuation) is not None
-
-    def move_to(self, request: HeldRequest) -> None:
-        """Be read by a newer request from now on."""
-        older, newer = self.generation.entry.continuation, request.subscriber.entry.continuation
-        assert older is not None
-        assert newer is not None
-        self.request.work, request.work = None, self
-        self.request = request
-        self.subscription = Subscription(self.generation, request.subscriber.marks, typed_since(older, newer) or "")
-
-    def pass_on(self, text: str, now: float) -> bool:
-        """Give newly generated text to the request; return whether that was its first output."""
-        assert self.subscription is not None
-        had_output = self.subscription.has_output
-        new = self.subscription.feed(text, now)
-        if new:
-            self.request.subscriber.receive(new)
-        return self.subscription.has_output and not had_output
-
-    def finish(self, output: Output) -> Outcome | None:
-        """Return the request's outcome if an output was the last one for it; drop the subscription if it diverged."""
-        assert self.subscription is not None
-        reason = None if output.finish is None else _FINISH_REASONS[output.finish]
-        if not self.subscription.has_diverged(reason):
-            return self.request.subscriber.finish(reason)
-        self.subscription.reset()
-        self.subscription = None
-        return None
-
-
-def first_serving(requests: Iterable[HeldRequest], entry: QueueEntry) -> str | None:
-    """Return the first request whose generation, or the one that it waits for, serves a newer request."""
-    return next((each.id for each in requests if (each.work or Work.begin(each)).serves(entry)), None)

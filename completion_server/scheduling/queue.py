@@ -5,7 +5,7 @@ In every order EXPLICIT goes before AUTOMATIC, and AUTOMATIC before PREFETCH. do
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from completion_server.core.clock import NEVER, Deadline
@@ -35,8 +35,10 @@ class QueueEntry:
     """Prompt tokens that the engine will have to compute, by the estimate made on arrival."""
     continuation: Continuation | None = None
     """The text that the request continues; None if it can't reattach and no request can reattach to it."""
+    answer_key: Hashable | None = None
+    """Requests with equal keys have equal answers, so one generation serves them; None if no other request's serves."""
     stamp: int = 0
-    """The request's place in an order that all replicas share; 0 with a single replica."""
+    """The request's place in an order that all replicas share; 0 if other replicas don't know of it."""
 
 
 Order = Callable[[QueueEntry], float]
@@ -155,7 +157,7 @@ class TriggerQueues:
     def last_behind(self, entry: QueueEntry) -> QueueEntry | None:
         """Return the last request of the lowest class that `entry` goes before."""
         for queue in self._queues[: entry.trigger - 1 if entry.trigger else None : -1]:
-            if (last := queue.last()) is not None and self._goes_before(entry, self._entries[last]):
+            if (last := queue.last()) is not None and self.rank(entry) < self.rank(self._entries[last]):
                 return self._entries[last]
         return None
 
@@ -168,8 +170,9 @@ class TriggerQueues:
             num_ahead += len(own)
         return num_ahead
 
-    def _goes_before(self, entry: QueueEntry, other: QueueEntry) -> bool:
-        return (entry.trigger, self.order(entry)) < (other.trigger, self.order(other))
+    def rank(self, entry: QueueEntry) -> tuple[int, float]:
+        """Return the place of a request in the order of all triggers: the smallest goes first."""
+        return entry.trigger, self.order(entry)
 
 
 def _reversed(key: Key) -> Key:

@@ -1,6 +1,7 @@
 """Decides whether a newer request can reattach to a running generation, because its user typed its text. Pure.
 
-After a reattach the generation goes on, and the newer request reads it from the end of the typed text on.
+After a reattach the generation goes on, and the newer request reads it from the end of the typed text on. An AnswerKey
+tells which requests of several users can share one generation.
 """
 
 from collections.abc import Hashable
@@ -20,7 +21,7 @@ _MIN_SHARE_LEFT = 0.5
 class Continuation:
     """The text that a request continues, and everything else that its completion depends on.
 
-    The prefix is compared as text: the text is available, and comparing it costs less than hashing it.
+    The prefix is compared as text, which is exact.
     """
 
     prefix: str
@@ -44,6 +45,33 @@ class Continuation:
             is_single_line=request.mode is Mode.SINGLE_LINE,
             is_seeded=bool(request.sampling.temperature) and request.sampling.seed is not None,
         )  # fmt: skip
+
+
+class AnswerKey:
+    """Requests with equal keys have equal answers. The text is hashed once and compared exactly."""
+
+    __slots__ = ("_continuation", "_hash", "_scope")
+
+    def __init__(self, scope: str, continuation: Continuation) -> None:
+        """`scope` is a name of the callers that may read one answer."""
+        self._scope = scope
+        self._continuation = continuation
+        self._hash = hash((scope, continuation))
+
+    @classmethod
+    def of(cls, scope: str, request: Request, continuation: Continuation) -> "AnswerKey | None":
+        """Return the key of a request, None if the same request would not have the same answer again."""
+        return cls(scope, continuation) if request.sampling.is_repeatable else None
+
+    def __hash__(self) -> int:
+        """Return the hash made at the start."""
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        """Compare scope and text."""
+        if not isinstance(other, AnswerKey):
+            return NotImplemented
+        return self._hash == other._hash and self._scope == other._scope and self._continuation == other._continuation
 
 
 class Progress(Protocol):

@@ -12,24 +12,16 @@ from contextlib import aclosing
 
 from completion_server.core.clock import Alarm, Clock
 from completion_server.core.errors import CompletionError
-from completion_server.core.events import Emit, GenerationAborted, GenerationDiverged, GenerationReattached
+from completion_server.core.events import Emit, GenerationAborted, GenerationJoined, GenerationReattached
 from completion_server.core.outcome import FinishReason, Outcome
-from completion_server.engine.interface import Output
-from completion_server.scheduling.actions import CANCELLED, Abort, Action, Finish, Reattach, Start
+from completion_server.scheduling.actions import CANCELLED, Abort, Action, Finish, HandOver, Join, Reattach, Start
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.generation import (
-    HeldRequest,
-    Progress,
-    PromptReady,
-    Subscriber,
-    Work,
-    first_serving,
-)
+from completion_server.scheduling.delivery import INTERNAL_ERROR, Delivery
+from completion_server.scheduling.generation import Progress, PromptReady, Subscriber
 from completion_server.scheduling.limiter import Limiter
+from completion_server.scheduling.work import HeldRequest, Work, first_serving
 
 logger = logging.getLogger(__name__)
-
-_INTERNAL_ERROR = Outcome(FinishReason.ERROR, error=CompletionError("internal error; the server's log has more"))
 
 
 class Runner:
@@ -44,6 +36,7 @@ class Runner:
         self._limiter = limiter
         self._emit = emit
         self._requests: dict[str, HeldRequest] = {}
+        self._delivery = Delivery(book, clock, limiter, emit, self._carry_out)
         self._actions: deque[Action] = deque()
         self._is_carrying_out = False
         self._group: asyncio.TaskGroup | None = None
@@ -141,6 +134,10 @@ class Runner:
                 self._start(self._requests[request_id])
             case Reattach(request_id, from_id):
                 self._reattach(self._requests[request_id], self._requests[from_id])
+            case Join(request_id, leader_id):
+                self._join(self._requests[request_id], self._requests[leader_id])
+            case HandOver(request_id, from_id):
+                self._hand_over(self._requests[request_id], self._requests[from_id])
             case Abort(request_id):
                 self._abort(self._requests.get(request_id))
             case Finish(request_id, outcome):
@@ -155,26 +152,36 @@ class Runner:
             task = self._group.create_task(running, name=f"completion-{request.id}")
         except RuntimeError:  # the task group is shutting down
             running.close()
+            request.work = request.subscription = None
             logger.exception("request %s could not start", request.id)
-            self._carry_out(self._book.work_done(request.id, _INTERNAL_ERROR, self._clock.now()))
+            self._carry_out(self._book.work_done(request.id, INTERNAL_ERROR, self._clock.now()))
             return
-        request.work, work.task = work, task
+        work.task = task
         # By callback, because a task that is cancelled before its first step never enters its own `finally`.
         task.add_done_callback(lambda task: self._work_done(work, task))
 
     def _reattach(self, request: HeldRequest, older: HeldRequest) -> None:
-        """Have a request read the generation of an older one. If that fails, end the request and abort the work."""
-        work, marks, now = older.work, request.subscriber.marks, self._clock.now()
+        """Have a request read the generation of an older one in its place."""
+        work, now = older.work, self._clock.now()
         assert work is not None
-        work.move_to(request)
-        marks.started = marks.prompted = now
-        try:
-            self._emit(GenerationReattached(work.generation.num_tokens))
-            if work.generation.num_tokens:
-                self._pass_on(work, work.generation.text, now)
-        except Exception:
-            logger.exception("request %s could not reattach to the generation of %s", request.id, older.id)
-            self._carry_out(self._book.end(request.id, _INTERNAL_ERROR, now))
+        work.move(older, request)
+        request.subscriber.marks.started = request.subscriber.marks.prompted = now
+        self._delivery.catch_up(request, work, GenerationReattached(work.generation.num_tokens))
+
+    def _join(self, request: HeldRequest, leader: HeldRequest) -> None:
+        """Have a request read the generation of another one, too. There is none if it could not begin."""
+        work, now = leader.work, self._clock.now()
+        if work is None:
+            return
+        work.join(request)
+        request.subscriber.marks.started = now
+        request.subscriber.marks.prompted = now if work.generation.has_prompt else None
+        self._delivery.catch_up(request, work, GenerationJoined(work.generation.num_tokens))
+
+    def _hand_over(self, request: HeldRequest, older: HeldRequest) -> None:
+        """Give the slot of a request, which reads no longer, to one that has joined it."""
+        if older.work is not None:
+            older.work.hand_over(request)
 
     def _abort(self, request: HeldRequest | None) -> None:
         """Abort the generation of a request. There is none if it could not begin."""
@@ -190,6 +197,8 @@ class Runner:
             request.subscriber.end(outcome, request.usage())
         except Exception:
             logger.exception("the end of request %s could not be reported to its caller", request.id)
+        if request.work is not None and request.work.request is not request:
+            request.work.leave(request)
         self._release(request)
 
     async def _generate(self, work: Work, start: Callable[[], AsyncGenerator[Progress]]) -> Outcome | None:
@@ -203,10 +212,10 @@ class Runner:
             async with aclosing(source) as steps:
                 async for progress in steps:
                     if isinstance(progress, PromptReady):
-                        self._prompt_ready(work, progress)
+                        self._delivery.prompt_ready(work, progress)
                         continue
-                    if (outcome := self._take(work, progress)) is not None or work.subscription is None:
-                        work.is_over = True
+                    outcome = self._delivery.take(work, progress)
+                    if outcome is not None or work.request.subscription is None:
                         return outcome
             msg = "the engine ended a generation without a finish reason"
             raise CompletionError(msg)
@@ -214,39 +223,16 @@ class Runner:
             return Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
         except Exception:
             logger.exception("request %s failed", work.request.id)
-            return _INTERNAL_ERROR
+            return INTERNAL_ERROR
         finally:
-            work.is_over = True
-
-    def _prompt_ready(self, work: Work, ready: PromptReady) -> None:
-        work.generation.start(ready)
-        self._book.prompt_ready(work.request.id, ready.num_new_tokens)
-        marks = work.request.subscriber.marks
-        if marks.prompted is None:
-            marks.prompted = self._clock.now()
-
-    def _take(self, work: Work, output: Output) -> Outcome | None:
-        """Give an output to the request; return its outcome if that was the last one."""
-        now = self._clock.now()
-        if (step_s := work.generation.add(output, now)) is not None:
-            self._follow_engine(step_s)
-        self._pass_on(work, output.text, now)
-        outcome = work.finish(output)
-        if work.subscription is None:
-            self._emit(GenerationDiverged(work.generation.num_tokens))
-        return outcome
-
-    def _pass_on(self, work: Work, text: str, now: float) -> None:
-        if work.pass_on(text, now):
-            self._book.first_token(work.request.id, now, work.generation.num_new_tokens)
-            self._follow_engine()
+            self._delivery.close(work)
 
     def _work_done(self, work: Work, task: asyncio.Task[Outcome | None]) -> None:
         """The task of a generation has ended."""
         request, now = work.request, self._clock.now()
         if work.aborted_at is not None:
             self._emit(GenerationAborted(now - work.aborted_at))
-            self._follow_engine()
+            self._delivery.follow_engine()
         outcome = CANCELLED if task.cancelled() else task.result()
         if outcome is None and work.aborted_at is None:
             request.work = None
@@ -255,14 +241,6 @@ class Runner:
         work.task = None
         self._carry_out(self._book.work_done(request.id, outcome or CANCELLED, now))
         self._release(request)
-
-    def _follow_engine(self, step_s: float | None = None) -> None:
-        """Adapt the number of slots to the engine's latest steps and first tokens."""
-        if self._limiter is not None:
-            first_token_s = self._book.latency.first_token_s
-            num_slots = self._limiter.observe(first_token_s, self._book.num_occupied, step_s)
-            if num_slots != self._book.num_slots:
-                self._carry_out(self._book.resize(num_slots, self._clock.now()))
 
     def _tick(self) -> None:
         if self._group is not None:

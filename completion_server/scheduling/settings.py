@@ -31,6 +31,9 @@ class SchedulingSettings:
     """Whether a newer request ends the older ones of its lane. If not, each lives until it ends or is cancelled."""
     typing_through: bool = True
     """Whether a newer request reattaches to a running generation if the user typed the generated text."""
+    single_flight: bool = True
+    """Whether one generation answers all live requests that ask for the same answer: the same text and options, greedy
+    or with the same seed, of callers that share the prefix cache (engine.cache_scope)."""
 
     def __post_init__(self) -> None:
         """Check the bounds, and that `step_tolerance` is 0 or above 1."""

@@ -5,8 +5,8 @@ from enum import Enum
 
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.scheduling.latency import LatencyEstimates
+from completion_server.scheduling.live.records import Record, State
 from completion_server.scheduling.queue import QueueEntry, TriggerQueues
-from completion_server.scheduling.records import Record, State
 
 _MIN_RETRY_AFTER_MS = 50
 
@@ -36,6 +36,17 @@ class Shedder:
         retry_after_ms = max(_MIN_RETRY_AFTER_MS, round(self._wait_s(entry, num_slots) * 1000))
         return Outcome(FinishReason.SHED, reason, min(self.max_retry_after_ms, retry_after_ms))
 
+    def make_room(
+        self, entry: QueueEntry, now: float, num_slots: int, *, has_room: bool
+    ) -> tuple[QueueEntry, Outcome] | None:
+        """Return the request to shed for a newcomer that has to wait, or the newcomer; None if it may wait."""
+        if self.is_predicted_late(entry, now, num_slots):
+            return entry, self.outcome(entry, ShedReason.DEADLINE_UNREACHABLE, num_slots)
+        if has_room:
+            return None
+        last = self.queues.last_behind(entry) or entry
+        return last, self.outcome(last, ShedReason.OVERLOAD, num_slots)
+
     def is_predicted_late(self, entry: QueueEntry, now: float, num_slots: int) -> bool:
         """Return whether a newcomer that has to wait is predicted to have no first token in time."""
         if self.shedding is not Shedding.PREDICTED:
@@ -44,8 +55,11 @@ class Shedder:
         return now + self._wait_s(entry, num_slots) + first_token_s > entry.ttft_deadline
 
     def is_unreachable(self, record: Record, now: float) -> bool:
-        """Return whether a request can't have its first token in time. A running one only ends if another waits."""
-        if self.shedding is Shedding.NEVER:
+        """Return whether a request can't have its first token in time. A running one only ends if another waits.
+
+        A joined one never does: it takes no slot and no place in the queue.
+        """
+        if self.shedding is Shedding.NEVER or record.state is State.JOINED:
             return False
         if record.state is State.QUEUED:
             return now >= self._latest_start(record)
@@ -57,7 +71,7 @@ class Shedder:
         `now` is None for a request that has just changed its state.
         """
         at = record.entry.deadline.at
-        if self.shedding is Shedding.NEVER:
+        if self.shedding is Shedding.NEVER or record.state is State.JOINED:
             return at
         if record.state is State.QUEUED:
             return min(at, self._latest_start(record))

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from completion_server.core import events
 from completion_server.core.events import Marks
-from completion_server.core.outcome import FinishReason, ShedReason
+from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Trigger
 
 BUCKETS_S = (
@@ -18,13 +18,15 @@ BUCKETS_S = (
 )  # fmt: skip
 """Buckets from 1 ms to 2 s, densest around 200 ms, after which an answer has no value."""
 
+_AGE_BUCKETS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0)
+"""Buckets for the ages of completions, which live for seconds or minutes."""
 _STAGES = ("admission", "queue", "tokenise", "prefill", "decode_token", "stream", "total")
 _TOKEN_KINDS = ("prompt", "cached_prompt", "completion", "drafted", "accepted_draft")
 _WASTED = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
 
 
 class _Registry:
-    """Creates metrics in one registry; every histogram has the same buckets."""
+    """Creates metrics in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -32,8 +34,8 @@ class _Registry:
     def counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"completion_{name}", help_text, labels, registry=self._registry)
 
-    def histogram(self, name: str, help_text: str, *labels: str) -> Histogram:
-        return Histogram(f"completion_{name}", help_text, labels, buckets=BUCKETS_S, registry=self._registry)
+    def histogram(self, name: str, help_text: str, *labels: str, buckets: tuple[float, ...] = BUCKETS_S) -> Histogram:
+        return Histogram(f"completion_{name}", help_text, labels, buckets=buckets, registry=self._registry)
 
 
 class Metrics:
@@ -55,10 +57,13 @@ class Metrics:
         reattached = "Generations that a newer request reattached to, because its user typed the generated text."
         self._reattached = make.counter("generations_reattached", reattached)
         self._saved = make.counter("reattached_tokens", "Tokens that newer requests reused by reattaching.")
+        joined = "Running generations that a further request joined, because it asked for the same answer."
+        self._joined = make.counter("generations_joined", joined)
         diverged = "Reattached generations whose further text differed from the typed text."
         self._diverged = make.counter("generations_diverged", diverged)
         self._aborting = make.histogram("abort_seconds", "From the abort of a running request until its slot is free.")
         self._lag = make.histogram("loop_lag_seconds", "Lateness of the event loop: all work in it waits as long.")
+        self.cache = CacheMetrics(make)
         # Looking up a series by its labels costs more than counting, and happens twenty times for each request.
         self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
@@ -74,9 +79,13 @@ class Metrics:
             events.RequestRefused: lambda event: self._refused.labels(event.code.name.lower()).inc(),
             events.EndWritten: lambda event: self._stage["stream"].observe(event.seconds),
             events.GenerationReattached: self._generation_reattached,
+            events.GenerationJoined: lambda _event: self._joined.inc(),
             events.GenerationDiverged: self._generation_diverged,
             events.GenerationAborted: lambda event: self._aborting.observe(event.seconds),
             events.LoopLagged: lambda event: self._lag.observe(event.seconds),
+            events.CacheHit: self.cache.hit,
+            events.CacheMiss: self.cache.missed,
+            events.CacheReplied: self.cache.replied,
             events.FeedbackReported: self._feedback_reported,
             events.FeedbackRefused: lambda _event: self._feedback.labels("refused").inc(),
         }
@@ -90,7 +99,14 @@ class Metrics:
         reason, usage = end.outcome.reason, end.usage
         self.ended[reason.value] = self.ended.get(reason.value, 0) + 1
         self._count_request(request.trigger, reason, end.outcome.shed_reason)
-        if usage.prompt_tokens:
+        if not usage.is_shared:
+            self._count_tokens(reason, usage)
+        self._time_stages(marks, usage.completion_tokens)
+        if marks.first_output is not None:
+            self._ttft_of[request.trigger].observe(marks.first_output - marks.received)
+
+    def _count_tokens(self, reason: FinishReason, usage: Usage) -> None:
+        if usage.prompt_tokens and usage.completion_tokens:  # else the cached share is unknown: no output came
             self._token["prompt"].inc(usage.prompt_tokens)
             self._token["cached_prompt"].inc(usage.cached_prompt_tokens)
         if usage.completion_tokens:
@@ -99,9 +115,6 @@ class Metrics:
             self._token["accepted_draft"].inc(usage.accepted_draft_tokens)
         if reason in _WASTED:
             self._wasted.labels(reason.value).inc(usage.completion_tokens)
-        self._time_stages(marks, usage.completion_tokens)
-        if marks.first_output is not None:
-            self._ttft_of[request.trigger].observe(marks.first_output - marks.received)
 
     def _count_request(self, trigger: Trigger, reason: FinishReason, shed_reason: ShedReason | None) -> None:
         key = trigger, reason, shed_reason
@@ -138,7 +151,50 @@ class Metrics:
         self._accepted.inc(event.feedback.accepted_characters)
 
 
+class CacheMetrics:
+    """Metrics of the completion cache."""
+
+    def __init__(self, make: _Registry) -> None:
+        """Register the metrics."""
+        self.num_hits = dict.fromkeys((CacheLevel.LOCAL, CacheLevel.SHARED), 0)
+        """Requests answered from each level."""
+        self.num_missed = 0
+        """Lookups that the process's memory did not answer."""
+        self._hits = make.counter("cache_hits", "Requests answered from the completion cache, by level.", "level")
+        missed = "Lookups in the completion cache without an answer, by level and reason."
+        self._misses = make.counter("cache_misses", missed, "level", "reason")
+        age = "Age of the cached completions that answered requests."
+        self._age = make.histogram("cache_hit_age_seconds", age, "level", buckets=_AGE_BUCKETS_S)
+        counted = "Counts level 2 in full also if its generation had begun, and requests superseded after their answer."
+        saved = f"Tokens that cached completions had cost, less those of typed text, by kind. {counted}"
+        self._saved_tokens = make.counter("cache_saved_tokens", saved, "kind")
+        saved = f"Seconds of prefill and decode that cached completions had taken, less those of typed text. {counted}"
+        self._saved_s = make.counter("cache_saved_engine_seconds", saved)
+        self._lookup_s = make.histogram("cache_lookup_seconds", "Time of lookups in Redis, failed ones included.")
+
+    def hit(self, event: events.CacheHit) -> None:
+        """Count a hit."""
+        self.num_hits[event.level] += 1
+        level = event.level.value
+        self._hits.labels(level).inc()
+        self._age.labels(level).observe(event.age_s)
+        self._saved_tokens.labels("prompt").inc(event.num_prompt_tokens)
+        self._saved_tokens.labels("completion").inc(event.num_completion_tokens)
+        self._saved_s.inc(event.engine_s)
+
+    def missed(self, event: events.CacheMiss) -> None:
+        """Count a miss."""
+        self.num_missed += event.level is CacheLevel.LOCAL
+        self._misses.labels(event.level.value, event.reason.value).inc()
+
+    def replied(self, event: events.CacheReplied) -> None:
+        """Time a lookup in Redis."""
+        self._lookup_s.observe(event.seconds)
+
+
 _HELP = {
+    "cache_bytes": "Memory of the completions that this process keeps.",
+    "cache_entries": "Completions that this process keeps.",
     "slots": "Requests that may be in the engine now; the server adapts their number to the engine's load.",
     "num_speculative_tokens": "Draft tokens (K) of a step with as many generations as run now.",
 }

@@ -135,6 +135,7 @@ class ScriptedEngine:
             model=settings.model or "scripted",
             max_model_len=settings.max_model_len or _MAX_MODEL_LEN,
             max_num_seqs=settings.max_num_seqs,
+            num_kv_blocks=settings.scripted_kv_blocks,
             num_speculative_tokens=settings.num_speculative_tokens if settings.draft_model else 0,
             acceptance_rate=settings.scripted_acceptance,
         )

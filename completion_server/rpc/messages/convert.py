@@ -9,7 +9,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.core.events import Feedback
-from completion_server.core.outcome import AnswerPart, Delta, End, FinishReason, ShedReason
+from completion_server.core.outcome import AnswerPart, CacheLevel, Delta, End, FinishReason, ShedReason
 from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet, Trigger
 from completion_server.rpc.settings import LimitSettings
 
@@ -38,6 +38,11 @@ _SHED_REASONS = {
     ShedReason.DEADLINE_UNREACHABLE: pb.SHED_REASON_DEADLINE_UNREACHABLE,
     ShedReason.RATE_LIMITED: pb.SHED_REASON_RATE_LIMITED,
     ShedReason.DRAINING: pb.SHED_REASON_DRAINING,
+}
+_CACHE_LEVELS = {
+    CacheLevel.NONE: pb.CACHE_LEVEL_NONE,
+    CacheLevel.LOCAL: pb.CACHE_LEVEL_LOCAL,
+    CacheLevel.SHARED: pb.CACHE_LEVEL_SHARED,
 }
 _FEEDBACK_KINDS = {
     pb.FEEDBACK_KIND_SHOWN: "shown",
@@ -175,6 +180,7 @@ def end_message(end: End) -> pb.End:
             completion_tokens=usage.completion_tokens,
             drafted_tokens=usage.drafted_tokens,
             accepted_draft_tokens=usage.accepted_draft_tokens,
+            cache_level=_CACHE_LEVELS[usage.cache_level],
         ),
         timings=pb.Timings(
             queue_ms=timings.queue_ms,

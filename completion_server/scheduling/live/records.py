@@ -16,6 +16,7 @@ class State(Enum):
     """The state of a request that the book knows."""
 
     QUEUED = "queued"
+    JOINED = "joined"
     RUNNING = "running"
     ABORTING = "aborting"
 
@@ -30,7 +31,7 @@ class Record:
     slot_since: float = 0.0
     has_token: bool = False
     is_reattached: bool = False
-    """Whether its generation was started for another request."""
+    """Whether it reads a generation from after the text typed since; its first token is no sample of the engine's."""
     num_new_tokens: int = field(init=False)
     """Prompt tokens to compute, by the best estimate so far."""
 

@@ -4,11 +4,15 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from completion_server.core.request import Trigger
+from completion_server.scheduling.live.records import Record, State
 from completion_server.scheduling.queue import QueueEntry
-from completion_server.scheduling.records import Record, State
 
 _REMEMBERED_S = 5.0
 """Longer than a network may delay a message, and shorter than the restart of an editor."""
+
+
+_CANDIDATE_ORDER = (State.RUNNING, State.JOINED, State.QUEUED)
+"""A joined request has a generation, unless the other request still waits."""
 
 
 class Lanes:
@@ -26,6 +30,10 @@ class Lanes:
     def holder(self, lane: tuple[str, bool]) -> Record | None:
         """Return the live request of a lane."""
         return self._holders.get(lane)
+
+    def entries(self) -> list[QueueEntry]:
+        """Return all live requests."""
+        return [record.entry for record in self._holders.values()]
 
     def enter(self, record: Record) -> None:
         """Make a request the live one of its lane."""
@@ -48,7 +56,7 @@ class Lanes:
         found = self.on(entry.lane)
         if entry.trigger is Trigger.PREFETCH:
             found = [each for each in found if each.entry.trigger is Trigger.PREFETCH]
-        return sorted(found, key=lambda each: each.state is not State.RUNNING)
+        return sorted(found, key=lambda each: _CANDIDATE_ORDER.index(each.state))
 
     def is_overtaken(self, record: Record, now: float) -> bool:
         """Return whether a request came too late to supersede the lane's holder; note its sequence if it did not."""

@@ -1,0 +1,275 @@
+"""Builds the parts that replicas share in Redis, and runs them. Part of the composition root."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from completion_server import __version__
+from completion_server.admission.ledger import Ledger
+from completion_server.admission.standing import Phase
+from completion_server.config import Config
+from completion_server.core.clock import Clock
+from completion_server.core.events import Emit
+from completion_server.core.outcome import CacheLevel
+from completion_server.core.request import Request
+from completion_server.generator import cache_salt
+from completion_server.model_limits import prompt_budget
+from completion_server.pipeline import Pipeline
+from completion_server.prompt.builder import PromptBuilder
+from completion_server.scheduling.queue import QueueEntry
+from completion_server.state.cache.cache import make_cache
+from completion_server.state.cache.fingerprint import model_fingerprint
+from completion_server.state.cache.keys import CompletionKeys, Scopes
+from completion_server.state.lanes.known import Announcement
+from completion_server.state.lanes.shared_lanes import SharedLanes
+from completion_server.state.leases import LeaseSync
+from completion_server.state.redis_store import RedisStore
+from completion_server.state.secret import Secret, load_secret
+from completion_server.state.status import CacheStatus, ReplicaSeen, ReplicationStatus
+from completion_server.state.subscription import Subscription
+
+logger = logging.getLogger(__name__)
+
+_RANDOM_BYTES = 4
+_CONNECT_S = 1.0
+_RESTART_S = 1.0
+"""How long after an unexpected error a part runs again."""
+_PATH_OPTIONS = frozenset({"download_dir"})
+"""Options of vLLM that say where files are, not what is in them."""
+
+
+class SharedState:
+    """The parts of one server that work with other replicas, or alone if no Redis is configured.
+
+    Implements `pipeline.Replicas`.
+    """
+
+    def __init__(self, config: Config, clock: Clock, emit: Emit = lambda _event: None) -> None:
+        """Build the parts; `run` connects them to Redis.
+
+        Raises:
+            ConfigError: the secret can't be used.
+
+        """
+        self._config = config
+        self._clock = clock
+        self._pipeline: Pipeline | None = None
+        self.secret = load_secret(config.redis)
+        self.store: RedisStore | None = None
+        self.lanes: SharedLanes | None = None
+        self._subscription: Subscription | None = None
+        self.limiters: Ledger | None = None
+        """Makes the limits that replicas share; None without Redis."""
+        self.leases: LeaseSync | None = None
+        settings = dataclasses.replace(config.redis, replica_id=_replica_id(config))
+        if config.redis.addresses:
+            self.store = RedisStore(settings, clock)
+        self.cache = make_cache(config.cache, settings, self.secret, self.store, clock, emit, self._may_be_elsewhere)
+        """Keeps completions once `know_model` was called; None if it is disabled."""
+        if self.store is None:
+            return
+        self.lanes = SharedLanes(
+            self.store,
+            self.secret,
+            clock,
+            key_prefix=settings.key_prefix,
+            replica_id=settings.replica_id,
+            supersede=self._supersede,
+            live=self._live,
+        )
+        self.limiters = Ledger(clock, config.admission.assumed_replicas)
+        self.leases = LeaseSync(
+            self.store,
+            self.limiters,
+            clock,
+            lambda kind, key: f"{settings.key_prefix}:{kind}:{self.secret.name(kind, key)}",
+            settings.replica_id,
+        )
+        self._subscription = Subscription(settings, self.store.client, self.lanes.channel, self.lanes.receive)
+        self.store.on_change(self._redis_changed)
+
+    async def know_model(self, prompts: PromptBuilder) -> None:
+        """Begin to keep completions: they belong to the model, which is loaded now, and to its prompts."""
+        if self.cache is not None:
+            self.cache.use_keys(await asyncio.to_thread(_completion_keys, self._config, prompts, self.secret))
+
+    def serve(self, pipeline: Pipeline) -> None:
+        """Have the requests of a pipeline superseded by newer ones on other replicas."""
+        self._pipeline = pipeline
+
+    async def wait_connected(self) -> None:
+        """Wait until requests can be compared with those of other replicas, but not long: Redis may be away."""
+        if self.lanes is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.lanes.clock.is_in_step.wait(), _CONNECT_S)
+
+    def stamp(self) -> int:
+        """Return the place of a request that is accepted now, in an order that all replicas share."""
+        return 0 if self.lanes is None else self.lanes.clock.stamp()
+
+    def announce(self, entry: QueueEntry) -> None:
+        """Tell the other replicas of an accepted request, if they need to know. Returns at once."""
+        if self.lanes is not None:
+            self.lanes.accepted(_announcement(entry))
+
+    async def run(self) -> None:
+        """Keep the parts in step with the other replicas until cancelled."""
+        found = (self.store, self.lanes, self.leases, self._subscription, self.cache)
+        async with asyncio.TaskGroup() as group:
+            for part in (part for part in found if part is not None):
+                group.create_task(_keep_running(part), name=f"shared-{type(part).__name__}")
+
+    async def leave(self) -> None:
+        """Give the parts of shared limits to the other replicas. Call it when no request is left, before `run` ends."""
+        if self.leases is not None:
+            await self.leases.leave()
+
+    def replication_status(self) -> ReplicationStatus | None:
+        """Return what this replica knows of the others; None if no Redis is configured."""
+        store, lanes, limiters, leases = self.store, self.lanes, self.limiters, self.leases
+        if store is None or lanes is None or limiters is None or leases is None or self._subscription is None:
+            return None
+        return ReplicationStatus(
+            replica_id=store.settings.replica_id,
+            is_redis_available=store.is_available,
+            redis_failure=store.breaker.reason,
+            num_outages=store.breaker.num_opened,
+            is_listening=self._subscription.is_listening,
+            clock_error_s=lanes.clock.error_s,
+            replicas=tuple(ReplicaSeen(each.id, each.age_s, each.is_alive) for each in leases.replicas),
+            num_overtaken=lanes.stats.num_overtaken,
+            num_received=lanes.stats.num_received,
+            num_leases=limiters.num_leases,
+            limits_phase=limiters.phase.value,
+            has_duplicate_id=leases.has_duplicate_id,
+        )
+
+    def cache_status(self, num_hits: Mapping[CacheLevel, int], num_missed: int) -> CacheStatus | None:
+        """Return the state of the completion cache, given its counters; None if it is off.
+
+        `num_missed` are lookups that the process's memory did not answer; Redis may have answered them.
+        """
+        if self.cache is None:
+            return None
+        local, shared = num_hits[CacheLevel.LOCAL], num_hits[CacheLevel.SHARED]
+        return CacheStatus(self.cache.num_entries, self.cache.num_bytes, local, shared, max(0, num_missed - shared))
+
+    def gauges(self) -> dict[str, Callable[[], float]]:
+        """Return the gauges of the parts, by metric name; those of Redis only if one is configured."""
+        store, lanes, cache, limiters, leases = self.store, self.lanes, self.cache, self.limiters, self.leases
+        gauges: dict[str, Callable[[], float]] = {}
+        if cache is not None:
+            gauges = {"cache_bytes": lambda: cache.num_bytes, "cache_entries": lambda: cache.num_entries}
+        subscription = self._subscription
+        if store is None or lanes is None or limiters is None or leases is None or subscription is None:
+            return gauges
+        return gauges | {
+            "redis_available": lambda: store.is_available,
+            "redis_listening": lambda: subscription.is_listening,
+            "limits_shared": lambda: limiters.phase is Phase.SHARED,
+            "leases": lambda: limiters.num_leases,
+            "replicas_alive": lambda: leases.num_alive,
+            "replicas_known": lambda: limiters.num_replicas,
+            "replica_clock_error_seconds": lambda: lanes.clock.error_s,
+        }
+
+    def counters(self) -> dict[str, Callable[[], float]]:
+        """Return the counters of the parts, by metric name; none if no Redis is configured."""
+        store, lanes = self.store, self.lanes
+        if store is None or lanes is None:
+            return {}
+        return {
+            "redis_outages": lambda: store.breaker.num_opened,
+            "redis_commands": lambda: store.num_commands,
+            "lane_announcements": lambda: lanes.stats.num_announced,
+            "lane_announcements_overtaken": lambda: lanes.stats.num_overtaken,
+            "lane_messages_sent": lambda: lanes.stats.num_sent,
+            "lane_messages_received": lambda: lanes.stats.num_received,
+        }
+
+    def _may_be_elsewhere(self, request: Request) -> bool:
+        """Return whether Redis may have an answer to a request that this replica does not have."""
+        config = self._config
+        is_tracked = config.scheduling.supersede and config.scheduling.lane == "user"
+        if self.lanes is None or not is_tracked or config.engine.cache_scope != "user":
+            return True
+        return config.cache.look_up == "always" or self.lanes.may_be_elsewhere(request.caller.owner)
+
+    def _supersede(self, lane: str, stamp: int) -> None:
+        if self._pipeline is not None:
+            self._pipeline.supersede(lane, stamp)
+
+    def _live(self) -> Iterable[tuple[Announcement, float]]:
+        entries = [] if self._pipeline is None else self._pipeline.live_entries()
+        return [(_announcement(entry), entry.arrived_at) for entry in entries]
+
+    def _redis_changed(self, is_available: bool) -> None:
+        if is_available and self.lanes is not None:
+            self.lanes.redis_is_back()
+
+
+class _Part(Protocol):
+    """A part that runs until cancelled."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+
+
+async def _keep_running(part: _Part) -> None:
+    """Run a part until cancelled. An error in one, which is a bug, must not end the server: it needs none of them."""
+    while True:
+        try:
+            await part.run()
+        except Exception:
+            logger.exception("%s failed, and runs again in %g s", type(part).__name__, _RESTART_S)
+            await asyncio.sleep(_RESTART_S)
+        else:
+            return
+
+
+def _completion_keys(config: Config, prompts: PromptBuilder, secret: Secret) -> CompletionKeys:
+    """Return the names of completions of the loaded model. They are the same on all replicas that serve it alike."""
+    engine = config.engine
+    try:
+        model = model_fingerprint(engine.model, engine.revision, engine.vllm.get("download_dir"))
+    except OSError as error:
+        logger.warning("cached completions are not shared, because %s can't be read: %s", engine.model, error)
+        model = secrets.token_hex()
+    # Hosts may keep the same model in different folders.
+    options = {name: value for name, value in engine.vllm.items() if name not in _PATH_OPTIONS}
+    identity = (
+        __version__,
+        engine.kind,
+        model,
+        engine.dtype,
+        json.dumps(options, sort_keys=True, default=repr),
+        repr(prompts.template),
+        repr(config.prompt),
+        str(prompt_budget(config)),
+    )
+    scopes = Scopes(lambda caller: cache_salt(caller, engine.cache_scope), engine.cache_scope == "tenant")
+    keys = CompletionKeys(secret.derive("cache names"), identity, scopes)
+    logger.info("completions are kept under identity %s; replicas share those of the same identity", keys.identity_hash)
+    return keys
+
+
+def _announcement(entry: QueueEntry) -> Announcement:
+    return Announcement(entry.lane, entry.session, entry.sequence, entry.stamp)
+
+
+def _replica_id(config: Config) -> str:
+    """Return the configured name, else one that survives a restart: the host's name and the port.
+
+    A port that the system picks, or a Unix socket, tells nothing; the name has a random part then.
+    """
+    if config.redis.replica_id:
+        return config.redis.replica_id
+    port = config.server.listen.rpartition(":")[2]
+    is_lasting = port.isdecimal() and int(port) > 0
+    return f"{socket.gethostname()}-{port if is_lasting else secrets.token_hex(_RANDOM_BYTES)}"

@@ -1,0 +1,253 @@
+"""The store that replicas share: Redis behind a breaker.
+
+One task sends all commands, in batches, because a batch costs about as much as four commands in it. A command waits for
+its batch as long as it has patience, and while another batch is on its way. Callers get futures: cancelling one never
+cancels a command on the connection, so replies can't be mixed up and connections last.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from redis import exceptions
+
+from completion_server.core.clock import Clock
+from completion_server.state.breaker import Breaker
+from completion_server.state.clients import CONNECT_TIMEOUT_S, FAILURES, Client, forget_nodes, make_client
+from completion_server.state.settings import RedisSettings
+from completion_server.state.store import Arg, StoreUnavailableError
+
+logger = logging.getLogger(__name__)
+
+_MAX_BATCH = 512
+_PAUSE_S = 0.001
+"""Between two batches. A command alone goes at once; under load several share the cost of a batch."""
+_MAX_WAITING = 20_000
+_PROBE_TTL_MS = 1000
+_PROBE = "return redis.call('SET', KEYS[1], 1, 'PX', ARGV[1])"
+_LOG_AGAIN_S = 60.0
+_MAX_REASON = 200
+_MAX_FAULTS = 32
+"""How many kinds of faults are remembered, so that they are not logged again."""
+_OUTAGES = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
+    exceptions.NoPermissionError,
+    exceptions.ClusterDownError,
+    exceptions.RedisClusterException,
+)
+_OTHER_OUTAGES = ("NOREPLICAS", "MASTERDOWN", "MISCONF", "BUSY ")
+"""Error replies that say that Redis can't serve, not that a command is wrong, and for which redis-py has no class."""
+
+
+class RedisStore:
+    """Sends commands to Redis. Implements `Store`."""
+
+    def __init__(self, settings: RedisSettings, clock: Clock) -> None:
+        """Prepare; `run` connects."""
+        self._settings = settings
+        self._clock = clock
+        self._client: Client = make_client(settings)
+        self._breaker = Breaker(settings.retry_s)
+        self._waiting: deque[tuple[tuple[Arg, ...], asyncio.Future[Any]]] = deque()
+        self._is_due = asyncio.Event()
+        """Set when a waiting command has no patience left."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Sets `_is_due` for the first command with patience."""
+        self._listeners: list[Callable[[bool], None]] = []
+        self.num_commands = 0
+        """Commands sent so far."""
+        self._is_failing = False
+        """Whether the failure was logged since the last success."""
+        self._faults: dict[str, float] = {}
+        """When each error that is no outage was logged."""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether commands are sent. If not, they fail at once."""
+        return not self._breaker.is_open
+
+    @property
+    def breaker(self) -> Breaker:
+        """The breaker, to be read only."""
+        return self._breaker
+
+    @property
+    def settings(self) -> RedisSettings:
+        """Its settings."""
+        return self._settings
+
+    @property
+    def client(self) -> Client:
+        """The client, for those who need a connection of their own."""
+        return self._client
+
+    def on_change(self, listener: Callable[[bool], None]) -> None:
+        """Call `listener` with `is_available` whenever that changes."""
+        self._listeners.append(listener)
+
+    def call_nowait(self, *command: Arg, patience_s: float = 0.0) -> "asyncio.Future[Any]":
+        """Send a command, see `Store`."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._breaker.is_open:
+            _fail(future, self._breaker.reason)
+        elif len(self._waiting) >= _MAX_WAITING:
+            _fail(future, f"{_MAX_WAITING} commands wait already")
+        else:
+            self._waiting.append((command, future))
+            self._send_within(patience_s, future.get_loop())
+        return future
+
+    async def run(self) -> None:
+        """Send commands until cancelled."""
+        try:
+            while True:
+                if self._breaker.is_open:
+                    await asyncio.sleep(self._breaker.probe_in_s(self._clock.now()))
+                    await self._probe()
+                else:
+                    await self._is_due.wait()
+                    await self._send_waiting()
+                    await asyncio.sleep(_PAUSE_S)
+        finally:
+            self._clear_timer()
+            self._fail_waiting("the server is stopping")
+            await self._close()
+
+    async def _close(self) -> None:
+        try:
+            await self._client.aclose()
+        except Exception as error:  # noqa: BLE001 - nothing depends on it any more
+            logger.warning("closing the connections to Redis: %s: %s", type(error).__name__, error)
+
+    async def _send_waiting(self) -> None:
+        self._is_due.clear()
+        self._clear_timer()
+        while self._waiting and not self._breaker.is_open:
+            batch = [self._waiting.popleft() for _ in range(min(_MAX_BATCH, len(self._waiting)))]
+            try:
+                replies = await self._execute([command for command, _future in batch])
+            except BaseException as error:
+                for _command, future in batch:
+                    _fail(future, str(error))
+                raise
+            for (_command, future), reply in zip(batch, replies, strict=True):
+                if isinstance(reply, Exception):
+                    _fail(future, str(reply))
+                elif not future.done():
+                    future.set_result(reply)
+
+    def _send_within(self, patience_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        if not patience_s:
+            self._is_due.set()
+        elif self._timer is None or loop.time() + patience_s < self._timer.when():
+            self._clear_timer()
+            self._timer = loop.call_later(patience_s, self._is_due.set)
+
+    def _clear_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _probe(self) -> None:
+        """Try what replicas do: write by a script, and send a message. A Redis that refuses either is of no use."""
+        name = f"{self._settings.key_prefix}:probe:{self._settings.replica_id}"
+        probe: list[tuple[Arg, ...]] = [("EVAL", _PROBE, 1, name, _PROBE_TTL_MS), ("SPUBLISH", name, b"")]
+        await self._execute(probe, lambda _error: True)
+
+    async def _execute(
+        self, commands: list[tuple[Arg, ...]], is_outage: Callable[[Exception], bool] | None = None
+    ) -> list[Any]:
+        """Send commands and return their replies; an error takes the place of the reply of the command that failed.
+
+        An error reply opens the breaker if `is_outage` says so.
+        """
+        replies = await self._execute_once(commands, is_outage or _is_outage)
+        if self._breaker.is_open:
+            await forget_nodes(self._client)
+        return replies
+
+    async def _execute_once(self, commands: list[tuple[Arg, ...]], is_outage: Callable[[Exception], bool]) -> list[Any]:
+        self.num_commands += len(commands)
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S + self._settings.timeout_ms / 1000):
+                replies: list[Any] = await pipeline.execute(raise_on_error=False)
+        except FAILURES as error:
+            self._failed(error)
+            return [error] * len(commands)
+        except Exception as error:  # a bug, in the library or here; requests must not suffer from it
+            logger.exception("commands to Redis failed")
+            self._failed(error)
+            return [error] * len(commands)
+        outage = next((reply for reply in replies if isinstance(reply, Exception) and is_outage(reply)), None)
+        if outage is not None:
+            self._failed(outage)
+        else:
+            self._succeeded()
+            self._log_faults(replies)
+        return replies
+
+    def _failed(self, error: Exception) -> None:
+        reason = _reason(error)
+        if not self._is_failing:
+            self._is_failing = True
+            logger.warning("Redis fails, so this replica goes on alone: %s", reason)
+        if self._breaker.failed(reason, self._clock.now()):
+            self._fail_waiting(reason)
+            self._tell()
+
+    def _succeeded(self) -> None:
+        self._is_failing = False
+        opened_at = self._breaker.opened_at
+        if self._breaker.succeeded():
+            gone = "" if opened_at is None else f" after {self._clock.now() - opened_at:.1f} s"
+            logger.info("Redis answers%s", gone)
+            self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            try:
+                listener(self.is_available)
+            except Exception:
+                logger.exception("a listener failed on a change of Redis's availability")
+
+    def _fail_waiting(self, reason: str) -> None:
+        while self._waiting:
+            _fail(self._waiting.popleft()[1], reason)
+
+    def _log_faults(self, replies: list[Any]) -> None:
+        """Log errors that are none of Redis's outages: a bug, or a server that lacks a command. Each once a minute."""
+        faults = {_reason(reply) for reply in replies if isinstance(reply, Exception)}
+        if not faults:
+            return
+        now = self._clock.now()
+        self._faults = {fault: at for fault, at in self._faults.items() if now - at < _LOG_AGAIN_S}
+        for fault in sorted(faults - self._faults.keys()):
+            if len(self._faults) < _MAX_FAULTS:
+                self._faults[fault] = now
+                logger.error("Redis refuses a command: %s", fault)
+
+
+def _is_outage(error: Exception) -> bool:
+    return isinstance(error, _OUTAGES) or str(error).startswith(_OTHER_OUTAGES)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's type and text, without the arguments that Redis repeats: they differ, and may be of users."""
+    text = str(error).partition(", with args beginning with")[0][:_MAX_REASON]
+    if "unknown command" in text and "SPUBLISH" in text:
+        return f"Redis 7.0 or later is needed: {text}"
+    return f"{type(error).__name__}: {text}"
+
+
+def _fail(future: "asyncio.Future[Any]", reason: str) -> None:
+    if not future.done():
+        future.set_exception(StoreUnavailableError(reason))
+        future.exception()  # marks it as read: not every caller waits

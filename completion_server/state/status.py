@@ -1,0 +1,47 @@
+"""What operators are told of the state that replicas share."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSeen:
+    """A replica as its last heartbeat shows it."""
+
+    id: str
+    age_s: float
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """What a replica knows of the others and of the Redis that they share."""
+
+    replica_id: str
+    is_redis_available: bool
+    redis_failure: str
+    """Why the breaker is open, "" if it is closed."""
+    num_outages: int
+    is_listening: bool
+    """Whether messages of other replicas arrive."""
+    clock_error_s: float
+    """How far stamps may be off those of other replicas, infinity if not known yet."""
+    replicas: tuple[ReplicaSeen, ...]
+    num_overtaken: int
+    num_received: int
+    num_leases: int
+    """Budgets of which this replica holds a part; each limit of each user and tenant has one."""
+    limits_phase: str
+    """How shared limits are decided: "shared", "waiting" or "alone"."""
+    has_duplicate_id: bool
+    """Whether another living process has the same replica id."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatus:
+    """The completion cache."""
+
+    num_entries: int
+    num_bytes: int
+    num_local_hits: int
+    num_shared_hits: int
+    num_misses: int

@@ -1,0 +1,31 @@
+"""The interface of the store that replicas share."""
+
+import asyncio
+from typing import Any, Protocol
+
+Arg = str | bytes | int | float
+
+
+class StoreUnavailableError(Exception):
+    """The store can't be reached, refused the command, or the breaker is open."""
+
+
+class Store(Protocol):
+    """Sends commands to Redis."""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether commands are sent. If not, they fail at once."""
+        ...
+
+    def call_nowait(self, *command: Arg, patience_s: float = 0.0) -> "asyncio.Future[Any]":
+        """Send a command, such as ("EVAL", script, 1, key, argument), and return a future of its reply.
+
+        A command may be kept for `patience_s` to be sent with others, which makes it cheaper.
+
+        Every command names at most one key, so that it works on a Redis Cluster, and may be executed although its
+        future was cancelled. Replies are bytes, integers, lists of replies or None.
+
+        The future raises StoreUnavailableError.
+        """
+        ...
