@@ -76,6 +76,8 @@ class Recorder:
         total.counters["messages"] += record.num_messages
         if record.outcome is Outcome.ERROR:
             self._count_error(record, total, piece)
+        if record.cache_level:
+            _count(total, piece, f"cache/{record.cache_level}")
         if record.shed_reason:
             total.counters[f"shed_reason/{record.shed_reason}"] += 1
         if record.request.trigger is not Trigger.PREFETCH:

@@ -45,14 +45,14 @@ class Child:
     ) -> None:
         """Start the process. With `is_piped` the caller writes its standard input and reads its standard output."""
         self.name = name
-        self._log, self._log_name = tempfile.mkstemp(prefix=f"{name}-", suffix=".log")
+        self._log_file, self._log_name = tempfile.mkstemp(prefix=f"{name}-", suffix=".log")
         self._unread = b""
         self._is_paused = False
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE if is_piped else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if is_piped else self._log,
-            stderr=self._log,
+            stdout=subprocess.PIPE if is_piped else self._log_file,
+            stderr=self._log_file,
             env={**os.environ, **(env or {})},
             start_new_session=True,
         )
@@ -61,6 +61,11 @@ class Child:
     def pid(self) -> int:
         """The process id, which is also the id of its group."""
         return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """Everything that it has written to its log file so far."""
+        return Path(self._log_name).read_text(encoding="utf-8", errors="replace")
 
     def read_json(self, timeout_s: float) -> dict[str, Any]:
         """Return the next line of output that is a JSON object.
@@ -140,6 +145,10 @@ class Child:
         self._is_paused = False
         _signal_each(self._session_pids()[::-1], signal.SIGCONT)
 
+    def terminate(self) -> None:
+        """Ask the first process to end (SIGTERM), and go on without waiting."""
+        self._process.terminate()
+
     def stop(self) -> None:
         """End the process group: SIGTERM first, then SIGKILL."""
         if self._is_paused:
@@ -157,7 +166,7 @@ class Child:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-        os.close(self._log)
+        os.close(self._log_file)
         Path(self._log_name).unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
@@ -181,7 +190,7 @@ class Child:
             self._give_up(f"ended with status {code}")
 
     def _give_up(self, why: str) -> NoReturn:
-        lines = Path(self._log_name).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self.log.splitlines()
         tail = "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
         msg = f"{self.name} {why}. The end of its log:\n{tail}"
         raise StartError(msg)

@@ -2,7 +2,7 @@
 
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -17,8 +17,8 @@ class MetricsError(Exception):
     """A counter can't be read; the message names its address and the reason."""
 
 
-def read_counter(url: str, names: Sequence[str]) -> float:
-    """Return the first of these counters that exists, summed over its labels. Proxies are not used.
+def read_counter(url: str, names: Sequence[str], labels: Mapping[str, str] | None = None) -> float:
+    """Return the first of these counters that exists, summed over its other labels. Proxies are not used.
 
     Raises:
         MetricsError: none of the counters can be read.
@@ -31,19 +31,22 @@ def read_counter(url: str, names: Sequence[str]) -> float:
     except (urllib.error.URLError, OSError) as error:
         msg = f"{url} can't be read: {error}"
         raise MetricsError(msg) from error
-    return sum_counter(text, names, url)
+    return sum_counter(text, names, url, labels)
 
 
-def sum_counter(text: str, names: Sequence[str], source: str = "the text") -> float:
-    """Return the first of these counters in a text in Prometheus' format, summed over its labels.
+def sum_counter(
+    text: str, names: Sequence[str], source: str = "the text", labels: Mapping[str, str] | None = None
+) -> float:
+    """Return the first of these counters in a text in Prometheus' format, summed over its other labels.
 
     Raises:
         MetricsError: none of the counters can be read.
 
     """
     samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+    wanted = (labels or {}).items()
     for name in names:
-        found = [each.value for each in samples if each.name == name]
+        found = [each.value for each in samples if each.name == name and wanted <= each.labels.items()]
         if found:
             return sum(found)
     msg = f"{source} shows no {names[0]}"

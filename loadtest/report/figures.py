@@ -129,6 +129,9 @@ def _define() -> Iterable[Figure]:
         ("cached", neither, "answered from the editor's own cache"),
     ):
         yield _share(f"{outcome}_share", f"outcome/{outcome}", _INTENDED, better, f"of all requests, those {meaning}")
+    for level, place in (("local", "memory"), ("shared", "Redis")):
+        meaning = f"of the requests sent, those answered from the server's completion cache in {place}"
+        yield _share(f"{level}_hit_share", f"cache/{level}", "sent", neither, meaning)
     yield _share("error_rate", "errors", _INTENDED, low, "of all requests, those that failed")
     yield _share(
         "unanswered_share", "outcome/unanswered", _INTENDED, low, "of all requests, those not ended at the end"

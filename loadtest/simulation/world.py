@@ -93,6 +93,7 @@ def _settings(workload: Workload, policy: Policy) -> PipelineSettings:
         order=cast("OrderName", policy.order),
         supersede=policy.supersede,
         typing_through=False,
+        single_flight=False,  # simulated requests have no text
     )
     return PipelineSettings(
         AdmissionSettings(user_requests_per_s=policy.user_requests_per_s, user_tokens_per_s=0),

@@ -103,9 +103,9 @@ class Record:
     """A request in progress; each event is noted here with its time."""
 
     __slots__ = (
-        "_has_ended", "_last_text_at_s", "_on_end", "accepted_tokens", "clock", "completion_tokens", "drafted_tokens",
-        "ended_at_s", "error", "first_text_at_s", "gaps_s", "is_sent", "num_messages", "outcome", "request",
-        "sent_at_s", "server", "shed_reason", "text",
+        "_has_ended", "_last_text_at_s", "_on_end", "accepted_tokens", "cache_level", "clock", "completion_tokens",
+        "drafted_tokens", "ended_at_s", "error", "first_text_at_s", "gaps_s", "is_sent", "num_messages", "outcome",
+        "request", "sent_at_s", "server", "shed_reason", "text",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +128,8 @@ class Record:
         """Of these, tokens that the target model accepted."""
         self.error = ""
         self.shed_reason = ""
+        self.cache_level = ""
+        """The level of the target's completion cache that answered, "local" or "shared"; "" for a computed answer."""
         self.server: Stages | None = None
         self.sent_at_s = clock.now_s()
         self.first_text_at_s: float | None = None

@@ -15,6 +15,7 @@ _OUTCOMES = {
     pb.FINISH_REASON_DEADLINE: Outcome.DEADLINE,
     pb.FINISH_REASON_CANCELLED: Outcome.HUNG_UP,
 }
+_CACHE_LEVELS = {pb.CACHE_LEVEL_LOCAL: "local", pb.CACHE_LEVEL_SHARED: "shared"}
 _WHOLE = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 _TRIGGERS = {
     Trigger.AUTOMATIC: pb.TRIGGER_AUTOMATIC,
@@ -67,6 +68,7 @@ def take_end(record: Record, end: pb.End) -> None:
         record.text_came(end.text)
     record.count_tokens(end.usage.completion_tokens)
     record.count_drafts(end.usage.drafted_tokens, end.usage.accepted_draft_tokens)
+    record.cache_level = _CACHE_LEVELS.get(end.usage.cache_level, "")
     if end.HasField("timings"):
         times = end.timings
         record.stages(Stages(times.queue_ms, times.tokenise_ms, times.prefill_ms, times.decode_ms, times.total_ms))

@@ -35,11 +35,12 @@ _REQUEST_S = 30.0
 _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 
 # The system picks the ports. The engine's heartbeat is off, so that an idle server uses no CPU while another one is
-# measured. All editors of a benchmark have one address.
+# measured. All editors of a benchmark have one address. Benchmarks repeat requests, which must be computed.
 _OVERRIDES = (
     "server.listen=127.0.0.1:0",
     "server.admin_listen=127.0.0.1:0",
     "engine.heartbeat_s=0",
+    "cache.enabled=false",
     "admission.users_per_peer=0",
     "admission.max_sessions_per_peer=0",
 )

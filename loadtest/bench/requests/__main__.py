@@ -23,9 +23,9 @@ from completion_server.core.errors import ConfigError
 from loadtest.bench.common.figures import report_console, rounded
 from loadtest.bench.common.front_end import editors
 from loadtest.bench.common.prompts import PromptMaker
+from loadtest.bench.common.served import FrontEnd, Served
 from loadtest.bench.common.server import CommandError, config_options, effective_config
 from loadtest.bench.requests.in_process import InProcess, Passes
-from loadtest.bench.requests.served import FrontEnd, Served
 from loadtest.driving.checks import CheckError
 from loadtest.driving.worker_pool import RunError
 from loadtest.processes.child import StartError, end_on_sigterm

