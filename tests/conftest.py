@@ -1,17 +1,19 @@
-"""Settings and fixtures of all tests: no network, the Hypothesis profiles, one shared vLLM engine."""
+"""Settings and fixtures of all tests: no network, the Hypothesis profiles, one shared vLLM engine, Redis."""
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 from hypothesis import settings
 
 from tests.support.certificates import MakeIdentity, make_identity_in
+from tests.support.redis_servers import Cluster, RedisServer, Sentinels, running, running_cluster, running_sentinels
 from tests.support.vllm import asynchronous_scheduling, make_vllm_engine
 
 if TYPE_CHECKING:
@@ -44,3 +46,38 @@ async def vllm_engine() -> "AsyncIterator[VllmEngine]":
 def make_identity(tmp_path: Path) -> MakeIdentity:
     """Return a function that makes keys and certificates."""
     return partial(make_identity_in, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """Yield a Redis that all tests share: use keys of a prefix of your own, and never stop or freeze it."""
+    server = RedisServer()
+    with running(server):
+        yield server
+
+
+@pytest.fixture
+def make_redis() -> Iterator[Callable[..., RedisServer]]:
+    """Yield a function that starts a RedisServer with the options that it is given."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> RedisServer:
+            server = RedisServer(**options)
+            stack.enter_context(running(server))
+            return server
+
+        yield make
+
+
+@pytest.fixture
+def redis_sentinels() -> Iterator[Sentinels]:
+    """Yield a master, a replica and three Sentinels. They take about 5 s to find each other."""
+    with running_sentinels() as sentinels:
+        yield sentinels
+
+
+@pytest.fixture
+def redis_cluster() -> Iterator[Cluster]:
+    """Yield a cluster of three masters with a replica each. They take about 5 s to find each other."""
+    with running_cluster() as cluster:
+        yield cluster

@@ -272,9 +272,13 @@ def test_the_models_length_bounds_a_generation() -> None:
 
 def test_settings_give_its_size() -> None:
     async def main() -> None:
-        settings = EngineSettings(kind="scripted", draft_model="d", num_speculative_tokens=2, max_num_seqs=3)
+        settings = EngineSettings(
+            kind="scripted", draft_model="d", num_speculative_tokens=2, max_num_seqs=3, scripted_kv_blocks=2
+        )
         engine = ScriptedEngine.from_settings(settings)
         await engine.start()
+        with pytest.raises(ValueError, match="do not fit into 2"):
+            await collect(engine, request("big", num_prompt=40))
         assert (engine.info.max_num_seqs, engine.info.num_speculative_tokens) == (3, 2)
         outputs = await collect(engine, request("a", max_tokens=8))
         assert times_of(outputs)[-1] > 0.010

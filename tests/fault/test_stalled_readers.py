@@ -55,6 +55,7 @@ async def server(engine: ScriptedEngine) -> AsyncIterator[RunningServer]:
         f"scheduling.max_slots={2 * MAX_READERS}",
         f"engine.max_num_seqs={2 * MAX_READERS}",
         "engine.heartbeat_s=0",
+        "scheduling.single_flight=false",  # a generation for each reader: its memory must be freed with it
         "engine.cache_scope=tenant",  # else each of many sessions has the same prompt computed anew
         "limits.max_deadline_s=600",  # on a slow machine many take longer than the default to begin
         f"server.max_concurrent_streams={2 * MAX_READERS}",

@@ -15,6 +15,8 @@ from completion_server.scheduling.actions import (
     Abort,
     Action,
     Finish,
+    HandOver,
+    Join,
     Reattach,
     Start,
 )
@@ -25,6 +27,8 @@ from tests.support.examples import examples
 
 STOPPED = Outcome(FinishReason.STOP)
 REFUSED = Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED)
+UNLIMITED = 1000
+"""More requests than may wait in one run."""
 SECONDS = st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.3, 1.0, 3.0])
 
 
@@ -41,6 +45,12 @@ class BookDriver(RuleBasedStateMachine):
         """Whom the work that goes on is for."""
         self.reattached: set[str] = set()
         self.aborted: set[str] = set()
+        self.readers: dict[str, set[str]] = {}
+        """Who has joined the work that goes on, by the request that has its slot."""
+        self.over: set[str] = set()
+        """Those whose work has no more text, but has not stopped."""
+        self.key_of_work: dict[str, object] = {}
+        """The answer that the work of each request gives from the beginning."""
         self.waits_since: dict[str, float] = {}
         self.allowed_s: dict[str, float] = {}
         """The least time to a first token that was reckoned with while a request waited."""
@@ -48,7 +58,7 @@ class BookDriver(RuleBasedStateMachine):
 
     @initialize(
         num_slots=st.integers(1, 3),
-        max_queued=st.integers(0, 3),
+        max_queued=st.integers(0, 3) | st.just(UNLIMITED),
         order=st.sampled_from(sorted(ORDERS)),
         shedding=st.sampled_from(Shedding),
     )
@@ -61,18 +71,22 @@ class BookDriver(RuleBasedStateMachine):
             match action:
                 case Start(request_id):
                     self.start(request_id)
-                case Reattach(request_id, from_id):
-                    self.reattach(request_id, from_id)
+                case Reattach(request_id, other_id) | Join(request_id, other_id) | HandOver(request_id, other_id):
+                    self.move(action, request_id, other_id)
                 case Abort(request_id):
                     assert request_id in self.working - self.aborted, "work that does not run was aborted"
                     self.aborted.add(request_id)
                 case Finish(request_id, outcome):
                     assert request_id not in self.ends, "a request ended twice"
                     self.ends[request_id] = outcome
-                    self.waits_since.pop(request_id, None)
+                    self.stop_waiting(request_id)
         self.check_sacrifices(actions)
         for request_id in self.waits_since:
             self.allowed_s[request_id] = min(self.allowed_s.get(request_id, math.inf), self.book.latency.first_token_s)
+
+    def move(self, action: Action, request_id: str, other_id: str) -> None:
+        moves = {Reattach: self.reattach, Join: self.join, HandOver: self.hand_over}
+        moves[type(action)](request_id, other_id)
 
     def check_sacrifices(self, actions: list[Action]) -> None:
         for action in actions:
@@ -81,22 +95,77 @@ class BookDriver(RuleBasedStateMachine):
                 assert max(waiting, default=0) <= self.entries[action.id].trigger, "a better one was given up"
 
     def reattach(self, request_id: str, from_id: str) -> None:
-        assert from_id in self.working - self.aborted, "a generation that does not go on was reattached"
         assert from_id not in self.ends, "the generation of an ended request was reattached"
-        self.working = (self.working - {from_id}) | {request_id}
-        self.reattached = (self.reattached - {from_id}) | {request_id}
         del self.waits_since[request_id]
+        if from_id in self.joined:
+            (joined,) = (each for each in self.readers.values() if from_id in each)
+            joined.symmetric_difference_update({from_id, request_id})
+        else:
+            assert from_id in self.working - self.aborted, "a generation that does not go on was reattached"
+            self.move_slot(request_id, from_id)
+        self.reattached = (self.reattached - {from_id}) | {request_id}
+
+    def join(self, request_id: str, leader_id: str) -> None:
+        assert leader_id in self.working - self.aborted - self.over, "a generation without more text was joined"
+        assert request_id not in self.ends, "an ended request joined"
+        assert self.entries[request_id].answer_key is not None
+        assert self.entries[request_id].answer_key == self.key_of_work[leader_id], "another answer"
+        self.stop_waiting(request_id)
+        self.readers[leader_id].add(request_id)
+
+    def hand_over(self, request_id: str, from_id: str) -> None:
+        assert request_id in self.readers[from_id], "a slot was given to a request that does not read"
+        ranks = {each: self.rank(self.entries[each]) for each in self.readers[from_id]}
+        assert ranks[request_id] == min(ranks.values()), "a less urgent request got the slot"
+        self.readers[from_id].remove(request_id)
+        self.move_slot(request_id, from_id)
+        self.reattached.discard(from_id)
+
+    def move_slot(self, request_id: str, from_id: str) -> None:
+        for each in (self.working, self.over):
+            if from_id in each:
+                each.symmetric_difference_update({from_id, request_id})
+        self.readers[request_id] = self.readers.pop(from_id)
+        self.key_of_work[request_id] = self.key_of_work.pop(from_id)
+
+    @property
+    def joined(self) -> set[str]:
+        """Those that read work whose slot another request has."""
+        return set().union(*self.readers.values())
+
+    @property
+    def reading(self) -> set[str]:
+        """Those that have a generation."""
+        return (self.working - self.aborted) | self.joined
+
+    def stop_waiting(self, request_id: str) -> None:
+        """A request waits no longer, and reads no work of another one."""
+        self.waits_since.pop(request_id, None)
+        for each in self.readers.values():
+            each.discard(request_id)
+
+    def following(self) -> int:
+        """Return how many of those that wait can wait for the answer of another one that waits."""
+        keys = [entry.answer_key for entry in self.waiting() if entry.answer_key is not None]
+        return len(keys) - len(set(keys))
+
+    def leading(self) -> list[QueueEntry]:
+        """Return those that wait for a slot of their own for sure."""
+        keys = [entry.answer_key for entry in self.waiting()]
+        return [entry for entry in self.waiting() if entry.answer_key is None or keys.count(entry.answer_key) == 1]
 
     def start(self, request_id: str) -> None:
         assert request_id not in self.ends, "an ended request started"
         assert request_id not in self.working, "a request started twice"
         entry = self.entries[request_id]
         for other in self.waiting():
-            assert (entry.trigger, self.book.order(entry)) <= (other.trigger, self.book.order(other)), "out of order"
+            assert self.rank(entry) <= self.rank(other), "out of order"
         waits_since = self.waits_since.pop(request_id)
         if self.book.shedding is not Shedding.NEVER and waits_since < self.now:
             assert self.now < entry.ttft_deadline - self.book.latency.first_token_s, "one without hope started"
         self.working.add(request_id)
+        self.readers[request_id] = set()
+        self.key_of_work[request_id] = entry.answer_key
 
     def tick(self) -> None:
         self.carry_out(self.book.tick(self.now))
@@ -104,7 +173,7 @@ class BookDriver(RuleBasedStateMachine):
             assert not entry.deadline.is_past(self.now)
         assert self.book.next_tick is None or self.book.next_tick > self.now
         if self.book.shedding is not Shedding.NEVER:
-            for entry in self.waiting():
+            for entry in self.leading():
                 assert self.now < entry.ttft_deadline - self.allowed_s[entry.id], "one without hope waits"
 
     def is_stale(self, entry: QueueEntry, holder: QueueEntry) -> bool:
@@ -117,8 +186,13 @@ class BookDriver(RuleBasedStateMachine):
         return self.now - known[1] < 5.0
 
     def stop(self, request_id: str) -> None:
-        for each in (self.working, self.reattached, self.aborted):
+        for each in (self.working, self.reattached, self.aborted, self.over):
             each.discard(request_id)
+        self.readers.pop(request_id, None)
+        self.key_of_work.pop(request_id, None)
+
+    def rank(self, entry: QueueEntry) -> tuple[int, float]:
+        return entry.trigger, self.book.order(entry)
 
     def live(self) -> list[QueueEntry]:
         return [entry for request_id, entry in self.entries.items() if request_id not in self.ends]
@@ -152,6 +226,7 @@ class BookMachine(BookDriver):
         trigger=st.sampled_from(Trigger),
         budget_s=SECONDS,
         timeout_s=st.none() | SECONDS,
+        answer_key=st.none() | st.integers(0, 1),
         data=st.data(),
     )
     def submit(
@@ -162,14 +237,16 @@ class BookMachine(BookDriver):
         trigger: Trigger,
         budget_s: float,
         timeout_s: float | None,
+        answer_key: int | None,
         data: st.DataObject,
     ) -> str:
         request_id = f"r{len(self.entries)}"
         deadline = NEVER if timeout_s is None else Deadline(self.now + timeout_s)
         ttft_deadline = min(self.now + budget_s, deadline.at)
         entry = QueueEntry(
-            request_id, f"u{user}", f"s{session}", sequence, trigger, deadline, self.now, ttft_deadline, stamp=sequence
-        )
+            request_id, f"u{user}", f"s{session}", sequence, trigger, deadline, self.now, ttft_deadline, stamp=sequence,
+            answer_key=answer_key,
+        )  # fmt: skip
         candidates = self.book.candidates(entry)
         assert set(candidates) == self.candidates_of(entry)
         assert candidates == sorted(candidates, key=lambda candidate: candidate not in self.working), (
@@ -178,7 +255,7 @@ class BookMachine(BookDriver):
         reattach_to = data.draw(st.sampled_from([*candidates, None]), label="reattach to")
         holder = next((each for each in self.live() if self.lane(each) == self.lane(entry)), None)
         has_free_slot = self.book.num_occupied < self.book.num_slots
-        goes_on = reattach_to in self.working
+        goes_on = reattach_to in self.working | self.joined
         self.entries[request_id] = entry
         self.waits_since[request_id] = self.now
         self.carry_out(self.book.submit(entry, self.now, reattach_to=reattach_to))
@@ -191,9 +268,9 @@ class BookMachine(BookDriver):
         for loser in {holder.id if holder else None, reattach_to} - {None}:
             assert self.ends[str(loser)] == SUPERSEDED
         if goes_on:
-            assert request_id in self.reattached & self.working
+            assert request_id in self.reattached & (self.working | self.joined)
         elif has_free_slot:
-            assert request_id in self.working, "a request was refused although a slot was free"
+            assert request_id in self.working | self.joined, "a request was refused although a slot was free"
         elif holder is not None:
             assert request_id not in self.ends, "a request that supersedes another one was refused"
         return request_id
@@ -232,23 +309,37 @@ class BookMachine(BookDriver):
     @rule(data=st.data())
     def work_stops(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.working)))
+        readers = self.readers[request_id] | {request_id}
+        is_aborted = request_id in self.aborted
         self.stop(request_id)
         self.carry_out(self.book.work_done(request_id, STOPPED, self.now))
-        assert request_id in self.ends
+        assert readers <= set(self.ends)
+        assert is_aborted or {self.ends[each] for each in readers} == {STOPPED}
 
-    @precondition(lambda self: self.reattached & self.working - self.aborted)
+    @precondition(lambda self: self.working - self.aborted)
+    @rule(data=st.data())
+    def the_last_text_is_generated(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.working - self.aborted)))
+        self.over.add(request_id)
+        self.book.generation_over(request_id)
+
+    @precondition(lambda self: self.reattached & self.reading)
     @rule(data=st.data())
     def diverges(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.reattached & self.working - self.aborted)))
-        self.stop(request_id)
+        request_id = data.draw(st.sampled_from(sorted(self.reattached & self.reading)))
+        self.reattached.remove(request_id)
+        if request_id in self.joined:
+            self.stop_waiting(request_id)
+        elif not self.readers[request_id]:
+            self.stop(request_id)
         self.waits_since[request_id] = self.now
         self.carry_out(self.book.diverged(request_id, self.now))
         assert request_id not in self.ends
 
-    @precondition(lambda self: self.working - self.aborted)
+    @precondition(lambda self: self.reading)
     @rule(data=st.data())
     def has_a_token(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.working - self.aborted)))
+        request_id = data.draw(st.sampled_from(sorted(self.reading)))
         self.book.first_token(request_id, self.now)
         self.carry_out([])
 
@@ -279,9 +370,22 @@ class BookMachine(BookDriver):
     @invariant()
     def slots_are_neither_lost_nor_idle_while_a_request_waits(self) -> None:
         assert self.book.num_occupied == len(self.working) <= self.most_slots
-        assert {entry.id for entry in self.live()} == set(self.waits_since) | (self.working - self.aborted)
-        assert self.book.num_queued == len(self.waits_since)
+        assert {entry.id for entry in self.live()} == set(self.waits_since) | self.reading
+        assert len(set(self.waits_since) | self.reading) == len(self.waits_since) + len(self.reading)
+        assert self.book.num_queued + self.book.num_joined == len(self.waits_since) + len(self.joined)
+        assert len(self.joined) <= self.book.num_joined <= len(self.joined) + self.following()
         assert not (self.book.num_queued and self.book.num_occupied < self.book.num_slots)
+
+    @invariant()
+    def one_generation_is_enough_for_one_answer(self) -> None:
+        if self.book.max_queued < UNLIMITED:
+            return  # there may have been no room to join
+        keys = [self.key_of_work[each] for each in self.working - self.aborted - self.over]
+        keys = [key for key in keys if key is not None]
+        assert len(keys) == len(set(keys))
+        waiting = {entry.answer_key for entry in self.waiting()}
+        assert not waiting & set(keys), "a request waits for an answer that is generated"
+        assert self.book.num_joined == len(self.joined) + self.following()
 
     @invariant()
     def the_queue_is_bounded(self) -> None:
@@ -295,7 +399,7 @@ class BookMachine(BookDriver):
     def the_next_tick_is_not_after_the_earliest_deadline(self) -> None:
         times = [entry.deadline.at for entry in self.live()]
         if self.book.shedding is not Shedding.NEVER:
-            times += [entry.ttft_deadline for entry in self.waiting()]
+            times += [entry.ttft_deadline for entry in self.leading()]
         if (earliest := min(times, default=math.inf)) < math.inf:
             assert self.book.next_tick is not None
             assert self.book.next_tick <= earliest

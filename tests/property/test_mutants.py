@@ -20,17 +20,26 @@ pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::pytest.Pytes
 HERE = Path(__file__).parents[1] / "unit" / "scheduling"
 ROOM = "completion_server.scheduling"
 TESTS = "tests.unit.scheduling"
+BOOK_TESTS = ("test_book", "test_book_shedding", "test_single_flight")
+RUNNER_TESTS = ("test_runner", "test_runner_reattach", "test_runner_single_flight")
 CHECKS = {
-    "lanes": ("test_book", "test_book_shedding"),
-    "queue": ("test_book", "test_book_shedding"),
-    "shedding": ("test_book", "test_book_shedding"),
-    "book": ("test_book", "test_book_shedding"),
-    "generation": ("test_runner", "test_runner_reattach"),
-    "runner": ("test_runner", "test_runner_reattach"),
+    "live.lanes": BOOK_TESTS,
+    "live.flights": BOOK_TESTS,
+    "live.watch": BOOK_TESTS,
+    "queue": BOOK_TESTS,
+    "shedding": BOOK_TESTS,
+    "book": BOOK_TESTS,
+    "generation": RUNNER_TESTS,
+    "work": RUNNER_TESTS,
+    "delivery": RUNNER_TESTS,
+    "runner": RUNNER_TESTS,
     "reattach": ("test_reattach",),
 }
 """The tests that must notice a mistake in a module."""
-LOADED = ("reattach", "queue", "records", "lanes", "shedding", "book", "generation", "runner")
+LOADED = (
+    "reattach", "queue", "live.records", "live.lanes", "shedding", "live.flights", "live.watch", "book",
+    "generation", "work", "delivery", "runner",
+)  # fmt: skip
 """The modules of the package, each after those that it imports; all are reloaded around a mutant."""
 HELPERS = ("queue_entries", "subscribers")
 
@@ -46,7 +55,7 @@ class Mutant:
 
 
 MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
-    "lanes": (
+    "live.lanes": (
         ("the oldest wins", "holder.entry.sequence >= entry.sequence", "holder.entry.sequence <= entry.sequence"),
         ("late sequences win", "holder.entry.sequence >= entry.sequence", "holder.entry.sequence > 10**9"),
         ("sequences of sessions are compared", "holder.entry.session == entry.session:", "True:"),
@@ -57,8 +66,8 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "a waiting generation is a candidate before a running one",
-            ".state is not State.RUNNING)",
-            ".state is State.RUNNING)",
+            "(State.RUNNING, State.JOINED, State.QUEUED)",
+            "(State.QUEUED, State.JOINED, State.RUNNING)",
         ),
     ),
     "queue": (
@@ -81,6 +90,36 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "        if False:\n            return min(",
         ),
         ("a request with a token is past its budget", "not record.has_token and len(", "len("),
+        ("the queue is not bounded", "        if has_room:", "        if True:"),
+        (
+            "a joined request is unreachable",
+            "Shedding.NEVER or record.state is State.JOINED:\n            return False",
+            "Shedding.NEVER:\n            return False",
+        ),
+    ),
+    "live.watch": (
+        ("a request with a token is reclaimed", "        self._past_budget.pop(record.entry.id, None)\n", ""),
+        ("a request is looked at once", "            self.add(record, now)\n", ""),
+    ),
+    "live.flights": (
+        ("an aborted generation is joined", "            self.close(record.entry.id)\n", ""),
+        ("a generation that is over is joined", "            del self._open[flight.key]\n", "            pass\n"),
+        ("a second flight takes the place of the first", " and key not in self._open:", ":"),
+        ("more requests join than may wait", "if key is not None and self.has_room else", "if key is not None else"),
+        ("joined requests are not counted", "len(self._queues) + self.num_joined <", "len(self._queues) <"),
+        ("requests that left are still counted", "            self.num_joined -= 1\n", "            pass\n"),
+        ("a less urgent request leads", "rank(leader.entry) <= self", "rank(leader.entry) >= self"),
+        (
+            "a waiting leader is not joined",
+            "if leader.state is State.RUNNING or self",
+            "if leader.state is State.RUNNING and self",
+        ),
+        ("an overtaken leader waits on", "            self._queues.remove(leader.entry)\n", ""),
+        ("the least urgent gets the slot", "first = min(", "first = max("),
+        ("the place in the queue is lost", "            self._queues.add(first.entry)\n", "            pass\n"),
+        ("a handed slot is a new one", "first.slot_since, first.num_new", "_, first.num_new"),
+        ("a joined request has no generation", "record = self._flights[record.entry.id].leader", "return False"),
+        ("a typed-on reader is lost", "            flight.joined[newer.entry.id] = newer\n", ""),
     ),
     "book": (
         ("a slot leaks", "        self.num_occupied -= 1\n", ""),
@@ -91,19 +130,46 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "an aborted request has a second Finish",
-            "if record is None or record.state is State.ABORTING:\n            return []",
-            "if record is None:\n            return []",
+            "return [] if record is None or record.state is State.ABORTING else",
+            "return [] if record is None else",
         ),
         (
             "work that stops ends its request again",
-            "            self._lanes.leave(record)\n            actions.append(",
-            "            self._lanes.leave(record)\n        actions.append(",
+            "            if each.state is not State.ABORTING:\n",
+            "            if True:\n",
         ),
         ("a request past its budget keeps its slot", "return actions + self._reclaim(now)", "return actions"),
-        ("two slots are reclaimed for one", "self.num_queued - num_aborting", "self.num_queued"),
-        ("a request with a token is reclaimed", "        self._past_budget.pop(request_id, None)\n", ""),
-        ("the queue is not bounded", "if self.num_queued < self.max_queued:", "if True:"),
+        ("two slots are reclaimed for one", "self.num_live - self.num_joined - self.num_occupied", "self.num_queued"),
+        ("a joined request looks like a waiting one", "self.num_live - self.num_joined -", "self.num_live -"),
+        ("a handed slot counts as reclaimed", "num_missing -= record.state is State.ABORTING", "num_missing -= 1"),
         ("a reattach forgets the lane", "        self._lanes.leave(older)\n", ""),
+        ("a reattach forgets those that have joined", "        self._flights.replace(older, record)\n", ""),
+        (
+            "a generation that others need is aborted",
+            "        handed_over = self._hand_over(record)\n",
+            "        handed_over = []\n",
+        ),
+        ("those that have joined never end", "[record, *self._flights.joined(record)]", "[record]"),
+        ("a flight outlives its generation", "        self._flights.leave(record)\n", ""),
+        (
+            "requests that joined a waiting one read nothing",
+            "            actions += [Join(each",
+            "            [Join(each",
+        ),
+        ("a joined request reads nothing", "if leader is not None and leader.state is", "if leader is None is"),
+        (
+            "a joined request is not watched",
+            "if record.state is not State.RUNNING:  #",
+            "if record.state is State.QUEUED:  #",
+        ),
+        ("a new leader is not watched", "        self._watch.add(successor)\n", ""),
+        ("a joined request is a sample of first tokens", " and record.state is not State.JOINED:", ":"),
+        ("a generation that is over is joined", "        self._flights.close(request_id)\n", "        pass\n"),
+        (
+            "a diverged request frees a slot that others use",
+            "if record.state is State.RUNNING and not actions:",
+            "if record.state is State.RUNNING:",
+        ),
         (
             "a request is shed beside a free slot",
             "        if self.num_occupied < self.num_slots:\n            return []\n",
@@ -111,8 +177,8 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "a diverged request keeps its slot",
-            "        self._free_slot(record, now)\n        record.state, record.is_reattached",
-            "        record.state, record.is_reattached",
+            "            self._free_slot(record, now)\n        record.state, record.is_reattached",
+            "            pass\n        record.state, record.is_reattached",
         ),
         (
             "an unreachable request is started",
@@ -120,8 +186,46 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
             "if False:",
         ),
     ),
+    "work": (
+        ("a request reattaches to a generation that is over", "elif self.work.is_over or ", "elif "),
+        ("a shared token is counted twice", "replace(usage, is_shared=True)", "usage"),
+        ("the holder's tokens are shared", "self.work is not None and self.work.request is self", "False"),
+        ("a reader that left reads on", "        del self.joined[request.id]\n        request.work = None\n", ""),
+        (
+            "a request that gave its slot away keeps the work",
+            "self.request.work, self.request = None,",
+            "self.request =",
+        ),
+        ("a typed-on reader takes the slot", "        if older is self.request:\n", "        if True:\n"),
+        (
+            "a typed-on reader reads from the beginning",
+            "typed_since(self.generation.entry.continuation, continuation)",
+            "None",
+        ),
+    ),
+    "delivery": (
+        ("a failure of one reader is everybody's", "            return INTERNAL_ERROR\n", "            raise\n"),
+        ("a request reads an output twice", "            if request.work is not work:  #", "            if False:  #"),
+        (
+            "the first end stops the generation",
+            "request is work.request and not work.joined",
+            "request is work.request",
+        ),
+        ("a generation that ends is joined", "        if output.finish is not None:\n", "        if False:\n"),
+        ("the text so far is missing", "            if work.generation.num_tokens:\n", "            if False:\n"),
+        ("a diverged reader reads on", "            work.leave(request)\n", "            pass\n"),
+        (
+            "tokens that others read are wasted",
+            "work.generation.num_tokens if is_last else 0",
+            "work.generation.num_tokens",
+        ),
+        (
+            "only the holder's prompt is marked",
+            "for request in work.readers:\n            if request.sub",
+            "for request in [work.request]:\n            if request.sub",
+        ),
+    ),
     "generation": (
-        ("a request reattaches to a generation that is over", "if self.is_over or ", "if "),
         (
             "a reattached request reads from the beginning",
             'self._filter = TypedPrefixFilter(typed or "")',
@@ -130,6 +234,8 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("a diverged generation is still read", "        if self._filter.has_diverged:\n            return True\n", ""),
     ),
     "runner": (
+        ("a joined request that ended is held", "            request.work.leave(request)\n", "            pass\n"),
+        ("a slot is not handed over", "            older.work.hand_over(request)\n", "            pass\n"),
         ("an aborted generation goes on", "            work.task.cancel()\n", ""),
         ("a diverged request is done", "if outcome is None and work.aborted_at is None:", "if False:"),
         (
@@ -217,7 +323,8 @@ def path_of(module: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger(f"{ROOM}.runner"), "disabled", True)
+    for module in ("runner", "delivery"):
+        monkeypatch.setattr(logging.getLogger(f"{ROOM}.{module}"), "disabled", True)
 
 
 @pytest.mark.parametrize("module", CHECKS)

@@ -298,3 +298,13 @@ async def test_a_failing_prompt_or_script_fails_only_its_request(server: Running
     assert answer.code is grpc.StatusCode.INVALID_ARGUMENT
     assert "prefix" in answer.details
     assert (await ask(server.stub, request(sequence=9))).reason == "stop"
+
+
+async def test_the_users_of_a_tenant_share_its_limit() -> None:
+    config = endless_config("admission.tenant_requests_per_s=0.01", "admission.tenant_burst=2")
+    async with run_server(config, lambda: endless_engine(lambda _generation: ("a",), ServiceTimes())) as server:
+        reasons = []
+        for number, tenant in enumerate(("acme", "acme", "acme", "other")):
+            metadata = (("x-user-id", f"user-{number}"), ("x-tenant-id", tenant))
+            reasons.append((await ask(server.stub, request(), metadata=metadata)).reason)
+        assert reasons == ["stop", "stop", "shed", "stop"]

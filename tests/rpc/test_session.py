@@ -123,6 +123,33 @@ async def test_a_key_that_types_the_generated_text_reattaches(
     assert (newer.reason, (await editor.ended(1)).reason) == ("length", "superseded")
 
 
+async def test_sessions_that_ask_the_same_at_once_share_a_generation() -> None:
+    generated: list[str] = []
+
+    def note(generation: GenerationRequest) -> Iterable[str]:
+        generated.append(generation.id)
+        return script(generation)
+
+    engine = endless_engine(note, ServiceTimes(decode_base_s=0.005))
+    config = endless_config("scheduling.lane=session", "admission.trust_user_names=true")
+    async with run_server(config, lambda: engine) as server:
+        generated.clear()  # the trial at the start
+        user = (("x-user-id", "ann"),)
+        editors = [Editor(server.stub.Session(metadata=user)) for _ in range(2)]
+        await editors[0].complete(1, max_tokens=SLOW, session_id="one")
+        await editors[0].begun(1)
+        engine.hang()  # so that the first request is still there when the second comes
+        await editors[1].complete(1, max_tokens=SLOW, session_id="two")
+        await eventually(lambda: server.count("completion_generations_joined_total") == 1)
+        engine.resume()
+        answers = [await editor.ended(1) for editor in editors]
+        assert {answer.text for answer in answers} == {"".join(f" w{i}" for i in range(SLOW))}
+        assert [answer.reason for answer in answers] == ["length", "length"]
+        assert len(generated) == 1
+        assert server.count("completion_tokens_total", kind="completion") == SLOW
+        assert [await editor.close() for editor in editors] == [grpc.StatusCode.OK] * 2
+
+
 async def test_a_user_over_the_rate_limit_is_shed_and_the_stream_goes_on(engine: ScriptedEngine) -> None:
     config = endless_config("admission.user_requests_per_s=5", "admission.user_burst=1", "shed.as_status=true")
     async with run_server(config, lambda: engine) as server:

@@ -54,6 +54,7 @@ def make_identity_in(folder: Path, name: str, host: str = "127.0.0.1", issuer: I
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([general]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
         .sign(issuer.signer if issuer else key, hashes.SHA256())
     )
     identity = Identity(folder / f"{name}.key", folder / f"{name}.pem", key, subject)

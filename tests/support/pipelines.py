@@ -21,9 +21,9 @@ from completion_server.core.outcome import Delta, End, FinishReason
 from completion_server.core.request import Caller, Mode, Request
 from completion_server.engine.interface import Engine, GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.engine.settings import EngineSettings
+from completion_server.engine.settings import CacheScope, EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.pipeline import Lookup, Pipeline
+from completion_server.pipeline import CompletionCache, Pipeline
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from loadtest.simulation import virtual_time
@@ -135,14 +135,15 @@ async def running_pipeline(
     scheduling: SchedulingSettings = FOUR_SLOTS,
     admission: AdmissionSettings = UNLIMITED,
     loop_lag: LoopLagMonitor | None = None,
-    lookup: Lookup = lambda _request: None,
+    cache: CompletionCache | None = None,
     recorder: EventRecorder | None = None,
+    cache_scope: CacheScope = "user",
 ) -> AsyncIterator[RunningPipeline]:
     """Run a pipeline, by default with four slots and without shedding, and check that it is empty at the end."""
     recorder, prompts = recorder or EventRecorder(), prompts or Prompts()
     engine = SupervisedEngine(make_engine, EngineSettings(warm_up=False), clock)
-    settings = PipelineSettings(admission, scheduling, NO_SHEDDING)
-    pipeline = assemble(settings, engine, prompts, clock, recorder.handle, loop_lag=loop_lag, lookup=lookup)
+    settings = PipelineSettings(admission, scheduling, NO_SHEDDING, cache_scope=cache_scope)
+    pipeline = assemble(settings, engine, prompts, clock, recorder.handle, loop_lag=loop_lag, cache=cache)
     await engine.start()
     tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)

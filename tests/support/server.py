@@ -26,9 +26,10 @@ FREE_PORTS = (
 UNHURRIED = (
     "shed.lag_ms=0", "shed.when=never", "scheduling.step_tolerance=0",
     "admission.user_tokens_per_s=0", "admission.users_per_peer=0", "admission.max_sessions_per_peer=0",
-    "speculation.mode=fixed",
+    "speculation.mode=fixed", "cache.enabled=false",
 )  # fmt: skip
-"""Settings without limits that depend on the speed of the machine or on the load of other tests."""
+"""Settings without limits that depend on the speed of the machine or on the load of other tests. Every request is
+computed."""
 UNCOMPILED = "engine.enforce_eager=true"
 START_TIMEOUT_S = 90.0
 

@@ -10,7 +10,7 @@ from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.core.clock import Deadline, MonotonicClock
 from completion_server.core.events import Event
-from completion_server.core.outcome import Delta, End, FinishReason, ShedReason, Usage
+from completion_server.core.outcome import Delta, End, FinishReason, ShedReason
 from completion_server.core.request import Caller, Trigger
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
@@ -160,18 +160,6 @@ def test_the_ttft_deadline_is_the_budget_or_the_calls_deadline() -> None:
         assert (hurried.deadline, hurried.ttft_deadline) == (Deadline(2.0), 2.0)
 
     in_virtual_time(scenario, slow_engine)
-
-
-def test_a_known_answer_takes_no_slot_and_supersedes() -> None:
-    async def scenario(running: RunningPipeline) -> None:
-        older = running.open("older", "x = ")
-        known = running.open("known", "known = ")
-        answer = await read(known)
-        assert (answer.text, answer.reason, answer.end.usage) == ("42", FinishReason.STOP, Usage())
-        assert (await read(older)).reason is FinishReason.SUPERSEDED
-        assert running.recorder.marks["known"].started is None
-
-    in_virtual_time(scenario, slow_engine, lookup=lambda request: "42" if request.prefix == "known = " else None)
 
 
 def test_a_newer_request_on_another_replica_supersedes() -> None:

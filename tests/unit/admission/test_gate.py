@@ -3,7 +3,7 @@ from contextlib import ExitStack
 import pytest
 
 from completion_server.admission.gate import AdmissionSettings, Gate, Readiness
-from completion_server.core.errors import OverloadedError, UnavailableError
+from completion_server.core.errors import OverloadedError, ServerFullError, UnavailableError
 
 
 def make_gate(max_sessions: int = 2, **limits: int) -> Gate:
@@ -56,9 +56,9 @@ def test_sessions_are_counted_and_bounded() -> None:
     gate.set_engine_ready(True)
     with gate.enter_session():
         assert gate.num_sessions == 1
-        with pytest.raises(OverloadedError, match=r"1 sessions are open, .*admission\.max_sessions\)") as caught:
+        with pytest.raises(ServerFullError, match=r"1 sessions are open, .*admission\.max_sessions\)") as caught:
             gate.enter_session()
-        assert caught.value.retry_after_ms == 70
+        assert (caught.value.retry_after_ms, caught.value.reason) == (70, "SERVER_FULL")
     assert gate.num_sessions == 0
     with gate.enter_session():
         assert gate.num_sessions == 1
@@ -68,8 +68,11 @@ def test_the_sessions_of_one_user_are_limited() -> None:
     gate = make_gate(max_sessions=10, max_sessions_per_user=2)
     gate.set_engine_ready(True)
     with gate.enter_session(("t", "ann"), "1.1.1.1"), gate.enter_session(("t", "ann"), "2.2.2.2"):
-        with pytest.raises(OverloadedError, match=r"2 sessions of this user are open, .*max_sessions_per_user"):
+        with pytest.raises(
+            OverloadedError, match=r"2 sessions of this user are open, .*max_sessions_per_user"
+        ) as caught:
             gate.enter_session(("t", "ann"), "3.3.3.3")
+        assert caught.value.reason == "", "another server is no remedy"
         assert gate.num_sessions == 2
         with (
             gate.enter_session(("other tenant", "ann"), ""),

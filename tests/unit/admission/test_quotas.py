@@ -39,8 +39,8 @@ def test_each_user_has_a_burst_and_an_address_that_of_two_users() -> None:
 def test_an_excess_names_the_address_and_the_wait() -> None:
     quotas = Quotas(SETTINGS)
     num_allowed(quotas, [caller("alice")] * 4 + [caller("bob")] * 4)
-    assert take(quotas, caller("alice"), 0.0) == Excess(1.0)
-    assert take(quotas, caller("carol"), 0.0) == Excess(0.5, "10.0.0.7")
+    assert take(quotas, caller("alice"), 0.0) == Excess(1.0, "admission.user_requests_per_s")
+    assert take(quotas, caller("carol"), 0.0) == Excess(0.5, "admission.users_per_peer", "10.0.0.7")
     assert take(quotas, caller("carol", ""), 0.0) is None, "a Unix socket has no address"
 
 
@@ -49,7 +49,7 @@ def test_tokens_are_charged_when_they_were_computed() -> None:
     quotas.charge_tokens(caller("alice"), 99, 0.0)
     assert take(quotas, caller("alice"), 0.0) is None
     quotas.charge_tokens(caller("alice"), 51, 0.0)
-    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(5.1))
+    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(5.1), "admission.user_tokens_per_s")
     assert take(quotas, caller("alice"), 6.0) is None
 
 
@@ -57,8 +57,8 @@ def test_the_users_of_an_address_share_one_burst_of_tokens() -> None:
     quotas = Quotas(SETTINGS)
     for user in ("alice", "bob"):
         quotas.charge_tokens(caller(user), 75, 0.0)
-    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(2.55), "10.0.0.7")
-    assert take(quotas, caller("carol"), 0.0) == Excess(pytest.approx(2.55), "10.0.0.7")
+    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(2.55), "admission.users_per_peer", "10.0.0.7")
+    assert take(quotas, caller("carol"), 0.0) == Excess(pytest.approx(2.55), "admission.users_per_peer", "10.0.0.7")
     assert take(quotas, caller("carol", "10.0.0.8"), 0.0) is None
 
 
@@ -89,8 +89,8 @@ def test_reserved_tokens_that_were_not_computed_are_refunded() -> None:
 def test_the_wait_is_bounded_however_many_tokens_were_computed() -> None:
     quotas = Quotas(SETTINGS)
     quotas.charge_tokens(caller("alice"), 10**9, 0.0)
-    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(10.0))
-    assert take(quotas, caller("bob"), 0.0) == Excess(pytest.approx(10.0), "10.0.0.7")
+    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(10.0), "admission.user_tokens_per_s")
+    assert take(quotas, caller("bob"), 0.0) == Excess(pytest.approx(10.0), "admission.users_per_peer", "10.0.0.7")
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y"]), st.floats(0, 1)), max_size=80))
@@ -105,3 +105,22 @@ def test_no_order_of_requests_passes_more_than_the_limits(requests: list[tuple[s
             peers[peer] = peers.get(peer, 0) + 1
     assert all(num <= 4 + now + 0.01 for num in users.values())
     assert all(num <= 8 + 2 * now + 0.01 for num in peers.values())
+
+
+def test_the_users_of_a_tenant_share_its_limits() -> None:
+    quotas = Quotas(
+        AdmissionSettings(
+            trust_user_names=True,
+            tenant_requests_per_s=1,
+            tenant_burst=3,
+            tenant_tokens_per_s=10,
+            tenant_token_burst=50,
+        )
+    )
+    users = [Caller(f"user-{number}", "s", "acme", "", "", is_verified=True) for number in range(5)]
+    other = Caller("user-0", "s", "other", "", "", is_verified=True)
+    assert num_allowed(quotas, users) == 3
+    assert take(quotas, users[0], 0.0) == Excess(pytest.approx(1.0), "admission.tenant_requests_per_s")
+    assert take(quotas, other, 0.0) is None
+    quotas.charge_tokens(users[1], 100, 0.0)
+    assert take(quotas, users[2], 2.0) == Excess(pytest.approx(3.1), "admission.tenant_tokens_per_s")

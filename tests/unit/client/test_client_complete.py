@@ -56,6 +56,29 @@ async def test_the_request_carries_what_the_user_asked_for(serve: Serve, run: Ru
     assert 3 < fake.remaining_s[0] < 5
 
 
+async def test_of_several_servers_the_users_own_is_asked(serve: Serve, run: Run, source: Path) -> None:
+    fakes = [await serve() for _ in range(3)]
+    addresses = ",".join(fake.address for fake in fakes)
+    for _ in range(2):
+        result = await run(complete, f"{source}:2", "--server", addresses, "--user", "ada")
+        assert result.exit_code == 0
+    assert sorted(len(fake.requests) for fake in fakes) == [0, 0, 2]
+
+
+async def test_of_several_servers_one_that_can_be_reached_is_asked(serve: Serve, run: Run, source: Path) -> None:
+    fake = await serve()
+    for user in ("ada", "bob", "cyd", "dee"):  # not all of them would ask the other one first
+        result = await run(complete, f"{source}:2", "--server", f"127.0.0.1:1,{fake.address}", "--user", user)
+        assert (result.exit_code, result.stdout) == (0, "a + b")
+    assert len(fake.requests) == 4
+
+
+async def test_a_list_of_servers_with_a_gap_is_refused(run: Run, source: Path) -> None:
+    result = await run(complete, f"{source}:2", "--server", "a:1,,b:2")
+    assert result.exit_code == 2
+    assert "--server: expected ADDRESS[,ADDRESS...], got 'a:1,,b:2'" in result.stderr
+
+
 async def test_unset_options_are_left_to_the_server(serve: Serve, run: Run, source: Path) -> None:
     fake = await serve()
     await run(complete, f"{source}:2", "--server", fake.address)
@@ -90,6 +113,27 @@ async def test_json_has_everything_for_machines(serve: Serve, run: Run, source: 
     assert answer["tokens_per_s"] > 0
     assert answer["error"] is None
     assert (answer["line"], answer["column"]) == (2, 12)
+
+
+@pytest.mark.parametrize(
+    ("level", "name"),
+    [
+        (pb.CACHE_LEVEL_UNSPECIFIED, None),
+        (pb.CACHE_LEVEL_NONE, None),
+        (pb.CACHE_LEVEL_LOCAL, "local"),
+        (pb.CACHE_LEVEL_SHARED, "shared"),
+    ],
+)
+async def test_an_answer_of_the_cache_is_called_so(
+    serve: Serve, run: Run, source: Path, level: pb.CacheLevel, name: str | None
+) -> None:
+    cached = end(pb.FINISH_REASON_STOP, text="b", usage=pb.Usage(cache_level=level))
+    fake = await serve(FakeServer(answer=(cached,)))
+    result = await run(complete, f"{source}:2", "--server", fake.address)
+    assert ("from the" in result.stderr) == (name is not None)
+    assert name is None or f"from the {name} cache" in result.stderr
+    answer = json.loads((await run(complete, f"{source}:2", "--server", fake.address, "--json")).stdout)
+    assert answer["cache_level"] == name
 
 
 async def test_a_shed_request_is_an_answer_without_text(serve: Serve, run: Run, source: Path) -> None:

@@ -39,6 +39,64 @@ async def test_status_for_machines(serve: Serve, run: Run) -> None:
     assert answer["ended_requests"] == {"stop": 12, "shed": 1}
 
 
+def shared_status(**fields: object) -> admin_pb2.GetStatusResponse:
+    """Return the status of a server that shares a Redis with another one, which is silent."""
+    found = admin_pb2.GetStatusResponse()
+    found.CopyFrom(READY)
+    found.replication.replica_id = "left"
+    found.replication.redis_available = True
+    found.replication.clock_error_ms = 0.25
+    found.replication.limits_phase = admin_pb2.LIMITS_PHASE_SHARED
+    found.replication.replicas.add(replica_id="left", alive=True)
+    found.replication.replicas.add(replica_id="right", age_ms=9_000)
+    found.cache.entries, found.cache.bytes = 3, 2**20
+    found.cache.local_hits, found.cache.shared_hits, found.cache.misses = 3, 1, 4
+    for name, value in fields.items():
+        setattr(found.replication, name, value)
+    return found
+
+
+async def test_status_shows_what_replicas_share(serve: Serve, run: Run) -> None:
+    fake = await serve(FakeServer(status=shared_status(redis_outages=2)), SERVING)
+    shown = " ".join((await run(status, "--admin", fake.address)).stdout.split())
+    for part in (
+        "available, 2 outages", "1 alive (left, right silent for 9 s); this one is left", "leased from Redis",
+        "clock error 0.25 ms", "3 completions, 1.0 MiB; answered 50% of 8 lookups: 3 here, 1 from Redis",
+    ):  # fmt: skip
+        assert part in shown
+
+
+async def test_status_says_why_redis_is_away(serve: Serve, run: Run) -> None:
+    alone = admin_pb2.LIMITS_PHASE_ALONE
+    away = shared_status(redis_available=False, redis_failure="TimeoutError", limits_phase=alone, clock_error_ms=-1.0)
+    fake = await serve(FakeServer(status=away), SERVING)
+    result = await run(status, "--admin", fake.address)
+    shown = " ".join(result.stdout.split())
+    assert result.exit_code == 0  # it serves
+    for part in ("away: TimeoutError", "this replica's share", "not known yet"):
+        assert part in shown
+
+
+@pytest.mark.parametrize(("phase", "shown"), [("WAITING", "what this replica holds"), ("SHARED", "leased")])
+async def test_status_says_how_limits_are_decided(serve: Serve, run: Run, phase: str, shown: str) -> None:
+    value = admin_pb2.LimitsPhase.Value(f"LIMITS_PHASE_{phase}")
+    fake = await serve(FakeServer(status=shared_status(limits_phase=value)), SERVING)
+    assert f"limits {shown}" in " ".join((await run(status, "--admin", fake.address)).stdout.split())
+
+
+async def test_status_shows_that_another_process_has_the_same_id(serve: Serve, run: Run) -> None:
+    fake = await serve(FakeServer(status=shared_status(replica_id_duplicate=True)), SERVING)
+    assert "another process is left, too" in " ".join((await run(status, "--admin", fake.address)).stdout.split())
+
+
+async def test_shared_state_for_machines(serve: Serve, run: Run) -> None:
+    fake = await serve(FakeServer(status=shared_status()), SERVING)
+    answer = json.loads((await run(status, "--admin", fake.address, "--json")).stdout)
+    assert answer["cache"] == {"entries": 3, "bytes": 2**20, "local_hits": 3, "shared_hits": 1, "misses": 4}
+    assert [each["replica_id"] for each in answer["replication"]["replicas"]] == ["left", "right"]
+    assert answer["replication"]["redis_outages"] == 0
+
+
 async def test_status_ends_with_1_where_the_server_does_not_serve(serve: Serve, run: Run) -> None:
     fake = await serve(FakeServer(status=READY), NOT_SERVING)
     result = await run(status, "--admin", fake.address)

@@ -140,3 +140,11 @@ def test_a_schedule_is_limited_to_the_engines_maximum(overrides: tuple[str, ...]
     assert config.speculation.schedule == ((1, 4, maximum), (5, 64, 0))
     with pytest.raises(ConfigError, match=f"is over the {maximum} that"):
         load(None, *overrides, "speculation.mode=schedule", f"speculation.schedule=[[1, 4, {maximum + 1}]]")
+
+
+@pytest.mark.parametrize("key", ["password_file", "sentinel_password_file", "secret_file"])
+def test_files_of_redis_are_beside_the_configuration(tmp_path: Path, key: str) -> None:
+    (tmp_path / "file").write_text("secret")
+    other = "" if key == "secret_file" else 'secret_file = "file"\n'
+    text = f'[redis]\naddresses = ["127.0.0.1:1"]\ntopology = "sentinel"\n{other}{key} = "file"\n'
+    assert getattr(load(write(tmp_path, text)).redis, key) == str(tmp_path / "file")

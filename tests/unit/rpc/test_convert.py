@@ -4,7 +4,7 @@ import pytest
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.core.errors import CompletionError, InvalidRequestError, Violation
-from completion_server.core.outcome import Delta, End, FinishReason, Outcome, ShedReason, Timings, Usage
+from completion_server.core.outcome import CacheLevel, Delta, End, FinishReason, Outcome, ShedReason, Timings, Usage
 from completion_server.core.request import Caller, Mode, Sampling, Snippet, Trigger
 from completion_server.rpc.messages import convert
 from completion_server.rpc.settings import LimitSettings
@@ -85,6 +85,14 @@ def test_every_end_has_a_form_on_the_wire() -> None:
         assert convert.end_message(End(Outcome(reason))).finish_reason != pb.FINISH_REASON_UNSPECIFIED
     for shed in ShedReason:
         assert convert.end_message(End(Outcome(FinishReason.SHED, shed))).shed_reason != pb.SHED_REASON_UNSPECIFIED
+
+
+def test_an_end_says_which_cache_answered() -> None:
+    levels = [
+        convert.end_message(End(Outcome(FinishReason.STOP), Usage(cache_level=level))).usage.cache_level
+        for level in CacheLevel
+    ]
+    assert levels == [pb.CACHE_LEVEL_NONE, pb.CACHE_LEVEL_LOCAL, pb.CACHE_LEVEL_SHARED]
 
 
 def test_an_end_carries_usage_timings_and_the_error() -> None:

@@ -1,5 +1,7 @@
 """Queue entries with the fields that most tests do not care about, and a book whose slots they take."""
 
+from collections.abc import Hashable
+
 from completion_server.core.clock import NEVER, Deadline
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.request import Trigger
@@ -23,9 +25,10 @@ def entry(
     arrived_at: float = 0.0,
     ttft_deadline: float = float("inf"),
     prefix: str | None = None,
+    answer_key: Hashable | None = None,
     stamp: int = 0,
 ) -> QueueEntry:
-    """Return an entry; without a `prefix` nothing reattaches to it."""
+    """Return an entry; without a `prefix` nothing reattaches to it, without an `answer_key` nothing joins it."""
     return QueueEntry(
         request_id,
         lane or request_id,
@@ -36,6 +39,7 @@ def entry(
         arrived_at,
         ttft_deadline,
         continuation=None if prefix is None else Continuation(prefix, max_tokens=100),
+        answer_key=answer_key,
         stamp=stamp,
     )
 

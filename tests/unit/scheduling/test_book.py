@@ -6,9 +6,9 @@ from completion_server.core.clock import Deadline
 from completion_server.core.request import Trigger
 from completion_server.scheduling.actions import CANCELLED, DEADLINE, SUPERSEDED, Abort, Finish, Reattach, Start
 from completion_server.scheduling.book import Book, IllegalTransitionError
-from completion_server.scheduling.lanes import Sequences
+from completion_server.scheduling.live.lanes import Sequences
+from completion_server.scheduling.live.records import Ticks
 from completion_server.scheduling.queue import Queue, newest_first
-from completion_server.scheduling.records import Ticks
 from tests.unit.scheduling.queue_entries import STOPPED, busy_book, entry
 
 

@@ -189,3 +189,10 @@ def test_a_request_that_has_its_token_keeps_its_slot_when_its_time_is_up() -> No
     book.first_token("runs", 0.5)
     book.submit(entry("waits"), 0.6)
     assert book.tick(1.0) == []
+
+
+def test_a_request_past_its_budget_still_has_its_deadline() -> None:
+    book = Book(num_slots=1, max_queued=10)
+    book.submit(entry("runs", ttft_deadline=1.0, deadline=Deadline(2.0)), 0.0)
+    assert (book.tick(1.0), book.next_tick) == ([], 2.0)
+    assert [action.id for action in book.tick(2.0)] == ["runs", "runs"]

@@ -68,6 +68,22 @@ def test_a_generation_that_can_not_start_ends_its_request_and_waiting_ones(monke
     run(scenario, num_slots=1)
 
 
+def test_a_generation_that_can_not_start_ends_all_that_have_joined_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(runner: Runner) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("TaskGroup is shutting down")
+
+        requests = [ask("busy"), *(ask(name, answer_key="x") for name in ("first", "second"))]
+        for each in requests:
+            runner.submit_nowait(each)
+        monkeypatch.setattr(asyncio.TaskGroup, "create_task", fail)
+        await runner.wait_idle()
+        monkeypatch.undo()
+        assert [each.reasons for each in requests] == [["stop"], ["error"], ["error"]]
+
+    run(scenario, num_slots=1)
+
+
 def test_a_source_that_raises_before_it_begins_is_the_requests_failure() -> None:
     async def scenario(runner: Runner) -> None:
         def fail() -> AsyncGenerator[Progress]:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import get_args
 from urllib.request import urlopen
@@ -8,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from completion_server.core import events
 from completion_server.core.errors import Code
 from completion_server.core.events import Marks
-from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason, Usage
+from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ShedReason, Usage
 from completion_server.core.request import Caller, Request
 from completion_server.telemetry.metrics import Metrics, Snapshot
 from completion_server.telemetry.metrics_server import MetricsServer, Probe
@@ -56,6 +57,30 @@ def test_refused_requests_are_counted(registry: CollectorRegistry) -> None:
     assert registry.get_sample_value("completion_refused_requests_total", {"code": "invalid_argument"}) == 1
 
 
+def test_hits_of_the_completion_cache_are_counted_with_what_they_saved(registry: CollectorRegistry) -> None:
+    metrics = Metrics(registry)
+    for level, age_s in ((CacheLevel.LOCAL, 3.0), (CacheLevel.LOCAL, 40.0), (CacheLevel.SHARED, 1.0)):
+        metrics.handle(events.CacheHit(level, age_s, num_prompt_tokens=100, num_completion_tokens=20, engine_s=0.25))
+    value = registry.get_sample_value
+    assert value("completion_cache_hits_total", {"level": "local"}) == 2
+    assert value("completion_cache_hits_total", {"level": "shared"}) == 1
+    assert value("completion_cache_hit_age_seconds_sum", {"level": "local"}) == 43.0
+    assert value("completion_cache_hit_age_seconds_bucket", {"level": "local", "le": "30.0"}) == 1
+    assert value("completion_cache_saved_tokens_total", {"kind": "prompt"}) == 300
+    assert value("completion_cache_saved_tokens_total", {"kind": "completion"}) == 60
+    assert value("completion_cache_saved_engine_seconds_total") == 0.75
+
+
+def test_misses_of_the_completion_cache_are_counted_by_reason(registry: CollectorRegistry) -> None:
+    metrics = Metrics(registry)
+    for reason in events.MissReason:
+        metrics.handle(events.CacheMiss(CacheLevel.SHARED, reason))
+        labels = {"level": "shared", "reason": reason.value}
+        assert registry.get_sample_value("completion_cache_misses_total", labels) == 1
+    metrics.handle(events.CacheReplied(0.002))
+    assert registry.get_sample_value("completion_cache_lookup_seconds_sum") == 0.002
+
+
 def test_no_text_of_a_request_is_in_the_metrics(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
     metrics.handle(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP)), MARKS))
@@ -88,6 +113,21 @@ def test_reattached_generations_and_wasted_tokens_are_counted(registry: Collecto
     assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "stop"}) is None
 
 
+def test_tokens_that_answered_several_requests_are_counted_once(registry: CollectorRegistry) -> None:
+    metrics = Metrics(registry)
+    usage = Usage(prompt_tokens=100, completion_tokens=5)
+    metrics.handle(events.GenerationJoined(2))
+    metrics.handle(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP), replace(usage, is_shared=True)), MARKS))
+    cancelled = End(Outcome(FinishReason.CANCELLED), replace(usage, is_shared=True))
+    metrics.handle(events.RequestEnded(REQUEST, cancelled, MARKS))
+    metrics.handle(events.RequestEnded(REQUEST, End(Outcome(FinishReason.STOP), usage), MARKS))
+    assert registry.get_sample_value("completion_generations_joined_total") == 1
+    assert registry.get_sample_value("completion_tokens_total", {"kind": "prompt"}) == 100
+    assert registry.get_sample_value("completion_tokens_total", {"kind": "completion"}) == 5
+    assert registry.get_sample_value("completion_wasted_tokens_total", {"outcome": "cancelled"}) is None
+    assert registry.get_sample_value("completion_stage_seconds_count", {"stage": "total"}) == 3
+
+
 def test_the_time_from_an_abort_to_a_free_slot_is_observed(registry: CollectorRegistry) -> None:
     Metrics(registry).handle(events.GenerationAborted(0.25))
     assert registry.get_sample_value("completion_abort_seconds_sum") == 0.25
@@ -98,8 +138,11 @@ def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
     end = End(Outcome(FinishReason.STOP))
     one_of_each: list[events.Event] = [
         events.RequestEnded(REQUEST, end, MARKS), events.RequestRefused(Code.INTERNAL), events.EndWritten(0.1),
-        events.GenerationReattached(1), events.GenerationDiverged(1), events.GenerationAborted(0.1),
+        events.GenerationReattached(1), events.GenerationJoined(1), events.GenerationDiverged(1),
+        events.GenerationAborted(0.1),
         events.FeedbackReported(events.Feedback("shown")), events.FeedbackRefused(), events.LoopLagged(0.1),
+        events.CacheHit(CacheLevel.LOCAL, 1.0, 1, 1, 0.1), events.CacheReplied(0.1),
+        events.CacheMiss(CacheLevel.LOCAL, events.MissReason.ABSENT),
     ]  # fmt: skip
     assert {type(event) for event in one_of_each} == set(get_args(events.Event))
     for event in one_of_each:

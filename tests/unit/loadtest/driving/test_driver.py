@@ -110,5 +110,7 @@ async def test_only_the_first_end_counts() -> None:
 
 def test_a_counter_is_summed_over_its_labels() -> None:
     assert sum_counter(METRICS % 5, ["none_total", "vllm:generation_tokens_total"]) == 7
+    by_kind = 'tokens_total{kind="a"} 1\ntokens_total{kind="b",model="m"} 2\ntokens_total{kind="b",model="n"} 4\n'
+    assert sum_counter(by_kind, ["tokens_total"], labels={"kind": "b"}) == 6
     with pytest.raises(MetricsError, match="shows no other_total"):
         sum_counter(METRICS % 5, ["other_total"])

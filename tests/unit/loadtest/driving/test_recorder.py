@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from completion.v1 import completion_pb2 as pb
 from loadtest.driving.recorder import Recorder
 from loadtest.stats.run_stats import RunStats
 from loadtest.targets.record import Outcome, Record, RunClock, Stages
+from loadtest.targets.wire import take_end
 from loadtest.traffic.scenario import CriteriaSettings
 from loadtest.traffic.trace import Trigger, TypedSession
 from tests.unit.loadtest.typed import GOES_ON, request, trace
@@ -164,3 +166,24 @@ def test_connections_and_generated_tokens() -> None:
     assert harness.counters() == {"sessions": 2, "reconnects": 2, "sessions_lost": 3}
     harness.recorder.generated(12.0)
     assert harness.counters()["generated_tokens"] == 12
+
+
+@pytest.mark.parametrize(
+    ("level", "counted"),
+    [
+        (pb.CACHE_LEVEL_UNSPECIFIED, {}),
+        (pb.CACHE_LEVEL_NONE, {}),
+        (pb.CACHE_LEVEL_LOCAL, {"cache/local": 1}),
+        (pb.CACHE_LEVEL_SHARED, {"cache/shared": 1}),
+    ],
+)
+async def test_answers_from_the_servers_cache_are_counted_by_level(
+    level: pb.CacheLevel, counted: dict[str, int]
+) -> None:
+    harness = RecorderHarness()
+    made = Record(request(2.5, 3.5), RunClock(-2.6), harness.recorder.ended)
+    usage = pb.Usage(cache_level=level)
+    take_end(made, pb.End(text=GOES_ON, finish_reason=pb.FINISH_REASON_STOP, usage=usage))
+    found = harness.counters()
+    assert found["outcome/answered"] == 1
+    assert {name: count for name, count in found.items() if name.startswith("cache/")} == counted

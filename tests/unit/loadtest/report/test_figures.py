@@ -47,6 +47,8 @@ def a_run() -> RunStats:
         outcome__superseded=24,
         outcome__hung_up=18,
         outcome__cached=3,
+        cache__local=11,
+        cache__shared=22,
         outcome__unanswered=9,
     )
 
@@ -68,6 +70,8 @@ def test_rates_and_shares() -> None:
         "superseded_share": 0.2,
         "hung_up_share": 0.15,
         "cached_share": 0.025,
+        "local_hit_share": 0.1,
+        "shared_hit_share": 0.2,
         "unanswered_share": 0.075,
         "error_rate": 0.05,
         "wasted_token_share": 0.25,

@@ -1,0 +1,99 @@
+"""Who moves when a replica is killed, drained or refuses: the real Envoy in front of four real server processes."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from loadtest.bench.replicas.users import NamedUsers, OpenStream, busiest_over_mean, names_of
+from tests.deploy.conftest import Site, run_site
+from tests.support.server import eventually
+
+pytestmark = pytest.mark.full
+
+USERS = [f"user-{number}" for number in range(256)]  # 1.25 * 256 / 4 is a whole number
+BOUND = 1.25
+
+
+@pytest.fixture
+def four(envoy_binary: str) -> Iterator[Site]:
+    with run_site(4) as running:
+        yield running
+
+
+async def replicas_of(callers: NamedUsers) -> dict[str, str]:
+    """Return each user's replica while nothing else is open, so that the bound moves nobody."""
+    return {user: await callers.complete(names_of(user)) for user in USERS}
+
+
+async def reopened(callers: NamedUsers, streams: dict[str, OpenStream], lost: str) -> dict[str, str]:
+    """Open the streams of a lost replica's users again, and return each user's replica."""
+    gone = [user for user, stream in streams.items() if stream.replica == lost]
+    for user in gone:
+        await asyncio.wait_for(streams[user].call.code(), 20)
+    again = await callers.open_streams(gone)
+    return {user: stream.replica for user, stream in (streams | again).items()}
+
+
+async def test_killing_one_of_four_moves_its_users_alone(four: Site) -> None:
+    async with NamedUsers(four.envoy.address) as callers:
+        keys = await replicas_of(callers)
+        streams = await callers.open_streams(USERS)
+        before = {user: stream.replica for user, stream in streams.items()}
+        assert busiest_over_mean(before, 4) <= BOUND
+        lost = four.replicas[0].ready["address"]
+        os.kill(four.replicas[0].pid, signal.SIGKILL)
+        after = await reopened(callers, streams, lost)
+        # Connected already, no stream of another replica ends.
+        assert {user for user in USERS if before[user] != after[user]} == {
+            user for user in USERS if before[user] == lost
+        }
+        assert sum(before[user] != after[user] for user in USERS) <= len(USERS) / 4 * BOUND
+        # 1.25 * 256 / 3 is not a whole number: the bound is rounded up.
+        assert busiest_over_mean(after, 3) * len(USERS) / 3 <= BOUND * len(USERS) / 3 + 1
+        for stream in callers.streams:
+            stream.call.cancel()
+        await eventually(lambda: not sum(four.envoy.open_requests().values()))
+        moved = {user for user, replica in (await replicas_of(callers)).items() if replica != keys[user]}
+    own = {user for user in USERS if keys[user] == lost}
+    assert own <= moved
+    assert len(moved - own) <= 0.03 * len(USERS)  # by Maglev's table, not by the bound
+
+
+async def test_a_replica_in_drain_gets_no_new_calls_and_its_sessions_move(four: Site) -> None:
+    async with NamedUsers(four.envoy.address) as callers:
+        streams = await callers.open_streams(USERS)
+        drained = four.replicas[1]
+        address = drained.ready["address"]
+        drained.process.terminate()
+        after = await reopened(callers, streams, address)
+        assert address not in after.values()
+        before = four.envoy.requests()[address]
+        assert address not in (await replicas_of(callers)).values()
+        assert four.envoy.requests()[address] == before
+        gone = next(stream for stream in streams.values() if stream.replica == address)
+        assert await gone.call.code() is grpc.StatusCode.UNAVAILABLE
+        assert all(not stream.call.done() for stream in streams.values() if stream.replica != address)
+
+
+async def test_a_call_to_a_replica_that_was_just_killed_is_answered_by_another(four: Site) -> None:
+    async with NamedUsers(four.envoy.address) as callers:
+        keys = await replicas_of(callers)
+        lost = four.replicas[2].ready["address"]
+        users = [user for user in USERS if keys[user] == lost][:20]
+        assert users
+        os.kill(four.replicas[2].pid, signal.SIGKILL)
+        found = [await callers.complete(names_of(user), sequence=2) for user in users]
+    assert lost not in found
+    assert four.envoy.stat("cluster.replicas.upstream_rq_retry") > 0
+
+
+async def test_two_editors_of_a_user_share_a_replica_unless_it_is_full(four: Site) -> None:
+    async with NamedUsers(four.envoy.address) as callers:
+        first = await callers.open_streams(USERS)
+        second = await callers.open_streams(USERS)
+        together = sum(first[user].replica == second[user].replica for user in USERS)
+    assert together / len(USERS) > 0.8

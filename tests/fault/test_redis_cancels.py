@@ -1,0 +1,117 @@
+"""Requests that are cancelled at random times while their commands to Redis wait, travel or are answered.
+
+The connection stays, and each reply reaches the call that it belongs to.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+from redis.asyncio import BlockingConnectionPool, Redis
+
+from completion_server.state.redis_store import RedisStore
+from tests.support.fault_proxy import Delay, FaultProxy
+from tests.support.redis_servers import RedisServer
+from tests.support.server import eventually
+from tests.unit.state.stores import running_store
+
+MAX_OPEN = 500
+POOL_SIZE = 16
+CANCELLED_SHARE = 0.8
+MAX_CANCEL_S = 0.02
+REQUEST_DELAY, REPLY_DELAY = Delay(random_s=0.002), Delay(random_s=0.004)
+
+Call = Callable[[bytes], "asyncio.Future[Any]"]
+
+
+@dataclass
+class Tally:
+    """What became of calls that ask for an echo of their own text."""
+
+    open: int = 0
+    answered: int = 0
+    cancelled: int = 0
+    crossed: int = 0
+    failed: int = 0
+
+    def take(self, text: bytes, call: "asyncio.Future[Any]") -> None:
+        self.open -= 1
+        if call.cancelled():
+            self.cancelled += 1
+        elif call.exception() is not None:
+            self.failed += 1
+        elif call.result() == text:
+            self.answered += 1
+        else:
+            self.crossed += 1
+
+
+async def cancel_at_random(call: Call, num_cancels: int) -> Tally:
+    """Make calls until `num_cancels` were cancelled before their reply, and return what became of all."""
+    loop, rng, tally = asyncio.get_running_loop(), random.Random(0), Tally()
+    serial = 0
+    while tally.cancelled < num_cancels:
+        for _ in range(rng.randrange(MAX_OPEN // 4)):
+            serial += 1
+            text = b"%d" % serial
+            made = call(text)
+            tally.open += 1
+            made.add_done_callback(partial(tally.take, text))
+            if rng.random() < CANCELLED_SHARE:
+                loop.call_later(rng.uniform(0, MAX_CANCEL_S) * rng.randrange(2), made.cancel)
+        await asyncio.sleep(0.001)
+        while tally.open > MAX_OPEN:
+            await asyncio.sleep(0.001)
+    await eventually(lambda: tally.open == 0, 60)
+    return tally
+
+
+def calls_of(store: RedisStore) -> Call:
+    """Return calls of a store: mostly futures, and some tasks that await one, as requests do."""
+
+    async def ask(text: bytes) -> Any:
+        return await store.call_nowait("ECHO", text)
+
+    def call(text: bytes) -> "asyncio.Future[Any]":
+        return asyncio.create_task(ask(text)) if int(text) % 4 == 0 else store.call_nowait("ECHO", text)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "num_cancels",
+    [20_000, pytest.param(1_000_000, marks=[pytest.mark.full, pytest.mark.serial, pytest.mark.timeout(3_600)])],
+)
+async def test_cancelled_calls_cross_no_replies_and_cost_no_connection(
+    redis_server: RedisServer, num_cancels: int
+) -> None:
+    async with (
+        FaultProxy(redis_server.address) as proxy,
+        # A busy machine is no fault of Redis here.
+        running_store(proxy.address, timeout_ms=10_000) as store,
+    ):
+        proxy.faults.request_delay, proxy.faults.reply_delay = REQUEST_DELAY, REPLY_DELAY
+        made, opened, sent = proxy.num_made, proxy.num_open, store.num_commands
+        tally = await cancel_at_random(calls_of(store), num_cancels)
+        assert tally.cancelled >= num_cancels
+        assert (tally.crossed, tally.failed) == (0, 0)
+        assert tally.answered > num_cancels / 10
+        assert store.num_commands - sent > tally.answered + tally.cancelled / 2  # many were on their way
+        assert (proxy.num_made, proxy.num_open) == (made, opened)
+        assert store.breaker.num_opened == 0
+
+
+async def test_commands_that_requests_await_themselves_would_cost_connections(redis_server: RedisServer) -> None:
+    """Why commands have a task of their own: redis-py closes a connection whose command is cancelled."""
+    async with FaultProxy(redis_server.address) as proxy:
+        pool = BlockingConnectionPool(host="127.0.0.1", port=proxy.port, max_connections=POOL_SIZE, protocol=2)
+        async with Redis(connection_pool=pool) as client:
+            proxy.faults.request_delay, proxy.faults.reply_delay = REQUEST_DELAY, REPLY_DELAY
+            tally = await cancel_at_random(lambda text: asyncio.create_task(client.echo(text)), 2_000)
+        assert tally.crossed == 0
+        assert proxy.num_made > POOL_SIZE  # which is more than were ever open at once
+        await pool.disconnect()

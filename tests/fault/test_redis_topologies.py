@@ -1,0 +1,218 @@
+"""The store and the subscription on each kind of Redis that the settings can name, each of them real."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from completion_server.core.clock import MonotonicClock
+from completion_server.state.redis_store import RedisStore
+from completion_server.state.settings import RedisSettings, RedisTlsSettings
+from completion_server.state.store import StoreUnavailableError
+from completion_server.state.subscription import Subscription
+from tests.support.certificates import make_identity_in
+from tests.support.redis_servers import MASTER_NAME, Cluster, RedisServer, RedisTls, Sentinels, running_sentinels
+from tests.support.server import eventually
+from tests.unit.state.stores import running_store
+
+MakeRedis = Callable[..., RedisServer]
+NUM_KEYS = 60
+RULES = "on ~* &* +@all -@dangerous"
+"""Of an ordinary user: no administration."""
+SECRET_FILE = "/run/secrets/completion-secret"
+"""Only named: a store does not read it."""
+CHANGE_S = 30.0
+"""For a failover, or a cluster that notices that a node has gone."""
+
+
+async def has_all_keys(store: RedisStore) -> bool:
+    """Write and read keys of many slots, and return whether each had its own value."""
+    keys = [f"{store.settings.key_prefix}:{number}" for number in range(NUM_KEYS)]
+    await asyncio.gather(*(store.call_nowait("SET", key, key) for key in keys))
+    values = await asyncio.gather(*(store.call_nowait("GET", key) for key in keys))
+    return bool(values == [key.encode() for key in keys])
+
+
+@asynccontextmanager
+async def listening(store: RedisStore, channel: str) -> AsyncIterator[list[bytes]]:
+    """Yield what is received on a channel, once messages arrive there."""
+    received: list[bytes] = []
+    subscription = Subscription(store.settings, store.client, channel, received.append)
+    task = asyncio.create_task(subscription.run())
+    try:
+        await eventually(lambda: subscription.is_listening)
+        yield received
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def passes_messages(store: RedisStore) -> bool:
+    """Return whether messages arrive on channels of some slots."""
+    for number in range(4):
+        channel = f"{store.settings.key_prefix}:channel:{number}"
+        async with listening(store, channel) as received:
+            await store.call_nowait("SPUBLISH", channel, b"message")
+            await eventually(lambda received=received: received == [b"message"])  # type: ignore[misc]
+    return True
+
+
+async def fails_because(reason: str, **settings: object) -> bool:
+    """Return whether a store can't connect, and says `reason`."""
+    store = RedisStore(RedisSettings(retry_s=0.05, **settings), MonotonicClock())  # type: ignore[arg-type]
+    task = asyncio.create_task(store.run())
+    try:
+        await eventually(lambda: reason in store.breaker.reason)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    return not store.is_available
+
+
+def sentinel_settings(sentinels: Sentinels) -> dict[str, Any]:
+    return {
+        "addresses": sentinels.addresses,
+        "topology": "sentinel",
+        "master_name": MASTER_NAME,
+        "secret_file": SECRET_FILE,
+    }
+
+
+def tls_settings(tls: RedisTls) -> RedisTlsSettings:
+    return RedisTlsSettings(
+        enabled=True,
+        ca=str(tls.authority.certificate),
+        certificate=str(tls.client.certificate),
+        key=str(tls.client.key),
+    )
+
+
+async def test_tls_with_a_user_whose_password_changes(make_redis: MakeRedis, tmp_path: Path) -> None:
+    tls, password = RedisTls.make_in(tmp_path), tmp_path / "password"
+    server = make_redis(tls=tls, users=[f"alice {RULES} >first"], password="admin")
+    password.write_text("first\n")
+    settings = {"tls": tls_settings(tls), "username": "alice", "password_file": str(password)}
+    async with running_store(server.address, **settings) as store:
+        assert await has_all_keys(store)
+        assert await passes_messages(store)
+        async with listening(store, "channel") as received:
+            server.cli("ACL", "SETUSER", "alice", "resetpass", ">second")
+            server.cli("CLIENT", "KILL", "USER", "alice")
+            with pytest.raises(StoreUnavailableError):
+                await store.call_nowait("GET", "a")
+            assert not store.is_available
+            await eventually(lambda: "AuthenticationError" in store.breaker.reason)
+            password.write_text("second\n")
+            await eventually(lambda: store.is_available)
+            await publish_until(store, "channel", received)
+
+
+async def publish_until(store: RedisStore, channel: str, received: list[bytes]) -> None:
+    """Publish until something is received: a subscription that has lost its connection needs time."""
+    async with asyncio.timeout(CHANGE_S):
+        while not received:
+            await asyncio.wait([store.call_nowait("SPUBLISH", channel, b"message")])
+            await asyncio.sleep(0.05)
+
+
+async def test_tls_trusts_its_own_authority_alone_and_checks_names(make_redis: MakeRedis, tmp_path: Path) -> None:
+    tls = RedisTls.make_in(tmp_path)
+    server = make_redis(tls=tls)
+    stranger = make_identity_in(tmp_path, "stranger")
+    for ca in ("", str(stranger.certificate)):
+        refusing = RedisTlsSettings(enabled=True, ca=ca)
+        assert await fails_because("CERTIFICATE_VERIFY_FAILED", addresses=(server.address,), tls=refusing)
+
+    elsewhere = make_identity_in(tmp_path, "elsewhere", "redis.example", tls.authority)
+    misnamed = make_redis(tls=RedisTls(elsewhere, tls.authority, tls.client))
+    assert await fails_because("not valid for '127.0.0.1'", addresses=(misnamed.address,), tls=tls_settings(tls))
+
+
+async def test_a_client_without_a_certificate_or_password_is_refused(make_redis: MakeRedis, tmp_path: Path) -> None:
+    tls = RedisTls.make_in(tmp_path)
+    server = make_redis(tls=tls, password="secret")
+    without = RedisTlsSettings(enabled=True, ca=str(tls.authority.certificate))
+    assert await fails_because("ConnectionError", addresses=(server.address,), tls=without)
+    proving = {"addresses": (server.address,), "tls": tls_settings(tls)}
+    assert await fails_because("Authentication required", **proving)
+    assert await fails_because("FileNotFoundError", **proving, password_file=str(tmp_path / "missing"))
+
+
+async def test_a_unix_socket(make_redis: MakeRedis) -> None:
+    server = make_redis()
+    async with running_store(f"unix:{server.socket_path}") as store:
+        assert await has_all_keys(store)
+        assert await passes_messages(store)
+        server.kill()
+        await asyncio.wait([store.call_nowait("GET", "a")])
+        assert not store.is_available
+        server.start()
+        await eventually(lambda: store.is_available)
+
+
+@pytest.mark.full
+async def test_sentinels_and_a_failover_in_mid_run(redis_sentinels: Sentinels) -> None:
+    settings = sentinel_settings(redis_sentinels)
+    async with running_store(redis_sentinels.addresses[0], **settings) as store:
+        assert await has_all_keys(store)
+        assert await passes_messages(store)
+        async with listening(store, "channel") as received:
+            redis_sentinels.sentinels[0].kill()  # as if it had shared a machine with the master
+            redis_sentinels.first_master.kill()
+            with pytest.raises(StoreUnavailableError):
+                await store.call_nowait("GET", "a")
+            await eventually(lambda: store.is_available, CHANGE_S)
+            assert await has_all_keys(store)
+            await publish_until(store, "channel", received)
+        assert int(redis_sentinels.first_replica.cli("DBSIZE")) >= NUM_KEYS
+
+
+@pytest.mark.full
+async def test_sentinels_with_tls_and_a_password(tmp_path: Path) -> None:
+    tls, password = RedisTls.make_in(tmp_path), tmp_path / "password"
+    password.write_text("secret")
+    sentinel_password = tmp_path / "sentinel-password"
+    sentinel_password.write_text("other\n")
+    with running_sentinels(password="secret", tls=tls, sentinel_password="other") as sentinels:
+        settings = sentinel_settings(sentinels) | {"tls": tls_settings(tls), "password_file": str(password)}
+        assert await fails_because("No master found", **settings)
+        settings |= {"sentinel_username": "default", "sentinel_password_file": str(sentinel_password)}
+        async with running_store(sentinels.addresses[0], **settings) as store:
+            assert await has_all_keys(store)
+            assert await passes_messages(store)
+
+
+@pytest.mark.full
+async def test_a_cluster_and_a_failover_in_mid_run(redis_cluster: Cluster) -> None:
+    masters = redis_cluster.masters
+    addresses = tuple(node.address for node in masters[:2])
+    async with running_store(addresses[0], addresses=addresses, topology="cluster", secret_file=SECRET_FILE) as store:
+        assert await has_all_keys(store)
+        assert all(int(node.cli("DBSIZE")) > 0 for node in masters)
+        assert await passes_messages(store)
+        channel = await channel_of(masters[0], store)
+        async with listening(store, channel) as received:
+            masters[0].kill()
+            await eventually_has_all_keys(store)
+            await publish_until(store, channel, received)
+
+
+async def channel_of(node: RedisServer, store: RedisStore) -> str:
+    """Return a channel in a slot of a node, which has the first third of them."""
+    names = (f"{store.settings.key_prefix}:{number}" for number in itertools.count())
+    return next(name for name in names if int(node.cli("CLUSTER", "KEYSLOT", name)) < 5_000)
+
+
+async def eventually_has_all_keys(store: RedisStore) -> None:
+    """Try until all keys can be written and read: the breaker closes with the slot of its probe alone."""
+    async with asyncio.timeout(CHANGE_S):
+        while True:
+            try:
+                if await has_all_keys(store):
+                    return
+            except StoreUnavailableError:
+                await asyncio.sleep(0.1)

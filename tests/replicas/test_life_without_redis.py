@@ -1,0 +1,112 @@
+"""Completions go on whatever happens to Redis: no request fails, the breaker opens, and closes by itself."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from completion.v1 import admin_pb2
+from tests.replicas.conftest import NUM_REPLICAS, ReplicaSet
+from tests.support.fault_proxy import Delay
+from tests.support.redis_servers import wait_until
+from tests.support.replicas import asking_users, each_available
+
+pytestmark = pytest.mark.serial  # a busy machine makes outages of its own
+
+OPENS_WITHIN_S = 1.0
+MARGIN_S = 15.0
+"""Time for a busy machine on top of what is promised."""
+
+
+def lines_of(servers: ReplicaSet, words: str) -> list[int]:
+    """Return how many lines of each server's log have the words."""
+    return [replica.child.log.count(words) for replica in servers.replicas]
+
+
+def _kill(servers: ReplicaSet) -> Callable[[], object]:
+    servers.redis.kill()
+    return servers.redis.start
+
+
+def _freeze(servers: ReplicaSet) -> Callable[[], object]:
+    servers.redis.freeze()
+    return servers.redis.thaw
+
+
+def _black_hole(servers: ReplicaSet) -> Callable[[], object]:
+    for proxy in servers.proxies:
+        proxy.faults.black_hole = True
+    return servers.heal
+
+
+def _fill(servers: ReplicaSet) -> Callable[[], object]:
+    servers.redis.cli("config", "set", "maxmemory", "1")
+    return lambda: servers.redis.cli("config", "set", "maxmemory", "0")
+
+
+def _make_read_only(servers: ReplicaSet) -> Callable[[], object]:
+    servers.redis.cli("replicaof", "127.0.0.1", "1")  # nobody listens there
+    return lambda: servers.redis.cli("replicaof", "no", "one")
+
+
+def _change_password(servers: ReplicaSet) -> Callable[[], object]:
+    redis = servers.redis
+    redis.cli("config", "set", "requirepass", "another")
+    redis.password = "another"
+    redis.cli("client", "kill", "type", "normal", "skipme", "yes")
+
+    def restore() -> None:
+        redis.cli("config", "set", "requirepass", "")
+        redis.password = ""
+
+    return restore
+
+
+@pytest.mark.parametrize("break_redis", [_kill, _freeze, _black_hole, _fill, _make_read_only, _change_password])
+def test_no_request_fails_while_redis_is_away(
+    replica_set: ReplicaSet, break_redis: Callable[[ReplicaSet], Callable[[], object]]
+) -> None:
+    wait_until(each_available(replica_set.replicas, 1.0))
+    lost, back = (lines_of(replica_set, words) for words in ("Redis fails", "Redis answers"))
+    with asking_users(replica_set.replicas) as asking:
+        time.sleep(0.2)
+        restore = break_redis(replica_set)
+        try:
+            wait_until(each_available(replica_set.replicas, 0.0), OPENS_WITHIN_S + MARGIN_S)
+            before = asking.num_answered
+            time.sleep(0.5)
+            assert asking.num_answered > before
+        finally:
+            restore()
+        wait_until(each_available(replica_set.replicas, 1.0), MARGIN_S)
+    assert lines_of(replica_set, "Redis fails") == [count + 1 for count in lost]
+    assert lines_of(replica_set, "Redis answers") == [count + 1 for count in back]
+
+
+def test_a_slow_redis_changes_nothing(replica_set: ReplicaSet) -> None:
+    wait_until(each_available(replica_set.replicas, 1.0))
+    with asking_users(replica_set.replicas) as asking:
+        for proxy in replica_set.proxies:
+            proxy.faults.reply_delay = Delay(fixed_s=0.02)
+        try:
+            before = asking.num_answered
+            time.sleep(1.0)
+            assert asking.num_answered > before
+            assert each_available(replica_set.replicas, 1.0)()
+        finally:
+            replica_set.heal()
+
+
+def test_operators_see_the_replicas_and_the_breaker(replica_set: ReplicaSet) -> None:
+    wait_until(each_available(replica_set.replicas, 1.0))
+    first = replica_set.replicas[0]
+    wait_until(lambda: len([each for each in first.status().replication.replicas if each.alive]) == NUM_REPLICAS)
+    assert first.status().replication.replica_id == first.name
+    assert first.status().replication.limits_phase == admin_pb2.LIMITS_PHASE_SHARED
+    replica_set.proxies[0].faults.black_hole = True
+    try:
+        wait_until(lambda: not first.status().replication.redis_available)
+        assert "Timeout" in first.status().replication.redis_failure
+    finally:
+        replica_set.heal()
+    wait_until(lambda: first.status().replication.redis_available)

@@ -1,0 +1,305 @@
+"""A TCP proxy between clients and Redis, with faults that a test changes while connections are open.
+
+A TLS connection passes, too, but its pub/sub messages can't be told from other bytes.
+"""
+
+import asyncio
+import math
+import random
+import re
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from tests.support.redis_servers import free_port
+
+_MAX_ATTEMPTS = 20
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: close sends RST
+_PUSHED = re.compile(rb"[*>][34]\r\n\$[78]\r\n[sp]?message\r\n")
+_BLOBS, _LISTS, _PAIRS, _SIMPLE = b"$=!", b"*~>", b"%|", b"+-:_,#("
+
+
+@dataclass(frozen=True)
+class Delay:
+    """How long a piece of data waits. Pieces never overtake each other."""
+
+    fixed_s: float = 0.0
+    random_s: float = 0.0
+    """Up to this much more, drawn for each piece."""
+
+
+@dataclass
+class Faults:
+    """The faults of a proxy. Each can be set at any time, and holds for open connections, too, from then on."""
+
+    request_delay: Delay = Delay()
+    """From clients to Redis."""
+    reply_delay: Delay = Delay()
+    """From Redis to clients."""
+    bytes_per_s: float = math.inf
+    """Of each connection in each direction."""
+    black_hole: bool = False
+    """Connections are accepted, what they send is swallowed, and nothing is answered. A connection that lost bytes
+    answers nothing afterwards, either, until its client closes it."""
+    reset_new: bool = False
+    """Each new connection is accepted and closed with RST."""
+    drop_pushes: float = 0.0
+    """The probability that a pub/sub message is lost."""
+    duplicate_pushes: float = 0.0
+    """The probability that a pub/sub message that is not lost comes twice."""
+
+
+class FaultProxy:
+    """Relays connections to `upstream`, HOST:PORT. Use it as an asynchronous context manager."""
+
+    def __init__(self, upstream: str, seed: int = 0) -> None:
+        self.faults = Faults()
+        self.num_made = 0
+        """Connections that clients have made."""
+        self.num_pushes_dropped = 0
+        self.num_pushes_duplicated = 0
+        self.random = random.Random(seed)
+        self.port = 0
+        host, _, port = upstream.rpartition(":")
+        self._upstream = host, int(port)
+        self._ends: set[_End] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        for attempt in range(_MAX_ATTEMPTS):
+            self.port = free_port()
+            try:
+                await self.accept()
+            except OSError:  # taken since
+                if attempt == _MAX_ATTEMPTS - 1:
+                    raise
+            else:
+                break
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.refuse()
+        for task in self._connecting:
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        self.reset_all()
+        async with asyncio.timeout(10):
+            while self._ends:
+                await asyncio.sleep(0.001)
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def num_open(self) -> int:
+        """How many connections of clients are open."""
+        return sum(not end.is_upstream for end in self._ends)
+
+    def reset_all(self) -> None:
+        """Close every open connection with RST, on both sides."""
+        for end in tuple(self._ends):
+            end.reset()
+
+    def refuse(self) -> None:
+        """Refuse new connections from now on. Open ones stay."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def accept(self) -> None:
+        """Accept new connections again, on the same port."""
+        if self._server is None:
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(lambda: _End(self), "127.0.0.1", self.port)
+
+    async def heal(self) -> None:
+        """End all faults."""
+        self.faults = Faults()
+        await self.accept()
+
+    def register(self, end: "_End") -> None:
+        """Take an end that has been connected, and connect a client's to the upstream."""
+        self._ends.add(end)
+        if end.is_upstream:
+            return
+        self.num_made += 1
+        if self.faults.reset_new:
+            end.reset()
+        elif not self.faults.black_hole:
+            task = asyncio.create_task(self._connect(end))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    def unregister(self, end: "_End") -> None:
+        """Forget an end that was closed."""
+        self._ends.discard(end)
+
+    def num_copies(self, value: bytes) -> int:
+        """Return how often a value from Redis is passed on: once, unless it is a pub/sub message."""
+        if not _PUSHED.match(value):
+            return 1
+        if self.random.random() < self.faults.drop_pushes:
+            self.num_pushes_dropped += 1
+            return 0
+        if self.random.random() < self.faults.duplicate_pushes:
+            self.num_pushes_duplicated += 1
+            return 2
+        return 1
+
+    async def _connect(self, client: "_End") -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            _, upstream = await loop.create_connection(lambda: _End(self, client), *self._upstream)
+        except OSError:
+            client.reset()
+            return
+        client.join(upstream)
+
+
+class _End(asyncio.Protocol):
+    """One end of a relayed connection: the client's, or the one to the upstream. It writes what its peer receives."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, proxy: FaultProxy, client: "_End | None" = None) -> None:
+        self.is_upstream = client is not None
+        self._proxy = proxy
+        self._peer = client
+        self._is_lost = False
+        self._is_closed = False
+        self._replies = ReplySplitter()
+        self._waiting: deque[bytes] = deque()
+        """Received, and not yet due at the peer; b"" closes it."""
+        self._due = 0.0
+        self._transmitted = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        if not self.is_upstream:
+            self._is_lost = self._proxy.faults.black_hole
+            if not self._is_lost:
+                transport.pause_reading()  # until the upstream is connected
+        self._proxy.register(self)
+
+    def join(self, upstream: "_End") -> None:
+        """Relay from now on, both ways."""
+        if self._is_closed:
+            upstream.reset()
+        else:
+            self._peer = upstream
+            self.transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self._proxy.faults.black_hole:
+            self.lose()
+        if self._is_lost:
+            return
+        if self.is_upstream:
+            data = b"".join(value * self._proxy.num_copies(value) for value in self._replies.feed(data))
+        if data:
+            self._pass_on(data)
+
+    def lose(self) -> None:
+        """Swallow all that comes from now on, here and at the peer."""
+        for end in (self, self._peer):
+            if end is not None:
+                end._is_lost = True
+                end._waiting.clear()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_closed = True
+        self._proxy.unregister(self)
+        if self._peer is None:
+            return
+        if exc is not None and not self._is_lost:
+            self._peer.reset()
+        elif not self.is_upstream:
+            self._peer.transport.close()
+        elif not (self._is_lost or self._proxy.faults.black_hole):
+            self._pass_on(b"")
+
+    def reset(self) -> None:
+        """Close with RST. What waits is lost."""
+        self._waiting.clear()
+        if not self.transport.is_closing():
+            connection: socket.socket = self.transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self.transport.abort()
+
+    def _pass_on(self, data: bytes) -> None:
+        faults, now = self._proxy.faults, self._loop.time()
+        delay = faults.reply_delay if self.is_upstream else faults.request_delay
+        self._transmitted = max(self._transmitted, now) + len(data) / faults.bytes_per_s
+        waits_s = delay.fixed_s + (self._proxy.random.uniform(0, delay.random_s) if delay.random_s else 0.0)
+        self._due = max(self._due, self._transmitted + waits_s)
+        self._waiting.append(data)
+        if self._due <= now and len(self._waiting) == 1:
+            self._write_next()
+        else:
+            self._loop.call_at(self._due, self._write_next)
+
+    def _write_next(self) -> None:
+        if not self._waiting or self._peer is None:
+            return
+        data = self._waiting.popleft()
+        if not data:
+            self._peer.transport.close()
+        elif not self._peer.transport.is_closing():
+            self._peer.transport.write(data)
+
+
+class ReplySplitter:
+    """Splits what Redis sends, in RESP2 or RESP3, into whole values. Other bytes are passed on as they are."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._is_resp = True
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take received bytes and return the values that are complete now."""
+        self._buffer += data
+        start = 0
+        try:
+            while self._is_resp and (end := _end_of_value(self._buffer, start)) is not None:
+                yield self._buffer[start:end]
+                start = end
+        except ValueError:
+            self._is_resp = False
+        self._buffer = self._buffer[start:]
+        if not self._is_resp and self._buffer:
+            yield self._buffer
+            self._buffer = b""
+
+
+def _end_of_value(data: bytes, start: int) -> int | None:
+    """Return where the value at `start` ends, None if it is not complete. Raises ValueError if it is not RESP."""
+    at, num_expected = start, 1
+    while num_expected:
+        if at < len(data) and data[at] not in _BLOBS + _LISTS + _PAIRS + _SIMPLE:
+            raise ValueError("not RESP")
+        line_end = data.find(b"\r\n", at)
+        if line_end < 0:
+            return None
+        kind, length = data[at], 0
+        if kind not in _SIMPLE:
+            length = int(data[at + 1 : line_end])
+        at = line_end + 2
+        num_expected -= 1
+        if kind in _BLOBS and length >= 0:
+            at += length + 2
+        elif kind in _LISTS:
+            num_expected += max(length, 0)
+        elif kind in _PAIRS:
+            num_expected += 2 * length + (kind == ord("|"))  # an attribute goes before the value that it is about
+    return at if at <= len(data) else None

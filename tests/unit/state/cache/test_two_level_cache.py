@@ -1,0 +1,275 @@
+"""Both levels together, with a store that replies when it is told to."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from completion_server.core.events import CacheHit, CacheMiss, CacheReplied, Event, MissReason
+from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason
+from completion_server.core.request import Caller, Mode, Request, Sampling
+from completion_server.state.cache.cache import Lookup, TwoLevelCache, make_cache
+from completion_server.state.secret import Secret
+from completion_server.state.settings import CacheSettings, RedisSettings
+from tests.unit.state.cache.cache_parts import (
+    REQUEST,
+    SECRET,
+    FakeStore,
+    ManualClock,
+    Received,
+    answer_of,
+    make_keys,
+    request_of,
+)
+
+STOP = FinishReason.STOP
+REMOTE = RedisSettings(("redis.example:6379",), secret_file="secret")
+LOCAL = RedisSettings(("127.0.0.1:6379",))
+
+
+class Replica:
+    """The cache of one server."""
+
+    def __init__(
+        self,
+        store: FakeStore | None = None,
+        *,
+        redis: RedisSettings = REMOTE,
+        secret: bytes = SECRET,
+        **settings: object,
+    ) -> None:
+        self.clock = ManualClock()
+        self.events: list[Event] = []
+        cache = make_cache(
+            replace(CacheSettings(), **settings),  # type: ignore[arg-type]
+            redis,
+            Secret(secret),
+            store,
+            self.clock,
+            self.events.append,
+        )
+        assert cache is not None
+        self.cache: TwoLevelCache = cache
+        self.cache.use_keys(make_keys(secret=secret))
+
+    def look_up(self, request: Request) -> Lookup:
+        lookup = self.cache.look_up_nowait(request)
+        assert lookup is not None
+        return lookup
+
+    def answer(self, prefix: str, **fields: object) -> str | None:
+        answer = self.look_up(request_of(prefix, **fields)).answer
+        return None if answer is None else answer.text
+
+    def misses(self) -> Sequence[MissReason]:
+        """Return the reasons of level 2's misses."""
+        return [each.reason for each in self.events if isinstance(each, CacheMiss) and each.level is CacheLevel.SHARED]
+
+
+def test_a_kept_completion_serves_typing_deleting_and_typing_again() -> None:
+    replica = Replica()
+    replica.look_up(request_of("def ")).keep(answer_of("main() -> None:"))
+    assert replica.answer("def ma") == "in() -> None:"
+    assert replica.answer("def main") == "() -> None:"
+    assert replica.answer("def ") == "main() -> None:"
+    assert replica.answer("de") is None
+    assert replica.answer("def mo") is None
+
+
+def test_a_completion_of_several_lines_is_typed_along() -> None:
+    replica = Replica()
+    replica.look_up(request_of("a\nif x:")).keep(answer_of("\n    y()\n    z()"))
+    assert replica.answer("a\nif x:\n    y()\n  ") == "  z()"
+    assert replica.answer("b\nif x:\n    y()\n  ") is None
+
+
+def test_an_answer_after_a_reattach_is_kept_where_its_generation_began() -> None:
+    replica = Replica()
+    replica.look_up(request_of("a = foo(b, c")).keep(answer_of(")", num_typed=len("oo(b, c")))
+    assert replica.answer("a = f") == "oo(b, c)"
+    assert replica.answer("a = foo(") == "b, c)"
+    replica.look_up(request_of("if x:\n  y")).keep(answer_of(" = 1", num_typed=len("\n  y")))
+    assert replica.answer("if x:") == "\n  y = 1"
+
+
+def test_what_an_answer_saved_is_reported() -> None:
+    replica = Replica()
+    replica.look_up(request_of("d")).keep(answer_of("ef "))
+    replica.clock.at += 3.0
+    assert replica.answer("de") == "f "
+    hit = replica.events[-1]
+    assert isinstance(hit, CacheHit)
+    assert (hit.level, hit.num_prompt_tokens, hit.num_completion_tokens) == (CacheLevel.LOCAL, 100, 13)
+    assert hit.age_s == pytest.approx(3.0)
+    assert hit.engine_s == pytest.approx(0.5 * 2 / 3)
+    assert replica.events[:-1] == [CacheMiss(CacheLevel.LOCAL, MissReason.ABSENT)]
+
+
+def test_nothing_is_kept_before_the_model_is_known_or_for_samples() -> None:
+    cache = TwoLevelCache(CacheSettings(), ManualClock(), lambda _event: None)
+    assert cache.look_up_nowait(REQUEST) is None
+    assert Replica().cache.look_up_nowait(request_of("x", sampling=Sampling(1.0))) is None
+    assert make_cache(CacheSettings(enabled=False), LOCAL, Secret(SECRET), None, ManualClock(), print) is None
+
+
+def test_a_seed_repeats_its_answer_at_the_same_cursor_only() -> None:
+    replica, sampling = Replica(), Sampling(0.8, seed=4)
+    replica.look_up(request_of("x", sampling=sampling)).keep(answer_of(" = 1"))
+    assert replica.answer("x", sampling=sampling) == " = 1"
+    assert replica.answer("x ", sampling=sampling) is None
+    assert replica.answer("x", sampling=Sampling(0.8, seed=5)) is None
+    assert replica.answer("x") is None
+
+
+async def keep_in(store: FakeStore, prefix: str = "def ", text: str = "main():", **settings: object) -> Replica:
+    """Keep a completion on one replica, and return it."""
+    replica = Replica(store, **settings)  # type: ignore[arg-type]
+    replica.look_up(request_of(prefix)).keep(answer_of(text))
+    await store.reply()
+    return replica
+
+
+async def fetch_from(
+    store: FakeStore, prefix: str, *, after_s: float = 0.0, is_used: bool = True, **options: object
+) -> tuple[Replica, list[CachedAnswer]]:
+    """Look a request up on another replica, whose Redis replies after some seconds."""
+    replica, received = Replica(store, **options), Received(is_used)  # type: ignore[arg-type]
+    lookup = replica.look_up(request_of(prefix))
+    assert lookup.answer is None
+    lookup.fetch_nowait(received)
+    replica.clock.at += after_s
+    await store.reply()
+    return replica, received.answers
+
+
+async def test_another_replica_answers_from_redis_and_then_from_its_memory() -> None:
+    store = FakeStore()
+    await keep_in(store)
+    replica, answers = await fetch_from(store, "def ma", after_s=0.004)
+    assert answers == [CachedAnswer("in():", STOP, CacheLevel.SHARED)]
+    replied, hit = replica.events[1:]
+    assert replied == CacheReplied(pytest.approx(0.004))
+    assert isinstance(hit, CacheHit)
+    assert (hit.level, hit.num_completion_tokens) == (CacheLevel.SHARED, 14)
+    assert replica.answer("def mai") == "n():"
+    sent = [command[0] for command in store.commands]
+    assert sent == ["SET", "GET"]  # what came from the cache is not written again
+
+
+async def test_a_late_reply_only_fills_the_memory() -> None:
+    store = FakeStore()
+    await keep_in(store)
+    replica, answers = await fetch_from(store, "def ", after_s=0.006)
+    assert answers == []
+    assert replica.misses() == [MissReason.LATE]
+    assert replica.answer("def ") == "main():"
+
+
+async def test_a_reply_that_no_request_waits_for_is_counted() -> None:
+    store = FakeStore()
+    await keep_in(store)
+    replica, answers = await fetch_from(store, "def ", is_used=False)
+    assert len(answers) == 1
+    assert replica.misses() == [MissReason.UNUSED]
+
+
+async def test_other_text_behind_the_same_anchor_is_no_answer() -> None:
+    store = FakeStore()
+    await keep_in(store)
+    replica, answers = await fetch_from(store, "def mo")
+    assert (answers, replica.misses()) == ([], [MissReason.ABSENT])
+    nothing, answers = await fetch_from(FakeStore(), "def ")
+    assert (answers, nothing.misses()) == ([], [MissReason.ABSENT])
+
+
+async def test_damaged_values_and_those_of_another_secret_are_no_answer() -> None:
+    store = FakeStore()
+    await keep_in(store)
+    ((key, value),) = store.values.items()
+    for damaged in (value[:-1], b"", bytes([value[0] + 1]) + value[1:], value[:30] + b"?" + value[31:]):
+        store.values[key] = damaged
+        replica, answers = await fetch_from(store, "def ")
+        assert (answers, replica.misses()) == ([], [MissReason.UNDECODABLE])
+    store.values[key] = value
+    _replica, answers = await fetch_from(store, "def ", secret=b"s" * 32)
+    assert answers == []  # it also has another name
+
+
+async def test_a_store_that_fails_is_a_miss() -> None:
+    store = FakeStore()
+    await keep_in(store)
+    store.fails = True
+    failing, answers = await fetch_from(store, "def ")
+    assert (answers, failing.misses()) == ([], [MissReason.UNAVAILABLE])
+    failing.look_up(request_of("y")).keep(answer_of("z"))
+    await store.reply()
+    store.is_available, num_commands = False, len(store.commands)
+    away, answers = await fetch_from(store, "def ")
+    assert (answers, away.misses()) == ([], [MissReason.UNAVAILABLE])
+    away.look_up(request_of("y")).keep(answer_of("z"))
+    await store.reply()
+    assert len(store.commands) == num_commands
+
+
+async def test_nothing_is_sent_for_callers_that_no_other_replica_has() -> None:
+    store = FakeStore()
+    replica, nobody = Replica(store), Caller("", "s", connection="c", stream=1)
+    lookup = replica.look_up(request_of("x", caller=nobody))
+    lookup.fetch_nowait(Received())
+    lookup.keep(answer_of("y"))
+    await store.reply()
+    assert store.commands == []
+    assert replica.answer("x", caller=nobody) == "y"
+
+
+async def test_the_same_answer_is_written_once() -> None:
+    store = FakeStore()
+    replica = Replica(store)
+    for _ in range(3):
+        replica.look_up(request_of("x")).keep(answer_of("y"))
+    replica.look_up(request_of("x")).keep(answer_of("z"))
+    await store.reply()
+    assert [command[0] for command in store.commands] == ["SET", "SET"]
+
+
+@pytest.mark.parametrize(
+    ("redis", "encrypt", "is_readable"),
+    [(REMOTE, None, False), (LOCAL, None, True), (LOCAL, True, False), (REMOTE, False, True)],
+)
+async def test_values_are_encrypted_unless_redis_is_on_loopback(
+    redis: RedisSettings, encrypt: bool | None, is_readable: bool
+) -> None:
+    store = FakeStore()
+    await keep_in(store, text="CANARY", redis=redis, encrypt=encrypt)
+    ((key, value),) = store.values.items()
+    assert (b"CANARY" in value) == is_readable
+    assert key.startswith("completion:cache:")
+
+
+async def test_redis_drops_values_after_their_time_and_need_not_be_used() -> None:
+    store = FakeStore()
+    await keep_in(store, shared_ttl_s=1.5)
+    assert store.commands[0][3:] == ("PX", 1500)
+    unshared = FakeStore()
+    await keep_in(unshared, shared=False)
+    assert unshared.commands == []
+
+
+async def test_expired_completions_are_freed_without_a_request() -> None:
+    replica = Replica(local_ttl_s=0.01)
+    replica.look_up(request_of("x")).keep(answer_of("y"))
+    replica.clock.at += 1.0
+    sweeping = asyncio.create_task(replica.cache.run())
+    async with asyncio.timeout(10):
+        while replica.cache.num_entries:
+            await asyncio.sleep(0.01)
+    assert replica.cache.num_bytes == 0
+    sweeping.cancel()
+    await asyncio.wait([sweeping])
+
+
+def test_a_line_is_not_served_behind_its_end() -> None:
+    replica = Replica()
+    replica.look_up(request_of("a", mode=Mode.SINGLE_LINE)).keep(answer_of("b"))
+    assert replica.answer("ab\n", mode=Mode.SINGLE_LINE) is None

@@ -1,0 +1,35 @@
+"""A store on a real Redis, for tests."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from completion_server.core.clock import MonotonicClock
+from completion_server.state.redis_store import RedisStore
+from completion_server.state.settings import RedisSettings
+from tests.support.server import eventually
+
+_numbers = itertools.count()
+
+
+def new_prefix() -> str:
+    """Return a prefix of keys that no other test uses."""
+    return f"test-{next(_numbers)}"
+
+
+@asynccontextmanager
+async def running_store(address: str, **settings: Any) -> AsyncIterator[RedisStore]:
+    """Run a store, and yield it when it is connected."""
+    # A busy machine is no fault of Redis, so it gets more time than in service.
+    defaults = {"addresses": (address,), "key_prefix": new_prefix(), "retry_s": 0.05, "timeout_ms": 2_000}
+    settings = defaults | settings
+    store = RedisStore(RedisSettings(**settings), MonotonicClock())
+    task = asyncio.create_task(store.run())
+    try:
+        await eventually(lambda: store.is_available)
+        yield store
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -1,0 +1,48 @@
+"""The secret hides names and gives keys, the same in every process."""
+
+from pathlib import Path
+
+import pytest
+
+from completion_server.core.errors import ConfigError
+from completion_server.state.secret import Secret, load_secret
+from completion_server.state.settings import RedisSettings
+
+
+def test_names_are_repeatable_and_hide_their_text() -> None:
+    one, same, other = Secret(b"a" * 32), Secret(b"a" * 32), Secret(b"b" * 32)
+    name = one.name("lane", "acme/user/alice")
+    assert name == same.name("lane", "acme/user/alice")
+    assert "alice" not in name
+    assert len({name, other.name("lane", "acme/user/alice"), one.name("session", "acme/user/alice")}) == 3
+
+
+def test_keys_for_different_purposes_differ() -> None:
+    secret = Secret(b"a" * 32)
+    assert secret.derive("names") != secret.derive("encryption")
+    assert len(secret.derive("encryption")) == 32
+
+
+def test_the_file_may_end_with_a_newline(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"a" * 32 + b"\n")
+    assert load_secret(RedisSettings(secret_file=str(file))) == Secret(b"a" * 32)
+
+
+def test_a_short_secret_is_refused_with_the_limit_and_the_size(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"short")
+    with pytest.raises(ConfigError, match=r"redis.secret_file: .* at least 32 bytes, got 5; make one with"):
+        load_secret(RedisSettings(secret_file=str(file)))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"redis.secret_file: .*/none can't be read"):
+        load_secret(RedisSettings(secret_file=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize("address", ["redis.example:6379", "10.0.0.7:6379"])
+def test_a_redis_that_others_can_reach_needs_a_secret(address: str) -> None:
+    with pytest.raises(ValueError, match=f"secret_file: must name a file.*{address}"):
+        RedisSettings(addresses=(address,))
+    assert not RedisSettings(addresses=(address,), secret_file="s").is_local
