@@ -250,6 +250,7 @@ class App:
             return None
         controls = Controls(
             version=__version__,
+            region=self._config.server.region,
             prompt_template=prompts.template_name,
             uptime_s=lambda: self._clock.now() - self._started_at,
             ended_requests=lambda: self._metrics.ended,

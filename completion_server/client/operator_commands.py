@@ -114,6 +114,7 @@ def _table(address: str, health: str, status: admin_pb2.GetStatusResponse) -> Ta
     draft = f"{status.draft_model}, up to {status.num_speculative_tokens} tokens a step"
     rows = (
         ("server", f"{address}, version {status.version}, up for {_duration(status.uptime_s)}"),
+        *([("region", status.region)] if status.region else []),
         ("health", health + (", draining" if status.draining else "")),
         ("engine", engine + (f" (last failure: {status.engine_failure})" if status.engine_failure else "")),
         ("model", status.model),

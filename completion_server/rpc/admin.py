@@ -31,6 +31,8 @@ class Controls:
     """The functions and facts of the server, besides the pipeline, that operators can reach."""
 
     version: str
+    region: str
+    """Empty if none is configured."""
     prompt_template: str
     uptime_s: Callable[[], float]
     ended_requests: Callable[[], dict[str, int]]
@@ -59,6 +61,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         engine, info, load = self._engine, self._engine.info, self._pipeline.load()
         return pb.GetStatusResponse(
             version=self._controls.version,
+            region=self._controls.region,
             uptime_s=self._controls.uptime_s(),
             engine_state=_ENGINE_STATES[engine.state],
             engine_restarts=engine.num_restarts,

@@ -1,5 +1,6 @@
 """Settings of the listeners, of TLS and of the sizes of requests."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,6 +13,7 @@ _DEFAULT_TOKENS_SINGLE_LINE = 48
 _DEFAULT_TOKENS_MULTI_LINE = 128
 _FIELD_BYTES = 12
 """Maximum bytes of a field's tag and length, or of its tag and number."""
+_REGION = re.compile("[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _OTHER_BYTES = 4096
 """Allowance for numeric fields and for fields of a newer contract."""
 
@@ -50,6 +52,9 @@ class ServerSettings:
     requests). "" switches it off."""
     tls: TlsSettings = TlsSettings()
     admin_tls: TlsSettings = TlsSettings()
+    region: str = ""
+    """Name of the region that this server is in, such as us-east: lower-case letters, digits and, between them, "-",
+    at most 32 characters. Status, metrics and traces show it."""
     reflection: bool = True
     """Whether to serve gRPC reflection, so that tools such as grpcurl can read the contract."""
     grace_s: Annotated[float, Above(0, DAY_S)] = 10.0
@@ -82,6 +87,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         """Check the bounds and the addresses, and that streams end before their connections."""
         require_bounds(self)
+        if self.region and not _REGION.fullmatch(self.region):
+            limit = 'must have lower-case letters, digits and, between them, "-", at most 32'
+            msg = f"region: {limit}, got {self.region!r}"
+            raise ValueError(msg)
         _check_address("listen", self.listen)
         if self.admin_listen:
             _check_address("admin_listen", self.admin_listen)

@@ -144,9 +144,12 @@ async def test_operators_read_the_servers_status(server: RunningServer) -> None:
     assert not status.draining
 
 
-async def test_the_status_has_a_reason_for_missing_slots() -> None:
-    async with run_server(make_config("scheduling.step_tolerance=8"), ScriptedEngine) as server:
+async def test_the_status_has_the_region_and_a_reason_for_missing_slots() -> None:
+    async with run_server(
+        make_config("scheduling.step_tolerance=8", "server.region=us-east"), ScriptedEngine
+    ) as server:
         status = await admin(server).GetStatus(admin_pb2.GetStatusRequest(), timeout=5)
+        assert status.region == "us-east"
         assert (status.slots, status.max_slots) == (8, 32)
         assert status.slots_reason == server.ready.load.slots_reason == BEGINS_LOW
     async with run_server(make_config(), ScriptedEngine) as server:

@@ -169,6 +169,7 @@ class GetStatusResponse(_message.Message):
     SLOTS_REASON_FIELD_NUMBER: _builtins.int
     REPLICATION_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The server's version."""
     uptime_s: _builtins.float
@@ -201,6 +202,8 @@ class GetStatusResponse(_message.Message):
     """The configured maximum of slots."""
     slots_reason: _builtins.str
     """Why there are fewer slots than the maximum; empty if there are not."""
+    region: _builtins.str
+    """The region that the server is in; empty if none is configured."""
     @_builtins.property
     def ended_requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Ended requests, by finish reason."""
@@ -235,10 +238,11 @@ class GetStatusResponse(_message.Message):
         slots_reason: _builtins.str = ...,
         replication: Global___ReplicationStatus | None = ...,
         cache: Global___CacheStatus | None = ...,
+        region: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "replication", b"replication"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "draft_model", b"draft_model", "draining", b"draining", "ended_requests", b"ended_requests", "engine_failure", b"engine_failure", "engine_restarts", b"engine_restarts", "engine_state", b"engine_state", "live_sessions", b"live_sessions", "max_slots", b"max_slots", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_template", b"prompt_template", "queued_requests", b"queued_requests", "replication", b"replication", "running_requests", b"running_requests", "slots", b"slots", "slots_reason", b"slots_reason", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "draft_model", b"draft_model", "draining", b"draining", "ended_requests", b"ended_requests", "engine_failure", b"engine_failure", "engine_restarts", b"engine_restarts", "engine_state", b"engine_state", "live_sessions", b"live_sessions", "max_slots", b"max_slots", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_template", b"prompt_template", "queued_requests", b"queued_requests", "region", b"region", "replication", b"replication", "running_requests", b"running_requests", "slots", b"slots", "slots_reason", b"slots_reason", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,6 +62,7 @@ def test_the_configuration_is_frozen() -> None:
         ("server.listen=127.0.0.1:99999", "server.listen: the port must be from 0 to 65535, got '127.0.0.1:99999'"),
         ("server.listen=localhost", "server.listen: must be HOST:PORT, got 'localhost' (or unix:PATH)"),
         ("server.listen=''", "server.listen: must be HOST:PORT, got ''"),
+        ("server.region=US East", "server.region: must have lower-case letters, digits and, between them"),
         ("server.admin_listen=127.0.0.1", "server.admin_listen: must be HOST:PORT, got '127.0.0.1'"),
         ("server.admin_listen=0.0.0.0:1", "server.admin_listen: 0.0.0.0:1 is not loopback; that needs server.admin"),
         ("server.metrics_listen=unix:/run/m", "server.metrics_listen: must be HOST:PORT, got 'unix:/run/m'"),
