@@ -120,6 +120,12 @@ class LiveSpeculation:
             locked_reason=info.speculation_locked_reason,
         )
 
+    def num_speculative_tokens(self, num_seqs: int) -> int:
+        """Return the K of a step with `num_seqs` generations: also that of a probe, and 0 while drafts are off."""
+        control, info = self._engine.speculation, self._engine.info
+        lookup = info.speculation_lookup if control is None else control.lookup
+        return lookup[min(max(1, num_seqs), len(lookup) - 1)] if lookup else 0
+
     def figures(self) -> SpeculationFigures:
         """Return the figures of the last minutes."""
         return self._figures.read()
