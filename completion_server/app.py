@@ -6,7 +6,6 @@ The only module that picks concrete classes and the only one that wires observer
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,16 +17,16 @@ from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.assembly import PipelineSettings, assemble
 from completion_server.config import Config
-from completion_server.core.addresses import split_address
 from completion_server.core.clock import Clock, MonotonicClock
-from completion_server.core.errors import ConfigError, UnavailableError
+from completion_server.core.errors import UnavailableError
 from completion_server.core.events import Emit
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.exposure import warn_if_reachable, warn_of_exposure
+from completion_server.exposure import warn_of_exposure
 from completion_server.model_limits import check_fits, load_prompts
+from completion_server.monitoring import Monitoring, WatchedParts
 from completion_server.pipeline import LoadSnapshot, Pipeline
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.rpc.admin import AdminServicer, Controls
@@ -43,15 +42,11 @@ from completion_server.shared_state import SharedState
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
-from completion_server.telemetry.metrics import Metrics, Snapshot
-from completion_server.telemetry.metrics_server import MetricsServer, Probe
 
 logger = logging.getLogger(__name__)
 
 ENGINE_START = "engine: "
 """Begins the key under which the duration of the engine's start is kept."""
-_PROBE_S = 0.8
-"""How long the event loop may take to answer a health check. By default Kubernetes waits 1 s for the whole answer."""
 _CLOSE_S = 1.0
 """How long open streams may take to end when the server stops."""
 
@@ -87,7 +82,6 @@ class App:
         `start_times` keeps how long the engine's last start took.
         """
         self._config = config
-        self._registry = registry
         self._clock = clock or MonotonicClock()
         self._started_at = self._clock.now()
         self._health = Health()
@@ -97,7 +91,8 @@ class App:
             make_engine, config.engine, self._clock, self._engine_changed, usual_start_s=usual_start_s
         )
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
-        self._metrics = Metrics(registry)
+        self._monitoring = Monitoring(config, registry)
+        self._metrics = self._monitoring.metrics
         self._emit: Emit = self._metrics.handle  # the one place that decides which parts receive events
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
@@ -117,7 +112,8 @@ class App:
         """
         config = self._config
         async with contextlib.AsyncExitStack() as stack:
-            metrics_address = self._start_metrics(stack)
+            watched = WatchedParts(self._engine, self._speculation, self._shared, lambda: self._pipeline)
+            metrics_address = self._monitoring.start(watched, stack)
             prompts = await asyncio.to_thread(load_prompts, config)
             pipeline = self._pipeline = self._assemble(prompts)
             self._shared.serve(pipeline)
@@ -258,74 +254,11 @@ class App:
             cache=lambda: self._shared.cache_status(self._metrics.cache.num_hits, self._metrics.cache.num_missed),
             drain=self.drain,
             set_log_level=set_level,
+            render_metrics=self._monitoring.render,
         )
         return build_admin_server(
             self._config.server, AdminServicer(pipeline, self._engine, self._speculation, controls), self._health
         )
-
-    def _start_metrics(self, stack: contextlib.AsyncExitStack) -> str:
-        snapshot = self._watch_parts()
-        self._registry.register(snapshot)
-        stack.callback(self._registry.unregister, snapshot)
-        address = self._config.server.metrics_listen
-        if not address:
-            return ""
-        self._loop = asyncio.get_running_loop()
-        host, port = split_address(address)
-        try:
-            probes = {"/healthz": self._probe_life, "/readyz": self._probe_readiness}
-            server = MetricsServer(host, port, self._registry, probes)
-        except OSError as error:
-            msg = f"server.metrics_listen: can't listen on {address}: {error}"
-            raise ConfigError(msg) from error
-        stack.callback(server.stop)
-        warn_if_reachable("server.metrics_listen", address, "others can read the load and the outcome counts")
-        return f"{address.rpartition(':')[0]}:{server.port}"
-
-    def _watch_parts(self) -> Snapshot:
-        def load(name: str) -> float:
-            """Return a figure of the pipeline's load, 0 while it is being built."""
-            return 0.0 if self._pipeline is None else float(getattr(self._pipeline.load(), name))
-
-        return Snapshot(
-            gauges={
-                "live_sessions": lambda: load("num_sessions"),
-                "queued_requests": lambda: load("num_queued"),
-                "running_requests": lambda: load("num_occupied"),
-                "slots": lambda: load("num_slots"),
-                "num_speculative_tokens": self._num_speculative_tokens,
-                "engine_ready": lambda: self._engine.state is EngineState.READY,
-                "engine_running_requests": lambda: self._engine.stats().num_running,
-                "engine_waiting_requests": lambda: self._engine.stats().num_waiting,
-                "engine_kv_usage_ratio": lambda: self._engine.stats().kv_usage,
-                **self._shared.gauges(),
-            },
-            counters={
-                "engine_restarts": lambda: self._engine.num_restarts,
-                "engine_generated_tokens": lambda: self._engine.stats().num_generated_tokens,
-                "engine_aborted_tokens": lambda: self._engine.stats().num_aborted_tokens,
-                **self._shared.counters(),
-            },
-        )
-
-    def _num_speculative_tokens(self) -> int:
-        num_running = self._engine.stats().num_running
-        return self._speculation.active.schedule.num_speculative_tokens(max(1, num_running))
-
-    def _probe_life(self) -> Probe:
-        """Return whether the event loop runs. Called from another thread."""
-        answered = threading.Event()
-        try:
-            self._loop.call_soon_threadsafe(answered.set)
-        except RuntimeError:
-            return Probe(is_passed=False, state="the event loop has ended")
-        is_passed = answered.wait(_PROBE_S)
-        return Probe(is_passed, "ok" if is_passed else f"the event loop did not answer within {_PROBE_S:g} s")
-
-    def _probe_readiness(self) -> Probe:
-        """Return whether requests are accepted. Called from another thread."""
-        readiness = Readiness.STARTING if self._pipeline is None else self._pipeline.readiness
-        return Probe(readiness is Readiness.READY, readiness.value)
 
     def _engine_changed(self, state: EngineState) -> None:
         is_ready = state is EngineState.READY

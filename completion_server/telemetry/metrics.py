@@ -1,6 +1,6 @@
 """Prometheus metrics of requests and of the engine."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -11,6 +11,7 @@ from completion_server.core import events
 from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Trigger
+from completion_server.telemetry.tenants import TenantMetrics
 
 BUCKETS_S = (
     0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1,
@@ -41,8 +42,8 @@ class _Registry:
 class Metrics:
     """Counts and times requests from events."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """Register the metrics."""
+    def __init__(self, registry: CollectorRegistry, *, tenants: Sequence[str] = ()) -> None:
+        """Register the metrics; those by tenant for `tenants`."""
         make = _Registry(registry)
         self._requests = make.counter("requests", "Ended requests.", "outcome", "trigger", "shed_reason")
         stages = "admission, queue, tokenise, prefill, decode_token (per token), stream, total"
@@ -64,6 +65,7 @@ class Metrics:
         self._aborting = make.histogram("abort_seconds", "From the abort of a running request until its slot is free.")
         self._lag = make.histogram("loop_lag_seconds", "Lateness of the event loop: all work in it waits as long.")
         self.cache = CacheMetrics(make)
+        self._by_tenant = TenantMetrics(tenants, registry)
         # Looking up a series by its labels costs more than counting, and happens twenty times for each request.
         self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
@@ -104,6 +106,7 @@ class Metrics:
         self._time_stages(marks, usage.completion_tokens)
         if marks.first_output is not None:
             self._ttft_of[request.trigger].observe(marks.first_output - marks.received)
+        self._by_tenant.handle(event)
 
     def _count_tokens(self, reason: FinishReason, usage: Usage) -> None:
         if usage.prompt_tokens and usage.completion_tokens:  # else the cached share is unknown: no output came

@@ -1,0 +1,127 @@
+"""Shows operators the metrics and the health of a server over HTTP. Part of the composition root."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from completion_server.admission.gate import Readiness
+from completion_server.config import Config
+from completion_server.core.addresses import split_address
+from completion_server.core.errors import ConfigError
+from completion_server.engine.supervisor import EngineState, SupervisedEngine
+from completion_server.exposure import warn_if_reachable
+from completion_server.pipeline import Pipeline
+from completion_server.shared_state import SharedState
+from completion_server.speculation.live import LiveSpeculation
+from completion_server.telemetry.metrics import Metrics, Snapshot
+from completion_server.telemetry.metrics_server import MetricsServer, Probe
+from completion_server.telemetry.page import LabelledRegistry, render
+from completion_server.telemetry.speculation import SpeculationCollector
+
+_PROBE_S = 0.8
+"""How long the event loop may take to answer a health check. By default Kubernetes waits 1 s for the whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedParts:
+    """The parts of a server whose state is read at each scrape."""
+
+    engine: SupervisedEngine
+    speculation: LiveSpeculation
+    shared: SharedState
+    pipeline: Callable[[], Pipeline | None]
+    """Returns None until the prompts are loaded."""
+
+
+class Monitoring:
+    """Owns the metrics of a server, and the HTTP server that shows them."""
+
+    def __init__(self, config: Config, registry: CollectorRegistry) -> None:
+        """Register the metrics that events change; `start` adds those that are read from the parts."""
+        self._config = config
+        self._registry = registry
+        self.metrics = Metrics(registry, tenants=config.metrics.tenants)
+        self._page = LabelledRegistry(registry, {"region": config.server.region})
+
+    def render(self, names: Sequence[str] = ()) -> str:
+        """Return the metrics with these names as their page shows them, all without names. Safe in any thread."""
+        return render(self._page, names)
+
+    def start(self, parts: WatchedParts, stack: contextlib.AsyncExitStack) -> str:
+        """Serve until `stack` is closed; return the HTTP server's address, "" if it is switched off.
+
+        Raises:
+            ConfigError: the address can't be used.
+
+        """
+        for collector in (_snapshot(parts), SpeculationCollector(parts.speculation.totals)):
+            self._registry.register(collector)
+            stack.callback(self._registry.unregister, collector)
+        address = self._config.server.metrics_listen
+        if not address:
+            return ""
+        host, port = split_address(address)
+        loop = asyncio.get_running_loop()
+        probes = {
+            "/healthz": lambda: _probe_life(loop),
+            "/readyz": lambda: _probe_readiness(parts.pipeline()),
+        }
+        try:
+            server = MetricsServer(host, port, self._page, probes)
+        except OSError as error:
+            msg = f"server.metrics_listen: can't listen on {address}: {error}"
+            raise ConfigError(msg) from error
+        stack.callback(server.stop)
+        warn_if_reachable("server.metrics_listen", address, "others can read the load and the outcome counts")
+        return f"{address.rpartition(':')[0]}:{server.port}"
+
+
+def _snapshot(parts: WatchedParts) -> Snapshot:
+    engine, speculation, shared = parts.engine, parts.speculation, parts.shared
+
+    def load(name: str) -> float:
+        """Return a figure of the pipeline's load, 0 while it is being built."""
+        pipeline = parts.pipeline()
+        return 0.0 if pipeline is None else float(getattr(pipeline.load(), name))
+
+    return Snapshot(
+        gauges={
+            "live_sessions": lambda: load("num_sessions"),
+            "queued_requests": lambda: load("num_queued"),
+            "running_requests": lambda: load("num_occupied"),
+            "slots": lambda: load("num_slots"),
+            "num_speculative_tokens": lambda: speculation.num_speculative_tokens(engine.stats().num_running),
+            "engine_ready": lambda: engine.state is EngineState.READY,
+            "engine_running_requests": lambda: engine.stats().num_running,
+            "engine_waiting_requests": lambda: engine.stats().num_waiting,
+            "engine_kv_usage_ratio": lambda: engine.stats().kv_usage,
+            **shared.gauges(),
+        },
+        counters={
+            "engine_restarts": lambda: engine.num_restarts,
+            "engine_generated_tokens": lambda: engine.stats().num_generated_tokens,
+            "engine_aborted_tokens": lambda: engine.stats().num_aborted_tokens,
+            **shared.counters(),
+        },
+    )
+
+
+def _probe_life(loop: asyncio.AbstractEventLoop) -> Probe:
+    """Return whether the event loop runs. Called from another thread."""
+    answered = threading.Event()
+    try:
+        loop.call_soon_threadsafe(answered.set)
+    except RuntimeError:
+        return Probe(is_passed=False, state="the event loop has ended")
+    is_passed = answered.wait(_PROBE_S)
+    return Probe(is_passed, "ok" if is_passed else f"the event loop did not answer within {_PROBE_S:g} s")
+
+
+def _probe_readiness(pipeline: Pipeline | None) -> Probe:
+    """Return whether requests are accepted. Called from another thread."""
+    readiness = Readiness.STARTING if pipeline is None else pipeline.readiness
+    return Probe(readiness is Readiness.READY, readiness.value)

@@ -1,0 +1,188 @@
+"""A real Prometheus on loopback that scrapes servers of a test every second, and answers queries.
+
+Everything here waits without an event loop; use it before and between what a test awaits.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import yaml
+
+from tests.support.redis_servers import free_port, wait_until
+
+START_TIMEOUT_S = 30.0
+QUERY_TIMEOUT_S = 20.0
+_MAX_ATTEMPTS = 5
+_PROGRAMS = ("prometheus", "promtool")
+
+
+def require_prometheus() -> None:
+    """Skip the test on a machine without Prometheus, and fail it if CI is set."""
+    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"{', '.join(missing)} not found; on Debian: apt-get install prometheus")
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not found")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A metrics page to scrape."""
+
+    address: str
+    """HOST:PORT."""
+    job: str = "completion-server"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that Prometheus adds to all of its series."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A series of the answer to a query, with its value now."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass
+class Prometheus:
+    """A Prometheus process. `start` and `stop` it, or use `running_prometheus`."""
+
+    targets: Sequence[Target]
+    rules: Sequence[Path] = ()
+    """Rule files, evaluated every second."""
+    port: int = 0
+    """0 until the start."""
+
+    def __post_init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="prometheus-")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of its HTTP interface."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> "Prometheus":
+        """Start the process and wait until it answers."""
+        require_prometheus()
+        for _ in range(_MAX_ATTEMPTS):
+            self.port = free_port()
+            if self._starts():
+                return self
+        raise AssertionError(f"prometheus does not start: {self.log()}")
+
+    def stop(self) -> None:
+        """End the process and remove its data. Does nothing the second time."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(START_TIMEOUT_S)
+            self._process = None
+        self._folder.cleanup()
+
+    def log(self) -> str:
+        """Return the log."""
+        path = Path(self._folder.name) / "prometheus.log"
+        return path.read_text() if path.exists() else ""
+
+    def query(self, expression: str) -> list[Series]:
+        """Return what an expression has now, [] without data.
+
+        Raises AssertionError with Prometheus's message if it refuses the expression.
+        """
+        return [Series(each["metric"], float(each["value"][1])) for each in self._ask("query", query=expression)]
+
+    def query_range(self, expression: str, seconds: float, step_s: float = 1.0) -> dict[str, list[float]]:
+        """Return the values of the last `seconds`, by the series' labels as JSON."""
+        now = time.time()
+        found = self._ask("query_range", query=expression, start=now - seconds, end=now, step=step_s)
+        return {json.dumps(each["metric"], sort_keys=True): [float(v) for _, v in each["values"]] for each in found}
+
+    def wait_for(self, expression: str, timeout_s: float = QUERY_TIMEOUT_S) -> list[Series]:
+        """Return what an expression has as soon as it has anything; fail after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := self.query(expression)):
+            assert time.monotonic() < deadline, f"no data within {timeout_s} s: {expression}"
+            time.sleep(0.1)
+        return found
+
+    def wait_scraped(self, num_scrapes: int = 2, timeout_s: float = QUERY_TIMEOUT_S) -> None:
+        """Wait until each target was scraped so often since its first success. A rate needs two scrapes."""
+        wait_until(lambda: self._num_scraped_targets(num_scrapes) == len(self.targets), timeout_s)
+
+    def _num_scraped_targets(self, num_scrapes: int) -> int:
+        return len(self.query(f"sum_over_time(up[10m]) >= {num_scrapes}"))
+
+    def _ask(self, path: str, **parameters: Any) -> list[dict[str, Any]]:
+        url = f"{self.url}/api/v1/{path}?{urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=QUERY_TIMEOUT_S) as reply:
+                answer = json.load(reply)
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{parameters['query']}: {error.read().decode()}") from error
+        data = answer["data"]
+        if data["resultType"] == "scalar":
+            return [{"metric": {}, "value": data["result"]}]
+        result: list[dict[str, Any]] = data["result"]
+        return result
+
+    def _starts(self) -> bool:
+        """Start the process. Return False if it ends at once, because its port is taken."""
+        folder = Path(self._folder.name)
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(self._config()))
+        command = [
+            "prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.port}", "--log.level=warn", "--enable-feature=exemplar-storage",
+        ]  # fmt: skip
+        with (folder / "prometheus.log").open("wb") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            wait_until(lambda: self._process.poll() is not None or self._is_ready(), START_TIMEOUT_S)
+        except BaseException:
+            self.stop()
+            raise
+        if self._process.poll() is None:
+            return True
+        assert "address already in use" in self.log(), self.log()
+        return False
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=QUERY_TIMEOUT_S):
+                return True
+        except OSError:
+            return False
+
+    def _config(self) -> dict[str, Any]:
+        jobs: dict[str, list[dict[str, Any]]] = {}
+        for target in self.targets:
+            labels = {"targets": [target.address], "labels": dict(target.labels)}
+            jobs.setdefault(target.job, []).append(labels)
+        return {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(path.resolve()) for path in self.rules],
+            "scrape_configs": [{"job_name": job, "static_configs": found} for job, found in jobs.items()],
+        }
+
+
+@contextmanager
+def running_prometheus(*targets: Target, rules: Sequence[Path] = ()) -> Iterator[Prometheus]:
+    """Run a Prometheus, and end it by its process id."""
+    prometheus = Prometheus(targets, rules)
+    try:
+        yield prometheus.start()
+    finally:
+        prometheus.stop()
