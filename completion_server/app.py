@@ -239,6 +239,7 @@ class App:
             limiters=self._shared.limiters,
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
+            num_speculative_tokens=self._speculation.num_speculative_tokens,
         )
 
     def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> Listener | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from completion_server import __version__
 from completion_server.admission.gate import Readiness
 from completion_server.config import Config
 from completion_server.core.addresses import split_address
@@ -19,6 +20,7 @@ from completion_server.shared_state import SharedState
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.telemetry.metrics import Metrics, Snapshot
 from completion_server.telemetry.metrics_server import MetricsServer, Probe
+from completion_server.telemetry.quality import add_build_info, model_name
 
 _PROBE_S = 0.8
 """How long the event loop may take to answer a health check. By default Kubernetes waits 1 s for the whole answer."""
@@ -42,7 +44,9 @@ class Monitoring:
         """Register the metrics that events change; `start` adds those that are read from the parts."""
         self._config = config
         self._registry = registry
-        self.metrics = Metrics(registry)
+        model, draft_model = (model_name(name) for name in (config.engine.model, config.engine.draft_model))
+        self.metrics = Metrics(registry, budget_s=config.shed.budget_ms / 1000, model=model)
+        add_build_info(registry, __version__, model, draft_model)
 
     def start(self, parts: WatchedParts, stack: contextlib.AsyncExitStack) -> str:
         """Serve until `stack` is closed; return the HTTP server's address, "" if it is switched off.

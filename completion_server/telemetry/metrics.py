@@ -11,6 +11,7 @@ from completion_server.core import events
 from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Trigger
+from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
 
 BUCKETS_S = (
     0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1,
@@ -41,9 +42,11 @@ class _Registry:
 class Metrics:
     """Counts and times requests from events."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        """Register the metrics."""
+    def __init__(self, registry: CollectorRegistry, *, budget_s: float = 0.2, model: str = "") -> None:
+        """Register the metrics. A first token has a value within `budget_s`; `model` names the target model."""
         make = _Registry(registry)
+        self._objective = ObjectiveMetrics(registry, budget_s)
+        self._quality = QualityMetrics(registry, model)
         self._requests = make.counter("requests", "Ended requests.", "outcome", "trigger", "shed_reason")
         stages = "admission, queue, tokenise, prefill, decode_token (per token), stream, total"
         self._stages = make.histogram("stage_seconds", f"Time in each stage: {stages}.", "stage")
@@ -76,7 +79,7 @@ class Metrics:
     def _make_handlers(self) -> dict[type, Callable[[Any], None]]:
         return {
             events.RequestEnded: self._request_ended,
-            events.RequestRefused: lambda event: self._refused.labels(event.code.name.lower()).inc(),
+            events.RequestRefused: self._request_refused,
             events.EndWritten: lambda event: self._stage["stream"].observe(event.seconds),
             events.GenerationReattached: self._generation_reattached,
             events.GenerationJoined: lambda _event: self._joined.inc(),
@@ -104,6 +107,11 @@ class Metrics:
         self._time_stages(marks, usage.completion_tokens)
         if marks.first_output is not None:
             self._ttft_of[request.trigger].observe(marks.first_output - marks.received)
+        self._objective.ended(event)
+
+    def _request_refused(self, event: events.RequestRefused) -> None:
+        self._refused.labels(event.code.name.lower()).inc()
+        self._objective.refused(event)
 
     def _count_tokens(self, reason: FinishReason, usage: Usage) -> None:
         if usage.prompt_tokens and usage.completion_tokens:  # else the cached share is unknown: no output came
@@ -149,6 +157,7 @@ class Metrics:
     def _feedback_reported(self, event: events.FeedbackReported) -> None:
         self._feedback.labels(event.feedback.kind).inc()
         self._accepted.inc(event.feedback.accepted_characters)
+        self._quality.reported(event)
 
 
 class CacheMetrics:
