@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from completion_server import __version__
 from completion_server.admission.gate import Readiness
@@ -46,7 +46,15 @@ class Monitoring:
         self._registry = registry
         model, draft_model = (model_name(name) for name in (config.engine.model, config.engine.draft_model))
         self.metrics = Metrics(registry, budget_s=config.shed.budget_ms / 1000, model=model)
+        expiry = "When the listener's certificate in use expires, in Unix time."
+        name = "completion_tls_certificate_not_after_timestamp_seconds"
+        self._certificates = Gauge(name, expiry, ["listener"], registry=registry)
         add_build_info(registry, __version__, model, draft_model)
+
+    def add_certificate(self, listener: str, expires_s: float | None) -> None:
+        """Show when the certificate of a listener expires, in Unix seconds; None for a listener without TLS."""
+        if expires_s is not None:
+            self._certificates.labels(listener).set(expires_s)
 
     def start(self, parts: WatchedParts, stack: contextlib.AsyncExitStack) -> str:
         """Serve until `stack` is closed; return the HTTP server's address, "" if it is switched off.

@@ -71,7 +71,13 @@ class Metrics:
         self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
         self._token = {kind: self._tokens.labels(kind) for kind in _TOKEN_KINDS}
-        self._requests_of: dict[tuple[Trigger, FinishReason, ShedReason | None], Counter] = {}
+        # All series exist from the start: Prometheus takes no first increment from a series that it did not know.
+        self._requests_of = {
+            (trigger, reason, shed_reason): self._series_of(trigger, reason, shed_reason)
+            for trigger in Trigger
+            for reason in FinishReason
+            for shed_reason in ((None, *ShedReason) if reason is FinishReason.SHED else (None,))
+        }
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
         self._handlers = self._make_handlers()
@@ -125,12 +131,10 @@ class Metrics:
             self._wasted.labels(reason.value).inc(usage.completion_tokens)
 
     def _count_request(self, trigger: Trigger, reason: FinishReason, shed_reason: ShedReason | None) -> None:
-        key = trigger, reason, shed_reason
-        counter = self._requests_of.get(key)
-        if counter is None:
-            shed = shed_reason.value if shed_reason else ""
-            counter = self._requests_of[key] = self._requests.labels(reason.value, trigger.name.lower(), shed)
-        counter.inc()
+        self._requests_of[trigger, reason, shed_reason].inc()
+
+    def _series_of(self, trigger: Trigger, reason: FinishReason, shed_reason: ShedReason | None) -> Counter:
+        return self._requests.labels(reason.value, trigger.name.lower(), shed_reason.value if shed_reason else "")
 
     def _time_stages(self, marks: Marks, num_tokens: int) -> None:
         for stage, begin, end in (
@@ -172,6 +176,9 @@ class CacheMetrics:
         self._hits = make.counter("cache_hits", "Requests answered from the completion cache, by level.", "level")
         missed = "Lookups in the completion cache without an answer, by level and reason."
         self._misses = make.counter("cache_misses", missed, "level", "reason")
+        for level in self.num_hits:
+            self._hits.labels(level.value)
+        self._misses.labels(CacheLevel.LOCAL.value, events.MissReason.ABSENT.value)
         age = "Age of the cached completions that answered requests."
         self._age = make.histogram("cache_hit_age_seconds", age, "level", buckets=_AGE_BUCKETS_S)
         counted = "Counts level 2 in full also if its generation had begun, and requests superseded after their answer."
