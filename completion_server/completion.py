@@ -76,7 +76,7 @@ class ActiveCompletion:
         """Prepare; nothing runs before the request has a slot. `lookup` keeps the answer if it is computed whole."""
         self.request = request
         self.entry = entry
-        self.marks = Marks(request.received_at, trace_context=request.trace_context)
+        self.marks = Marks(request.received_at)
         self.is_rate_limited = False
         """Whether it was shed because its caller is over a limit; nothing was charged for it then."""
         self.finish_reason: FinishReason | None = None

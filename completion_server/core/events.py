@@ -29,12 +29,6 @@ class Marks:
     ended: float | None = None
     num_typed: int = 0
     """Characters that the user typed since the prompt of the generation that the request reads; 0 for its own one."""
-    trace_context: str = ""
-    """The caller's trace context (W3C traceparent), for spans made of these marks; "" for none."""
-
-    def unix_s(self, mark: float, unix_offset_s: float) -> float:
-        """Return a mark as Unix seconds, given Unix time minus clock time (`core.clock.unix_offset_s`)."""
-        return mark + unix_offset_s
 
 
 @dataclass(frozen=True, slots=True)
