@@ -257,6 +257,7 @@ class App:
             cache=lambda: self._shared.cache_status(self._metrics.cache.num_hits, self._metrics.cache.num_missed),
             drain=self.drain,
             set_log_level=set_level,
+            render_metrics=self._monitoring.render,
         )
         return build_admin_server(
             self._config.server, AdminServicer(pipeline, self._engine, self._speculation, controls), self._health

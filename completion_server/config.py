@@ -25,6 +25,7 @@ from completion_server.scheduling.settings import SchedulingSettings, ShedSettin
 from completion_server.speculation.schedule import ScheduleError, parse_schedule
 from completion_server.state.settings import CacheSettings, RedisSettings, RedisTlsSettings
 from completion_server.telemetry.logs import LogSettings
+from completion_server.telemetry.settings import MetricsSettings
 
 ENV_PREFIX = "COMPLETION_SERVER__"
 """COMPLETION_SERVER__ENGINE__MODEL sets engine.model."""
@@ -44,6 +45,7 @@ class Config:
     speculation: SpeculationSettings = SpeculationSettings()
     redis: RedisSettings = RedisSettings()
     cache: CacheSettings = CacheSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -20,7 +20,9 @@ from completion_server.shared_state import SharedState
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.telemetry.metrics import Metrics, Snapshot
 from completion_server.telemetry.metrics_server import MetricsServer, Probe
+from completion_server.telemetry.page import LabelledRegistry, render
 from completion_server.telemetry.quality import add_build_info, model_name
+from completion_server.telemetry.speculation import SpeculationCollector
 
 _PROBE_S = 0.8
 """How long the event loop may take to answer a health check. By default Kubernetes waits 1 s for the whole answer."""
@@ -45,7 +47,9 @@ class Monitoring:
         self._config = config
         self._registry = registry
         model, draft_model = (model_name(name) for name in (config.engine.model, config.engine.draft_model))
-        self.metrics = Metrics(registry, budget_s=config.shed.budget_ms / 1000, model=model)
+        budget_s = config.shed.budget_ms / 1000
+        self.metrics = Metrics(registry, budget_s=budget_s, model=model, tenants=config.metrics.tenants)
+        self._page = LabelledRegistry(registry, {"region": config.server.region})
         expiry = "When the listener's certificate in use expires, in Unix time."
         name = "completion_tls_certificate_not_after_timestamp_seconds"
         self._certificates = Gauge(name, expiry, ["listener"], registry=registry)
@@ -56,6 +60,10 @@ class Monitoring:
         if expires_s is not None:
             self._certificates.labels(listener).set(expires_s)
 
+    def render(self, names: Sequence[str] = ()) -> str:
+        """Return the metrics with these names as their page shows them, all without names. Safe in any thread."""
+        return render(self._page, names)
+
     def start(self, parts: WatchedParts, stack: contextlib.AsyncExitStack) -> str:
         """Serve until `stack` is closed; return the HTTP server's address, "" if it is switched off.
 
@@ -63,9 +71,9 @@ class Monitoring:
             ConfigError: the address can't be used.
 
         """
-        snapshot = _snapshot(parts)
-        self._registry.register(snapshot)
-        stack.callback(self._registry.unregister, snapshot)
+        for collector in (_snapshot(parts), SpeculationCollector(parts.speculation.totals)):
+            self._registry.register(collector)
+            stack.callback(self._registry.unregister, collector)
         address = self._config.server.metrics_listen
         if not address:
             return ""
@@ -76,7 +84,7 @@ class Monitoring:
             "/readyz": lambda: _probe_readiness(parts.pipeline()),
         }
         try:
-            server = MetricsServer(host, port, self._registry, probes)
+            server = MetricsServer(host, port, self._page, probes)
         except OSError as error:
             msg = f"server.metrics_listen: can't listen on {address}: {error}"
             raise ConfigError(msg) from error

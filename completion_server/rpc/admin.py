@@ -1,7 +1,8 @@
 """AdminService: lets operators inspect and control one server."""
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,8 @@ class Controls:
     """Begins to drain; the argument is the grace time in seconds, None for the configured one."""
     set_log_level: Callable[[str], str]
     """Returns the previous level; raises ValueError for an unknown level."""
+    render_metrics: Callable[[Sequence[str]], str]
+    """Returns the metrics with these names, all without names, in Prometheus' text format. Runs in any thread."""
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -113,6 +116,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Stop accepting requests; the server ends when the accepted ones have ended."""
         self._controls.drain(request.grace_ms / 1000 if request.HasField("grace_ms") else None)
         return pb.DrainResponse(live_requests=self._pipeline.load().num_live)
+
+    async def GetMetrics(self, request: pb.GetMetricsRequest, _context: Any) -> pb.GetMetricsResponse:
+        """Return metrics. A page with vLLM's takes milliseconds, in which the event loop goes on."""
+        text = await asyncio.to_thread(self._controls.render_metrics, tuple(request.names))
+        return pb.GetMetricsResponse(text=text, uptime_s=self._controls.uptime_s())
 
 
 def _replication_to_wire(status: ReplicationStatus | None) -> pb.ReplicationStatus | None:

@@ -17,6 +17,7 @@ from completion_server.speculation.controller import Controller
 from completion_server.speculation.figures import FiguresWindow, SpeculationFigures
 from completion_server.speculation.rest import DraftRest
 from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule, parse_schedule
+from completion_server.speculation.totals import SpeculationTotals
 from completion_server.speculation.trial import StartChoice
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class LiveSpeculation:
         self._clock = clock
         self._unix_time_s = unix_time_s
         self._figures = FiguresWindow(clock)
+        self.totals = SpeculationTotals()
+        """All steps since the start of the server."""
         self._controller: Controller | None = None
         self._rest = DraftRest()
         self._operator_schedule = SpeculationSchedule.fixed(0, engine.info.max_num_seqs)
@@ -218,6 +221,7 @@ class LiveSpeculation:
 
     def _observe(self, step: EngineStep) -> None:
         self._figures.add(step)
+        self.totals.add(step)
         if self._controller is None:
             return
         try:

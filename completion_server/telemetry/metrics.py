@@ -1,6 +1,6 @@
 """Prometheus metrics of requests and of the engine."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -12,6 +12,7 @@ from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Trigger
 from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
+from completion_server.telemetry.tenants import TenantMetrics
 
 BUCKETS_S = (
     0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.065, 0.08, 0.1,
@@ -42,8 +43,13 @@ class _Registry:
 class Metrics:
     """Counts and times requests from events."""
 
-    def __init__(self, registry: CollectorRegistry, *, budget_s: float = 0.2, model: str = "") -> None:
-        """Register the metrics. A first token has a value within `budget_s`; `model` names the target model."""
+    def __init__(
+        self, registry: CollectorRegistry, *, budget_s: float = 0.2, model: str = "", tenants: Sequence[str] = ()
+    ) -> None:
+        """Register the metrics; those by tenant for `tenants`.
+
+        A first token has a value within `budget_s`. `model` names the target model.
+        """
         make = _Registry(registry)
         self._objective = ObjectiveMetrics(registry, budget_s)
         self._quality = QualityMetrics(registry, model)
@@ -67,6 +73,7 @@ class Metrics:
         self._aborting = make.histogram("abort_seconds", "From the abort of a running request until its slot is free.")
         self._lag = make.histogram("loop_lag_seconds", "Lateness of the event loop: all work in it waits as long.")
         self.cache = CacheMetrics(make)
+        self._by_tenant = TenantMetrics(tenants, registry)
         # Looking up a series by its labels costs more than counting, and happens twenty times for each request.
         self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
@@ -114,6 +121,7 @@ class Metrics:
         if marks.first_output is not None:
             self._ttft_of[request.trigger].observe(marks.first_output - marks.received)
         self._objective.ended(event)
+        self._by_tenant.handle(event)
 
     def _request_refused(self, event: events.RequestRefused) -> None:
         self._refused.labels(event.code.name.lower()).inc()

@@ -60,6 +60,11 @@ class AdminServiceStub:
                 request_serializer=completion_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
                 response_deserializer=completion_dot_v1_dot_admin__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.GetMetrics = channel.unary_unary(
+                '/completion.v1.AdminService/GetMetrics',
+                request_serializer=completion_dot_v1_dot_admin__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=completion_dot_v1_dot_admin__pb2.GetMetricsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -101,6 +106,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMetrics(self, request, context):
+        """GetMetrics returns the server's metrics, as its metrics page shows them to Prometheus.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +140,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=completion_dot_v1_dot_admin__pb2.DrainRequest.FromString,
                     response_serializer=completion_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'GetMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetrics,
+                    request_deserializer=completion_dot_v1_dot_admin__pb2.GetMetricsRequest.FromString,
+                    response_serializer=completion_dot_v1_dot_admin__pb2.GetMetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +283,33 @@ class AdminService:
             '/completion.v1.AdminService/Drain',
             completion_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
             completion_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/completion.v1.AdminService/GetMetrics',
+            completion_dot_v1_dot_admin__pb2.GetMetricsRequest.SerializeToString,
+            completion_dot_v1_dot_admin__pb2.GetMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

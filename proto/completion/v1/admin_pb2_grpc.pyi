@@ -43,6 +43,8 @@ class AdminServiceStub:
     """SetLogLevel changes the level of the server's log."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Drain stops accepting requests, lets accepted ones finish and then ends the server."""
+    GetMetrics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetMetricsRequest, _admin_pb2.GetMetricsResponse]
+    """GetMetrics returns the server's metrics, as its metrics page shows them to Prometheus."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -59,6 +61,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """SetLogLevel changes the level of the server's log."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Drain stops accepting requests, lets accepted ones finish and then ends the server."""
+    GetMetrics: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetMetricsRequest, _admin_pb2.GetMetricsResponse]  # type: ignore[assignment]
+    """GetMetrics returns the server's metrics, as its metrics page shows them to Prometheus."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """AdminService is for operators. It has its own listener, on loopback or behind mutual TLS."""
@@ -102,5 +106,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
         """Drain stops accepting requests, lets accepted ones finish and then ends the server."""
+
+    @_abc_1.abstractmethod
+    def GetMetrics(
+        self,
+        request: _admin_pb2.GetMetricsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetMetricsResponse, _abc.Awaitable[_admin_pb2.GetMetricsResponse]]:
+        """GetMetrics returns the server's metrics, as its metrics page shows them to Prometheus."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,53 @@
+"""Metrics by tenant, for the tenants that the configuration names: the number of series must have a bound."""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from completion_server.core.events import RequestEnded
+from completion_server.core.outcome import FinishReason
+from completion_server.core.request import Caller
+from completion_server.telemetry.settings import OTHER_TENANT
+
+_BUCKETS_S = (0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
+_KINDS = ("prompt", "cached_prompt", "completion")
+
+
+class TenantMetrics:
+    """Counts the requests and tokens of each configured tenant, and of all others together."""
+
+    def __init__(self, tenants: Sequence[str], registry: CollectorRegistry) -> None:
+        """Register the metrics; without tenants there are none."""
+        self._tenants = frozenset(tenants)
+        if not tenants:
+            return
+        requests = "Ended requests of configured tenants, by outcome."
+        self._requests = Counter("completion_tenant_requests", requests, ("tenant", "outcome"), registry=registry)
+        ttft = "From a request's receipt to its first token, by configured tenant."
+        self._ttft = Histogram(
+            "completion_tenant_ttft_seconds", ttft, ("tenant",), buckets=_BUCKETS_S, registry=registry
+        )
+        tokens = "Tokens computed for configured tenants, by kind."
+        self._tokens = Counter("completion_tenant_tokens", tokens, ("tenant", "kind"), registry=registry)
+        for tenant in (*tenants, OTHER_TENANT):  # a rate needs a first value before the first request
+            self._ttft.labels(tenant)
+            for reason in FinishReason:
+                self._requests.labels(tenant, reason.value)
+            for kind in _KINDS:
+                self._tokens.labels(tenant, kind)
+
+    def handle(self, event: RequestEnded) -> None:
+        """Count an ended request."""
+        if not self._tenants:
+            return
+        tenant, usage, marks = self._name(event.request.caller), event.end.usage, event.marks
+        self._requests.labels(tenant, event.end.outcome.reason.value).inc()
+        if marks.first_output is not None:
+            self._ttft.labels(tenant).observe(marks.first_output - marks.received)
+        if not usage.is_shared:
+            counts = (usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens)
+            for kind, count in zip(_KINDS, counts, strict=True):
+                self._tokens.labels(tenant, kind).inc(count)
+
+    def _name(self, caller: Caller) -> str:
+        return caller.tenant if caller.is_verified and caller.tenant in self._tenants else OTHER_TENANT
