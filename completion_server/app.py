@@ -124,9 +124,11 @@ class App:
             admin = self._build_admin(pipeline, prompts)
             await self._health.set(is_serving=False)
             stack.push_async_callback(self._engine.stop)
-            for listener in filter(None, (public, admin)):
-                await listener.start()
-                stack.push_async_callback(listener.stop, _CLOSE_S)
+            for name, listener in (("public", public), ("admin", admin)):
+                if listener is not None:
+                    await listener.start()
+                    stack.push_async_callback(listener.stop, _CLOSE_S)
+                    self._monitoring.add_certificate(name, listener.certificate_expires_s)
             warn_of_exposure(config, public.address)
             await self._start_engine()
             await self._shared.know_model(prompts)
@@ -239,6 +241,7 @@ class App:
             limiters=self._shared.limiters,
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
+            num_speculative_tokens=self._speculation.num_speculative_tokens,
         )
 
     def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> Listener | None:

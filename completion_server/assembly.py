@@ -48,12 +48,14 @@ def assemble(
     limiters: Limiters | None = None,
     replicas: Replicas | None = None,
     remaining_start_s: Callable[[], float | None] = lambda: None,
+    num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
 ) -> Pipeline:
     """Return a pipeline. `loop_lag` is run by the caller; without one no request is shed for loop lag.
 
     `limiters` make the limits of users and tenants; without them they are this process's own.
 
-    `remaining_start_s` predicts when the engine will be ready, while it is not.
+    `remaining_start_s` predicts when the engine will be ready, while it is not. `num_speculative_tokens` returns the
+    active K of a number of generations.
     """
     admission, emit = settings.admission, guarded(emit)
     parts = Parts(
@@ -81,6 +83,7 @@ def assemble(
         cache_scope=settings.cache_scope,
         cache=cache,
         replicas=replicas,
+        num_speculative_tokens=num_speculative_tokens,
     )
 
 

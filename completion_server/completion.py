@@ -10,6 +10,7 @@ from completion_server.core.events import Emit, EndWritten, Marks, RequestEnded
 from completion_server.core.outcome import (
     AnswerPart,
     CachedAnswer,
+    CacheLevel,
     End,
     FinishedAnswer,
     FinishReason,
@@ -55,8 +56,8 @@ class Services:
     emit: Emit
     cancel: Callable[[str, Outcome], None]
     """Ends the request with this id, if it has not ended."""
-    answered: Callable[[Request, int], None]
-    """Receives the length of each answer that had text, in UTF-16 code units."""
+    answered: Callable[[Request, int, float, CacheLevel], None]
+    """Receives the length of each answer that had text, in UTF-16 code units, its TTFT in seconds, and its origin."""
     delta_pause_s: float = 0.0
     """Between two messages with text of one answer; the first and the last don't wait."""
 
@@ -169,8 +170,10 @@ class ActiveCompletion:
         end = End(outcome, usage, timings_of(self.marks, self.marks.ended))
         self._mailbox.close_nowait(end)
         self._reservation.settle(0, self.marks.ended)
-        if self._num_characters:
-            services.answered(self.request, self._num_characters)
+        if self._num_characters and self.marks.first_output is not None:
+            ttft_s = self.marks.first_output - self.marks.received
+            cache_level = CacheLevel.NONE if self._cached is None else self._cached.level
+            services.answered(self.request, self._num_characters, ttft_s, cache_level)
         services.emit(RequestEnded(self.request, end, self.marks))
         if self._lookup is not None and outcome.reason in _WHOLE:
             self._lookup.keep(self._finished(end))

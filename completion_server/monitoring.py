@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
+from completion_server import __version__
 from completion_server.admission.gate import Readiness
 from completion_server.config import Config
 from completion_server.core.addresses import split_address
@@ -20,6 +21,7 @@ from completion_server.speculation.live import LiveSpeculation
 from completion_server.telemetry.metrics import Metrics, Snapshot
 from completion_server.telemetry.metrics_server import MetricsServer, Probe
 from completion_server.telemetry.page import LabelledRegistry, render
+from completion_server.telemetry.quality import add_build_info, model_name
 from completion_server.telemetry.speculation import SpeculationCollector
 
 _PROBE_S = 0.8
@@ -44,8 +46,19 @@ class Monitoring:
         """Register the metrics that events change; `start` adds those that are read from the parts."""
         self._config = config
         self._registry = registry
-        self.metrics = Metrics(registry, tenants=config.metrics.tenants)
+        model, draft_model = (model_name(name) for name in (config.engine.model, config.engine.draft_model))
+        budget_s = config.shed.budget_ms / 1000
+        self.metrics = Metrics(registry, budget_s=budget_s, model=model, tenants=config.metrics.tenants)
         self._page = LabelledRegistry(registry, {"region": config.server.region})
+        expiry = "When the listener's certificate in use expires, in Unix time."
+        name = "completion_tls_certificate_not_after_timestamp_seconds"
+        self._certificates = Gauge(name, expiry, ["listener"], registry=registry)
+        add_build_info(registry, __version__, model, draft_model)
+
+    def add_certificate(self, listener: str, expires_s: float | None) -> None:
+        """Show when the certificate of a listener expires, in Unix seconds; None for a listener without TLS."""
+        if expires_s is not None:
+            self._certificates.labels(listener).set(expires_s)
 
     def render(self, names: Sequence[str] = ()) -> str:
         """Return the metrics with these names as their page shows them, all without names. Safe in any thread."""

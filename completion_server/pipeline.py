@@ -5,6 +5,7 @@ These packages don't import each other. This module, `completion` and `generator
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -16,8 +17,8 @@ from completion_server.admission.quotas import Excess, Quotas
 from completion_server.completion import ActiveCompletion, CacheLookup, Services
 from completion_server.core.clock import Clock
 from completion_server.core.errors import CompletionError
-from completion_server.core.events import Emit, Feedback, FeedbackRefused, FeedbackReported, RequestRefused
-from completion_server.core.outcome import CachedAnswer, FinishReason, Outcome, ShedReason
+from completion_server.core.events import Emit, Feedback, FeedbackRefused, RequestRefused
+from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason, Outcome, ServedAnswer, ShedReason
 from completion_server.core.request import Caller, Request, Trigger, key_of
 from completion_server.engine.settings import CacheScope
 from completion_server.generator import Generator, Prompts, cache_salt
@@ -118,8 +119,11 @@ class Pipeline:
         cache_scope: CacheScope = "user",
         cache: CompletionCache | None = None,
         replicas: Replicas | None = None,
+        num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
     ) -> None:
         """Connect the parts. A first token later than `budget_s` after receipt has no value.
+
+        `num_speculative_tokens` returns the active K of a number of generations.
 
         Callers that share the prefix cache, by `cache_scope`, share the generations of equal requests.
         """
@@ -137,6 +141,7 @@ class Pipeline:
         self._cache = cache or NoCache()
         self._replicas = replicas or NoReplicas()
         self._answers = Answers()
+        self._num_speculative_tokens = num_speculative_tokens
         self._services = Services(
             parts.generator, clock, emit, cancel=self.cancel, answered=self._answered,
             delta_pause_s=delta_pause_s,
@@ -198,8 +203,9 @@ class Pipeline:
             InvalidRequestError: the answer is not known, or the report counts more characters than it had.
 
         """
-        if self._answers.accept((caller.owner, caller.session, sequence), feedback):
-            self._emit(FeedbackReported(feedback))
+        reported = self._answers.accept((caller.owner, caller.session, sequence), feedback)
+        if reported is not None:
+            self._emit(reported)
 
     # Callers
 
@@ -295,9 +301,12 @@ class Pipeline:
         is_alone = request.trigger is Trigger.PREFETCH or not request.caller.is_known_everywhere
         return 0 if is_alone or not self._scheduling.supersede else self._replicas.stamp()
 
-    def _answered(self, request: Request, num_characters: int) -> None:
-        caller = request.caller
-        self._answers.add((caller.owner, caller.session, request.sequence), num_characters, self._clock.now())
+    def _answered(self, request: Request, num_characters: int, ttft_s: float, cache_level: CacheLevel) -> None:
+        k: int | None = None
+        if cache_level is CacheLevel.NONE:
+            k = self._num_speculative_tokens(self._runner.book.num_occupied) if request.sampling.speculate else 0
+        caller, served = request.caller, ServedAnswer(ttft_s, k, cache_level)
+        self._answers.add((caller.owner, caller.session, request.sequence), num_characters, self._clock.now(), served)
 
     def _note_limited_peer(self, excess: Excess, now: float) -> None:
         """Log at intervals that an address exceeds its limit, since it may be a proxy with many users."""

@@ -9,12 +9,17 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from completion_server.core.errors import InvalidRequestError
-from completion_server.core.events import Feedback
+from completion_server.core.events import Feedback, FeedbackReported
+from completion_server.core.outcome import Reaction, ServedAnswer
 
 KEPT_S = 900.0
 """Editors send the last report about a text 360 s after the user accepted it."""
 _MAX_ANSWERS = 262_144
 _IN_PIECES = frozenset({"accepted_word", "accepted_line"})
+_SURVIVING_SHARE = 2 / 3
+"""Share of the accepted text that must be left: up to a third of it edited is "mostly unchanged" in Ziegler et al.,
+Productivity Assessment of Neural Code Completion, 2022."""
+_REACTIONS = tuple(Reaction)
 
 
 @dataclass(slots=True)
@@ -22,11 +27,17 @@ class _Answer:
     num_characters: int
     """Characters of its text not yet reported as accepted."""
     ended_at: float
+    served: ServedAnswer
+    num_reactions: int = 0
+    """Of the reactions in their order, those that are known."""
     reports: frozenset[tuple[str, int]] = frozenset()
 
 
 class Answers:
-    """Remembers the length of each answer for `KEPT_S`, up to a number of answers; the oldest is forgotten first."""
+    """Remembers the length of each answer, and how it was served, for `KEPT_S`.
+
+    Above a number of answers the oldest is forgotten first.
+    """
 
     def __init__(self, max_answers: int = _MAX_ANSWERS) -> None:
         """Remember up to `max_answers`."""
@@ -37,9 +48,9 @@ class Answers:
         """Return the number of remembered answers."""
         return len(self._answers)
 
-    def add(self, key: Hashable, num_characters: int, now: float) -> None:
+    def add(self, key: Hashable, num_characters: int, now: float, served: ServedAnswer) -> None:
         """Remember an answer. Its length is in UTF-16 code units, the largest count that an editor may use."""
-        self._answers[key] = _Answer(num_characters, now)
+        self._answers[key] = _Answer(num_characters, now, served)
         self._answers.move_to_end(key)
         while self._answers:
             oldest = next(iter(self._answers.values()))
@@ -47,8 +58,8 @@ class Answers:
                 return
             self._answers.popitem(last=False)
 
-    def accept(self, key: Hashable, feedback: Feedback) -> bool:
-        """Return whether a report counts; a repeated report does not.
+    def accept(self, key: Hashable, feedback: Feedback) -> FeedbackReported | None:
+        """Return the event of a report that counts; None for a repeated report.
 
         Raises:
             InvalidRequestError: the answer is not known, or the report counts more characters than the answer had.
@@ -65,8 +76,17 @@ class Answers:
             raise InvalidRequestError("accepted_characters", "must be at least 1 for a word or a line, got 0")
         report = feedback.kind, feedback.survived_after_s
         if report in answer.reports:
-            return False
+            return None
         if feedback.kind not in _IN_PIECES:
             answer.reports |= {report}
         answer.num_characters -= feedback.accepted_characters
-        return True
+        num_known, num_reached = answer.num_reactions, _num_reactions(feedback)
+        answer.num_reactions = max(num_known, num_reached)
+        return FeedbackReported(feedback, answer.served, _REACTIONS[num_known:num_reached])
+
+
+def _num_reactions(feedback: Feedback) -> int:
+    """Return how many of the reactions, in their order, a report tells of. Each report says that the text was shown."""
+    if feedback.kind == "survived" and feedback.survived_share >= _SURVIVING_SHARE:
+        return 3
+    return 2 if feedback.kind in {"accepted", "survived", *_IN_PIECES} else 1

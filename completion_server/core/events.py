@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from completion_server.core.errors import Code
-from completion_server.core.outcome import CacheLevel, End
+from completion_server.core.outcome import CacheLevel, End, Reaction, ServedAnswer
 from completion_server.core.request import Request
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,10 @@ class FeedbackReported:
     """An editor sent valid feedback."""
 
     feedback: Feedback
+    answer: ServedAnswer
+    """The answer that it is about."""
+    reactions: tuple[Reaction, ...]
+    """The reactions that it tells of and that were not known before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,3 +126,23 @@ class End:
 
 AnswerPart = Delta | End
 """An answer is any number of deltas and one End."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAnswer:
+    """How an answer with text was served, so that its user's reaction can be compared with that."""
+
+    ttft_s: float
+    num_speculative_tokens: int | None
+    """The active K when it was generated; None if it came from the completion cache."""
+    cache_level: CacheLevel = CacheLevel.NONE
+
+
+class Reaction(Enum):
+    """How far a completion came with its user. A later reaction implies the earlier ones."""
+
+    SHOWN = "shown"
+    ACCEPTED = "accepted"
+    """In whole or in part."""
+    SURVIVED = "survived"
+    """Most of the accepted text was still there after 30 s or more."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from cryptography import x509
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
@@ -50,10 +51,12 @@ class Health:
 class Listener:
     """A gRPC server and the address that it is bound to."""
 
-    def __init__(self, server: grpc.aio.Server, address: str) -> None:
-        """Hold both. Calls are served after `start`."""
+    def __init__(self, server: grpc.aio.Server, address: str, certificate_expires_s: float | None = None) -> None:
+        """Hold them. Calls are served after `start`."""
         self._server = server
         self.address = address
+        self.certificate_expires_s = certificate_expires_s
+        """When its certificate expires, in Unix seconds; None without TLS."""
 
     async def start(self) -> None:
         """Serve."""
@@ -132,7 +135,8 @@ def _finish(
 ) -> Listener:
     reflected = service if settings.reflection else None
     add_standard_services(server, health.servicer, settings.receive_timeout_s, reflected)
-    return Listener(server, _bind(server, address, key, tls))
+    has_tls = bool(tls.certificate) and not is_unix_socket(address)
+    return Listener(server, _bind(server, address, key, tls), _expires_s(tls) if has_tls else None)
 
 
 def _bind(server: grpc.aio.Server, address: str, key: str, tls: TlsSettings) -> str:
@@ -161,6 +165,12 @@ def _credentials(tls: TlsSettings, key: str) -> grpc.ServerCredentials:
         msg = f"{key}: its certificate, key or client_ca can't be used: {error}"
         raise ConfigError(msg) from error
     return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+
+
+def _expires_s(tls: TlsSettings) -> float:
+    """Return when the first certificate of a chain expires, in Unix seconds. The chain was checked."""
+    chain = x509.load_pem_x509_certificates(Path(tls.certificate).read_bytes())
+    return min(certificate.not_valid_after_utc.timestamp() for certificate in chain)
 
 
 def _options(settings: ServerSettings, max_message_bytes: int) -> list[tuple[str, Any]]:

@@ -11,6 +11,7 @@ from completion_server.core import events
 from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Trigger
+from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 
 BUCKETS_S = (
@@ -42,9 +43,16 @@ class _Registry:
 class Metrics:
     """Counts and times requests from events."""
 
-    def __init__(self, registry: CollectorRegistry, *, tenants: Sequence[str] = ()) -> None:
-        """Register the metrics; those by tenant for `tenants`."""
+    def __init__(
+        self, registry: CollectorRegistry, *, budget_s: float = 0.2, model: str = "", tenants: Sequence[str] = ()
+    ) -> None:
+        """Register the metrics; those by tenant for `tenants`.
+
+        A first token has a value within `budget_s`. `model` names the target model.
+        """
         make = _Registry(registry)
+        self._objective = ObjectiveMetrics(registry, budget_s)
+        self._quality = QualityMetrics(registry, model)
         self._requests = make.counter("requests", "Ended requests.", "outcome", "trigger", "shed_reason")
         stages = "admission, queue, tokenise, prefill, decode_token (per token), stream, total"
         self._stages = make.histogram("stage_seconds", f"Time in each stage: {stages}.", "stage")
@@ -70,7 +78,13 @@ class Metrics:
         self._stage = {stage: self._stages.labels(stage) for stage in _STAGES}
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
         self._token = {kind: self._tokens.labels(kind) for kind in _TOKEN_KINDS}
-        self._requests_of: dict[tuple[Trigger, FinishReason, ShedReason | None], Counter] = {}
+        # All series exist from the start: Prometheus takes no first increment from a series that it did not know.
+        self._requests_of = {
+            (trigger, reason, shed_reason): self._series_of(trigger, reason, shed_reason)
+            for trigger in Trigger
+            for reason in FinishReason
+            for shed_reason in ((None, *ShedReason) if reason is FinishReason.SHED else (None,))
+        }
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
         self._handlers = self._make_handlers()
@@ -78,7 +92,7 @@ class Metrics:
     def _make_handlers(self) -> dict[type, Callable[[Any], None]]:
         return {
             events.RequestEnded: self._request_ended,
-            events.RequestRefused: lambda event: self._refused.labels(event.code.name.lower()).inc(),
+            events.RequestRefused: self._request_refused,
             events.EndWritten: lambda event: self._stage["stream"].observe(event.seconds),
             events.GenerationReattached: self._generation_reattached,
             events.GenerationJoined: lambda _event: self._joined.inc(),
@@ -106,7 +120,12 @@ class Metrics:
         self._time_stages(marks, usage.completion_tokens)
         if marks.first_output is not None:
             self._ttft_of[request.trigger].observe(marks.first_output - marks.received)
+        self._objective.ended(event)
         self._by_tenant.handle(event)
+
+    def _request_refused(self, event: events.RequestRefused) -> None:
+        self._refused.labels(event.code.name.lower()).inc()
+        self._objective.refused(event)
 
     def _count_tokens(self, reason: FinishReason, usage: Usage) -> None:
         if usage.prompt_tokens and usage.completion_tokens:  # else the cached share is unknown: no output came
@@ -120,12 +139,10 @@ class Metrics:
             self._wasted.labels(reason.value).inc(usage.completion_tokens)
 
     def _count_request(self, trigger: Trigger, reason: FinishReason, shed_reason: ShedReason | None) -> None:
-        key = trigger, reason, shed_reason
-        counter = self._requests_of.get(key)
-        if counter is None:
-            shed = shed_reason.value if shed_reason else ""
-            counter = self._requests_of[key] = self._requests.labels(reason.value, trigger.name.lower(), shed)
-        counter.inc()
+        self._requests_of[trigger, reason, shed_reason].inc()
+
+    def _series_of(self, trigger: Trigger, reason: FinishReason, shed_reason: ShedReason | None) -> Counter:
+        return self._requests.labels(reason.value, trigger.name.lower(), shed_reason.value if shed_reason else "")
 
     def _time_stages(self, marks: Marks, num_tokens: int) -> None:
         for stage, begin, end in (
@@ -152,6 +169,7 @@ class Metrics:
     def _feedback_reported(self, event: events.FeedbackReported) -> None:
         self._feedback.labels(event.feedback.kind).inc()
         self._accepted.inc(event.feedback.accepted_characters)
+        self._quality.reported(event)
 
 
 class CacheMetrics:
@@ -166,6 +184,9 @@ class CacheMetrics:
         self._hits = make.counter("cache_hits", "Requests answered from the completion cache, by level.", "level")
         missed = "Lookups in the completion cache without an answer, by level and reason."
         self._misses = make.counter("cache_misses", missed, "level", "reason")
+        for level in self.num_hits:
+            self._hits.labels(level.value)
+        self._misses.labels(CacheLevel.LOCAL.value, events.MissReason.ABSENT.value)
         age = "Age of the cached completions that answered requests."
         self._age = make.histogram("cache_hit_age_seconds", age, "level", buckets=_AGE_BUCKETS_S)
         counted = "Counts level 2 in full also if its generation had begun, and requests superseded after their answer."

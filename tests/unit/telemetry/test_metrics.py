@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from completion_server.core import events
 from completion_server.core.errors import Code
 from completion_server.core.events import Marks
-from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ShedReason, Usage
+from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ServedAnswer, ShedReason, Usage
 from completion_server.core.request import Caller, Request
 from completion_server.telemetry.metrics import Metrics, Snapshot
 from completion_server.telemetry.metrics_server import MetricsServer, Probe
@@ -19,6 +19,7 @@ MARKS = Marks(
     0.0, admitted=0.001, started=0.011, prompted=0.013, first_output=0.053, last_output=0.093, ended=0.094,
     tokens_at_first_output=1,
 )  # fmt: skip
+SERVED = ServedAnswer(0.05, 3)
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_no_text_of_a_request_is_in_the_metrics(registry: CollectorRegistry) -> 
 
 def test_feedback_is_counted(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
-    metrics.handle(events.FeedbackReported(events.Feedback("accepted", accepted_characters=12)))
+    metrics.handle(events.FeedbackReported(events.Feedback("accepted", accepted_characters=12), SERVED, ()))
     metrics.handle(events.FeedbackRefused())
     assert registry.get_sample_value("completion_feedback_total", {"kind": "accepted"}) == 1
     assert registry.get_sample_value("completion_feedback_total", {"kind": "refused"}) == 1
@@ -140,7 +141,7 @@ def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
         events.RequestEnded(REQUEST, end, MARKS), events.RequestRefused(Code.INTERNAL), events.EndWritten(0.1),
         events.GenerationReattached(1), events.GenerationJoined(1), events.GenerationDiverged(1),
         events.GenerationAborted(0.1),
-        events.FeedbackReported(events.Feedback("shown")), events.FeedbackRefused(), events.LoopLagged(0.1),
+        events.FeedbackReported(events.Feedback("shown"), SERVED, ()), events.FeedbackRefused(), events.LoopLagged(0.1),
         events.CacheHit(CacheLevel.LOCAL, 1.0, 1, 1, 0.1), events.CacheReplied(0.1),
         events.CacheMiss(CacheLevel.LOCAL, events.MissReason.ABSENT),
     ]  # fmt: skip

@@ -1,0 +1,121 @@
+"""Metrics of what users get: the objective, and their reactions to completions."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from completion_server.core import events
+from completion_server.core.errors import Code, CompletionError, InvalidRequestError, UnavailableError
+from completion_server.core.events import Feedback, FeedbackReported, Marks, RequestEnded, RequestRefused
+from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, Reaction, ServedAnswer, ShedReason
+from completion_server.core.request import Caller, Request, Trigger
+from completion_server.telemetry.metrics import Metrics
+from completion_server.telemetry.quality import TTFT_RANGES, model_name, slo_result, ttft_range
+
+BUDGET_S = 0.2
+
+
+def ended(
+    reason: FinishReason,
+    ended_s: float,
+    first_output_s: float | None = None,
+    *,
+    shed_reason: ShedReason | None = None,
+    error: CompletionError | None = None,
+    trigger: Trigger = Trigger.AUTOMATIC,
+) -> RequestEnded:
+    """Return the event of a request that was received at 0 s."""
+    request = Request("r", Caller("u", "s"), 1, "", "", "x", "", 8, received_at=0.0, trigger=trigger)
+    marks = Marks(0.0, first_output=first_output_s, ended=ended_s)
+    return RequestEnded(request, End(Outcome(reason, shed_reason, error=error)), marks)
+
+
+SHED, ERROR = FinishReason.SHED, FinishReason.ERROR
+
+
+@pytest.mark.parametrize(
+    ("event", "result"),
+    [
+        (ended(FinishReason.STOP, 0.5, 0.2), "in_time"),
+        (ended(FinishReason.LENGTH, 0.5, 0.201), "late"),
+        (ended(FinishReason.STOP, 0.1), "in_time"),  # an empty answer
+        (ended(FinishReason.SUPERSEDED, 0.3, 0.15), "in_time"),  # its user saw the beginning in time
+        (ended(FinishReason.SUPERSEDED, 0.19), None),  # nobody waited
+        (ended(FinishReason.CANCELLED, 0.19), None),
+        (ended(FinishReason.SUPERSEDED, 0.9), "late"),  # its user waited longer than the budget
+        (ended(FinishReason.CANCELLED, 0.2), "late"),
+        (ended(FinishReason.SUPERSEDED, 0.9, 0.5), "late"),
+        (ended(FinishReason.DEADLINE, 0.15), "late"),
+        (ended(SHED, 0.001, shed_reason=ShedReason.OVERLOAD), "shed"),
+        (ended(SHED, 0.001, shed_reason=ShedReason.DEADLINE_UNREACHABLE), "shed"),
+        (ended(SHED, 0.001, shed_reason=ShedReason.RATE_LIMITED), None),
+        (ended(SHED, 0.001, shed_reason=ShedReason.DRAINING), None),
+        (ended(ERROR, 0.3, 0.1, error=UnavailableError("the engine failed")), "failed"),
+        (ended(ERROR, 0.3), "failed"),
+        (ended(ERROR, 0.001, error=InvalidRequestError("prefix", "too long")), None),
+        (ended(FinishReason.STOP, 0.1, 0.1, trigger=Trigger.PREFETCH), None),
+    ],
+)
+def test_a_request_counts_if_somebody_waited_for_it(event: RequestEnded, result: str | None) -> None:
+    found = slo_result(event, BUDGET_S)
+    assert (found and found.value) == result
+
+
+def test_all_results_are_counted_from_zero_on() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, budget_s=BUDGET_S)
+    metrics.handle(ended(FinishReason.STOP, 0.5, 0.1))
+    metrics.handle(RequestRefused(Code.UNAVAILABLE))
+    metrics.handle(RequestRefused(Code.INVALID_ARGUMENT))
+    metrics.handle(RequestRefused(Code.RESOURCE_EXHAUSTED))
+    expected = {"in_time": 1, "late": 0, "shed": 0, "failed": 0, "refused": 1}
+    for result, count in expected.items():
+        assert registry.get_sample_value("completion_slo_requests_total", {"result": result}) == count, result
+    assert registry.get_sample_value("completion_ttft_budget_seconds") == BUDGET_S
+
+
+def test_ranges_of_ttft_have_no_gap_and_sort_as_text() -> None:
+    assert sorted(TTFT_RANGES) == list(TTFT_RANGES)
+    assert ttft_range(0.0) == ttft_range(0.05) == "0.00-0.05"
+    assert ttft_range(0.0501) == "0.05-0.10"
+    assert ttft_range(0.2) == "0.15-0.20"
+    assert ttft_range(1.0) == "0.50-1.00"
+    assert ttft_range(1.001) == ttft_range(100.0) == "1.00+"
+
+
+def reaction_count(registry: CollectorRegistry, event: str, ttft: str, k: str, cache: str) -> float | None:
+    labels = {"event": event, "ttft": ttft, "k": k, "cache": cache, "model": "target"}
+    return registry.get_sample_value("completion_quality_total", labels)
+
+
+def test_reactions_are_counted_by_how_the_answer_was_served() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, model="target")
+    fast = ServedAnswer(0.03, 5)
+    cached = ServedAnswer(0.001, None, CacheLevel.SHARED)
+    metrics.handle(FeedbackReported(Feedback("shown"), fast, (Reaction.SHOWN,)))
+    metrics.handle(FeedbackReported(Feedback("accepted"), fast, (Reaction.ACCEPTED,)))
+    metrics.handle(FeedbackReported(Feedback("accepted"), cached, (Reaction.SHOWN, Reaction.ACCEPTED)))
+    metrics.handle(FeedbackReported(Feedback("rejected"), fast, ()))
+    assert reaction_count(registry, "shown", "0.00-0.05", "5", "none") == 1
+    assert reaction_count(registry, "accepted", "0.00-0.05", "5", "none") == 1
+    assert reaction_count(registry, "survived", "0.00-0.05", "5", "none") == 0
+    assert reaction_count(registry, "shown", "0.00-0.05", "", "shared") == 1
+    assert reaction_count(registry, "accepted", "0.00-0.05", "", "shared") == 1
+    assert registry.get_sample_value("completion_feedback_total", {"kind": "rejected"}) == 1
+
+
+def test_a_model_in_a_folder_has_the_same_name_on_all_hosts() -> None:
+    assert model_name("/srv/models/starcoder2-13b-int8/") == "starcoder2-13b-int8"
+    assert model_name("./target") == "target"
+    assert model_name("bigcode/starcoder2-3b") == "bigcode/starcoder2-3b"
+    assert not model_name("")
+
+
+def test_every_event_that_is_not_a_request_s_leaves_the_objective_alone() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.handle(events.FeedbackRefused())
+    metrics.handle(events.LoopLagged(0.5))
+    total = [sample.value for family in registry.collect() for sample in family.samples
+             if sample.name == "completion_slo_requests_total"]  # fmt: skip
+    assert total == [0.0] * 5
