@@ -122,6 +122,7 @@ class Metrics:
             self._ttft_of[request.trigger].observe(marks.first_output - marks.received)
         self._by_tenant.handle(event)
         self._objective.ended(event)
+        self._by_tenant.handle(event)
 
     def _request_refused(self, event: events.RequestRefused) -> None:
         self._refused.labels(event.code.name.lower()).inc()
