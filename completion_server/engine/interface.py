@@ -39,7 +39,7 @@ class GenerationRequest:
     cache_salt: str = ""
     """Prompts share prefix-cache entries only under the same salt."""
     trace_headers: Mapping[str, str] | None = None
-    """Headers of W3C Trace Context, under which the engine makes spans of its own; None if the request is not sampled."""
+    """Headers of W3C Trace Context, under which the engine makes its own spans; None if the request is not sampled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ async def test_a_collector_that_comes_late_gets_the_spans_from_then_on(caplog: p
                     sequence += 1
                 await eventually(lambda: server.count("completion_trace_collector_reached") == 1)
                 await answer(server, sequence)
-        lost, back = messages(caplog)
+                lost, back = messages(caplog)
     assert f"{address} takes no spans; requests are served without them" in lost
     assert "UNAVAILABLE" in lost
     assert f"{address} takes spans again" in back
@@ -144,6 +144,6 @@ async def test_a_line_that_is_no_header_is_named_without_its_content(tmp_path: P
     headers = tmp_path / "headers"
     headers.write_text(f"x-tenant: acme\n{line}\n", encoding="utf-8")
     config = make_config(*TRACED, "traces.endpoint=http://127.0.0.1:4317", f"traces.headers_file={headers}")
-    with pytest.raises(ConfigError, match='traces.headers_file: line 2 of .* must be "name: value"') as refused:
+    with pytest.raises(ConfigError, match=r'traces.headers_file: line 2 of .* must be "name: value"') as refused:
         tracing.check_installed(config.traces)
     assert "secret" not in str(refused.value)

@@ -2,24 +2,28 @@
 
 import ipaddress
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from completion_server.core.errors import ConfigError
 from completion_server.telemetry.tracing.settings import TraceSettings
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-_EXPORTERS_LOGGER = "opentelemetry.exporter"
+_EXPORTERS_LOGGERS = (
+    "opentelemetry.exporter.otlp.proto.grpc.exporter",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.otlp.proto.http._common",
+)
+_RECONNECT_MS = 1000, 5000
+"""The shortest and the longest pause between two attempts to connect. gRPC's own reaches two minutes."""
 _TRACES_PATH = "/v1/traces"
 """The path of OTLP over HTTP if the endpoint has none."""
 
@@ -38,15 +42,17 @@ def make_exporter(settings: TraceSettings) -> SpanExporter:
         endpoint = url._replace(path=path).geturl()
         return HttpExporter(endpoint, certificate_file=settings.ca or None, headers=headers, timeout=settings.timeout_s)
     ca = _read("ca", settings.ca) if settings.ca else None
-    # gRPC would use a proxy of the environment for local addresses, too.
-    options = (("grpc.enable_http_proxy", 0),) if _is_local(settings.endpoint) else None
+    least, most = _RECONNECT_MS
+    options = [("grpc.initial_reconnect_backoff_ms", least), ("grpc.max_reconnect_backoff_ms", most)]
+    if _is_local(settings.endpoint):
+        options.append(("grpc.enable_http_proxy", 0))  # a proxy of the environment can't reach it
     return GrpcExporter(
         settings.endpoint,
         insecure=not settings.is_encrypted,
         credentials=grpc.ssl_channel_credentials(ca) if settings.is_encrypted else None,
         headers=headers,
         timeout=settings.timeout_s,
-        channel_options=options,  # type: ignore[arg-type]  # its annotation is narrower than what gRPC takes
+        channel_options=tuple(options),  # type: ignore[arg-type]  # its annotation is narrower than what gRPC takes
     )
 
 
@@ -88,10 +94,11 @@ def _is_local(endpoint: str) -> bool:
         return host == "localhost"
 
 
-class CollectorWatch(logging.Handler):
+class CollectorWatch(logging.Filter):
     """Logs one line when the collector stops taking spans, and one when it takes them again.
 
-    The SDK logs several lines for each failed export. They give the reason, and go nowhere else.
+    The SDK's exporters log several lines for each failed export, and give the reason of a failure nowhere else. So this
+    is a filter of their loggers, which takes their lines and lets none pass.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -101,23 +108,32 @@ class CollectorWatch(logging.Handler):
         self._reason = ""
         self._num_lost = 0
         self._is_reached = True
+        self._thread = 0
 
-    def reasons(self, export: Callable[[], T]) -> T:
-        """Export, and keep the reason of a failure."""
-        exporters = logging.getLogger(_EXPORTERS_LOGGER)
-        exporters.propagate = False
-        exporters.addHandler(self)
+    def export(self, export: Callable[[], SpanExportResult], num_spans: int) -> bool:
+        """Export spans and log a change of the collector's state; return whether it took the spans. Never raises."""
+        self._reason, self._thread = "", threading.get_ident()
+        loggers = [logging.getLogger(name) for name in _EXPORTERS_LOGGERS]
+        for each in loggers:
+            each.filters.insert(0, self)  # the SDK has filters there that drop repeated lines
         try:
-            return export()
+            is_reached = export() is SpanExportResult.SUCCESS
+        except Exception as error:  # noqa: BLE001 - a fault of the SDK; the thread must go on
+            is_reached, self._reason = False, type(error).__name__
         finally:
-            exporters.removeHandler(self)
+            for each in loggers:
+                each.removeFilter(self)
+        self._note(num_spans, is_reached=is_reached)
+        return is_reached
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Take a line of the SDK."""
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Take a line of the SDK that belongs to this export."""
+        if record.thread != self._thread:
+            return True
         self._reason = record.getMessage()
+        return False
 
-    def note(self, num_spans: int, *, is_reached: bool) -> None:
-        """Note the result of an export."""
+    def _note(self, num_spans: int, *, is_reached: bool) -> None:
         if not is_reached:
             self._num_lost += num_spans
         if is_reached == self._is_reached:
@@ -127,6 +143,5 @@ class CollectorWatch(logging.Handler):
             logger.info("traces: %s takes spans again; %d were lost", self._endpoint, self._num_lost)
             self._num_lost = 0
         else:
-            logger.warning(
-                "traces: %s takes no spans; requests are served without them: %s", self._endpoint, self._reason
-            )
+            message = "traces: %s takes no spans; requests are served without them: %s"
+            logger.warning(message, self._endpoint, self._reason or "no reason is known")

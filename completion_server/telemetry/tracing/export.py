@@ -175,22 +175,20 @@ class _CountingExporter(SpanExporter):
         self._metrics = metrics
         self.num_handled = 0
         """Spans that have left the queue: they were exported, or are lost."""
+        self._is_shut_down = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export one batch; never raises."""
-        result = SpanExportResult.FAILURE
-        try:
-            result = self._watch.reasons(lambda: self._exporter.export(spans))
-        finally:
-            is_reached = result is SpanExportResult.SUCCESS
-            self.num_handled += len(spans)
-            self._metrics.exported(len(spans), is_reached=is_reached)
-            self._watch.note(len(spans), is_reached=is_reached)
-        return result
+        is_reached = self._watch.export(lambda: self._exporter.export(spans), len(spans))
+        self.num_handled += len(spans)
+        self._metrics.exported(len(spans), is_reached=is_reached)
+        return SpanExportResult.SUCCESS if is_reached else SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
-        """Cancel an export that runs, and let further ones fail."""
-        self._exporter.shutdown()
+        """Cancel an export that runs, and let further ones fail. May be called again."""
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return self._exporter.force_flush(timeout_millis)
