@@ -110,7 +110,7 @@ class CompletionServicer:
         finally:
             slack = self._pipeline.now() + _DEADLINE_SLACK_S
             is_late = completion.request.deadline.is_past(slack)
-            completion.cancel(Outcome(FinishReason.DEADLINE if is_late else FinishReason.CANCELLED))
+            completion.leave(Outcome(FinishReason.DEADLINE if is_late else FinishReason.CANCELLED))
         if outcome.reason is FinishReason.DEADLINE:
             return DeadlineError("the deadline passed first")
         return outcome.error

@@ -126,8 +126,7 @@ class SessionStream:
             if self._timer is not None:
                 self._timer.cancel()
             for completion in self._outbox.completions():
-                completion.cancel()
-                completion.ignore()
+                completion.leave()
         return self._failure
 
     def close(self) -> None:
