@@ -4,8 +4,8 @@ Knows the contract (package `completion`) and nothing of the server. Needs grpci
 can install and import it quickly. The messages of requests are those of `completion.v1.completion_pb2`.
 
 Modules: `client` (single requests), `session` and `session_stream` (one reconnecting stream for an editor's life),
-`routing` and `replicas` (several replicas as one server),
-`channel_pool` and `endpoint` (connections), `completion` (results), `errors` (failures), `blocking` (calls without an
+`routing` and `replicas` (several replicas as one server), `channel_pool` and `endpoint` (connections), `completion`
+(results), `errors` (failures), `tracing` (the trace that a request is a part of), `blocking` (calls without an
 event loop).
 """
 
@@ -30,6 +30,7 @@ from completion_client.replicas.replica_set import ReplicaSet
 from completion_client.routing import Preference, RoutingSettings, parse_endpoints, rendezvous_order
 from completion_client.session import PendingCompletion, Session
 from completion_client.session_stream import SessionSettings, SessionStream
+from completion_client.tracing import make_traceparent
 
 __all__ = [
     "ChannelKey",
@@ -56,6 +57,7 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
+    "make_traceparent",
     "parse_endpoints",
     "rendezvous_order",
 ]

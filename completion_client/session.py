@@ -10,6 +10,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.errors import ConnectionLostError, DeadlineExceededError, ServiceError
 from completion_client.session_stream import SessionStream
+from completion_client.tracing import add_current_trace
 
 
 class Session:
@@ -51,6 +52,7 @@ class Session:
         message = pb.CompleteRequest()
         message.CopyFrom(request)
         message.session_id, message.sequence = self._session_id, self._last_sequence
+        add_current_trace(message)
         pending = PendingCompletion(self._stream, message.sequence, self._pending.pop)
         self._stream.send_nowait(message, pending)
         self._pending[message.sequence] = pending
