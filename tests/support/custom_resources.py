@@ -36,7 +36,8 @@ _TIMEOUT_S = 120
 _VALIDATE = """
 for (const [path, object] of JSON.parse(process.env.OBJECTS)) {
   const { [object.kind]: Model } = await import(path + ".js");
-  try { new Model(object).validate(); } catch (error) { console.log(`${object.kind}/${object.metadata.name}: ${error.message}`); }
+  const name = `${object.kind}/${object.metadata.name}`;
+  try { new Model(object).validate(); } catch (error) { console.log(`${name}: ${error.message}`); }
 }
 """
 

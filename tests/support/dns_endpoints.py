@@ -1,7 +1,7 @@
 """Checks DNSEndpoints of external-dns. No package registry was found to offer its types.
 
-The schema is written from external-dns's documentation of its type (kubernetes-sigs/external-dns, docs/sources/crd.md and
-endpoint/endpoint.go, v0.19), and allows only what deploy/global may use.
+The schema is written from external-dns's documentation of the type (docs/sources/crd.md), and allows only what
+deploy/global may use.
 """
 
 import jsonschema

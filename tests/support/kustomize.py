@@ -66,7 +66,7 @@ def render(folder: Path) -> list[Object]:
 
 
 def copy_with_components(region: str, components: Sequence[str], folder: Path) -> Path:
-    """Copy deploy/ into an empty folder and append components to a region's, as its operator would; return the region."""
+    """Copy deploy/ to a new folder and append components to a region, as its operator would; return the region."""
     shutil.copytree(DEPLOY, folder)
     path = folder / "regions" / region
     with (path / "kustomization.yaml").open("a", encoding="utf-8") as file:
@@ -94,7 +94,7 @@ def one(objects: Sequence[Object], kind: str, name: str) -> Object:
 
 
 def pod_specs(objects: Sequence[Object]) -> Iterator[tuple[str, Object]]:
-    """Yield the pod template of each workload, with the workload's "Kind/name". A Rollout that has none yields nothing."""
+    """Yield the pod specification of each workload with its "Kind/name". A Rollout may have none."""
     for each in objects:
         if each["kind"] in {"Deployment", "StatefulSet", "DaemonSet", "Job", "Rollout"} and "template" in each["spec"]:
             yield name_of(each), each["spec"]["template"]["spec"]

@@ -1,4 +1,4 @@
-"""Evaluates NetworkPolicies as Kubernetes defines them: a pod that a policy selects may only do what some policy allows."""
+"""Evaluates NetworkPolicies as Kubernetes defines them: a selected pod may only do what some policy allows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +33,10 @@ Connection = tuple[str, str, int]
 
 
 def allowed(objects: Sequence[Object]) -> set[Connection]:
-    """Return the connections that may be opened (from, to, port), of those between PEERS on PORTS. Pods of other namespaces
-    have no policies of their own."""
+    """Return the connections that may be opened (from, to, port), of those between PEERS on PORTS.
+
+    Pods of other namespaces have no policies of their own.
+    """
     policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
     return {
         (f"{source.namespace}/{source.name}", f"{target.namespace}/{target.name}", port)

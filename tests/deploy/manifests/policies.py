@@ -72,6 +72,10 @@ def privileges(objects: list[Object]) -> Iterator[str]:
             yield f"{name}: privileged, or root"
         if any("hostPort" in port for port in container.get("ports", ())):
             yield f"{name}: a port of the node"
+    yield from _shared_with_node(objects)
+
+
+def _shared_with_node(objects: list[Object]) -> Iterator[str]:
     for owner, pod in pod_specs(objects):
         yield from (f"{owner}: {each}" for each in ("hostNetwork", "hostPID", "hostIPC") if pod.get(each))
         for volume in pod.get("volumes", ()):

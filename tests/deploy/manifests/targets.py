@@ -39,7 +39,7 @@ def rendered(target: str) -> tuple[Object, ...]:
 
 
 def server_config(objects: list[Object]) -> Config:
-    """Load the configuration as the server's container would, with stand-ins for the models and secrets that it mounts."""
+    """Load the configuration as the server's container would, with stand-ins for the models and secrets."""
     ((_, container, pod),) = (each for each in containers(objects) if each[1]["name"] == "server")
     assert container["args"][:2] == ["serve", "--config"]
     volumes = {each["name"]: each for each in pod["volumes"]}
