@@ -115,11 +115,16 @@ class Regions:
             if isinstance(result, Exception):
                 raise result
 
-    async def ready(self) -> None:
-        """Wait until the nearest endpoint is known, at most `race_s`."""
+    async def ready(self, left_s: float | None = None) -> None:
+        """Wait until the nearest endpoint is known, at most `race_s`, and a share of what a request has left."""
         self.start_nowait()
-        if len(self.endpoints) > 1:
-            await self._watcher.race_over()
+        if len(self.endpoints) == 1 or self._watcher.is_race_over:
+            return
+        try:
+            async with asyncio.timeout(None if left_s is None else self.settings.silence_share * left_s):
+                await self._watcher.race_over()
+        except TimeoutError:
+            return  # each endpoint is as good as the others then
 
     def states(self) -> list[EndpointState]:
         """Return what is known about each endpoint, the nearest tier first."""
