@@ -87,6 +87,12 @@ class Plan:
     regions: tuple[RegionPlan, ...]
 
     @property
+    def is_shown_share_modelled(self) -> bool:
+        """Whether the share of completions shown comes from the model of typing, not from counts."""
+        is_measured = self.measured is not None and self.measured.shown_share is not None
+        return not is_measured and self.assumptions.answers.shown_share is None
+
+    @property
     def gpus(self) -> int:
         """GPUs of all regions."""
         return sum(region.gpus for region in self.regions)

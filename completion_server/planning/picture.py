@@ -103,13 +103,15 @@ def _draw_costs(axes: Axes, plan: Plan) -> None:
 def _draw_requests(axes: Axes, plan: Plan) -> None:
     """Draw what becomes of the requests."""
     demand = plan.demand
-    parts = (
+    counted = (("shown", demand.shown_share, _GREEN), ("not shown", 1 - demand.shown_share, _GREY))
+    modelled = (
         ("shown", demand.shown_share, _GREEN),
         ("no text, or late", max(0.0, demand.standing_share - demand.shown_share), _BLUE),
         ("text too short before the next key", demand.with_first_text_share - demand.standing_share, _ORANGE),
         ("next key before the first text", 1 - demand.prefetch_share - demand.with_first_text_share, _GREY),
         ("prefetch", demand.prefetch_share, _DARK),
     )
+    parts = modelled if plan.is_shown_share_modelled else counted
     left = 0.0
     for name, share, colour in parts:
         if share > 0:

@@ -154,6 +154,20 @@ def test_a_rate_can_be_given() -> None:
     assert found("--sessions", "12000", "--server-per-s", "11")["needed_gpus"] == 183
 
 
+COUNTED = ("--requests-per-session-hour", "38", "--shown-share", "0.83", "--server-per-s", "11")
+
+
+def test_counts_of_ones_own_replace_the_model_of_typing() -> None:
+    """The case of docs/capacity.md with published figures: 12 GPUs and $0.0003."""
+    one = found("--seats", "20000", *COUNTED)
+    assert one["needed_gpus"] == 12
+    assert one["usd_per_shown"] == pytest.approx(0.0003, abs=0.000005)
+    assert one["demand"]["requests_per_s"] == pytest.approx(12_000 * 38 / 3600)
+    assert one["demand"]["shown_per_session_hour"] == pytest.approx(38 * 0.83)
+    assert {each["name"] for each in one["sensitivity"]} == {"gpu_usd_hour", "mean_load"}
+    assert "superseded" not in run("--seats", "20000", *COUNTED).output
+
+
 def test_tables_state_the_case() -> None:
     output = run("--sessions", "12000", "--gpus-per-region", "4", "--target-cost", "0.0003").output
     assert "12 GPUs, 4 in each of 3 regions: $36.00 an hour, $26,280 a month, $0.000103" in output
@@ -217,6 +231,8 @@ def test_the_picture_marks_the_plan(tmp_path: Path) -> None:
     run("--sessions", "30", "--region", "office=1", "--prefetch-share", "0.3", "--plot", str(one))
     assert "with a region to spare" not in one.read_text()
     assert "prefetch: " in one.read_text()
+    run("--sessions", "30", *COUNTED, "--plot", str(one))
+    assert "not shown: 17%" in one.read_text()
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
