@@ -27,6 +27,9 @@ class Users:
 
     sessions: Annotated[int, Between(1, MAX_SESSIONS)]
     """Editors that are open at the busiest time."""
+    requests_per_session_hour: Annotated[float | None, Above(0, 100_000), About(
+        "Requests of an open editor in an hour, from your own counts. Instead of the model of typing below.",
+    )] = None  # fmt: skip
     typing_share: Annotated[float, Above(0, 1), About(
         "Share of the open editors that somebody types in; the others are in the background.", 0.3, 0.8,
     )] = 0.5  # fmt: skip
@@ -76,6 +79,9 @@ class Answers:
     text_share: Annotated[float, Above(0, 1), About(
         "Share of the answers that have text.", 0.6, 0.95,
     )] = 0.83  # fmt: skip
+    shown_share: Annotated[float | None, Above(0, 1), About(
+        "Share of the requests whose completion is shown, from your own counts. Instead of the two above.",
+    )] = None  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check the bounds, and that time is left for the queue."""

@@ -6,6 +6,7 @@ no such model: its rate replaces it.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from completion_server.planning.assumptions import Answers, Gpu
 from completion_server.planning.demand import Demand
@@ -43,6 +44,7 @@ def computed_tokens(demand: Demand, gpu: Gpu) -> float:
     return gpu.new_prompt_tokens + num_steps * (gpu.draft_tokens + 1)
 
 
+@lru_cache(maxsize=1024)  # a plan's variations and pictures ask for the same few
 def rate_in_time(slots: int, held_s: float, budget_s: float, in_time: float) -> float:
     """Return the highest rate, 1/s, at which a share `in_time` of the requests waits at most `budget_s` for a slot.
 

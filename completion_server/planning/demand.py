@@ -49,17 +49,22 @@ class Demand:
 def demand_of(users: Users, answers: Answers) -> Demand:
     """Return what the sessions ask for, if each answer starts at once."""
     gaps, debounce_s = typist(users.away_share), users.debounce_ms / 1000
-    keys_per_s = users.sessions * users.typing_share * gaps.keys_per_s
-    typed_per_s = keys_per_s * gaps.share_above(debounce_s)
-    requests_per_s = typed_per_s + keys_per_s * users.prefetch_share
-    typed_share = typed_per_s / requests_per_s
+    typed_per_key = gaps.share_above(debounce_s)
+    requests_per_key = typed_per_key + users.prefetch_share
+    typed_share = typed_per_key / requests_per_key
     standing_share = typed_share * gaps.share_standing(debounce_s, answers.first_text_s + answers.readable_ms / 1000)
     held_s = gaps.mean_standing_s(debounce_s, answers.service_s)
     first_token_s = min(answers.first_token_ms / 1000, answers.service_s)
+    requests_per_s = users.sessions * users.typing_share * gaps.keys_per_s * requests_per_key
+    if users.requests_per_session_hour is not None:
+        requests_per_s = users.sessions * users.requests_per_session_hour / 3600
+    shown_share = answers.shown_share
+    if shown_share is None:
+        shown_share = standing_share * answers.text_share * answers.in_time
     return Demand(
         sessions=users.sessions,
         requests_per_s=requests_per_s,
-        shown_share=standing_share * answers.text_share * answers.in_time,
+        shown_share=shown_share,
         prefetch_share=1 - typed_share,
         with_first_text_share=typed_share * gaps.share_standing(debounce_s, answers.first_text_s),
         standing_share=standing_share,

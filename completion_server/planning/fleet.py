@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from completion_server.planning.assumptions import Assumptions
 from completion_server.planning.capacity import Capacity, capacity_of
@@ -87,6 +87,12 @@ class Plan:
     regions: tuple[RegionPlan, ...]
 
     @property
+    def is_shown_share_modelled(self) -> bool:
+        """Whether the share of completions shown comes from the model of typing, not from counts."""
+        is_measured = self.measured is not None and self.measured.shown_share is not None
+        return not is_measured and self.assumptions.answers.shown_share is None
+
+    @property
     def gpus(self) -> int:
         """GPUs of all regions."""
         return sum(region.gpus for region in self.regions)
@@ -141,10 +147,21 @@ def plan_of(assumptions: Assumptions, wishes: Wishes, measured: Measured | None 
         demand = measured.replacing(demand)
         rate = measured.requests_per_s
         capacity = Capacity(rate, measured.source, {measured.source: rate})
-    regions = tuple(
-        _region(region, wishes, demand.requests_per_s, capacity.requests_per_s, per_server) for region in wishes.regions
+    return Plan(assumptions, wishes, measured, demand, capacity, _regions(wishes, demand, capacity, per_server))
+
+
+def gpus_for(plan: Plan, sessions: int) -> int:
+    """Return the GPUs that another number of sessions needs, all else being as in the plan."""
+    demand = replace(plan.demand, requests_per_s=plan.demand.requests_per_s * sessions / plan.demand.sessions)
+    regions = _regions(plan.wishes, demand, plan.capacity, plan.assumptions.gpu.gpus_per_server)
+    return sum(region.needed_gpus for region in regions)
+
+
+def _regions(wishes: Wishes, demand: Demand, capacity: Capacity, gpus_per_server: int) -> tuple[RegionPlan, ...]:
+    server_per_s = capacity.requests_per_s
+    return tuple(
+        _region(region, wishes, demand.requests_per_s, server_per_s, gpus_per_server) for region in wishes.regions
     )
-    return Plan(assumptions, wishes, measured, demand, capacity, regions)
 
 
 def _region(

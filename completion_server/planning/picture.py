@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from completion_server.planning.assumptions import MAX_SESSIONS
-from completion_server.planning.fleet import Plan, plan_of
+from completion_server.planning.fleet import Plan, gpus_for, plan_of
 from completion_server.planning.sensitivity import variations
 from completion_server.planning.tables import option_of
 
@@ -56,12 +56,15 @@ def _draw_gpus(axes: Axes, plan: Plan) -> None:
     """Draw the GPUs that are needed over the sessions, with the range of the estimates, and this plan's point."""
     most = min(MAX_SESSIONS, max(_NUM_POINTS, round(plan.demand.sessions * _MOST)))
     counts = [max(1, round(most * number / _NUM_POINTS)) for number in range(1, _NUM_POINTS + 1)]
-    each = [_variants(plan, sessions) for sessions in counts]
-    lows, highs = [min(gpus) for gpus, _ in each], [max(gpus) for gpus, _ in each]
+    ends = [end for each in variations(plan) for end in (each.at_low, each.at_high)]
+    needed = [[gpus_for(each, sessions) for sessions in counts] for each in (plan, *ends)]
+    lows, highs = (list(map(pick, *needed)) for pick in (min, max))
     axes.fill_between(counts, lows, highs, color=_BLUE, alpha=0.15, step="pre", label="one estimate low or high")
-    axes.step(counts, [gpus[0] for gpus, _ in each], color=_BLUE, where="pre", label="needed")
+    axes.step(counts, needed[0], color=_BLUE, where="pre", label="needed")
     if len(plan.regions) > 1:
-        axes.step(counts, [spare for _, spare in each], color=_ORANGE, where="pre", label="with a region to spare")
+        sparing = plan_of(plan.assumptions, replace(plan.wishes, spare_region=True), plan.measured)
+        spare = [gpus_for(sparing, sessions) for sessions in counts]
+        axes.step(counts, spare, color=_ORANGE, where="pre", label="with a region to spare")
     point = plan.demand.sessions, plan.gpus
     axes.plot(*point, "o", color=_GREEN, markersize=8, label="this plan")
     cost = f"${plan.usd_per_hour:,.0f}/h, ${plan.usd_per_shown:.5f} a completion"
@@ -76,22 +79,6 @@ def _draw_gpus(axes: Axes, plan: Plan) -> None:
     second.set_ylabel("$ an hour")
     second.grid(visible=False)
     axes.legend(loc="upper left")
-
-
-def _variants(plan: Plan, sessions: int) -> tuple[list[int], int]:
-    """Return the GPUs needed by this many sessions: as assumed, with each estimate, and with a region to spare."""
-    users = replace(plan.assumptions.users, sessions=sessions)
-    here = _again(replace(plan, assumptions=replace(plan.assumptions, users=users)))
-    gpus = [here.needed_gpus]
-    for each in variations(here):
-        gpus += [each.at_low.needed_gpus, each.at_high.needed_gpus]
-    if len(plan.regions) == 1:
-        return gpus, here.needed_gpus
-    return gpus, _again(replace(here, wishes=replace(here.wishes, spare_region=True))).needed_gpus
-
-
-def _again(plan: Plan) -> Plan:
-    return plan_of(plan.assumptions, plan.wishes, plan.measured)
 
 
 def _draw_costs(axes: Axes, plan: Plan) -> None:
@@ -116,13 +103,15 @@ def _draw_costs(axes: Axes, plan: Plan) -> None:
 def _draw_requests(axes: Axes, plan: Plan) -> None:
     """Draw what becomes of the requests."""
     demand = plan.demand
-    parts = (
+    counted = (("shown", demand.shown_share, _GREEN), ("not shown", 1 - demand.shown_share, _GREY))
+    modelled = (
         ("shown", demand.shown_share, _GREEN),
         ("no text, or late", max(0.0, demand.standing_share - demand.shown_share), _BLUE),
         ("text too short before the next key", demand.with_first_text_share - demand.standing_share, _ORANGE),
         ("next key before the first text", 1 - demand.prefetch_share - demand.with_first_text_share, _GREY),
         ("prefetch", demand.prefetch_share, _DARK),
     )
+    parts = modelled if plan.is_shown_share_modelled else counted
     left = 0.0
     for name, share, colour in parts:
         if share > 0:

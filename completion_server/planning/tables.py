@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from completion_server.planning.assumptions import Users
 from completion_server.planning.capacity import computed_tokens
 from completion_server.planning.fleet import Plan
 from completion_server.planning.gaps import typist
@@ -82,15 +83,17 @@ def _step_rows(plan: Plan, seats: int | None) -> Iterator[tuple[str, str, str]]:
     if seats is not None:
         yield "seats", f"{seats:,}", ""
     yield "open sessions", f"{users.sessions:,}", "at the busiest time"
-    keys = typist(users.away_share)
-    how = f"{users.typing_share:.0%} type, {keys.keys_per_s:.2f} keys/s each, {users.debounce_ms:g} ms without a key"
+    how = "counted"
+    if users.requests_per_session_hour is None:
+        how = _typing(users)
     how += f"; {demand.requests_per_session_hour:,.0f} a session-hour"
     yield "requests/s", f"{demand.requests_per_s:,.0f}", how
-    how = f"the next key comes before the answer is whole, {answers.service_s * 1000:.0f} ms"
-    yield "superseded", f"{demand.superseded_share:.0%}", how
+    if plan.is_shown_share_modelled:
+        how = f"the next key comes before the answer is whole, {answers.service_s * 1000:.0f} ms"
+        yield "superseded", f"{demand.superseded_share:.0%}", how
     how = f"{answers.readable_ms:g} ms before the next key, with text, in time; {demand.shown_per_s:,.0f}/s"
-    if plan.measured is not None and plan.measured.shown_share is not None:
-        how = f"{plan.measured.source}; {demand.shown_per_s:,.0f}/s"
+    if not plan.is_shown_share_modelled:
+        how = f"counted or measured; {demand.shown_per_s:,.0f}/s"
     yield "shown", f"{demand.shown_share:.1%}", how
     if plan.measured is None:
         yield "a slot is held", f"{demand.held_s * 1000:.0f} ms", "until the answer is whole or the next key comes"
@@ -99,6 +102,11 @@ def _step_rows(plan: Plan, seats: int | None) -> Iterator[tuple[str, str, str]]:
         yield "tokens of a request", f"{computed_tokens(demand, gpu):.0f}", how
     bounds = ", ".join(f"{name} {rate:,.0f}" for name, rate in plan.capacity.bounds.items())
     yield "one server, requests/s", f"{plan.capacity.requests_per_s:,.0f}", bounds
+
+
+def _typing(users: Users) -> str:
+    keys_per_s = typist(users.away_share).keys_per_s
+    return f"{users.typing_share:.0%} type, {keys_per_s:.2f} keys/s each, {users.debounce_ms:g} ms without a key"
 
 
 def _regions(plan: Plan) -> Table:

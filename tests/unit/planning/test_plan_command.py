@@ -1,0 +1,249 @@
+"""The `plan` command: reports of the load tester, tables, JSON, the picture, and errors that name the option."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from completion_server.planning.command import plan
+from completion_server.planning.report import Limits, ReportError, read_measured
+from loadtest.commands.searches import capacity_json
+from loadtest.report.figures import figures
+from loadtest.search.capacity import Capacity, Trial
+from loadtest.stats.run_stats import RunStats
+from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_stats
+
+LIMITS = Limits(within_ms=200.0, in_time=0.95)
+OFFERED_PER_S, SESSIONS = 40, 20
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(plan, arguments)
+
+
+def found(*arguments: str) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)  # type: ignore[no-any-return]
+
+
+def stats(**how: Any) -> RunStats:
+    made = make_stats(**{"ttft_ms": 60.0} | how)
+    made.num_workers = 1
+    return made
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = tmp_path / "run.json"
+    make_document(stats()).write(path)
+    return path
+
+
+def write(path: Path, document: Any) -> Path:
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_run_of_the_load_tester_is_read(report: Path) -> None:
+    whole = read_measured(report, LIMITS)
+    assert whole.requests_per_s == OFFERED_PER_S
+    assert whole.shown_share == pytest.approx(0.8, abs=0.05)
+    assert whole.requests_per_session_s == OFFERED_PER_S / SESSIONS
+    assert read_measured(report, LIMITS, servers=4).requests_per_s == OFFERED_PER_S / 4
+
+
+def test_a_capacity_search_of_the_load_tester_is_read(tmp_path: Path) -> None:
+    passed, failed = figures(stats(), CRITERIA), figures(stats(ttft_ms=900), CRITERIA)
+    trials = (Trial(20, True, passed), Trial(40, False, failed))
+    path = write(tmp_path / "found.json", capacity_json("ours", Capacity(20, 40, False, trials)))
+    measured = read_measured(path, LIMITS)
+    assert measured.requests_per_s == OFFERED_PER_S
+    assert "ours in found.json" in measured.source
+
+
+def test_a_report_sizes_the_fleet(report: Path) -> None:
+    one = found("--sessions", "1000", "--region", "office=1", "--report", str(report))
+    demand = one["demand"]["requests_per_s"]
+    assert one["capacity"]["requests_per_s"] == OFFERED_PER_S
+    assert one["needed_gpus"] == -(-demand // OFFERED_PER_S)
+    assert one["measured"]["shown_share"] == one["demand"]["shown_share"]
+    assert one["regions"][0]["busy_if_lost"] is None
+    text = run("--sessions", "1000", "--report", str(report)).output
+    assert "A session of the test sent 7,200 requests an hour" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tool": "wrk"}, "is no document of `loadtest run --out`: tool: input should be 'loadtest'"),
+        ({"schema_version": 1}, "is no document of `loadtest run --out`: schema_version: input should be 2"),
+        ({"interrupted": True}, "is of a run that was interrupted"),
+        ({"targets": []}, "is no document of `loadtest run --out`: targets: "),
+        ({"targets": [{"name": "x", "is_valid": True, "figures": {}}]}, "lacks a figure, or has a wrong one: offered_"),
+        ({"targets": [{"name": "x", "is_valid": False, "invalid_because": ["it was late"], "figures": {}}]},
+         "is of an invalid run: it was late"),
+    ],
+)  # fmt: skip
+def test_a_document_that_does_not_count_is_refused(report: Path, change: dict[str, Any], message: str) -> None:
+    write(report, json.loads(report.read_text()) | change)
+    result = run("--sessions", "10", "--report", str(report))
+    assert result.exit_code == 2
+    assert f"--report: {report} {message}" in result.output
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "NaN", '{"trials": 3}'])
+def test_other_files_are_refused(report: Path, text: str) -> None:
+    report.write_text(text)
+    with pytest.raises(ReportError, match=r"JSON|capacity"):
+        read_measured(report, LIMITS)
+
+
+def test_a_run_of_too_high_a_load_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    make_document(stats(ttft_ms=300)).write(path)
+    with pytest.raises(ReportError, match=r"too high a load: the first text of ours came after \d+ ms .* 200 ms"):
+        read_measured(path, LIMITS)
+    shedding = stats()
+    shedding.total.counters["outcome/shed"] = 120  # a tenth
+    make_document(shedding).write(path)
+    with pytest.raises(ReportError, match=r"too high a load: 10\.0% of the requests of ours were shed.* at most 5\.0%"):
+        read_measured(path, LIMITS)
+    assert read_measured(path, Limits(200, 0.85)).requests_per_s == OFFERED_PER_S
+
+
+@pytest.mark.parametrize(
+    ("capacity", "message"),
+    [
+        (Capacity(0, 1, False, ()), "not even one session passed"),
+        (Capacity(20, 40, True, ()), "load generator was the limit"),
+        (Capacity(20, 40, False, (), is_interrupted=True), "was interrupted"),
+    ],
+)
+def test_a_search_without_a_result_is_refused(tmp_path: Path, capacity: Capacity, message: str) -> None:
+    path = write(tmp_path / "found.json", capacity_json("ours", capacity))
+    with pytest.raises(ReportError, match=message):
+        read_measured(path, LIMITS)
+
+
+def test_one_of_several_targets_is_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    make_document(stats(target="ours"), stats(target="theirs", per_slice=80)).write(path)
+    assert read_measured(path, LIMITS, target="theirs").requests_per_s == 80
+    for target, message in ((None, "choose one with --target: ours, theirs"), ("mine", "has no target 'mine', only")):
+        with pytest.raises(ReportError, match=message):
+            read_measured(path, LIMITS, target=target)
+
+
+def test_seats_open_a_share_of_their_editors() -> None:
+    assert found("--seats", "20000")["assumptions"]["users"]["sessions"] == 12_000
+    assert found("--seats", "10", "--open-share", "0.5")["assumptions"]["users"]["sessions"] == 5
+    assert re.search(r"seats +20,000", run("--seats", "20000").output)
+
+
+def test_editors_of_the_capacity_benchmark_type_all_the_time() -> None:
+    one = found("--sessions", "1000", "--editors-per-server", "50")
+    assert one["capacity"]["requests_per_s"] == pytest.approx(50 * 2.5, rel=0.01)
+
+
+def test_a_rate_can_be_given() -> None:
+    assert found("--sessions", "12000", "--server-per-s", "11")["needed_gpus"] == 183
+
+
+COUNTED = ("--requests-per-session-hour", "38", "--shown-share", "0.83", "--server-per-s", "11")
+
+
+def test_counts_of_ones_own_replace_the_model_of_typing() -> None:
+    """The case of docs/capacity.md with published figures: 12 GPUs and $0.0003."""
+    one = found("--seats", "20000", *COUNTED)
+    assert one["needed_gpus"] == 12
+    assert one["usd_per_shown"] == pytest.approx(0.0003, abs=0.000005)
+    assert one["demand"]["requests_per_s"] == pytest.approx(12_000 * 38 / 3600)
+    assert one["demand"]["shown_per_session_hour"] == pytest.approx(38 * 0.83)
+    assert {each["name"] for each in one["sensitivity"]} == {"gpu_usd_hour", "mean_load"}
+    assert "superseded" not in run("--seats", "20000", *COUNTED).output
+
+
+def test_tables_state_the_case() -> None:
+    output = run("--sessions", "12000", "--gpus-per-region", "4", "--target-cost", "0.0003").output
+    assert "12 GPUs, 4 in each of 3 regions: $36.00 an hour, $26,280 a month, $0.000103" in output
+    assert "us-east needs 5, has 4" in output
+    assert re.search(r"completions shown to an open session in a mean hour +10 *\n", output)
+    assert re.search(r"--gpu-usd-hour +3 +1\.5 +4\.1 +15 / 15 +0\.000051 / 0\.000140", output)
+
+
+def test_json_has_what_the_tables_have() -> None:
+    one = found("--sessions", "12000", "--spare-region", "--target-cost", "0.0003")
+    assert (one["gpus"], one["needed_gpus"]) == (21, 21)
+    assert {each["name"] for each in one["regions"]} == {"us-east", "us-west", "eu-west"}
+    assert all(each["holds"] and each["busy_if_lost"] <= 1 for each in one["regions"])
+    assert {each["name"] for each in one["target"]["ways"]} >= {"gpu_usd_hour", "mean_load"}
+    price = next(each for each in one["sensitivity"] if each["name"] == "gpu_usd_hour")
+    assert price["low"]["usd_per_shown"] < one["usd_per_shown"] < price["high"]["usd_per_shown"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give either --seats or --sessions"),
+        (("--seats", "5", "--sessions", "5"), "give either --seats or --sessions"),
+        (("--sessions", "0"), "'--sessions': 0 is not in the range 1<=x<=10000000"),
+        (("--sessions", "5", "--mean-load", "1.5"), "--mean-load: must be at most 1, got 1.5"),
+        (("--sessions", "5", "--gpu-usd-hour", "nan"), "--gpu-usd-hour: must be above 0, got nan"),
+        (("--sessions", "5", "--within-ms", "50"),
+         "--within-ms: must be above network_ms + first_token_ms (55), got 50"),
+        (("--sessions", "5", "--away-share", "1"), "--away-share: must be at most 0.999, got 1.0"),
+        (("--sessions", "5", "--region", "office"), "must be NAME=SHARE, such as us-east=0.4, got 'office'"),
+        (("--sessions", "5", "--region", "a=0.5"), "--region: shares must come to 1, got a=0.5, which come to 0.5"),
+        (("--sessions", "5", "--gpus-per-region", "3", "--gpus-per-server", "2"),
+         "--gpus-per-region: must be a multiple of gpus_per_server (2) and at least 1, got 3"),
+        (("--sessions", "5", "--server-per-s", "5", "--editors-per-server", "5"), "give at most one of --report, "),
+        (("--sessions", "5", "--plot", "plan.jpg"), "--plot: must end in .svg, .png, .pdf, got 'plan.jpg'"),
+        (("--sessions", "5", "--report", "none.json"), "'none.json' does not exist"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused_by_name(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_help_teaches_each_assumption() -> None:
+    output = " ".join(run("--help").output.split())
+    assert "One server (a measured one needs none of these): --slots" in output
+    assert "Price of a GPU for an hour, with its part of the machine. Estimates: 1.5 to 4.1. [default: 3.0]" in output
+
+
+def test_the_picture_marks_the_plan(tmp_path: Path) -> None:
+    first, second = tmp_path / "plan.svg", tmp_path / "again.svg"
+    for path in (first, second):
+        assert run("--sessions", "12000", "--gpus-per-region", "4", "--plot", str(path)).exit_code == 0
+    text = first.read_text()
+    assert "12,000 sessions, 12 GPUs," in text
+    assert "text too short before the next key" in text
+    assert "with a region to spare" in text
+    assert text == second.read_text(), "a picture in the repository changes only with its figures"
+    one = tmp_path / "one.svg"
+    run("--sessions", "30", "--region", "office=1", "--prefetch-share", "0.3", "--plot", str(one))
+    assert "with a region to spare" not in one.read_text()
+    assert "prefetch: " in one.read_text()
+    run("--sessions", "30", *COUNTED, "--plot", str(one))
+    assert "not shown: 17%" in one.read_text()
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "completion_server.planning.picture", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run("--sessions", "5", "--plot", str(tmp_path / "plan.svg"))
+    assert result.exit_code == 2
+    assert "--plot: needs matplotlib; install completion-server[loadtest]" in " ".join(result.output.split())
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    result = run("--sessions", "5", "--plot", str(tmp_path / "none" / "plan.svg"))
+    assert result.exit_code == 2
+    assert "can't be written: No such file or directory" in " ".join(result.output.split())

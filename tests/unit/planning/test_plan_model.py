@@ -1,0 +1,136 @@
+"""What users ask for and what a server can do, compared with drawn typists, a simulated queue and the load tester."""
+
+import heapq
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from completion_server.planning.assumptions import Answers, Gpu, Users
+from completion_server.planning.capacity import capacity_of, computed_tokens, rate_in_time, share_waiting
+from completion_server.planning.demand import demand_of
+from completion_server.planning.gaps import typist
+from loadtest.traffic.typist import TypingModel
+
+DEBOUNCE_S = 0.05
+
+
+@pytest.mark.parametrize("away_share", [0.0, 0.5, 0.87])
+@pytest.mark.parametrize("debounce_s", [0.0, 0.05, 0.4])
+def test_the_typist_is_the_load_testers(away_share: float, debounce_s: float) -> None:
+    ours, theirs = typist(away_share), TypingModel(away_share=away_share)
+    assert ours.keys_per_s == pytest.approx(theirs.keys_per_s)
+    assert ours.keys_per_s * ours.share_above(debounce_s) == pytest.approx(theirs.requests_per_s(debounce_s))
+    assert sum(kind.probability for kind in ours.kinds) == pytest.approx(1)
+
+
+def test_requests_end_as_those_of_drawn_typists_do() -> None:
+    model, chance = TypingModel(away_share=0.5), random.Random(3)
+    standing: list[float] = []
+    for _ in range(40):
+        keys = model.key_times_s(4000, chance)
+        gaps = [after - before for before, after in itertools.pairwise(keys)]
+        standing += [gap - DEBOUNCE_S for gap in gaps if gap > DEBOUNCE_S]
+    gaps_of = typist(0.5)
+    for seconds in (0.06, 0.16, 0.26, 1.0):
+        share = sum(each > seconds for each in standing) / len(standing)
+        assert gaps_of.share_standing(DEBOUNCE_S, seconds) == pytest.approx(share, abs=0.01)
+        mean = sum(min(each, seconds) for each in standing) / len(standing)
+        assert gaps_of.mean_standing_s(DEBOUNCE_S, seconds) == pytest.approx(mean, rel=0.02)
+
+
+def test_the_parts_of_a_demand_belong_together() -> None:
+    users, answers = Users(1000, prefetch_share=0.1), Answers()
+    demand = demand_of(users, answers)
+    assert demand.requests_per_s == pytest.approx(demand.requests_per_session_hour * 1000 / 3600)
+    assert demand.shown_per_s == pytest.approx(demand.requests_per_s * demand.shown_share)
+    assert 0 < demand.shown_share < demand.standing_share < demand.with_first_text_share < 1 - demand.prefetch_share
+    assert answers.first_token_ms / 2000 < demand.held_s < answers.service_s
+    # As many tokens as fit between the first one and the mean end, with the requests that end before it at none.
+    assert 0 < demand.generated_tokens < answers.completion_tokens
+
+
+def test_nobody_cuts_short_what_is_answered_at_once() -> None:
+    fast = Answers(first_token_ms=0.01, tokens_per_s=100_000, completion_tokens=1)
+    demand = demand_of(Users(10), fast)
+    assert demand.superseded_share < 0.01
+    assert demand.held_s == pytest.approx(fast.service_s, rel=0.01)
+
+
+def erlang_c(slots: int, load: float) -> float:
+    """The textbook form of the formula, with its sums."""
+    last = load**slots / math.factorial(slots) * slots / (slots - load)
+    return last / (sum(load**number / math.factorial(number) for number in range(slots)) + last)
+
+
+@pytest.mark.parametrize(("slots", "load"), [(1, 0.5), (2, 1.9), (10, 8.0), (32, 30.0)])
+def test_the_share_that_waits_is_erlangs(slots: int, load: float) -> None:
+    assert share_waiting(slots, load, 0.0) == pytest.approx(erlang_c(slots, load))
+    assert share_waiting(slots, load, 0.5) == pytest.approx(erlang_c(slots, load) * math.exp(-(slots - load) * 0.5))
+
+
+def test_a_simulated_queue_keeps_its_promise_at_the_rate_found() -> None:
+    slots, held_s, budget_s, in_time = 8, 0.12, 0.03, 0.95
+    rate = rate_in_time(slots, held_s, budget_s, in_time)
+    assert 0.5 < rate * held_s / slots < 1
+    chance, now, num_late, num = random.Random(1), 0.0, 0, 60_000
+    free_at = [0.0] * slots
+    for _ in range(num):
+        now += chance.expovariate(rate)
+        starts = max(now, heapq.heappop(free_at))
+        num_late += starts - now > budget_s
+        heapq.heappush(free_at, starts + chance.expovariate(1 / held_s))
+    assert num_late / num == pytest.approx(1 - in_time, abs=0.015)
+
+
+@given(
+    slots=st.integers(1, 200),
+    held_s=st.floats(0.001, 10),
+    budget_s=st.floats(0.0, 2),
+    in_time=st.floats(0.5, 0.999),
+)
+def test_more_slots_time_or_patience_never_lower_the_rate(
+    slots: int, held_s: float, budget_s: float, in_time: float
+) -> None:
+    rate = rate_in_time(slots, held_s, budget_s, in_time)
+    assert 0 < rate < slots / held_s
+    slack = 1 + 1e-9
+    assert rate_in_time(slots + 1, held_s, budget_s, in_time) * slack >= rate
+    assert rate_in_time(slots, held_s / 2, budget_s, in_time) * slack >= rate
+    assert rate_in_time(slots, held_s, budget_s * 2, in_time) * slack >= rate
+    assert rate_in_time(slots, held_s, budget_s, in_time / 2 + 0.25) * slack >= rate
+
+
+def test_the_smallest_bound_is_the_capacity_and_named() -> None:
+    demand, answers = demand_of(Users(100), Answers()), Answers()
+    for changes, limit in (
+        ({"slots": 1}, "slots"),
+        ({"computed_tokens_per_s": 100.0}, "computed tokens"),
+        ({"front_end_per_s": 5.0}, "front end"),
+    ):
+        found = capacity_of(demand, answers, replace(Gpu(), **changes))
+        assert found.limit == limit
+        assert found.requests_per_s == min(found.bounds.values()) == found.bounds[limit]
+
+
+def test_drafts_are_computed_and_save_steps() -> None:
+    demand = demand_of(Users(100), Answers())
+    alone = replace(Gpu(), draft_tokens=0)
+    assert alone.tokens_per_step == 1
+    assert computed_tokens(demand, alone) == pytest.approx(alone.new_prompt_tokens + demand.generated_tokens)
+    drafted = Gpu(draft_tokens=5, draft_acceptance=0.82)
+    assert drafted.tokens_per_step == pytest.approx((1 - 0.82**6) / (1 - 0.82))
+    assert computed_tokens(demand, drafted) > computed_tokens(demand, alone)
+
+
+def test_cached_answers_reach_no_gpu_but_the_front_end() -> None:
+    answers = Answers()
+    none, half = (demand_of(Users(100, cached_share=share), answers) for share in (0.0, 0.5))
+    without, with_cache = (capacity_of(demand, answers, Gpu()).bounds for demand in (none, half))
+    assert with_cache["slots"] == pytest.approx(2 * without["slots"])
+    assert with_cache["computed tokens"] == pytest.approx(2 * without["computed tokens"])
+    assert with_cache["front end"] == without["front end"]
