@@ -42,6 +42,7 @@ from completion_server.shared_state import SharedState
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
+from completion_server.traced_service import make_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,8 @@ class App:
         self._speculation = LiveSpeculation(self._engine, config.speculation, self._clock, time.time)
         self._monitoring = Monitoring(config, registry)
         self._metrics = self._monitoring.metrics
-        self._emit: Emit = self._metrics.handle  # the one place that decides which parts receive events
+        self._tracing = make_tracing(config, self._clock, registry)
+        self._emit: Emit = self._tracing.heard_by(self._metrics.handle)  # the one place that decides who hears events
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
         self._pipeline: Pipeline | None = None
@@ -112,13 +114,20 @@ class App:
         """
         config = self._config
         async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._tracing.aclose)
+            self._tracing.start()
             watched = WatchedParts(self._engine, self._speculation, self._shared, lambda: self._pipeline)
             metrics_address = self._monitoring.start(watched, stack)
             prompts = await asyncio.to_thread(load_prompts, config)
             pipeline = self._pipeline = self._assemble(prompts)
             self._shared.serve(pipeline)
             servicer = CompletionServicer(
-                pipeline, config.server, config.limits, config.admission, sheds_as_status=config.shed.as_status
+                pipeline,
+                config.server,
+                config.limits,
+                config.admission,
+                sheds_as_status=config.shed.as_status,
+                begin_trace=self._tracing.begin_trace,
             )
             public = build_public_server(config.server, config.limits, servicer, self._health)
             admin = self._build_admin(pipeline, prompts)

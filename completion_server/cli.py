@@ -52,6 +52,7 @@ for _name, _target, _short_help in (
         "completion_server.client.operator_commands:drain",
         "Let a server finish its accepted requests, then stop it.",
     ),
+    ("plan", "completion_server.planning.command:plan", "Calculate GPUs and cost from the number of seats."),
     (
         "profile",
         "completion_server.client.profile_command:profile",

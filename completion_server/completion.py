@@ -6,7 +6,7 @@ from typing import Protocol
 
 from completion_server.admission.quotas import Reservation
 from completion_server.core.clock import Clock
-from completion_server.core.events import Emit, EndWritten, Marks, RequestEnded
+from completion_server.core.events import Emit, EndUnwritten, EndWritten, Marks, RequestEnded
 from completion_server.core.outcome import (
     AnswerPart,
     CachedAnswer,
@@ -76,7 +76,7 @@ class ActiveCompletion:
         """Prepare; nothing runs before the request has a slot. `lookup` keeps the answer if it is computed whole."""
         self.request = request
         self.entry = entry
-        self.marks = Marks(request.received_at, trace_context=request.trace_context)
+        self.marks = Marks(request.received_at, trace=request.trace)
         self.is_rate_limited = False
         """Whether it was shed because its caller is over a limit; nothing was charged for it then."""
         self.finish_reason: FinishReason | None = None
@@ -91,6 +91,7 @@ class ActiveCompletion:
         self._pieces: list[str] = []
         """The text that was sent, if it is to be kept."""
         self._cached: CachedAnswer | None = None
+        self._is_end_written = False
 
     @property
     def awaits_output(self) -> bool:
@@ -122,12 +123,21 @@ class ActiveCompletion:
 
     def note_end_written(self) -> None:
         """Report that the end was written."""
+        self._is_end_written = True
         if self.marks.ended is not None:
-            self._services.emit(EndWritten(self._services.clock.now() - self.marks.ended))
+            self._services.emit(EndWritten(self.request, self._services.clock.now() - self.marks.ended))
 
     def cancel(self, outcome: Outcome = CANCELLED) -> None:
         """End the request, if it has not ended, and abort its generation."""
         self._services.cancel(self.request.id, outcome)
+
+    def leave(self, outcome: Outcome = CANCELLED) -> None:
+        """Read no further. Ends the request, if it has not ended, and reports an End that was not written."""
+        self.cancel(outcome)
+        self.ignore()
+        if not self._is_end_written:
+            self._is_end_written = True
+            self._services.emit(EndUnwritten(self.request))
 
     # The runner's side, see `Subscriber`
 

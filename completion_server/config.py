@@ -26,6 +26,7 @@ from completion_server.speculation.schedule import ScheduleError, parse_schedule
 from completion_server.state.settings import CacheSettings, RedisSettings, RedisTlsSettings
 from completion_server.telemetry.logs import LogSettings
 from completion_server.telemetry.settings import MetricsSettings
+from completion_server.telemetry.tracing.settings import TraceSettings
 
 ENV_PREFIX = "COMPLETION_SERVER__"
 """COMPLETION_SERVER__ENGINE__MODEL sets engine.model."""
@@ -47,6 +48,7 @@ class Config:
     cache: CacheSettings = CacheSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
+    traces: TraceSettings = TraceSettings()
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
@@ -82,6 +84,8 @@ def _check_across(config: Config) -> None:
 
     """
     slots, seqs = config.scheduling.max_slots, config.engine.max_num_seqs
+    if config.traces.endpoint and "otlp_traces_endpoint" in config.engine.vllm:
+        raise ConfigError("engine.vllm.otlp_traces_endpoint: must not be set beside traces.endpoint, which sets it")
     if slots > seqs:
         msg = f"scheduling.max_slots: must be at most engine.max_num_seqs ({seqs}), got {slots}"
         raise ConfigError(msg)
@@ -164,12 +168,13 @@ def _resolve_paths(config: Config, base: Path) -> Config:
             admin_tls=_tls("server.admin_tls", server.admin_tls, base),
         ),
         redis=_files("redis", redis, _REDIS_FILES, base, tls=_tls("redis.tls", redis.tls, base)),
+        traces=_files("traces", config.traces, ("ca", "headers_file"), base),
     )
 
 
 _REDIS_FILES = ("password_file", "sentinel_password_file", "secret_file")
 
-Section = TypeVar("Section", TlsSettings, RedisTlsSettings, RedisSettings)
+Section = TypeVar("Section", TlsSettings, RedisTlsSettings, RedisSettings, TraceSettings)
 
 
 def _tls(section: str, tls: Section, base: Path) -> Section:

@@ -28,9 +28,9 @@ def make_engine_factory(config: Config) -> Callable[[], Engine]:
     if not settings.model:
         msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
         raise ConfigError(msg)
-    _import_vllm("arguments", settings).engine_args(settings)
+    _import_vllm("arguments", settings).engine_args(settings, traces_endpoint=_traces_endpoint(config))
     vllm = _import_vllm("engine", settings)
-    return lambda: vllm.VllmEngine(settings)
+    return lambda: vllm.VllmEngine(settings, traces_endpoint=_traces_endpoint(config))
 
 
 def engine_arguments(config: Config) -> dict[str, Any]:
@@ -44,8 +44,15 @@ def engine_arguments(config: Config) -> dict[str, Any]:
     if settings.kind != "vllm":
         return {}
     vllm_process.check_plugins()
-    arguments: dict[str, Any] = _import_vllm("arguments", settings).engine_args(settings)
+    arguments: dict[str, Any] = _import_vllm("arguments", settings).engine_args(
+        settings, traces_endpoint=_traces_endpoint(config)
+    )
     return arguments
+
+
+def _traces_endpoint(config: Config) -> str:
+    """Return the collector of vLLM's own spans, "" if it makes none."""
+    return config.traces.endpoint if config.traces.engine_spans else ""
 
 
 def _import_vllm(name: str, settings: EngineSettings) -> ModuleType:

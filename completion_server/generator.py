@@ -77,6 +77,7 @@ class Generator:
             stop_token_ids=prompt.stop_token_ids,
             priority=request.trigger,
             cache_salt=cache_salt(request.caller, self._cache_scope),
+            trace_headers=request.trace.headers() if request.trace is not None and request.trace.is_sampled else None,
         )
         num_new, num_generated = prompt.num_new_tokens, 0
         try:

@@ -30,6 +30,7 @@ from completion_server.model_limits import load_prompts, prompt_budget
 from completion_server.rpc.server import check_ports, check_tls
 from completion_server.rpc.settings import TlsSettings
 from completion_server.telemetry import logs
+from completion_server.telemetry.tracing.tracing import check_installed
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ def _check(config: Config) -> dict[str, Any]:
     }
     descriptors.check_limits(limits)
     check_tls(config.server)
+    check_installed(config.traces)
     return engine_arguments(config)
 
 

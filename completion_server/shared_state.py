@@ -67,7 +67,7 @@ class SharedState:
         self.limiters: Ledger | None = None
         """Makes the limits that replicas share; None without Redis."""
         self.leases: LeaseSync | None = None
-        settings = dataclasses.replace(config.redis, replica_id=_replica_id(config))
+        settings = dataclasses.replace(config.redis, replica_id=replica_id(config))
         if config.redis.addresses:
             self.store = RedisStore(settings, clock)
         self.cache = make_cache(config.cache, settings, self.secret, self.store, clock, emit, self._may_be_elsewhere)
@@ -263,7 +263,7 @@ def _announcement(entry: QueueEntry) -> Announcement:
     return Announcement(entry.lane, entry.session, entry.sequence, entry.stamp)
 
 
-def _replica_id(config: Config) -> str:
+def replica_id(config: Config) -> str:
     """Return the configured name, else one that survives a restart: the host's name and the port.
 
     A port that the system picks, or a Unix socket, tells nothing; the name has a random part then.

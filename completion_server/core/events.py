@@ -8,8 +8,20 @@ from enum import Enum
 from completion_server.core.errors import Code
 from completion_server.core.outcome import CacheLevel, End, Reaction, ServedAnswer
 from completion_server.core.request import Request
+from completion_server.core.trace_context import TraceContext
 
 logger = logging.getLogger(__name__)
+
+
+class GenerationSource(Enum):
+    """Whose generation answers a request."""
+
+    OWN = "own"
+    """One that was started for it."""
+    REATTACHED = "reattached"
+    """That of an older request of its user, who typed the generated text since."""
+    JOINED = "joined"
+    """That of another request, which asks for the same answer."""
 
 
 @dataclass(slots=True)
@@ -29,12 +41,12 @@ class Marks:
     ended: float | None = None
     num_typed: int = 0
     """Characters that the user typed since the prompt of the generation that the request reads; 0 for its own one."""
-    trace_context: str = ""
-    """The caller's trace context (W3C traceparent), for spans made of these marks; "" for none."""
-
-    def unix_s(self, mark: float, unix_offset_s: float) -> float:
-        """Return a mark as Unix seconds, given Unix time minus clock time (`core.clock.unix_offset_s`)."""
-        return mark + unix_offset_s
+    source: GenerationSource | None = None
+    """None if the request has no slot and reads no generation."""
+    trace: TraceContext | None = None
+    """The request's own trace."""
+    generation_trace: TraceContext | None = None
+    """The trace of the request that the generation was started for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,15 @@ class RequestRefused:
 class EndWritten:
     """The End of a request was written, `seconds` after it was ready."""
 
+    request: Request
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndUnwritten:
+    """The End of a request will not be written: its caller has left, or its call ends with a status instead."""
+
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +191,7 @@ Event = (
     RequestEnded
     | RequestRefused
     | EndWritten
+    | EndUnwritten
     | GenerationReattached
     | GenerationJoined
     | GenerationDiverged

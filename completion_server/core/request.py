@@ -5,6 +5,7 @@ from enum import Enum, IntEnum
 from urllib.parse import quote
 
 from completion_server.core.clock import NEVER, Deadline
+from completion_server.core.trace_context import TraceContext
 
 
 class Trigger(IntEnum):
@@ -140,11 +141,13 @@ class Request:
     max_tokens: int
     received_at: float
     """Clock seconds at which the server had received it."""
+    receive_began_at: float | None = None
+    """Clock seconds at which its call began, or its message was read from a stream; None if that is not known."""
     snippets: tuple[Snippet, ...] = ()
     trigger: Trigger = Trigger.AUTOMATIC
     mode: Mode = Mode.SINGLE_LINE
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     deadline: Deadline = NEVER
-    trace_context: str = ""
-    """The caller's trace context, as W3C's traceparent; "" for none."""
+    trace: TraceContext | None = None
+    """Its place in a trace; None if it is in none. Exemplars may name `trace_id` if `is_sampled`."""

@@ -3,7 +3,7 @@
 Knows nothing of users, queues, the wire or the policy that chooses the number of speculative tokens.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +38,8 @@ class GenerationRequest:
     """The smaller value runs first."""
     cache_salt: str = ""
     """Prompts share prefix-cache entries only under the same salt."""
+    trace_headers: Mapping[str, str] | None = None
+    """Headers of W3C Trace Context, under which the engine makes its own spans; None if the request is not sampled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from completion_server.admission.refusals import RefusalBudget
 from completion_server.completion import ActiveCompletion
 from completion_server.core.errors import CompletionError, ShedError
 from completion_server.core.outcome import End, FinishReason, Outcome
+from completion_server.core.trace_context import BeginTrace, TraceContext, no_trace
 from completion_server.pipeline import Pipeline
-from completion_server.rpc.identity import identity_of
+from completion_server.rpc.identity import Identity, identity_of
 from completion_server.rpc.intake import Intake, parsed
 from completion_server.rpc.messages import convert
 from completion_server.rpc.session import CLIENT_GONE, SessionStream, StreamTimes, reset
@@ -39,6 +40,7 @@ class CompletionServicer:
         admission: AdmissionSettings,
         *,
         sheds_as_status: bool = False,
+        begin_trace: BeginTrace = no_trace,
     ) -> None:
         """Answer through `pipeline`. With `sheds_as_status` a shed call fails instead of ending with empty text."""
         self._pipeline = pipeline
@@ -50,7 +52,7 @@ class CompletionServicer:
         rate, burst = admission.refused_bytes_per_s, admission.refused_burst_bytes
         budgets = RefusalBudget(rate, burst), RefusalBudget(_PEER_REFUSALS * rate, _PEER_REFUSALS * burst)
         identify = partial(identity_of, limits=limits, trusts_names=admission.trust_user_names)
-        self._intake = Intake(limits, *budgets, server.receive_timeout_s, pipeline.now, identify)
+        self._intake = Intake(limits, *budgets, server.receive_timeout_s, pipeline.now, identify, begin_trace)
         self._sessions: set[SessionStream] = set()
 
     async def complete(self, _messages: Any, context: Context) -> None:
@@ -66,6 +68,7 @@ class CompletionServicer:
 
     async def _open(self, context: Context) -> ActiveCompletion:
         """Receive the request of a call and open it in the pipeline."""
+        began_at = self._pipeline.now()
         identity = await self._intake.enter(context)
         self._pipeline.check()
         self._pipeline.check_user(identity.user)
@@ -73,12 +76,21 @@ class CompletionServicer:
         with self._intake.charging(identity, len(data)):
             message = parsed(self._intake.decode_complete(data))
             caller = identity.call(convert.session_id_of(message))
+            trace = self._begin_trace(identity, message)
             left_s, now = context.time_remaining(), self._pipeline.now()
-            request = convert.request_of(message, caller, self._limits, left_s, now, identity.trace_context)
+            request = convert.request_of(
+                message, caller, self._limits, left_s, now, receive_began_at=began_at, trace=trace
+            )
         completion = self._pipeline.open(request)
         if completion.is_rate_limited:
             self._intake.charge(identity, len(data))
         return completion
+
+    def _begin_trace(self, identity: Identity, message: pb.CompleteRequest) -> TraceContext | None:
+        """Return the trace of a call. Proxies on the way change the metadata, so that has precedence."""
+        if identity.traceparent:
+            return self._intake.begin_trace(identity.traceparent, identity.tracestate)
+        return self._intake.begin_trace(message.traceparent, message.tracestate)
 
     async def _stream(self, completion: ActiveCompletion, context: Context) -> CompletionError | None:
         """Write an answer; return the failure that the call must end with, if any."""
@@ -98,7 +110,7 @@ class CompletionServicer:
         finally:
             slack = self._pipeline.now() + _DEADLINE_SLACK_S
             is_late = completion.request.deadline.is_past(slack)
-            completion.cancel(Outcome(FinishReason.DEADLINE if is_late else FinishReason.CANCELLED))
+            completion.leave(Outcome(FinishReason.DEADLINE if is_late else FinishReason.CANCELLED))
         if outcome.reason is FinishReason.DEADLINE:
             return DeadlineError("the deadline passed first")
         return outcome.error

@@ -9,13 +9,11 @@ from urllib.parse import unquote
 
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.request import Caller, tenant_key_of
+from completion_server.core.trace_context import TRACEPARENT, TRACESTATE
 from completion_server.rpc.settings import LimitSettings
 
 _USER_KEY = "x-user-id"
 _TENANT_KEY = "x-tenant-id"
-_TRACE_KEY = "traceparent"
-_TRACE_BYTES = 55
-"""Length of a traceparent in W3C Trace Context, version 00."""
 _IPV6_NETWORK_BITS = 64
 
 
@@ -35,8 +33,9 @@ class Identity:
     """Key of the peer's address: the IPv4 address, or the /64 network of an IPv6 address, since a host has many."""
     is_verified: bool = False
     """Whether a trusted source, such as an authenticating proxy, gave the user's name."""
-    trace_context: str = ""
-    """The caller's trace context (W3C traceparent); "" for none."""
+    traceparent: str = ""
+    """The trace context of the call, not validated; "" for none."""
+    tracestate: str = ""
 
     @property
     def named_owner(self) -> str | None:
@@ -80,10 +79,11 @@ def identity_of(context: Any, limits: LimitSettings, *, trusts_names: bool = Fal
         InvalidRequestError: a name is too long.
 
     """
-    found, trace_context = {_USER_KEY: "", _TENANT_KEY: ""}, ""
+    found = {_USER_KEY: "", _TENANT_KEY: ""}
+    traces = {TRACEPARENT: "", TRACESTATE: ""}
     for key, value in context.invocation_metadata() or ():
-        if key == _TRACE_KEY and len(value) == _TRACE_BYTES:  # an invalid one is ignored
-            trace_context = value
+        if key in traces:
+            traces[key] = value
         elif key in found:
             found[key] = value if isinstance(value, str) else value.decode("ascii", "replace")
             if len(found[key]) > limits.max_session_id_bytes:
@@ -92,7 +92,7 @@ def identity_of(context: Any, limits: LimitSettings, *, trusts_names: bool = Fal
     connection, peer = split_peer(context.peer())
     user = found[_USER_KEY]
     is_verified = trusts_names and bool(user)
-    return Identity(user, found[_TENANT_KEY], connection, peer, is_verified, trace_context)
+    return Identity(user, found[_TENANT_KEY], connection, peer, is_verified, traces[TRACEPARENT], traces[TRACESTATE])
 
 
 def split_peer(peer: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError
+from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.rpc.identity import Identify, Identity
 from completion_server.rpc.messages import scan
 from completion_server.rpc.messages.decoder import Decoder, Malformed
@@ -43,12 +44,14 @@ class Intake:
         receive_timeout_s: float,
         now: Callable[[], float],
         identify: Identify,
+        begin_trace: BeginTrace = no_trace,
     ) -> None:
         """Receive messages within `limits`, each in `receive_timeout_s`, and charge refused ones to both budgets.
 
         `budget` is for each connection, `peer_budget` for each address, because a client can replace its connection.
         """
         self.limits = limits
+        self.begin_trace = begin_trace
         self._identify = identify
         self._budget = budget
         self._peer_budget = peer_budget

@@ -126,8 +126,7 @@ class SessionStream:
             if self._timer is not None:
                 self._timer.cancel()
             for completion in self._outbox.completions():
-                completion.cancel()
-                completion.ignore()
+                completion.leave()
         return self._failure
 
     def close(self) -> None:
@@ -160,6 +159,7 @@ class SessionStream:
             await self._take(data)
 
     async def _take(self, data: bytes) -> None:
+        began_at = self._pipeline.now()
         message = self._intake.decode_session(data)
         if isinstance(message, Malformed):
             await self._outbox.reserve()
@@ -167,7 +167,7 @@ class SessionStream:
             return
         match message.WhichOneof("event"):
             case "complete":
-                await self._complete(message.complete, len(data))
+                await self._complete(message.complete, len(data), began_at)
             case "cancel":
                 completion = self._outbox.find(message.cancel.sequence)
                 if completion is not None:
@@ -178,10 +178,10 @@ class SessionStream:
                 await self._outbox.reserve()
                 self._refuse(0, InvalidRequestError("event", "must be set"), len(data))
 
-    async def _complete(self, message: pb.CompleteRequest, num_bytes: int) -> None:
+    async def _complete(self, message: pb.CompleteRequest, num_bytes: int, began_at: float) -> None:
         await self._outbox.reserve()
         try:
-            completion = self._open_completion(message)
+            completion = self._open_completion(message, began_at)
         except CompletionError as error:
             self._refuse(message.sequence, error, num_bytes)
             return
@@ -190,7 +190,7 @@ class SessionStream:
             self._charge(num_bytes)
         self._outbox.add(message.sequence, completion)
 
-    def _open_completion(self, message: pb.CompleteRequest) -> ActiveCompletion:
+    def _open_completion(self, message: pb.CompleteRequest, began_at: float) -> ActiveCompletion:
         caller = self._caller_of(message)
         if message.sequence <= self._last_sequence:
             limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"
@@ -199,8 +199,11 @@ class SessionStream:
         if num_live >= self._intake.limits.max_requests_per_session:
             msg = f"{num_live} requests of this stream are live (limits.max_requests_per_session)"
             raise OverloadedError(msg)
-        trace = self._identity.trace_context
-        request = convert.request_of(message, caller, self._intake.limits, None, self._pipeline.now(), trace)
+        # Not the stream's own metadata: it would make one trace of half an hour's requests.
+        trace = self._intake.begin_trace(message.traceparent, message.tracestate)
+        request = convert.request_of(
+            message, caller, self._intake.limits, None, self._pipeline.now(), receive_began_at=began_at, trace=trace
+        )
         self._last_sequence = message.sequence
         return self._pipeline.open(request)
 

@@ -118,6 +118,7 @@ class Subscription:
         marks = self._marks
         marks.started = marks.prompted = marks.first_output = marks.last_output = None
         marks.tokens_at_first_output = marks.num_typed = 0
+        marks.source = marks.generation_trace = None
 
 
 class Subscriber(Protocol):

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from completion_server.core.events import GenerationSource
 from completion_server.core.outcome import FinishReason, Outcome, Usage
+from completion_server.core.trace_context import TraceContext
 from completion_server.engine.interface import Output
 from completion_server.scheduling.generation import Generation, Subscriber, Subscription
 from completion_server.scheduling.queue import QueueEntry
@@ -85,13 +87,15 @@ class Work:
     """None once it is done."""
     is_over: bool = False
     """Whether the generation has ended or failed; the engine may still be releasing it."""
+    trace: TraceContext | None = None
+    """The trace of the request that it was started for."""
     aborted_at: float | None = None
 
     @classmethod
     def begin(cls, request: HeldRequest) -> "Work":
         """Return the work of a request that has just got a slot."""
-        work = cls(Generation(request.subscriber.entry), request)
-        work._subscribe(request)
+        work = cls(Generation(request.subscriber.entry), request, trace=request.subscriber.marks.trace)
+        work._subscribe(request, GenerationSource.OWN)
         return work
 
     @property
@@ -101,7 +105,7 @@ class Work:
 
     def join(self, request: HeldRequest) -> None:
         """Be read by one more request, from the beginning."""
-        self._subscribe(request)
+        self._subscribe(request, GenerationSource.JOINED)
         self.joined[request.id] = request
 
     def leave(self, request: HeldRequest) -> None:
@@ -120,16 +124,19 @@ class Work:
             del self.joined[older.id]
             self.joined[newer.id] = newer
         older.work = older.subscription = None
-        self._subscribe(newer, typed_since(self.generation.entry.continuation, continuation) or "")
+        typed = typed_since(self.generation.entry.continuation, continuation) or ""
+        self._subscribe(newer, GenerationSource.REATTACHED, typed)
 
     def hand_over(self, request: HeldRequest) -> None:
         """Give the slot to a request that has joined; the one that held it reads no longer."""
         del self.joined[request.id]
         self.request.work, self.request = None, request
 
-    def _subscribe(self, request: HeldRequest, typed: str | None = None) -> None:
+    def _subscribe(self, request: HeldRequest, source: GenerationSource, typed: str | None = None) -> None:
+        marks = request.subscriber.marks
         request.work = self
-        request.subscription = Subscription(self.generation, request.subscriber.marks, typed)
+        request.subscription = Subscription(self.generation, marks, typed)
+        marks.source, marks.generation_trace = source, self.trace
 
 
 def first_serving(requests: Iterable[HeldRequest], entry: QueueEntry) -> str | None:

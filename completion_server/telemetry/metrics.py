@@ -22,7 +22,7 @@ BUCKETS_S = (
 
 _AGE_BUCKETS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 300.0)
 """Buckets for the ages of completions, which live for seconds or minutes."""
-_STAGES = ("admission", "queue", "tokenise", "prefill", "decode_token", "stream", "total")
+_STAGES = ("receive", "admission", "queue", "tokenise", "prefill", "decode_token", "stream", "total")
 _TOKEN_KINDS = ("prompt", "cached_prompt", "completion", "drafted", "accepted_draft")
 _WASTED = frozenset({FinishReason.SUPERSEDED, FinishReason.SHED, FinishReason.CANCELLED, FinishReason.DEADLINE})
 
@@ -48,13 +48,13 @@ class Metrics:
     ) -> None:
         """Register the metrics; those by tenant for `tenants`.
 
-        A first token has a value within `budget_s`. `model` names the target model.
+        A first token has a value within `budget_s`; `model` names the target model.
         """
         make = _Registry(registry)
         self._objective = ObjectiveMetrics(registry, budget_s)
         self._quality = QualityMetrics(registry, model)
         self._requests = make.counter("requests", "Ended requests.", "outcome", "trigger", "shed_reason")
-        stages = "admission, queue, tokenise, prefill, decode_token (per token), stream, total"
+        stages = "receive, admission, queue, tokenise, prefill, decode_token (per token), stream, total"
         self._stages = make.histogram("stage_seconds", f"Time in each stage: {stages}.", "stage")
         self._ttft = make.histogram("ttft_seconds", "From a request's receipt to its first token.", "trigger")
         self._tokens = make.counter("tokens", "Tokens, by kind.", "kind")
@@ -94,6 +94,7 @@ class Metrics:
             events.RequestEnded: self._request_ended,
             events.RequestRefused: self._request_refused,
             events.EndWritten: lambda event: self._stage["stream"].observe(event.seconds),
+            events.EndUnwritten: lambda _event: None,
             events.GenerationReattached: self._generation_reattached,
             events.GenerationJoined: lambda _event: self._joined.inc(),
             events.GenerationDiverged: self._generation_diverged,
@@ -117,9 +118,12 @@ class Metrics:
         self._count_request(request.trigger, reason, end.outcome.shed_reason)
         if not usage.is_shared:
             self._count_tokens(reason, usage)
+        if request.receive_began_at is not None:
+            self._stage["receive"].observe(request.received_at - request.receive_began_at)
         self._time_stages(marks, usage.completion_tokens)
         if marks.first_output is not None:
             self._ttft_of[request.trigger].observe(marks.first_output - marks.received)
+        self._by_tenant.handle(event)
         self._objective.ended(event)
         self._by_tenant.handle(event)
 

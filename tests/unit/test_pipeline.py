@@ -171,16 +171,6 @@ def test_a_newer_request_on_another_replica_supersedes() -> None:
     in_virtual_time(scenario, slow_engine)
 
 
-def test_the_marks_of_a_request_carry_its_trace_context() -> None:
-    async def scenario(running: RunningPipeline) -> None:
-        await read(running.open("r", "x", trace_context="00-trace"))
-        marks = running.recorder.marks["r"]
-        assert marks.trace_context == "00-trace"
-        assert marks.unix_s(marks.received, 1000.0) == 1000.0
-
-    in_virtual_time(scenario, slow_engine)
-
-
 def test_a_listener_that_raises_fails_no_request() -> None:
     class Fails(EventRecorder):
         def handle(self, event: Event) -> None:

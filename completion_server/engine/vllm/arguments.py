@@ -39,8 +39,10 @@ _SCHEDULE_KEY = "num_speculative_tokens_per_batch_size"
 """The key that tells vLLM that K may vary; a version without it runs with a constant K."""
 
 
-def engine_args(settings: EngineSettings) -> dict[str, Any]:
+def engine_args(settings: EngineSettings, *, traces_endpoint: str = "") -> dict[str, Any]:
     """Return the settings as keyword arguments of vLLM's AsyncEngineArgs.
+
+    With `traces_endpoint` vLLM makes spans of its own.
 
     Raises:
         ConfigError: `[engine.vllm]` has a key that vLLM does not know, or one that belongs to `[engine]`; or this
@@ -63,6 +65,8 @@ def engine_args(settings: EngineSettings) -> dict[str, Any]:
     args |= {"block_size": CPU_BLOCK_SIZE} if current_platform.is_cpu() else gpu_batch_args(settings)
     if settings.draft_model and settings.num_speculative_tokens:
         args |= _speculation_args(settings)
+    if traces_endpoint:
+        args["otlp_traces_endpoint"] = traces_endpoint
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for key in settings.vllm:
         if key not in known:

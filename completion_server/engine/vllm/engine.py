@@ -5,6 +5,7 @@ The engine core runs in a process of its own; the server's process talks to it t
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import psutil
@@ -34,6 +35,7 @@ from completion_server.engine.interface import (
 from completion_server.engine.loading import Loading
 from completion_server.engine.processes import cpu_seconds, kill, with_descendants
 from completion_server.engine.settings import EngineSettings
+from completion_server.engine.vllm import spans
 from completion_server.engine.vllm.arguments import (
     check_draft_length,
     engine_args,
@@ -43,8 +45,8 @@ from completion_server.engine.vllm.arguments import (
 )
 from completion_server.engine.vllm.drafts.shared_lookup import SPECULATE, LookupPublisher
 from completion_server.engine.vllm.drafts.speculation import VllmSpeculation
-from completion_server.engine.vllm.environment import choose_model_runner
-from completion_server.engine.vllm.process import keep_on_loopback, yield_to_server
+from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback
+from completion_server.engine.vllm.process import yield_to_server
 from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter, TokenAccounting
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
@@ -82,9 +84,14 @@ class _Stats(StatLoggerBase):
 class VllmEngine:
     """One vLLM engine: one GPU, one tensor-parallel group, or a CPU."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        """Prepare; nothing is loaded before `start`."""
+    def __init__(self, settings: EngineSettings, *, traces_endpoint: str = "") -> None:
+        """Prepare; nothing is loaded before `start`.
+
+        With `traces_endpoint`, the URL of a collector, vLLM makes spans of requests with trace headers. They go where
+        this process's provider of OpenTelemetry sends them.
+        """
         self._settings = settings
+        self._traces_endpoint = traces_endpoint
         self._llm: AsyncLLM | None = None
         self._info: EngineInfo | None = None
         self._stats: _Stats | None = None
@@ -144,8 +151,8 @@ class VllmEngine:
     def _load(self) -> AsyncLLM:
         nice = self._settings.nice
         yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
-        keep_on_loopback(self._settings)
-        given = engine_args(self._settings)
+        keep_on_loopback(self._settings.vllm)
+        given = engine_args(self._settings, traces_endpoint=self._traces_endpoint)
         choose_model_runner(given.get("speculative_config"), is_older=self._settings.draft_model == NGRAM)
         args = AsyncEngineArgs(**given)
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
@@ -167,12 +174,16 @@ class VllmEngine:
 
     def _make_llm(self, args: AsyncEngineArgs, config: VllmConfig) -> AsyncLLM:
         self._loading.check()
-        return AsyncLLM.from_vllm_config(
-            config,
-            stat_loggers=[self._make_stats],
-            enable_log_requests=args.enable_log_requests,
-            disable_log_stats=args.disable_log_stats,
-        )
+        with spans.only_in_server() if self._traces_endpoint else nullcontext():
+            llm = AsyncLLM.from_vllm_config(
+                config,
+                stat_loggers=[self._make_stats],
+                enable_log_requests=args.enable_log_requests,
+                disable_log_stats=args.disable_log_stats,
+            )
+        if self._traces_endpoint:
+            spans.only_of_sampled(llm.output_processor)
+        return llm
 
     def _make_stats(self, _vllm_config: Any, _engine_index: int = 0) -> _Stats:
         self._stats = _Stats(self._accounting.meter)
@@ -188,7 +199,10 @@ class VllmEngine:
         progress = self._accounting.progress[request.id] = GenerationProgress(speculates)
         salt = self._draft_cache.salt(request.cache_salt)
         prompt = tokens_input(request.prompt_token_ids, cache_salt=salt or None)
-        stream = llm.generate(prompt, _sampling_params(request), request.id, priority=request.priority)
+        headers = request.trace_headers if self._traces_endpoint else None
+        stream = llm.generate(
+            prompt, _sampling_params(request), request.id, priority=request.priority, trace_headers=headers
+        )
         try:
             async for result in stream:
                 yield self._output(result, progress)

@@ -11,6 +11,7 @@ from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.core.events import Feedback
 from completion_server.core.outcome import AnswerPart, CacheLevel, Delta, End, FinishReason, ShedReason
 from completion_server.core.request import Caller, Mode, Request, Sampling, Snippet, Trigger
+from completion_server.core.trace_context import TraceContext
 from completion_server.rpc.settings import LimitSettings
 
 _TRIGGERS = {
@@ -68,9 +69,11 @@ def request_of(
     limits: LimitSettings,
     deadline_s: float | None,
     now: float,
-    trace_context: str = "",
+    *,
+    receive_began_at: float | None = None,
+    trace: TraceContext | None = None,
 ) -> Request:
-    """Return the request of a message.
+    """Return the request of a message that was received by `now`.
 
     `deadline_s` is the remaining time of the call, None for no deadline.
 
@@ -95,7 +98,8 @@ def request_of(
         sampling=_sampling(message),
         stop=tuple(_stops(message)),
         deadline=Deadline.after(min(limits.max_deadline_s, math.inf if deadline_s is None else deadline_s), now),
-        trace_context=trace_context,
+        receive_began_at=receive_began_at,
+        trace=trace,
     )
 
 

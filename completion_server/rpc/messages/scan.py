@@ -164,7 +164,7 @@ def complete_request(limits: LimitSettings) -> Shape:
         7: Field("snippets", max_entries=limits.max_snippets, shape=snippet),
         13: Field("stop", limits.max_stop_bytes, limits.max_stop),
     }
-    return Shape(12 + limits.max_snippets + limits.max_stop + _UNKNOWN_FIELDS, fields, sequence_number=2)
+    return Shape(14 + limits.max_snippets + limits.max_stop + _UNKNOWN_FIELDS, fields, sequence_number=2)
 
 
 def report_feedback_request(limits: LimitSettings) -> Shape:

@@ -265,6 +265,8 @@ class CompleteRequest(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     WITHOUT_SPECULATION_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Names the editor session. Required, at most 128 bytes."""
     sequence: _builtins.int
@@ -291,6 +293,13 @@ class CompleteRequest(_message.Message):
     """Seed that makes sampling repeatable."""
     without_speculation: _builtins.bool
     """Whether to take no tokens of the draft model for this request. The text of greedy decoding is the same either way."""
+    traceparent: _builtins.str
+    """The trace that the request is a part of: the header "traceparent" of W3C Trace Context. For requests of a Session,
+    whose stream outlives many traces; a Complete call may send it as metadata instead, which has precedence. A value
+    that is not valid is ignored.
+    """
+    tracestate: _builtins.str
+    """The header "tracestate" that belongs to it."""
     @_builtins.property
     def snippets(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContextSnippet]:
         """Context from other places."""
@@ -316,10 +325,12 @@ class CompleteRequest(_message.Message):
         seed: _builtins.int | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
         without_speculation: _builtins.bool = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "document_uri", b"document_uri", "language_id", b"language_id", "max_tokens", b"max_tokens", "mode", b"mode", "prefix", b"prefix", "seed", b"seed", "sequence", b"sequence", "session_id", b"session_id", "snippets", b"snippets", "stop", b"stop", "suffix", b"suffix", "temperature", b"temperature", "trigger", b"trigger", "without_speculation", b"without_speculation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "document_uri", b"document_uri", "language_id", b"language_id", "max_tokens", b"max_tokens", "mode", b"mode", "prefix", b"prefix", "seed", b"seed", "sequence", b"sequence", "session_id", b"session_id", "snippets", b"snippets", "stop", b"stop", "suffix", b"suffix", "temperature", b"temperature", "traceparent", b"traceparent", "tracestate", b"tracestate", "trigger", b"trigger", "without_speculation", b"without_speculation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015

@@ -138,7 +138,8 @@ def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
     end = End(Outcome(FinishReason.STOP))
     one_of_each: list[events.Event] = [
-        events.RequestEnded(REQUEST, end, MARKS), events.RequestRefused(Code.INTERNAL), events.EndWritten(0.1),
+        events.RequestEnded(REQUEST, end, MARKS), events.RequestRefused(Code.INTERNAL), events.EndWritten(REQUEST, 0.1),
+        events.EndUnwritten(REQUEST),
         events.GenerationReattached(1), events.GenerationJoined(1), events.GenerationDiverged(1),
         events.GenerationAborted(0.1),
         events.FeedbackReported(events.Feedback("shown"), SERVED, ()), events.FeedbackRefused(), events.LoopLagged(0.1),

@@ -1,0 +1,147 @@
+"""The connection to the collector: the exporter of the configured protocol, and the log of whether it works."""
+
+import ipaddress
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import grpc
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from completion_server.core.errors import ConfigError
+from completion_server.telemetry.tracing.settings import TraceSettings
+
+logger = logging.getLogger(__name__)
+
+_EXPORTERS_LOGGERS = (
+    "opentelemetry.exporter.otlp.proto.grpc.exporter",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.otlp.proto.http._common",
+)
+_RECONNECT_MS = 1000, 5000
+"""The shortest and the longest pause between two attempts to connect. gRPC's own reaches two minutes."""
+_TRACES_PATH = "/v1/traces"
+"""The path of OTLP over HTTP if the endpoint has none."""
+
+
+def make_exporter(settings: TraceSettings) -> SpanExporter:
+    """Return the exporter. It connects when it exports first.
+
+    Raises:
+        ConfigError: a file of the settings can't be used.
+
+    """
+    headers = read_headers(settings.headers_file)
+    if settings.protocol == "http":
+        url = urlsplit(settings.endpoint)
+        path = url.path if url.path.strip("/") else _TRACES_PATH
+        endpoint = url._replace(path=path).geturl()
+        return HttpExporter(endpoint, certificate_file=settings.ca or None, headers=headers, timeout=settings.timeout_s)
+    ca = _read("ca", settings.ca) if settings.ca else None
+    least, most = _RECONNECT_MS
+    options = [("grpc.initial_reconnect_backoff_ms", least), ("grpc.max_reconnect_backoff_ms", most)]
+    if _is_local(settings.endpoint):
+        options.append(("grpc.enable_http_proxy", 0))  # a proxy of the environment can't reach it
+    return GrpcExporter(
+        settings.endpoint,
+        insecure=not settings.is_encrypted,
+        credentials=grpc.ssl_channel_credentials(ca) if settings.is_encrypted else None,
+        headers=headers,
+        timeout=settings.timeout_s,
+        channel_options=tuple(options),  # type: ignore[arg-type]  # its annotation is narrower than what gRPC takes
+    )
+
+
+def read_headers(path: str) -> dict[str, str]:
+    """Return the headers of a file with a line "name: value" for each; none without a file.
+
+    Raises:
+        ConfigError: the file can't be read, or a line is no header. The message does not quote it: it may be a token.
+
+    """
+    headers: dict[str, str] = {}
+    if not path:
+        return headers
+    for number, line in enumerate(_read("headers_file", path).decode("utf-8", "replace").splitlines(), 1):
+        if not line.strip():
+            continue
+        name, separator, value = (part.strip() for part in line.partition(":"))
+        is_printable = f"{name}{value}".isascii() and f"{name}{value}".isprintable()
+        if not (separator and name and value and is_printable) or " " in name:
+            msg = f'traces.headers_file: line {number} of {path} must be "name: value", in printable ASCII'
+            raise ConfigError(msg)
+        headers[name.lower()] = value
+    return headers
+
+
+def _read(key: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        msg = f"traces.{key}: {path} can't be read: {(error.strerror or str(error)).lower()}"
+        raise ConfigError(msg) from error
+
+
+def _is_local(endpoint: str) -> bool:
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class CollectorWatch(logging.Filter):
+    """Logs one line when the collector stops taking spans, and one when it takes them again.
+
+    The SDK's exporters log several lines for each failed export, and give the reason of a failure nowhere else. So this
+    is a filter of their loggers, which takes their lines and lets none pass.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        """Watch exports to `endpoint`."""
+        super().__init__()
+        self._endpoint = endpoint
+        self._reason = ""
+        self._num_lost = 0
+        self._is_reached = True
+        self._thread = 0
+
+    def export(self, export: Callable[[], SpanExportResult], num_spans: int) -> bool:
+        """Export spans and log a change of the collector's state; return whether it took the spans. Never raises."""
+        self._reason, self._thread = "", threading.get_ident()
+        loggers = [logging.getLogger(name) for name in _EXPORTERS_LOGGERS]
+        for each in loggers:
+            each.filters.insert(0, self)  # the SDK has filters there that drop repeated lines
+        try:
+            is_reached = export() is SpanExportResult.SUCCESS
+        except Exception as error:  # noqa: BLE001 - a fault of the SDK; the thread must go on
+            is_reached, self._reason = False, type(error).__name__
+        finally:
+            for each in loggers:
+                each.removeFilter(self)
+        self._note(num_spans, is_reached=is_reached)
+        return is_reached
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Take a line of the SDK that belongs to this export."""
+        if record.thread != self._thread:
+            return True
+        self._reason = record.getMessage()
+        return False
+
+    def _note(self, num_spans: int, *, is_reached: bool) -> None:
+        if not is_reached:
+            self._num_lost += num_spans
+        if is_reached == self._is_reached:
+            return
+        self._is_reached = is_reached
+        if is_reached:
+            logger.info("traces: %s takes spans again; %d were lost", self._endpoint, self._num_lost)
+            self._num_lost = 0
+        else:
+            message = "traces: %s takes no spans; requests are served without them: %s"
+            logger.warning(message, self._endpoint, self._reason or "no reason is known")

@@ -1,0 +1,213 @@
+"""Makes spans with OpenTelemetry's SDK and exports them over OTLP from a thread of their own.
+
+The only module that imports OpenTelemetry. Nothing here waits on the event loop: a span goes into a bounded queue, and
+is dropped and counted if that is full.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace.span import TraceState
+
+from completion_server.core.clock import Clock
+from completion_server.core.trace_context import TraceContext
+from completion_server.telemetry.tracing.collector import CollectorWatch, make_exporter
+from completion_server.telemetry.tracing.metrics import TraceMetrics
+from completion_server.telemetry.tracing.settings import TraceSettings
+from completion_server.telemetry.tracing.spans import RequestTrace
+
+_SCOPE = "completion_server"
+_NS_PER_S = 1_000_000_000
+_MAX_BATCH = 512
+"""Spans of one export."""
+_API_LOGGER = "opentelemetry.trace"
+
+
+class OtlpExport:
+    """Exports the traces of requests, and the spans that libraries in this process make of sampled requests."""
+
+    def __init__(
+        self, settings: TraceSettings, resource: dict[str, str], clock: Clock, metrics: TraceMetrics, version: str
+    ) -> None:
+        """Start the thread; it connects with the first export.
+
+        Raises:
+            ConfigError: a file of the settings can't be used.
+
+        """
+        self._clock = clock
+        self._metrics = metrics
+        self._timeout_s = settings.timeout_s
+        self._ids = _PlannedIds()
+        self._exporter = _CountingExporter(make_exporter(settings), CollectorWatch(settings.endpoint), metrics)
+        self._processor = _BoundedProcessor(self._exporter, settings, metrics)
+        self._resource = Resource.create(resource)
+        provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=self._resource, shutdown_on_exit=False, id_generator=self._ids
+        )
+        provider.add_span_processor(self._processor)
+        self._tracer = provider.get_tracer(_SCOPE, version)
+
+    def share(self) -> None:
+        """Make libraries in this process export their spans of sampled requests in the same way; vLLM is one.
+
+        Only the first one in a process can do this: OpenTelemetry keeps one provider for each process.
+        """
+        # The sampler keeps spans out that are in no request's trace, such as those of vLLM's start.
+        provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF), resource=self._resource, shutdown_on_exit=False)
+        provider.add_span_processor(self._processor)
+        trace.set_tracer_provider(provider)
+        logging.getLogger(_API_LOGGER).setLevel(logging.ERROR)  # vLLM sets its own one in vain, which is a warning
+
+    def export(self, request: RequestTrace) -> None:
+        """Make the spans of a request. Never waits."""
+        self._metrics.traced(is_sampled=request.context.is_sampled)
+        # An instant of both clocks for all spans, so that their durations are exact.
+        offset_ns = time.time_ns() - round(self._clock.now() * _NS_PER_S)
+
+        def at(clock_s: float) -> int:
+            return offset_ns + round(clock_s * _NS_PER_S)
+
+        context = request.context
+        self._ids.plan(context)
+        root = self._tracer.start_span(
+            request.root.name,
+            _parent_of(context),
+            SpanKind.SERVER,
+            dict(request.root.attributes),
+            links=() if request.linked is None else (Link(_span_context(request.linked)),),
+            start_time=at(request.root.begin),
+        )
+        inside = trace.set_span_in_context(root, Context())
+        for stage in request.stages:
+            span = self._tracer.start_span(
+                stage.name, inside, attributes=dict(stage.attributes), start_time=at(stage.begin)
+            )
+            span.end(at(stage.end))
+        if request.is_failed:
+            root.set_status(Status(StatusCode.ERROR))
+        root.end(at(request.root.end))
+
+    def close(self) -> None:
+        """Export what waits, for `timeout_s` at most, and end the thread. Waits: call it outside of the event loop."""
+        closing = threading.Thread(target=self._processor.shutdown, name="traces-end", daemon=True)
+        closing.start()
+        closing.join(self._timeout_s)
+        if closing.is_alive():
+            self._exporter.shutdown()  # cancels the export that hangs; further ones fail at once
+            closing.join(self._timeout_s)
+
+
+class _PlannedIds(IdGenerator):
+    """Gives the next span the ids that were planned when its request was received, and others random ones."""
+
+    def __init__(self) -> None:
+        self._random = RandomIdGenerator()
+        self._trace_id: int | None = None
+        self._span_id: int | None = None
+
+    def plan(self, context: TraceContext) -> None:
+        """Give the next span the ids of a context."""
+        self._trace_id, self._span_id = int(context.trace_id, 16), int(context.span_id, 16)
+
+    def generate_span_id(self) -> int:
+        span_id, self._span_id = self._span_id, None
+        return self._random.generate_span_id() if span_id is None else span_id
+
+    def generate_trace_id(self) -> int:
+        """Return the planned id. Called only for a trace that begins here."""
+        trace_id, self._trace_id = self._trace_id, None
+        return self._random.generate_trace_id() if trace_id is None else trace_id
+
+
+class _BoundedProcessor(SpanProcessor):
+    """Passes sampled spans on to a thread that exports them in batches; drops and counts those beyond a limit."""
+
+    def __init__(self, exporter: "_CountingExporter", settings: TraceSettings, metrics: TraceMetrics) -> None:
+        self._exporter = exporter
+        self._metrics = metrics
+        self._max_queued = settings.max_queued_spans
+        self._num_taken = 0
+        batch = min(_MAX_BATCH, settings.max_queued_spans)
+        self._batches = BatchSpanProcessor(
+            exporter,
+            # Its own queue drops the oldest spans, which it would not count: `on_end` lets it never be full.
+            max_queue_size=settings.max_queued_spans + batch,
+            schedule_delay_millis=settings.export_interval_s * 1000,
+            max_export_batch_size=batch,
+        )
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue a span. Called on the event loop's thread alone."""
+        if span.context is None or not span.context.trace_flags.sampled:
+            return
+        if self._num_taken - self._exporter.num_handled >= self._max_queued:
+            self._metrics.dropped(1)
+            return
+        self._num_taken += 1
+        self._batches.on_end(span)
+
+    def shutdown(self) -> None:
+        """Export what waits, and end the thread."""
+        self._batches.shutdown()  # type: ignore[no-untyped-call]
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Export what waits, now."""
+        return self._batches.force_flush(timeout_millis)
+
+
+class _CountingExporter(SpanExporter):
+    """Exports, counts the spans by the result, and reports changes of the collector's state. Runs in the thread."""
+
+    def __init__(self, exporter: SpanExporter, watch: CollectorWatch, metrics: TraceMetrics) -> None:
+        self._exporter = exporter
+        self._watch = watch
+        self._metrics = metrics
+        self.num_handled = 0
+        """Spans that have left the queue: they were exported, or are lost."""
+        self._is_shut_down = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export one batch; never raises."""
+        is_reached = self._watch.export(lambda: self._exporter.export(spans), len(spans))
+        self.num_handled += len(spans)
+        self._metrics.exported(len(spans), is_reached=is_reached)
+        return SpanExportResult.SUCCESS if is_reached else SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        """Cancel an export that runs, and let further ones fail. May be called again."""
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
+def _parent_of(context: TraceContext) -> Context:
+    """Return the caller's span as a parent; a context without a span if the trace begins here."""
+    parent = context.parent
+    if parent is None:
+        return Context()
+    state = TraceState.from_header([parent.state]) if parent.state else None
+    span_context = SpanContext(
+        int(parent.trace_id, 16), int(parent.span_id, 16), is_remote=True, trace_flags=_SAMPLED, trace_state=state
+    )
+    return trace.set_span_in_context(NonRecordingSpan(span_context), Context())
+
+
+def _span_context(context: TraceContext) -> SpanContext:
+    return SpanContext(int(context.trace_id, 16), int(context.span_id, 16), is_remote=False, trace_flags=_SAMPLED)
+
+
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)

@@ -1,0 +1,149 @@
+"""Collectors of traces that are away, hang, refuse, or are reached in another way: no request notices."""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from completion_server.core.errors import ConfigError
+from completion_server.engine.scripted.engine import ScriptedEngine
+from completion_server.telemetry.tracing import tracing
+from tests.support.certificates import make_identity_in
+from tests.support.otlp import Receiver, grpc_receiver, http_receiver
+from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server
+
+TRACED = ("traces.sample_ratio=1", "traces.export_interval_s=0.05", "engine.warm_up=false", "shed.budget_ms=60000")
+LOGGER = "completion_server.telemetry.tracing.collector"
+
+
+def make_engine() -> ScriptedEngine:
+    return ScriptedEngine(lambda _request: ("alpha", " beta"))
+
+
+async def answer(server: RunningServer, *sequences: int) -> None:
+    """Have requests answered, whatever becomes of their traces."""
+    for sequence in sequences:
+        found = await ask(server.stub, request("x = ", sequence=sequence), timeout=10)
+        assert (found.reason, found.text) == ("stop", "alpha beta")
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
+    return [record.getMessage() for record in caplog.records if record.name == LOGGER]
+
+
+async def test_a_collector_that_comes_late_gets_the_spans_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    with grpc_receiver() as first:
+        address = first.address
+    config = make_config(*TRACED, f"traces.endpoint={address}", "traces.timeout_s=0.3")
+    with caplog.at_level(logging.INFO, LOGGER):
+        async with run_server(config, make_engine) as server:
+            await answer(server, 1, 2)
+            await eventually(lambda: server.count("completion_trace_spans_total", result="failed") == 16)
+            assert server.count("completion_trace_collector_reached") == 0
+            with grpc_receiver(port=int(address.rpartition(":")[2])) as receiver:
+                sequence = 3
+                while not receiver.spans:
+                    await answer(server, sequence)
+                    await asyncio.sleep(0.05)
+                    sequence += 1
+                await eventually(lambda: server.count("completion_trace_collector_reached") == 1)
+                await answer(server, sequence)
+                lost, back = messages(caplog)
+    assert f"{address} takes no spans; requests are served without them" in lost
+    assert "UNAVAILABLE" in lost
+    assert f"{address} takes spans again" in back
+
+
+async def test_a_collector_that_hangs_delays_neither_requests_nor_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    receiver = Receiver()
+    with grpc_receiver(receiver):
+        receiver.hangs = threading.Event()
+        queue = ("traces.max_queued_spans=64", "traces.timeout_s=2")
+        config = make_config(*TRACED, *queue, f"traces.endpoint={receiver.address}")
+        async with run_server(config, make_engine) as server:
+            await answer(server, *range(1, 21))
+            assert receiver.exports == 1
+            dropped = server.count("completion_trace_spans_total", result="dropped")
+            assert dropped == 20 * 8 - 64, "the queue is bounded, and what does not fit is counted"
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < 15, "twice the timeout, on a slow machine"
+        assert server.count("completion_trace_spans_total", result="failed") == 64
+        assert len(messages(caplog)) == 1
+
+
+@pytest.mark.parametrize("status", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED])
+async def test_a_collector_that_refuses_costs_the_spans_alone(
+    status: grpc.StatusCode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with grpc_receiver(Receiver(fails_with=status)) as receiver:
+        config = make_config(*TRACED, f"traces.endpoint={receiver.address}", "traces.timeout_s=0.3")
+        async with run_server(config, make_engine) as server:
+            await answer(server, 1, 2, 3)
+            await eventually(lambda: server.count("completion_trace_spans_total", result="failed") == 24)
+        (line,) = messages(caplog)
+        assert status.name in line
+
+
+async def test_spans_go_over_tls_with_the_headers_of_a_file(tmp_path: Path) -> None:
+    identity = make_identity_in(tmp_path, "collector")
+    headers = tmp_path / "headers"
+    headers.write_text("Authorization: Bearer secret\n\nx-tenant: acme\n")
+    with grpc_receiver(credentials=identity.server_credentials()) as receiver:
+        tls = (f"traces.ca={identity.certificate}", f"traces.headers_file={headers}")
+        async with run_server(make_config(*TRACED, *tls, f"traces.endpoint={receiver.address}"), make_engine) as server:
+            await answer(server, 1)
+            await eventually(lambda: len(receiver.spans) == 8)
+    assert receiver.headers["authorization"] == "Bearer secret"
+    assert receiver.headers["x-tenant"] == "acme"
+
+
+async def test_spans_go_over_http(caplog: pytest.LogCaptureFixture) -> None:
+    with http_receiver() as receiver:
+        config = make_config(*TRACED, "traces.protocol=http", f"traces.endpoint={receiver.address}")
+        async with run_server(config, make_engine) as server:
+            await answer(server, 1)
+            await eventually(lambda: len(receiver.spans) == 8)
+        assert messages(caplog) == []
+
+
+async def test_the_last_spans_are_exported_at_the_end() -> None:
+    with grpc_receiver() as receiver:
+        config = make_config(*TRACED, f"traces.endpoint={receiver.address}", "traces.export_interval_s=60")
+        async with run_server(config, make_engine) as server:
+            await answer(server, 1)
+            assert receiver.spans == []
+        assert len(receiver.spans) == 8
+
+
+async def test_no_trace_is_made_by_default() -> None:
+    async with run_server(make_config("engine.warm_up=false"), make_engine) as server:
+        await answer(server, 1)
+        names = {family.name for family in server.registry.collect()}
+    assert not [name for name in names if "trace" in name]
+
+
+async def test_a_missing_package_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(*TRACED, "traces.endpoint=http://127.0.0.1:4317")
+    monkeypatch.setitem(sys.modules, "completion_server.telemetry.tracing.collector", None)
+    monkeypatch.setitem(sys.modules, "completion_server.telemetry.tracing.export", None)
+    with pytest.raises(ConfigError, match=r"traces.endpoint: needs OpenTelemetry.*completion-server\[traces\]"):
+        tracing.check_installed(config.traces)
+    with pytest.raises(ConfigError, match="extra `traces`"):
+        async with run_server(config, make_engine):
+            raise AssertionError("it started")
+
+
+@pytest.mark.parametrize("line", ["Bearer secret", "authorization:", "name with spaces: x", "name: é"])
+async def test_a_line_that_is_no_header_is_named_without_its_content(tmp_path: Path, line: str) -> None:
+    headers = tmp_path / "headers"
+    headers.write_text(f"x-tenant: acme\n{line}\n", encoding="utf-8")
+    config = make_config(*TRACED, "traces.endpoint=http://127.0.0.1:4317", f"traces.headers_file={headers}")
+    with pytest.raises(ConfigError, match=r'traces.headers_file: line 2 of .* must be "name: value"') as refused:
+        tracing.check_installed(config.traces)
+    assert "secret" not in str(refused.value)

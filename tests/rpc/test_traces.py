@@ -1,0 +1,269 @@
+"""Traces from end to end: whole servers, and a real receiver of OTLP."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from completion.v1 import completion_pb2 as pb
+from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from tests.support.otlp import ReceivedSpan, Receiver, grpc_receiver
+from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server
+
+TIMES = ServiceTimes(prefill_base_s=0.02, decode_base_s=0.01)
+WORDS = ("alpha", " beta", " gamma", " delta")
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED = (("traceparent", f"00-{TRACE}-{SPAN}-01"), ("tracestate", "vendor=1"))
+STAGES = ["receive", "admission", "queue", "tokenise", "prefill", "decode", "stream"]
+QUIET = ("engine.warm_up=false", "engine.heartbeat_s=0", "shed.budget_ms=60000")
+"""Nothing misses its budget on a slow machine."""
+CLOCK_S = 2e-6
+"""Times of spans are whole nanoseconds in floats of seconds since 1970."""
+SERVER_KIND = 2
+ERROR = 2
+
+
+def words(_request: GenerationRequest) -> Sequence[str]:
+    return WORDS
+
+
+def make_engine(script: Callable[[GenerationRequest], Sequence[str]] = words, times: ServiceTimes = TIMES) -> Any:
+    return ScriptedEngine(script, times)
+
+
+@asynccontextmanager
+async def traced_server(
+    receiver: Receiver, *overrides: str, engine: Callable[[], Any] = make_engine
+) -> AsyncIterator[RunningServer]:
+    """Run a server that exports to the receiver every 50 ms."""
+    endpoint = (f"traces.endpoint={receiver.address}", "traces.export_interval_s=0.05", "traces.sample_ratio=1")
+    async with run_server(make_config(*QUIET, *endpoint, *overrides), engine) as server:
+        yield server
+
+
+async def roots(receiver: Receiver, count: int) -> list[ReceivedSpan]:
+    """Wait for the spans of so many requests and return them in the order of their beginnings."""
+    await eventually(lambda: len(receiver.roots()) == count)
+    return receiver.roots()
+
+
+def user(name: str) -> tuple[tuple[str, str], ...]:
+    return (("x-user-id", name),)
+
+
+def stage_seconds(server: RunningServer) -> dict[str, float]:
+    """The sums of the histogram of stages."""
+    return {
+        sample.labels["stage"]: sample.value
+        for family in server.registry.collect()
+        for sample in family.samples
+        if sample.name == "completion_stage_seconds_sum"
+    }
+
+
+def assert_agrees(server: RunningServer, receiver: Receiver) -> None:
+    """Check that the spans of completed stages take as long as the metrics say, over all requests."""
+    sums = stage_seconds(server)
+    completed = [span for span in receiver.spans if not span.attributes.get("completion.unfinished")]
+    for stage in ("receive", "admission", "queue", "tokenise", "prefill", "stream"):
+        spans = [span.seconds for span in completed if span.name == stage]
+        assert sum(spans) == pytest.approx(sums[stage], abs=CLOCK_S * (1 + len(spans))), stage
+
+
+async def test_an_answered_request_has_one_span_for_each_stage_within_its_callers_trace() -> None:
+    with grpc_receiver() as receiver:
+        async with traced_server(receiver, "server.region=us-east", "redis.replica_id=one") as server:
+            answer = await ask(server.stub, request("x = ", max_tokens=9), metadata=(*user("u"), *SAMPLED))
+            assert answer.text == "".join(WORDS)
+            (root,) = await roots(receiver, 1)
+            stages = receiver.children(root)
+            assert list(stages) == STAGES
+            assert (root.trace_id, root.parent_id, root.state) == (TRACE, SPAN, "vendor=1")
+            assert (root.name, root.kind, root.status) == ("completion.v1.CompletionService/Complete", SERVER_KIND, 0)
+            assert_agrees(server, receiver)
+            times = [time for span in stages.values() for time in (span.begin_s, span.end_s)]
+            assert times == sorted(times), "each stage begins where the one before it ends"
+            assert (root.begin_s, root.end_s) == (times[0], times[-1])
+            total_s = stages["stream"].begin_s - stages["admission"].begin_s
+            assert total_s == pytest.approx(stage_seconds(server)["total"], abs=2 * CLOCK_S)
+            assert answer.end is not None
+            usage = answer.end.usage
+            num_decoded = usage.completion_tokens - root.attributes["completion.tokens_at_first_output"]
+            per_token_s = stage_seconds(server)["decode_token"]
+            assert stages["decode"].seconds / num_decoded == pytest.approx(per_token_s, abs=2 * CLOCK_S)
+            expected = {
+                "rpc.system.name": "grpc",
+                "rpc.method": "completion.v1.CompletionService/Complete",
+                "rpc.response.status_code": "OK",
+                "gen_ai.operation.name": "text_completion",
+                "gen_ai.request.max_tokens": 9,
+                "gen_ai.response.finish_reasons": ["stop"],
+                "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": usage.completion_tokens,
+                "completion.outcome": "stop",
+                "completion.trigger": "automatic",
+                "completion.mode": "single_line",
+                "completion.generation": "own",
+                "completion.missed_budget": False,
+                "completion.sampled": "head",
+            }
+            assert {key: root.attributes.get(key) for key in expected} == expected
+            ttft_s = root.attributes["gen_ai.response.time_to_first_chunk"]
+            assert ttft_s == pytest.approx(stages["decode"].begin_s - stages["admission"].begin_s, abs=2 * CLOCK_S)
+            resource = {
+                "service.name": "completion-server",
+                "service.instance.id": "one",
+                "cloud.region": "us-east",
+            }
+            assert {key: root.resource.get(key) for key in resource} == resource
+            assert server.count("completion_traced_requests_total", sampled="head") == 1
+            await eventually(lambda: server.count("completion_trace_spans_total", result="exported") == 8)
+
+
+async def test_requests_of_a_stream_are_in_traces_of_their_own() -> None:
+    other = "a" * 32
+    with grpc_receiver() as receiver:
+        async with traced_server(receiver) as server:
+            stream = server.stub.Session(metadata=SAMPLED)
+            for sequence, traceparent in ((1, f"00-{other}-{SPAN}-01"), (2, "")):
+                message = request("x = ", sequence=sequence, traceparent=traceparent)
+                await stream.write(pb.SessionRequest(complete=message))
+                while (await stream.read()).WhichOneof("event") != "end":
+                    pass
+            await stream.done_writing()
+            first, second = await roots(receiver, 2)
+            assert (first.trace_id, first.parent_id) == (other, SPAN)
+            assert second.trace_id not in {TRACE, other}
+            assert second.parent_id == ""
+            assert first.name == "completion.v1.CompletionService/Session"
+            assert "rpc.response.status_code" not in first.attributes
+            assert list(receiver.children(first)) == list(receiver.children(second)) == STAGES
+            assert_agrees(server, receiver)
+
+
+async def test_a_request_that_ends_early_has_the_stages_that_it_reached() -> None:
+    """The engine takes 10 s: one request runs, one waits and is superseded, one is shed, one cancelled, one late."""
+    with grpc_receiver() as receiver:
+        slow = ServiceTimes(prefill_base_s=10.0)
+        limits = ("scheduling.max_slots=1", "scheduling.min_slots=1", "scheduling.max_queued=1")
+        async with traced_server(receiver, *limits, engine=lambda: make_engine(times=slow)) as server:
+            running = asyncio.create_task(ask(server.stub, request("a = "), 1.0, user("runs")))
+            await eventually(lambda: server.count("completion_running_requests") == 1)
+            waiting = asyncio.create_task(ask(server.stub, request("b = "), metadata=user("waits")))
+            await eventually(lambda: server.count("completion_queued_requests") == 1)
+            prefetched = request("c = ", trigger=pb.TRIGGER_PREFETCH)
+            shed = await ask(server.stub, prefetched, metadata=user("third"))
+            newer = server.stub.Complete(request("bb = ", sequence=2), metadata=user("waits"))
+            reading = asyncio.create_task(newer.read())
+            assert (await waiting).reason == "superseded"
+            newer.cancel()
+            assert (await running).code is grpc.StatusCode.DEADLINE_EXCEEDED
+            await asyncio.gather(reading, return_exceptions=True)
+            assert shed.reason == "shed"
+            by_outcome = {span.attributes["completion.outcome"]: span for span in await roots(receiver, 4)}
+            reached = {outcome: list(receiver.children(span)) for outcome, span in by_outcome.items()}
+            first = ["receive", "admission", "queue"]
+            assert reached["deadline"] in ([*first, "tokenise", "prefill"], [*first, "tokenise", "prefill", "stream"])
+            assert reached["superseded"] == [*first, "stream"]
+            assert reached["cancelled"] == first
+            assert reached["shed"] == [*first, "stream"]
+            assert receiver.children(by_outcome["superseded"])["queue"].attributes == {"completion.unfinished": True}
+            assert by_outcome["shed"].attributes["completion.shed_reason"] == "overload"
+            assert by_outcome["deadline"].status == ERROR
+            assert by_outcome["deadline"].attributes["error.type"] == "DEADLINE_EXCEEDED"
+            assert {span.status for outcome, span in by_outcome.items() if outcome != "deadline"} == {0}
+            assert_agrees(server, receiver)
+
+
+async def test_an_answer_from_the_cache_has_no_stages_of_the_engine() -> None:
+    with grpc_receiver() as receiver:
+        async with traced_server(receiver, "cache.enabled=true") as server:
+            for sequence in (1, 2):
+                await ask(server.stub, request("x = ", sequence=sequence), metadata=user("u"))
+            _, cached = await roots(receiver, 2)
+            assert list(receiver.children(cached)) == ["receive", "admission", "stream"]
+            assert cached.attributes["completion.cache_level"] == "local"
+            assert "completion.generation" not in cached.attributes
+
+
+async def test_a_request_that_reads_anothers_generation_links_to_its_trace() -> None:
+    """One user types along, and another session of the user asks for the same."""
+    with grpc_receiver() as receiver:
+        times = ServiceTimes(prefill_base_s=0.3, decode_base_s=0.1)
+        config = ("scheduling.lane=session", "scheduling.max_slots=4")
+        async with traced_server(receiver, *config, engine=lambda: make_engine(times=times)) as server:
+            first = asyncio.create_task(ask(server.stub, request("x = ", session_id="one"), metadata=user("u")))
+            await eventually(lambda: server.count("completion_running_requests") == 1)
+            joined = asyncio.create_task(ask(server.stub, request("x = ", session_id="two"), metadata=user("u")))
+            await eventually(lambda: server.count("completion_generations_joined_total") == 1)
+            along = request("x = al", session_id="one", sequence=2)
+            reattached = await ask(server.stub, along, metadata=user("u"))
+            assert reattached.text == "".join(WORDS).removeprefix("al")
+            assert (await first).reason == "superseded"
+            assert (await joined).text == "".join(WORDS)
+            found = {span.attributes.get("completion.generation"): span for span in await roots(receiver, 3)}
+            older = next(span for span in receiver.roots() if span.attributes["completion.outcome"] == "superseded")
+            assert older.links == ()
+            assert found["joined"].links == found["reattached"].links == (older.trace_id,)
+            assert found["joined"].trace_id != older.trace_id
+            assert_agrees(server, receiver)
+
+
+async def test_only_requests_that_missed_their_budget_are_exported_if_none_is_sampled() -> None:
+    numbers = itertools.count()
+
+    def script(_request: GenerationRequest) -> Sequence[str]:
+        next(numbers)
+        return WORDS
+
+    with grpc_receiver() as receiver:
+        late = ("shed.budget_ms=1", "traces.sample_ratio=0")
+        async with traced_server(receiver, *late, engine=lambda: make_engine(script)) as server:
+            await ask(server.stub, request("x = "), metadata=(("traceparent", f"00-{TRACE}-{SPAN}-00"),))
+            (root,) = await roots(receiver, 1)
+            assert root.attributes["completion.missed_budget"]
+            assert root.attributes["completion.sampled"] == "missed_budget"
+            assert (root.trace_id, root.parent_id) == (TRACE, SPAN)
+            assert list(receiver.children(root)) == STAGES
+            assert server.count("completion_traced_requests_total", sampled="missed_budget") == 1
+        await asyncio.to_thread(receiver.spans.clear)
+        async with traced_server(receiver, *late, "shed.budget_ms=60000") as server:
+            await ask(server.stub, request("x = "))
+        assert receiver.spans == []
+        async with traced_server(receiver, *late, "traces.missed_budget_per_s=1") as server:
+            for sequence in range(3):
+                await ask(server.stub, request("x = ", sequence=sequence), metadata=user(f"u{sequence}"))
+            await eventually(lambda: server.count("completion_untraced_requests_total", limit="missed_budget") > 0)
+
+
+async def test_callers_cannot_have_more_requests_traced_than_the_limit() -> None:
+    with grpc_receiver() as receiver:
+        config = ("traces.sample_ratio=0", "traces.caller_sampled_per_s=0.001")
+        async with traced_server(receiver, *config) as server:
+            for sequence in range(5):
+                await ask(server.stub, request("x = ", sequence=sequence), metadata=(*user(f"u{sequence}"), *SAMPLED))
+            assert server.count("completion_untraced_requests_total", limit="caller") == 4
+        assert len(receiver.roots()) == 1
+
+
+async def test_no_text_and_no_name_is_exported() -> None:
+    canaries = [f"canary{name}" for name in ("prefix", "suffix", "uri", "snippet", "session", "user", "tenant", "stop")]
+    prefix, suffix, uri, snippet, session, name, tenant, stop = canaries
+    message = request(
+        prefix, suffix, session_id=session, document_uri=f"file:///{uri}.py", stop=[stop],
+        snippets=[pb.ContextSnippet(uri=uri, text=snippet)], language_id="canarylanguage",
+    )  # fmt: skip
+    with grpc_receiver() as receiver:
+        engine = lambda: make_engine(lambda _request: ("canary", "completion"))  # noqa: E731
+        async with traced_server(receiver, "limits.max_tokens=64", engine=engine) as server:
+            metadata = (("x-user-id", name), ("x-tenant-id", tenant), *SAMPLED)
+            await ask(server.stub, message, metadata=metadata)
+            invalid = request(prefix, max_tokens=1000, session_id=session)
+            await ask(server.stub, invalid, metadata=metadata)
+        assert len(receiver.roots()) == 1
+        assert b"canary" not in receiver.raw
