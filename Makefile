@@ -9,7 +9,7 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-full check proto docs lock lock-cuda deploy-tools models calibration \
+.PHONY: help install serve test test-full check proto dashboards docs lock lock-cuda deploy-tools models calibration \
 	test-calibration clean bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
 	bench-attacks bench-capacity bench-steps bench-cpu bench-replicas bench-gpu llama-server
 
@@ -50,6 +50,9 @@ proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/generate.sh
 
 install: $(VENV)/installed ## Set up .venv with the locked requirements and the commands, and do no more.
+
+dashboards: $(VENV)/installed-dev ## Write the JSON of the Grafana dashboards from deploy/monitoring/dashboards/*.py.
+	@$(BIN)/python -m deploy.monitoring.dashboards.generate
 
 docs: $(VENV)/installed ## Write the tables of docs/configuration.md from the configuration itself.
 	@$(BIN)/python docs/generate_configuration.py

@@ -105,11 +105,13 @@ class Prometheus:
         """
         return [Series(each["metric"], float(each["value"][1])) for each in self._ask("query", query=expression)]
 
-    def query_range(self, expression: str, seconds: float, step_s: float = 1.0) -> dict[str, list[float]]:
-        """Return the values of the last `seconds`, by the series' labels as JSON."""
+    def query_range(
+        self, expression: str, seconds: float, step_s: float = 1.0
+    ) -> list[tuple[Mapping[str, str], list[float]]]:
+        """Return the labels and the values of the last `seconds` of each series."""
         now = time.time()
         found = self._ask("query_range", query=expression, start=now - seconds, end=now, step=step_s)
-        return {json.dumps(each["metric"], sort_keys=True): [float(v) for _, v in each["values"]] for each in found}
+        return [(each["metric"], [float(value) for _, value in each["values"]]) for each in found]
 
     def wait_for(self, expression: str, timeout_s: float = QUERY_TIMEOUT_S) -> list[Series]:
         """Return what an expression has as soon as it has anything; fail after `timeout_s`."""

@@ -62,6 +62,11 @@ class Replica:
         """Where operators call it."""
         return str(self._ready["admin_address"])
 
+    @property
+    def metrics_address(self) -> str:
+        """HOST:PORT of its metrics page."""
+        return str(self._ready["metrics_address"]).removeprefix("http://").removesuffix("/metrics")
+
     def status(self) -> admin_pb2.GetStatusResponse:
         """Return what an operator sees."""
         with grpc.insecure_channel(self.admin_address) as channel:
@@ -72,8 +77,7 @@ class Replica:
 
     def metric(self, name: str) -> float:
         """Return the value of a metric without labels."""
-        url = f"http://{self._ready['metrics_address'].removeprefix('http://').removesuffix('/metrics')}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as page:
+        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=10) as page:
             lines = page.read().decode().splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
 

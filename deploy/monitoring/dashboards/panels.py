@@ -119,7 +119,7 @@ def heat(title: str, text: str, query: Query, *, width: int = 12) -> heatmap.Pan
 
 def grid(title: str, text: str, columns: dict[str, tuple[str, Query]], *, by: str, width: int = WIDTH) -> table.Panel:
     """Return a table: a row for each value of the label `by`, and columns by title with a unit and a query each."""
-    panel = table.Panel()
+    panel = table.Panel().show_header(True)
     for ref, (name, (unit, _query)) in zip(_refs(), columns.items(), strict=False):
         matcher = model.MatcherConfig(id_val="byName", options=f"Value #{ref}")
         shown = [model.DynamicConfigValue("displayName", name), model.DynamicConfigValue("unit", unit)]

@@ -91,7 +91,7 @@ def _ttft(made: dashboard.Dashboard) -> dashboard.Dashboard:
 def _outcomes(made: dashboard.Dashboard) -> dashboard.Dashboard:
     outcome = ("outcome",)
     requests = "completion_requests_total"
-    shed = rate(requests, 'outcome="shed"', by=("shed_reason",))
+    shed = rate(requests, 'outcome="shed"', 'shed_reason!=""', by=("shed_reason",))
     return section(
         made,
         "Outcomes",
