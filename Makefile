@@ -9,8 +9,8 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-full check proto docs lock lock-cuda models calibration test-calibration clean \
-	bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
+.PHONY: help install serve test test-full check proto docs lock lock-cuda deploy-tools models calibration \
+	test-calibration clean bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
 	bench-attacks bench-capacity bench-steps bench-cpu bench-replicas bench-gpu llama-server
 
 help: ## List the targets.
@@ -59,6 +59,9 @@ lock: $(VENV)/installed-dev ## Renew the locked requirement lists, those for a C
 
 lock-cuda: $(VENV)/installed-dev ## Renew the locked requirement list for CUDA; works on any machine.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh requirements/lock.sh cuda
+
+deploy-tools: ## Install kustomize and the types of custom resources into .tools/, for the tests of deploy/.
+	@sh requirements/deploy-tools.sh
 
 models: $(VENV)/installed ## Train the embedded models anew, from corpus to model card (hours on two cores).
 	@$(BIN)/draft-model build-embedded
@@ -139,7 +142,7 @@ bench-gpu: ## Whether the server works on this machine's GPU, how fast, and for 
 	@.venv-cuda/bin/python -m loadtest.bench.gpu $(BENCH_GPU)
 
 clean: ## Remove the environments and all caches; work/ stays, which may hold hours of training.
-	rm -rf .venv .venv-cuda .venv-calibration .venv-llama build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cuda .venv-calibration .venv-llama .tools build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Install torch's CPU build with a given pip.
 define install_torch

@@ -13,6 +13,7 @@ from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.endpoint import Metadata
 from completion_client.errors import error_of_call
+from completion_client.tracing import add_current_trace, trace_metadata
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -28,7 +29,7 @@ async def stream_events(
 
     """
     stub: CompletionServiceAsyncStub = CompletionServiceStub(channel)
-    call = stub.Complete(request, timeout=timeout_s, metadata=metadata)
+    call = stub.Complete(request, timeout=timeout_s, metadata=(*metadata, *trace_metadata(request)))
     try:
         async for event in call:
             yield event
@@ -75,13 +76,14 @@ class Numbering:
         self._last_sequence = 0
 
     def numbered(self, request: pb.CompleteRequest) -> pb.CompleteRequest:
-        """Return a copy of a request that has a session and a sequence number."""
+        """Return a copy of a request that has a session, a sequence number and the current trace, if there is one."""
         message = pb.CompleteRequest()
         message.CopyFrom(request)
         message.session_id = message.session_id or self.session_id
         if not message.sequence:
             self._last_sequence += 1
             message.sequence = self._last_sequence
+        add_current_trace(message)
         return message
 
 

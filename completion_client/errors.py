@@ -124,10 +124,16 @@ _CLASSES: dict[grpc.StatusCode, type[ServiceError]] = {
 }
 
 
+_FAILED_WRITE = "Internal error from Core"
+"""What grpc.aio says of a call whose connection broke while it wrote. The server's own status is lost then."""
+
+
 def error_of_call(error: grpc.RpcError) -> ServiceError:
     """Return the exception for a failed call, with the details of its status (google.rpc.Status)."""
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return ServiceError(str(error))
+    if error.code() is grpc.StatusCode.INTERNAL and error.details() == _FAILED_WRITE:
+        return ConnectionLostError("the connection was lost during a write")
     trailers = {str(key): value for key, value in error.trailing_metadata() or ()}
     details = _details(trailers.get(_DETAILS_KEY))
     retry = _detail(details, error_details_pb2.RetryInfo)

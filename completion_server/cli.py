@@ -52,6 +52,7 @@ for _name, _target, _short_help in (
         "completion_server.client.operator_commands:drain",
         "Let a server finish its accepted requests, then stop it.",
     ),
+    ("plan", "completion_server.planning.command:plan", "Calculate GPUs and cost from the number of seats."),
     (
         "profile",
         "completion_server.client.profile_command:profile",
@@ -64,6 +65,7 @@ for _name, _target, _short_help in (
         "Show or change the number of draft tokens (K).",
     ),
     ("status", "completion_server.client.operator_commands:status", "Show what a running server is doing."),
+    ("top", "completion_server.client.top.command:top", "Show the latency and the load of servers, live."),
 ):
     main.add_command(LazyCommand(_name, _target, _short_help))
 

@@ -47,22 +47,23 @@ class Monitoring:
         self._config = config
         self._registry = registry
         model, draft_model = (model_name(name) for name in (config.engine.model, config.engine.draft_model))
-        budget_s = config.shed.budget_ms / 1000
-        self.metrics = Metrics(registry, budget_s=budget_s, model=model, tenants=config.metrics.tenants)
+        self.metrics = Metrics(
+            registry, budget_s=config.shed.budget_ms / 1000, model=model, tenants=config.metrics.tenants
+        )
         self._page = LabelledRegistry(registry, {"region": config.server.region})
         expiry = "When the listener's certificate in use expires, in Unix time."
         name = "completion_tls_certificate_not_after_timestamp_seconds"
         self._certificates = Gauge(name, expiry, ["listener"], registry=registry)
         add_build_info(registry, __version__, model, draft_model)
 
+    def render(self, names: Sequence[str] = ()) -> str:
+        """Return the metrics with these names as their page shows them, all without names. Safe in any thread."""
+        return render(self._page, names)
+
     def add_certificate(self, listener: str, expires_s: float | None) -> None:
         """Show when the certificate of a listener expires, in Unix seconds; None for a listener without TLS."""
         if expires_s is not None:
             self._certificates.labels(listener).set(expires_s)
-
-    def render(self, names: Sequence[str] = ()) -> str:
-        """Return the metrics with these names as their page shows them, all without names. Safe in any thread."""
-        return render(self._page, names)
 
     def start(self, parts: WatchedParts, stack: contextlib.AsyncExitStack) -> str:
         """Serve until `stack` is closed; return the HTTP server's address, "" if it is switched off.

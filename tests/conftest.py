@@ -1,5 +1,6 @@
 """Settings and fixtures of all tests: no network, the Hypothesis profiles, one shared vLLM engine, Redis."""
 
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -30,6 +31,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True)
 settings.register_profile("full", max_examples=500, deadline=None)
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def log_levels() -> Iterator[None]:
+    """Restore the levels of logs after each test: a server in the test's process sets them."""
+    loggers = [logging.getLogger(), logging.getLogger("completion_server")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest_asyncio.fixture(scope="session")

@@ -48,7 +48,7 @@ class Metrics:
     ) -> None:
         """Register the metrics; those by tenant for `tenants`.
 
-        A first token has a value within `budget_s`. `model` names the target model.
+        A first token has a value within `budget_s`; `model` names the target model.
         """
         make = _Registry(registry)
         self._objective = ObjectiveMetrics(registry, budget_s)

@@ -81,6 +81,8 @@ class ClientSettings:
     """Whether an editor cancels a request as soon as a key makes it stale, not only with its next request."""
     deadline_s: float = 0.0
     """Deadline of each request; 0 is none."""
+    traced_share: float = 0.0
+    """Share of the requests that ask the server to trace them."""
     backoff_min_s: float = 0.1
     backoff_max_s: float = 5.0
 

@@ -1,5 +1,6 @@
 """Requests and answers between the load tester's terms and those of package completion.v1. Pure."""
 
+import hashlib
 from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
@@ -22,6 +23,7 @@ _TRIGGERS = {
     Trigger.EXPLICIT: pb.TRIGGER_EXPLICIT,
     Trigger.PREFETCH: pb.TRIGGER_PREFETCH,
 }
+_DRAW_BYTES = 4
 _MODES = {"single_line": pb.MODE_SINGLE_LINE, "multi_line": pb.MODE_MULTI_LINE}
 
 
@@ -54,7 +56,17 @@ class RequestFactory:
             mode=_MODES[self.settings.mode],
             max_tokens=max_tokens or request.max_tokens or self.settings.max_tokens,
             temperature=0.0,
+            traceparent=self.traceparent(request.sequence),
         )
+
+    def traceparent(self, sequence: int) -> str:
+        """Return the trace that a request begins, "" for none. The name of the session differs from run to run."""
+        share = self.settings.traced_share
+        if not share:
+            return ""
+        digest = hashlib.blake2b(f"{self.name}/{sequence}".encode(), digest_size=_DRAW_BYTES + 24).hexdigest()
+        draw, trace_id, span_id = digest[: 2 * _DRAW_BYTES], digest[2 * _DRAW_BYTES : -16], digest[-16:]
+        return f"00-{trace_id}-{span_id}-01" if int(draw, 16) < share * 256**_DRAW_BYTES else ""
 
 
 def error_text(error: ServiceError) -> str:

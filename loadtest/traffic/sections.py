@@ -90,6 +90,8 @@ class EditorSettings(Settings):
     """Deadline of each request; 0 sets none."""
     backoff_min_ms: Positive = 100.0
     backoff_max_ms: Positive = 5000.0
+    traced_share: Share = 0.0
+    """Share of the requests to a `grpc` target that begin a trace and ask the server to record it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

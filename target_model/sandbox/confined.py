@@ -22,6 +22,7 @@ code as JSON; the program is on standard input. Imports nothing of this project,
 
 import ast
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -51,9 +52,10 @@ def main() -> int:
     """Run the program and its check; return the exit status."""
     limits, program = json.loads(sys.argv[1]), sys.stdin.buffer.read()
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # processes of the same user may not trace this or read its descriptors
+    refusal = landlock_refusal()  # before `unshare`: the next child is the first process of the PID namespace
     is_apart = _libc.unshare(NAMESPACES) == 0
     missing = [] if is_apart else [f"user, PID and network namespaces ({os.strerror(ctypes.get_errno())})"]
-    missing += [] if landlock_version() >= 1 else ["Landlock"]
+    missing += [f"Landlock ({os.strerror(refusal)})"] if refusal else []
     if missing and not limits["allow_weak"]:
         sys.stderr.write(" and ".join(missing))
         return TOO_WEAK
@@ -168,7 +170,8 @@ def confine(limits: dict[str, Any], is_apart: bool) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     else:
         socket.socket = _Refused  # type: ignore[misc]
-    forbid_writing_elsewhere()
+    if forbid_writing_elsewhere() and not limits["allow_weak"]:
+        os._exit(1)
     for what, most in (
         (resource.RLIMIT_AS, limits["memory_bytes"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
@@ -211,26 +214,48 @@ def landlock_version() -> int:
     return version
 
 
-def forbid_writing_elsewhere() -> None:
+def landlock_refusal() -> int:
+    """Try Landlock in a child; return the error number with which the kernel refuses it, 0 if it does not.
+
+    A kernel with Landlock may refuse it, too: it stacks at most 16 rulesets, and a container may filter the calls.
+    """
+    child = os.fork()
+    if child == 0:
+        os._exit(forbid_writing_elsewhere())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def forbid_writing_elsewhere() -> int:
     """No file is made, changed or removed outside the working directory; no TCP; no signals to other processes.
 
-    Applies the parts that the kernel supports; none on a kernel without Landlock.
+    Applies the parts that the kernel supports. Returns the error number with which it refuses, 0 if it does not.
     """
     version = landlock_version()
     if version < 1:
-        return
+        return ctypes.get_errno() or errno.ENOSYS
     beneath = _WRITE_FILE | (_TRUNCATE if version >= _VERSIONS["truncate"] else 0)
     everything = beneath | _CHANGE_FOLDERS | (_REFER if version >= _VERSIONS["refer"] else 0)
     rules = _Ruleset(everything, _TCP, _SIGNALS_AND_ABSTRACT_SOCKETS)
     size = 8 * (1 + (version >= _VERSIONS["network"]) + (version >= _VERSIONS["scope"]))
-    ruleset = _libc.syscall(_CREATE_RULESET, ctypes.byref(rules), size, 0)
-    for path, allowed in ((".", everything), (os.devnull, beneath)):
-        folder = os.open(path, os.O_PATH)
-        _libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(_Beneath(allowed, folder)), 0)
-        os.close(folder)
-    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _libc.syscall(_RESTRICT_SELF, ruleset, 0)
-    os.close(ruleset)
+    try:
+        ruleset = checked(_libc.syscall(_CREATE_RULESET, ctypes.byref(rules), size, 0))
+        for path, allowed in ((".", everything), (os.devnull, beneath)):
+            folder = os.open(path, os.O_PATH)
+            checked(_libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(_Beneath(allowed, folder)), 0))
+            os.close(folder)
+        checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        checked(_libc.syscall(_RESTRICT_SELF, ruleset, 0))
+        os.close(ruleset)
+    except OSError as error:
+        return error.errno or errno.EPERM
+    return 0
+
+
+def checked(result: int) -> int:
+    """Return the result of a call of the kernel. Raises OSError if it failed."""
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from loadtest.cli import main
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 
-MANIFEST = Path(__file__).resolve().parents[2] / "deploy" / "loadtest" / "job.yaml"
+MANIFEST = Path(__file__).resolve().parents[2] / "deploy" / "components" / "loadtest" / "job.yaml"
 
 
 def job() -> dict[str, Any]:
@@ -30,11 +30,11 @@ def test_its_command_is_understood() -> None:
     spec = job()["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     assert container["command"][:3] == ["python", "-m", "loadtest"]
-    values = {"JOB_COMPLETION_INDEX": "3", "START_AT": "1790000000"}
-    assert {each["name"] for each in container["env"]} == set(values)
+    assert {each["name"] for each in container["env"]} == {"JOB_COMPLETION_INDEX"}
+    values = {"$(JOB_COMPLETION_INDEX)": "3", "${START_AT}": "1790000000"}
     arguments = container["command"][3:]
     for name, value in values.items():
-        arguments = [each.replace(f"$({name})", value) for each in arguments]
+        arguments = [each.replace(name, value) for each in arguments]
     name, *rest = arguments
     with main.commands[name].make_context(name, rest) as context:
         found = context.params

@@ -255,7 +255,7 @@ async def test_logs_never_hold_client_text(server: RunningServer, caplog: pytest
 
 
 def test_a_traceback_shows_no_variables(capsys: pytest.CaptureFixture[str]) -> None:
-    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    handlers = logging.getLogger().handlers[:]
     typed = "hunter2"
     try:
         logs.configure(logs.LogSettings(format="console"))
@@ -265,20 +265,18 @@ def test_a_traceback_shows_no_variables(capsys: pytest.CaptureFixture[str]) -> N
             logging.getLogger("completion_server.test").exception("failed")
     finally:
         logging.getLogger().handlers[:] = handlers
-        logging.getLogger().setLevel(level)
     line = capsys.readouterr().err
     assert "Traceback" in line
     assert "hunter2" not in line
 
 
 def test_logs_are_one_json_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    handlers = logging.getLogger().handlers[:]
     try:
         logs.configure(logs.LogSettings(format="json"))
         logging.getLogger("completion_server.test").info("engine restarted (restart %d)", 3)
     finally:
         logging.getLogger().handlers[:] = handlers
-        logging.getLogger().setLevel(level)
     line = capsys.readouterr().err
     assert '"event": "engine restarted (restart 3)"' in line
     assert '"level": "info"' in line

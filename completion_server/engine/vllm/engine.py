@@ -45,8 +45,8 @@ from completion_server.engine.vllm.arguments import (
 )
 from completion_server.engine.vllm.drafts.shared_lookup import SPECULATE, LookupPublisher
 from completion_server.engine.vllm.drafts.speculation import VllmSpeculation
-from completion_server.engine.vllm.environment import choose_model_runner
-from completion_server.engine.vllm.process import keep_on_loopback, yield_to_server
+from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback
+from completion_server.engine.vllm.process import yield_to_server
 from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter, TokenAccounting
 
 _FINISH = {"stop": "stop", "repetition": "stop", "length": "length"}
@@ -151,7 +151,7 @@ class VllmEngine:
     def _load(self) -> AsyncLLM:
         nice = self._settings.nice
         yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
-        keep_on_loopback(self._settings)
+        keep_on_loopback(self._settings.vllm)
         given = engine_args(self._settings, traces_endpoint=self._traces_endpoint)
         choose_model_runner(given.get("speculative_config"), is_older=self._settings.draft_model == NGRAM)
         args = AsyncEngineArgs(**given)

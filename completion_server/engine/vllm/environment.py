@@ -7,6 +7,7 @@ A variable that is set already stays: an operator's own choice always has preced
   does none of this.
 - FlashInfer's sampler needs nvcc and ninja, which compile it at the first start. It is for top-k and top-p, which no
   request of the server has.
+- On a networked host vLLM's processes listen on the address of the host's name, without authentication.
 - vLLM's newer model runner (V2) runs a draft model without CUDA graphs and always drafts the largest K; the older one
   (V1) does neither. Without a draft model the newer one is faster.
 """
@@ -15,6 +16,8 @@ import logging
 import os
 from collections.abc import Mapping
 from typing import Any
+
+import psutil
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,15 @@ _OLDER = "0"
 _DRAFT_MODEL = "draft_model"
 _OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark", "ngram")
 """vLLM detects these in the name of a model without a method."""
+
+_OTHER_HOSTS_KEYS = (
+    "nnodes", "node_rank", "master_addr", "data_parallel_address", "data_parallel_rank", "data_parallel_start_rank",
+    "data_parallel_size_local", "data_parallel_backend", "data_parallel_hybrid_lb", "data_parallel_external_lb",
+    "data_parallel_multi_port_external_lb", "kv_transfer_config", "kv_events_config", "ec_transfer_config",
+)  # fmt: skip
+"""vLLM's arguments for engines that span several hosts or exchange data with other hosts."""
+
+_LOOPBACK = ("127.0.0.1", "::1")
 
 _chosen_here: set[str] = set()
 """Variables that this process has set for one engine and may change for its next one."""
@@ -59,6 +71,27 @@ def set_defaults() -> None:
     """Set the variables for every engine in this process's environment; call it before vLLM is imported."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+
+
+def keep_on_loopback(options: Mapping[str, Any]) -> None:
+    """Make the processes of an engine on one host listen on its loopback interface only.
+
+    `options` are vLLM's engine arguments. The operator's variables stay.
+    """
+    if spans_hosts(options):
+        return
+    names = {entry.address: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
+    address = next((address for address in _LOOPBACK if address in names), None)
+    if address is not None:
+        os.environ.setdefault("VLLM_HOST_IP", address)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", names[address])
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", names[address])
+
+
+def spans_hosts(options: Mapping[str, Any]) -> bool:
+    """Return whether an engine with these arguments may span several hosts."""
+    is_local = options.get("distributed_executor_backend") in {None, "uni", "mp"}
+    return not is_local or any(key in options for key in _OTHER_HOSTS_KEYS)
 
 
 def choose_model_runner(speculative_config: Mapping[str, Any] | None, *, is_older: bool = False) -> None:

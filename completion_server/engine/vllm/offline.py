@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from completion_server.engine.vllm.environment import choose_model_runner, set_defaults
+from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback, set_defaults
 
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -61,6 +61,7 @@ def offline_engine(
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     set_defaults()
+    keep_on_loopback({**fixed, **options})
     choose_model_runner({**fixed, **options}.get("speculative_config"), is_older=speculation_graphs is not None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The import uses deprecated parts of torch.

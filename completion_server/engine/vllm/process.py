@@ -14,11 +14,8 @@ from importlib.metadata import entry_points
 from multiprocessing import parent_process
 from pathlib import Path
 
-import psutil
-
 from completion_server.core import safe_logging
 from completion_server.core.errors import ConfigError
-from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm import environment, idle
 
 ENABLE_ENV = "COMPLETION_SERVER_ENGINE_CHILD"
@@ -31,15 +28,6 @@ NICE_ENV = "COMPLETION_SERVER_ENGINE_NICE"
 """Niceness of the engine's processes: the server's own and `engine.nice`."""
 
 _MOST_NICE = 19
-
-_OTHER_HOSTS_KEYS = (
-    "nnodes", "node_rank", "master_addr", "data_parallel_address", "data_parallel_rank", "data_parallel_start_rank",
-    "data_parallel_size_local", "data_parallel_backend", "data_parallel_hybrid_lb", "data_parallel_external_lb",
-    "data_parallel_multi_port_external_lb", "kv_transfer_config", "kv_events_config", "ec_transfer_config",
-)  # fmt: skip
-"""vLLM's arguments for engines that span several hosts or exchange data with other hosts."""
-
-_LOOPBACK = ("127.0.0.1", "::1")
 
 PLUGINS = ("completion_server", "completion_server_on_cpu")
 """Names of the server's plugins for vLLM's processes. Without the second one sampling on a CPU is silently wrong."""
@@ -103,27 +91,6 @@ def _has_module(package: str, path: str) -> bool:
     """Return whether an installed package has a file, without importing it."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None and (Path(spec.origin).parent / path).is_file()
-
-
-def keep_on_loopback(settings: EngineSettings) -> None:
-    """Make the processes of an engine on one host listen on its loopback interface only.
-
-    By default they listen on the address of the host's name, without authentication. The operator's variables stay.
-    """
-    if spans_hosts(settings):
-        return
-    names = {entry.address: name for name, entries in psutil.net_if_addrs().items() for entry in entries}
-    address = next((address for address in _LOOPBACK if address in names), None)
-    if address is not None:
-        os.environ.setdefault("VLLM_HOST_IP", address)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", names[address])
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", names[address])
-
-
-def spans_hosts(settings: EngineSettings) -> bool:
-    """Return whether the engine may span several hosts."""
-    is_local = settings.vllm.get("distributed_executor_backend") in {None, "uni", "mp"}
-    return not is_local or any(key in settings.vllm for key in _OTHER_HOSTS_KEYS)
 
 
 def register() -> None:

@@ -17,6 +17,8 @@ from loadtest.processes.child import Child
 SHIPPED = Path("deploy/envoy/envoy.yaml")
 REPLICA_HEADER = "x-replica"
 """Header of an answer with the address of the replica that gave it. The shipped configuration does not add it."""
+EDITORS, REGION_HEALTH = "editors", "region-health"
+"""The listeners of the shipped configuration: for editors, and for the health checks of a global DNS."""
 
 _READY_S = 30.0
 _HTTP_S = 5.0
@@ -64,9 +66,10 @@ def adapted(shipped: Document, replicas: Sequence[str], cluster: Mapping[str, ob
     """
     document = deepcopy(shipped)
     document["admin"]["address"] = _address("127.0.0.1", 0)
-    (listener,) = document["static_resources"]["listeners"]
-    listener["address"] = _address("127.0.0.1", 0)
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    listeners = {each["name"]: each for each in document["static_resources"]["listeners"]}
+    for listener in listeners.values():
+        listener["address"] = _address("127.0.0.1", 0)
+    manager = listeners[EDITORS]["filter_chains"][0]["filters"][0]["typed_config"]
     manager["route_config"]["response_headers_to_add"] = [
         {"header": {"key": REPLICA_HEADER, "value": "%UPSTREAM_REMOTE_ADDRESS%"}}
     ]
@@ -86,6 +89,8 @@ class Envoy:
         self.admin = admin
         self.address = address
         """HOST:PORT for editors."""
+        self.health_address = ""
+        """HOST:PORT of the region's health, over HTTP; "" if the configuration has no such listener."""
 
     @classmethod
     @contextmanager
@@ -114,7 +119,8 @@ class Envoy:
                 admin = admin_path.read_text(encoding="utf-8").strip()
                 envoy = cls(child, admin, "")
                 child.wait_until(lambda: envoy.num_healthy() == num_replicas, _READY_S)
-                envoy.address = envoy._listener()
+                listeners = envoy._listeners()
+                envoy.address, envoy.health_address = listeners[EDITORS], listeners.get(REGION_HEALTH, "")
                 yield envoy
 
     @property
@@ -148,10 +154,13 @@ class Envoy:
             found[f"{address['address']}:{address['port_value']}"] = values[name]
         return found
 
-    def _listener(self) -> str:
-        (found,) = json.loads(self._get("/listeners?format=json"))["listener_statuses"]
-        address = found["local_address"]["socket_address"]
-        return f"{address['address']}:{address['port_value']}"
+    def _listeners(self) -> dict[str, str]:
+        """Return HOST:PORT of each listener, by its name."""
+        found = {}
+        for each in json.loads(self._get("/listeners?format=json"))["listener_statuses"]:
+            address = each["local_address"]["socket_address"]
+            found[each["name"]] = f"{address['address']}:{address['port_value']}"
+        return found
 
     def _get(self, path: str) -> str:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

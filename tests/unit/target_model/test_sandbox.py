@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from target_model.sandbox.runner import (
     run_programs,
 )
 from tests.support import sandbox
+from tests.support.models import ROOT
 
 LIMITS = replace(sandbox.LIMITS, cpu_s=1)
 NAMES = "def f(x):\n    return abs(x)\n\ndef double(x):\n    return 2 * x\n"
@@ -278,3 +280,40 @@ def test_a_kernel_without_namespaces_is_refused_unless_weak_sandboxes_are_allowe
 def test_no_program_passes_itself_in_a_weak_sandbox(program: str) -> None:
     checked = CheckedProgram(program, CHECK, reference=NAMES, entry_point="f")
     assert run_program(checked, Limits(cpu_s=1, allow_weak=True)) is ProgramResult.FAILED
+
+
+LANDLOCK_FAILS = """
+import ctypes, os, sys, tempfile
+from target_model.sandbox import confined
+from target_model.sandbox.runner import CheckedProgram, Limits, WeakSandboxError, run_program
+tempfile.tempdir = os.getcwd()  # the only place that the layers leave writable
+{prepare}
+try:
+    print(run_program(CheckedProgram("pass"), Limits(allow_weak={allow_weak})).name)
+except WeakSandboxError as error:
+    print(error)
+"""
+STACK_ALL_LAYERS = "for _ in range(16):\n    confined.forbid_writing_elsewhere()"
+"""A kernel stacks at most 16 rulesets of Landlock; then it refuses another one."""
+
+
+@pytest.mark.skipif(not sandbox.IS_STRONG, reason="this machine has no Landlock, or no namespaces")
+@pytest.mark.parametrize(
+    ("prepare", "allow_weak", "expected"),
+    [
+        ("", False, "PASSED"),
+        (STACK_ALL_LAYERS, False, "no Landlock (Argument list too long)"),
+        (STACK_ALL_LAYERS, True, "PASSED"),
+    ],
+)
+def test_a_kernel_that_refuses_to_apply_landlock_runs_no_program(
+    tmp_path: Path, prepare: str, allow_weak: bool, expected: str
+) -> None:
+    code = LANDLOCK_FAILS.format(prepare=prepare, allow_weak=allow_weak)
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout

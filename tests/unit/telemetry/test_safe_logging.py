@@ -99,13 +99,12 @@ def test_a_cycle_of_causes_ends(plain: io.StringIO) -> None:
 @pytest.mark.parametrize("log_format", ["console", "json"])
 def test_the_servers_own_handler_needs_no_installation(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers = root.handlers[:]
     try:
         logs.configure(logs.LogSettings(format=log_format))  # type: ignore[arg-type]
         logging.getLogger("completion_server.test").error("failed", exc_info=caught())
     finally:
         root.handlers[:] = handlers
-        root.setLevel(level)
     written = capsys.readouterr().err
     assert TYPED not in written
     assert "KeyError" in written

@@ -12,6 +12,7 @@ from completion_server.engine.vllm.environment import DEFAULTS, RUNNER
 from completion_server.engine.vllm.offline import ENVIRONMENT, offline_engine
 
 DRAFTING = {"speculative_config": {"method": "draft_model", "model": "d", "num_speculative_tokens": 4}}
+LOOPBACK = ("VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 PIECEWISE = {"cudagraph_mode": "PIECEWISE"}
 
 
@@ -27,7 +28,7 @@ class FakeLLM:
 
 @pytest.fixture(autouse=True)
 def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*DEFAULTS, *ENVIRONMENT, RUNNER):
+    for name in (*DEFAULTS, *ENVIRONMENT, *LOOPBACK, RUNNER):
         monkeypatch.setenv(name, "")  # so that the test's own values go again
         monkeypatch.delenv(name)
     FakeLLM.started = []
@@ -53,6 +54,16 @@ def test_processes_are_spawned_and_no_sampler_is_compiled() -> None:
     start({})
     assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("options", "address"),
+    [({}, "127.0.0.1"), ({"tensor_parallel_size": 2}, "127.0.0.1"), ({"distributed_executor_backend": "ray"}, None)],
+)
+def test_an_engine_on_one_host_listens_on_loopback(options: dict[str, Any], address: str | None) -> None:
+    start({}, options)
+    assert os.environ.get("VLLM_HOST_IP") == address
+    assert all((name in os.environ) is bool(address) for name in LOOPBACK)
 
 
 def test_each_engine_has_the_runner_for_its_drafts() -> None:

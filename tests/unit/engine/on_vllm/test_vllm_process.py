@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from completion_server.core.errors import ConfigError
-from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm import process as vllm_process
+from completion_server.engine.vllm.environment import keep_on_loopback
 from tests.support.models import ROOT
 
 LOOPBACK_ENV = ("VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -18,11 +18,10 @@ LOOPBACK_ENV = ("VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LISTEN_AS_VLLM_DOES = """
 import os, tempfile
 import psutil, torch.distributed
-from completion_server.engine.settings import EngineSettings
+from completion_server.engine.vllm.environment import keep_on_loopback
 from completion_server.engine.vllm.idle import share_gloo_device
-from completion_server.engine.vllm.process import keep_on_loopback
 share_gloo_device()
-keep_on_loopback(EngineSettings({settings}))
+keep_on_loopback({settings})
 init_method = "file://" + os.path.join(tempfile.mkdtemp(), "store")
 torch.distributed.init_process_group("gloo", init_method=init_method, rank=0, world_size=1)
 group = torch.distributed.new_group([0], backend="gloo")
@@ -32,7 +31,7 @@ assert total.tolist() == [1, 1]
 print(*(one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN))
 """
 
-OTHER_HOSTS = "vllm={'data_parallel_address': '192.0.2.1'}"
+OTHER_HOSTS = "{'data_parallel_address': '192.0.2.1'}"
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +64,7 @@ def listening_on_a_networked_host(settings: str) -> str:
 
 
 def test_an_engine_on_one_host_listens_on_loopback_for_any_host_name() -> None:
-    assert listening_on_a_networked_host("") == "127.0.0.1"
+    assert listening_on_a_networked_host("{}") == "127.0.0.1"
 
 
 def test_an_engine_on_several_hosts_listens_on_the_outer_address() -> None:
@@ -74,20 +73,20 @@ def test_an_engine_on_several_hosts_listens_on_the_outer_address() -> None:
 
 def test_variables_of_the_operator_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    vllm_process.keep_on_loopback(EngineSettings())
+    keep_on_loopback({})
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
     assert os.environ["VLLM_HOST_IP"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("option", [{"nnodes": 2}, {"distributed_executor_backend": "ray"}, {"kv_transfer_config": {}}])
 def test_options_for_other_hosts_leave_it_to_vllm(option: dict[str, object]) -> None:
-    vllm_process.keep_on_loopback(EngineSettings(vllm=option))
+    keep_on_loopback(option)
     assert not any(name in os.environ for name in LOOPBACK_ENV)
 
 
 @pytest.mark.parametrize("option", [{}, {"distributed_executor_backend": "mp"}, {"data_parallel_size": 2}])
 def test_options_for_one_host_keep_it_on_loopback(option: dict[str, object]) -> None:
-    vllm_process.keep_on_loopback(EngineSettings(vllm=option))
+    keep_on_loopback(option)
     assert all(name in os.environ for name in LOOPBACK_ENV)
 
 

@@ -1,0 +1,1 @@
+"""`completion-server top`: a live view of servers in a terminal."""

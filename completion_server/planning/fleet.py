@@ -1,0 +1,173 @@
+"""The plan: servers and GPUs of each region, and what they cost. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from completion_server.planning.assumptions import Assumptions
+from completion_server.planning.capacity import Capacity, capacity_of
+from completion_server.planning.demand import Demand, demand_of
+from completion_server.planning.report import Measured
+
+HOURS_PER_MONTH = 730
+_SUM_TOLERANCE = 1e-6
+_MAX_SURGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A region and its share of the sessions."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the fleet is to survive, and what it already is."""
+
+    regions: tuple[Region, ...]
+    spare_region: bool = False
+    """Whether the others answer in time when a region is lost."""
+    surge: int = 0
+    """Servers more in each region."""
+    gpus_per_region: int | None = None
+    """The GPUs of each region if they are given; else as many as are needed."""
+
+    def __post_init__(self) -> None:
+        """Check the shares and the numbers."""
+        if not self.regions or not all(region.share > 0 for region in self.regions):
+            msg = f"region: shares must be above 0, got {_said(self.regions)}"
+            raise ValueError(msg)
+        total = sum(region.share for region in self.regions)
+        if not abs(total - 1) <= _SUM_TOLERANCE:
+            msg = f"region: shares must come to 1, got {_said(self.regions)}, which come to {total:g}"
+            raise ValueError(msg)
+        if len({region.name for region in self.regions}) < len(self.regions):
+            msg = f"region: names must differ, got {_said(self.regions)}"
+            raise ValueError(msg)
+        if self.spare_region and len(self.regions) == 1:
+            msg = "spare_region: needs at least two regions, got one"
+            raise ValueError(msg)
+        if not 0 <= self.surge <= _MAX_SURGE:
+            msg = f"surge: must be from 0 to {_MAX_SURGE}, got {self.surge}"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPlan:
+    """The servers of one region. `busy` is its load at the busiest time, as a share of its capacity."""
+
+    name: str
+    share: float
+    requests_per_s: float
+    needed_gpus: int
+    """GPUs for its own requests, those of a lost region if they are to be answered, and the surge."""
+    gpus: int
+    """GPUs that it has: the given ones, or those needed."""
+    busy: float
+    busy_if_lost: float
+    """The same while another region is lost, the worst one for this region; nan with one region."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether its GPUs are as many as it needs."""
+        return self.gpus >= self.needed_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole plan."""
+
+    assumptions: Assumptions
+    wishes: Wishes
+    measured: Measured | None
+    demand: Demand
+    capacity: Capacity
+    regions: tuple[RegionPlan, ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all regions."""
+        return sum(region.gpus for region in self.regions)
+
+    @property
+    def needed_gpus(self) -> int:
+        """GPUs that all regions need."""
+        return sum(region.needed_gpus for region in self.regions)
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of all GPUs for an hour."""
+        return self.gpus * self.assumptions.money.gpu_usd_hour
+
+    @property
+    def usd_per_month(self) -> float:
+        """Price of all GPUs for a month of 730 hours."""
+        return self.usd_per_hour * HOURS_PER_MONTH
+
+    @property
+    def shown_per_hour(self) -> float:
+        """Completions shown in a mean hour. Too small a fleet shows fewer at all times, which is pessimistic."""
+        served = sum(region.share * min(1.0, 1 / region.busy) for region in self.regions)
+        return self.demand.shown_per_s * 3600 * self.assumptions.money.mean_load * served
+
+    @property
+    def usd_per_shown(self) -> float:
+        """Cost of a completion that is shown."""
+        return self.usd_per_hour / self.shown_per_hour
+
+    @property
+    def usd_per_request(self) -> float:
+        """Cost of a request."""
+        return self.usd_per_hour / (self.demand.requests_per_s * 3600 * self.assumptions.money.mean_load)
+
+
+def plan_of(assumptions: Assumptions, wishes: Wishes, measured: Measured | None = None) -> Plan:
+    """Return the plan. A measured server replaces the model of one.
+
+    Raises:
+        ValueError: the GPUs of a region do not divide into servers.
+
+    """
+    per_server, given = assumptions.gpu.gpus_per_server, wishes.gpus_per_region
+    if given is not None and (given < 1 or given % per_server):
+        msg = f"gpus_per_region: must be a multiple of gpus_per_server ({per_server}) and at least 1, got {given}"
+        raise ValueError(msg)
+    demand = demand_of(assumptions.users, assumptions.answers)
+    if measured is None:
+        capacity = capacity_of(demand, assumptions.answers, assumptions.gpu)
+    else:
+        demand = measured.replacing(demand)
+        rate = measured.requests_per_s
+        capacity = Capacity(rate, measured.source, {measured.source: rate})
+    regions = tuple(
+        _region(region, wishes, demand.requests_per_s, capacity.requests_per_s, per_server) for region in wishes.regions
+    )
+    return Plan(assumptions, wishes, measured, demand, capacity, regions)
+
+
+def _region(
+    region: Region, wishes: Wishes, total_per_s: float, server_per_s: float, gpus_per_server: int
+) -> RegionPlan:
+    others = [each.share for each in wishes.regions if each is not region]
+    own_per_s = total_per_s * region.share
+    # The users of a lost region go to the others in proportion to their shares.
+    lost_per_s = own_per_s / (1 - max(others)) if others else math.nan
+    planned_per_s = lost_per_s if wishes.spare_region else own_per_s
+    needed = (math.ceil(planned_per_s / server_per_s) + wishes.surge) * gpus_per_server
+    gpus = needed if wishes.gpus_per_region is None else wishes.gpus_per_region
+    capacity_per_s = gpus / gpus_per_server * server_per_s
+    return RegionPlan(
+        name=region.name,
+        share=region.share,
+        requests_per_s=own_per_s,
+        needed_gpus=needed,
+        gpus=gpus,
+        busy=own_per_s / capacity_per_s,
+        busy_if_lost=lost_per_s / capacity_per_s,
+    )
+
+
+def _said(regions: Sequence[Region]) -> str:
+    return ", ".join(f"{region.name}={region.share:g}" for region in regions) or "none"

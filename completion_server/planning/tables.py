@@ -1,0 +1,170 @@
+"""Shows a plan as tables and as JSON."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from completion_server.planning.capacity import computed_tokens
+from completion_server.planning.fleet import Plan
+from completion_server.planning.gaps import typist
+from completion_server.planning.sensitivity import variations, ways_to
+
+_MAX_VARIATIONS = 14
+
+
+def as_json(plan: Plan, target_usd: float | None) -> dict[str, Any]:
+    """Return the plan for JSON. Times are seconds, rates 1/s; a figure without a value is null."""
+    found: dict[str, Any] = {
+        "assumptions": asdict(plan.assumptions),
+        "fleet": asdict(plan.wishes),
+        "measured": plan.measured and asdict(plan.measured),
+        "demand": asdict(plan.demand) | {"shown_per_session_hour": plan.demand.shown_per_session_hour},
+        "capacity": asdict(plan.capacity),
+        "regions": [asdict(region) | {"holds": region.holds} for region in plan.regions],
+        "gpus": plan.gpus,
+        "needed_gpus": plan.needed_gpus,
+        "usd_per_hour": plan.usd_per_hour,
+        "usd_per_month": plan.usd_per_month,
+        "usd_per_shown": plan.usd_per_shown,
+        "usd_per_request": plan.usd_per_request,
+        "sensitivity": [
+            {
+                "name": each.name,
+                "value": each.value,
+                **{
+                    end: {"value": value, "needed_gpus": at.needed_gpus, "usd_per_shown": at.usd_per_shown}
+                    for end, value, at in (("low", each.low, each.at_low), ("high", each.high, each.at_high))
+                },
+            }
+            for each in variations(plan)
+        ],
+    }
+    if target_usd is not None:
+        found["target"] = {"usd_per_shown": target_usd, "ways": [asdict(each) for each in ways_to(plan, target_usd)]}
+    return _without_nan(found)  # type: ignore[no-any-return]
+
+
+def show(plan: Plan, console: Console, *, seats: int | None, target_usd: float | None) -> None:
+    """Print the plan."""
+    console.print(_headline(plan), style="bold", soft_wrap=True)
+    console.print(_steps(plan, seats))
+    console.print(_regions(plan))
+    for line in _verdicts(plan):
+        console.print(line, soft_wrap=True)
+    console.print(_sensitivity(plan))
+    if target_usd is not None:
+        console.print(_ways(plan, target_usd))
+
+
+def _headline(plan: Plan) -> str:
+    each = sorted({region.gpus for region in plan.regions})
+    said = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
+    return (
+        f"{plan.gpus} GPUs, {said} in each of {len(plan.regions)} regions: ${plan.usd_per_hour:,.2f} an hour, "
+        f"${plan.usd_per_month:,.0f} a month, ${plan.usd_per_shown:.6f} for a completion shown"
+    )
+
+
+def _steps(plan: Plan, seats: int | None) -> Table:
+    table = Table("from seats to GPUs", "", "how", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.columns[1].justify = "right"
+    for name, value, how in _step_rows(plan, seats):
+        table.add_row(name, value, how)
+    return table
+
+
+def _step_rows(plan: Plan, seats: int | None) -> Iterator[tuple[str, str, str]]:
+    users, answers, gpu, demand = plan.assumptions.users, plan.assumptions.answers, plan.assumptions.gpu, plan.demand
+    if seats is not None:
+        yield "seats", f"{seats:,}", ""
+    yield "open sessions", f"{users.sessions:,}", "at the busiest time"
+    keys = typist(users.away_share)
+    how = f"{users.typing_share:.0%} type, {keys.keys_per_s:.2f} keys/s each, {users.debounce_ms:g} ms without a key"
+    how += f"; {demand.requests_per_session_hour:,.0f} a session-hour"
+    yield "requests/s", f"{demand.requests_per_s:,.0f}", how
+    how = f"the next key comes before the answer is whole, {answers.service_s * 1000:.0f} ms"
+    yield "superseded", f"{demand.superseded_share:.0%}", how
+    how = f"{answers.readable_ms:g} ms before the next key, with text, in time; {demand.shown_per_s:,.0f}/s"
+    if plan.measured is not None and plan.measured.shown_share is not None:
+        how = f"{plan.measured.source}; {demand.shown_per_s:,.0f}/s"
+    yield "shown", f"{demand.shown_share:.1%}", how
+    if plan.measured is None:
+        yield "a slot is held", f"{demand.held_s * 1000:.0f} ms", "until the answer is whole or the next key comes"
+        how = f"{gpu.new_prompt_tokens:g} of the prompt, {demand.generated_tokens:.1f} generated"
+        how += f" in steps that compute {gpu.draft_tokens + 1} and give {gpu.tokens_per_step:.1f}"
+        yield "tokens of a request", f"{computed_tokens(demand, gpu):.0f}", how
+    bounds = ", ".join(f"{name} {rate:,.0f}" for name, rate in plan.capacity.bounds.items())
+    yield "one server, requests/s", f"{plan.capacity.requests_per_s:,.0f}", bounds
+
+
+def _regions(plan: Plan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("region")
+    for name in ("requests/s", "GPUs", "needed", "busy", "busy with a region lost"):
+        table.add_column(name, justify="right")
+    for region in plan.regions:
+        lost = "-" if math.isnan(region.busy_if_lost) else f"{region.busy_if_lost:.0%}"
+        figures = f"{region.requests_per_s:,.0f}", f"{region.gpus}", f"{region.needed_gpus}", f"{region.busy:.0%}", lost
+        table.add_row(region.name, *figures)
+    return table
+
+
+def _verdicts(plan: Plan) -> Iterator[str]:
+    answers, money, demand = plan.assumptions.answers, plan.assumptions.money, plan.demand
+    aim = f"{answers.in_time:.0%} of the answers within {answers.within_ms:g} ms"
+    short = [f"{each.name} needs {each.needed_gpus}, has {each.gpus}" for each in plan.regions if not each.holds]
+    if short:
+        yield f"Too few GPUs for {aim}: {'; '.join(short)}."
+    per_hour = demand.shown_per_session_hour
+    mean = plan.shown_per_hour / demand.sessions
+    yield (
+        f"Shown to one open session: {per_hour:.0f} in an hour like the busiest, {mean:.1f} in a mean hour "
+        f"(mean load {money.mean_load:.0%})."
+    )
+    measured = plan.measured
+    if measured is not None and measured.requests_per_session_s is not None:
+        tested, planned = measured.requests_per_session_s * 3600, demand.requests_per_session_hour
+        yield f"A session of the test sent {tested:,.0f} requests an hour, one of this plan sends {planned:,.0f}."
+
+
+def _sensitivity(plan: Plan) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("with this alone at its low / high estimate")
+    for name in ("assumed", "low", "high", "GPUs needed", "$ for a completion shown"):
+        table.add_column(name, justify="right")
+    for each in variations(plan)[:_MAX_VARIATIONS]:
+        gpus = f"{each.at_low.needed_gpus} / {each.at_high.needed_gpus}"
+        costs = f"{each.at_low.usd_per_shown:.6f} / {each.at_high.usd_per_shown:.6f}"
+        table.add_row(option_of(each.name), *(f"{value:g}" for value in (each.value, each.low, each.high)), gpus, costs)
+    return table
+
+
+def _ways(plan: Plan, target_usd: float) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(f"with this alone a completion shown costs ${target_usd:g}")
+    table.add_column("", justify="right")
+    table.add_column("")
+    for each in ways_to(plan, target_usd):
+        note = "" if each.is_possible else "not possible"
+        table.add_row(_WAYS.get(each.name, option_of(each.name)), f"{each.value:.3g}", note)
+    return table
+
+
+_WAYS = {"shown_per_session_mean_hour": "completions shown to an open session in a mean hour"}
+
+
+def option_of(name: str) -> str:
+    """Return the option of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _without_nan(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

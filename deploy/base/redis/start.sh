@@ -1,0 +1,98 @@
+#!/bin/sh
+# Start a Redis or a Sentinel of this group: start.sh redis|sentinel. Nothing is kept: all configuration is made here.
+#
+# NAME is this pod's name in DNS and BIND its address; PEERS are the names of all pods, the first of which is the master of a
+# new group. SECRETS holds password, admin-password and sentinel-password; TLS, if set, a certificate (tls.crt, tls.key) and
+# its authority (ca.crt); DATA is an empty folder.
+set -eu
+
+password() { cat "$SECRETS/$1"; }
+
+ask() { # ask HOST PORT PASSWORD-FILE COMMAND...
+    host=$1 port=$2 secret=$3
+    shift 3
+    REDISCLI_AUTH="$(password "$secret")" timeout 2 redis-cli -h "$host" -p "$port" -e \
+        ${TLS:+--tls --cacert "$TLS/ca.crt"} "$@" 2>/dev/null
+}
+
+# The master that a Sentinel names. Without any Sentinel the group is new.
+find_master() {
+    for peer in $PEERS; do
+        if found="$(ask "$peer" 26379 sentinel-password SENTINEL GET-MASTER-ADDR-BY-NAME mymaster)" && [ -n "$found" ]; then
+            echo "$found" | head -n 1
+            return
+        fi
+    done
+    echo "${PEERS%% *}"
+}
+
+listen() { # listen PORT
+    echo "bind $BIND"
+    echo "dir $DATA"
+    if [ -n "${TLS:-}" ]; then
+        # Clients prove who they are by passwords, so they need no certificate.
+        echo "port 0"
+        echo "tls-port $1"
+        echo "tls-cert-file $TLS/tls.crt"
+        echo "tls-key-file $TLS/tls.key"
+        echo "tls-ca-cert-file $TLS/ca.crt"
+        echo "tls-auth-clients no"
+        echo "tls-replication yes"
+    else
+        echo "port $1"
+    fi
+}
+
+redis_config() { # redis_config MASTER
+    listen 6379
+    echo 'save ""'
+    echo "appendonly no"
+    # The container may use 512 MiB.
+    echo "maxmemory 400mb"
+    echo "maxmemory-policy allkeys-lru"
+    echo "replica-announce-ip $NAME"
+    echo "masteruser default"
+    echo "masterauth $(password admin-password)"
+    echo "user default on >$(password admin-password) ~* &* +@all"
+    # What a server may do: docs/replicas.md.
+    echo "user completion on >$(password password) ~completion:* &completion:* +eval +get +set +spublish +ssubscribe" \
+        "+sunsubscribe +ping +hmget +hset +hgetall +hdel +pexpire +time"
+    [ "$1" = "$NAME" ] || echo "replicaof $1 6379"
+}
+
+sentinel_config() { # sentinel_config MASTER
+    listen 26379
+    echo "requirepass $(password sentinel-password)"
+    echo "sentinel sentinel-pass $(password sentinel-password)"
+    # Pods have new addresses after a restart, and keep their names.
+    echo "sentinel resolve-hostnames yes"
+    echo "sentinel announce-hostnames yes"
+    echo "sentinel announce-ip $NAME"
+    echo "sentinel monitor mymaster $1 6379 2"
+    echo "sentinel auth-user mymaster default"
+    echo "sentinel auth-pass mymaster $(password admin-password)"
+    # Servers go on without Redis, so a failover need not be quick; a pod that is only restarted is back within 5 s.
+    echo "sentinel down-after-milliseconds mymaster ${DOWN_AFTER_MS:-5000}"
+    echo "sentinel failover-timeout mymaster 15000"
+}
+
+umask 077
+case "$1" in
+redis)
+    redis_config "$(find_master)" >"$DATA/redis.conf"
+    exec redis-server "$DATA/redis.conf"
+    ;;
+sentinel)
+    # A Sentinel does not start before its master's name can be resolved. Another one may be master by then.
+    until master="$(find_master)" && ask "$master" 6379 admin-password PING >/dev/null; do
+        echo "waiting for the master $master"
+        sleep 1
+    done
+    sentinel_config "$master" >"$DATA/sentinel.conf"
+    exec redis-server "$DATA/sentinel.conf" --sentinel
+    ;;
+*)
+    echo "usage: start.sh redis|sentinel" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,159 @@
+"""Dashboard "cache": the completion cache, the prefix cache, Redis and the other replicas."""
+
+from grafana_foundation_sdk.builders import dashboard
+
+from deploy.monitoring.dashboards.panels import (
+    BYTES,
+    COUNT,
+    PER_SECOND,
+    SECONDS,
+    SHARE,
+    TOKENS_PER_SECOND,
+    Query,
+    lines,
+    new_dashboard,
+    quantile,
+    rate,
+    ratio,
+    section,
+    select,
+    total,
+)
+
+_HITS, _MISSES = "completion_cache_hits_total", "completion_cache_misses_total"
+_LOCAL = 'level="local"'
+_AGE = "completion_cache_hit_age_seconds"
+
+
+def build() -> dashboard.Dashboard:
+    """Return the dashboard."""
+    text = "Completions and prompts that were not computed again, and what replicas share in Redis."
+    return _replicas(_completions(new_dashboard("cache", "Completions: caches and replicas", text)))
+
+
+def _completions(made: dashboard.Dashboard) -> dashboard.Dashboard:
+    looked_up = f"({rate(_HITS, _LOCAL)} + {rate(_MISSES, _LOCAL)})"
+    prompt, cached = (rate("completion_tokens_total", f'kind="{kind}"') for kind in ("prompt", "cached_prompt"))
+    return section(
+        made,
+        "Caches",
+        lines(
+            "Hit shares",
+            "Of the lookups in the completion cache; of the prompts' tokens.",
+            SHARE,
+            Query(ratio(rate(_HITS), looked_up), "completions"),
+            Query(ratio(cached, prompt), "prompt tokens"),
+            width=8,
+        ),
+        lines(
+            "Hits",
+            "Requests answered from the completion cache.",
+            PER_SECOND,
+            Query(rate(_HITS, by=("level",)), "{{level}}"),
+            stacked=True,
+            width=8,
+        ),
+        lines(
+            "Misses",
+            "Lookups without an answer, by level and reason.",
+            PER_SECOND,
+            Query(rate(_MISSES, by=("level", "reason")), "{{level}} {{reason}}"),
+            width=8,
+        ),
+        lines(
+            "Age of hits",
+            "Median age of the completions that answered.",
+            SECONDS,
+            Query(quantile("0.5", _AGE, by=("level",)), "{{level}}"),
+            width=8,
+        ),
+        lines(
+            "Size",
+            "Memory of the completions in the processes.",
+            BYTES,
+            Query(total("completion_cache_bytes", by=("instance",)), "{{instance}}"),
+            width=8,
+        ),
+        lines(
+            "Saved engine time",
+            "Seconds of prefill and decode a second that hits did not need.",
+            "suffix: s/s",
+            Query(rate("completion_cache_saved_engine_seconds_total"), "saved"),
+            width=8,
+        ),
+        lines(
+            "Saved tokens",
+            "Tokens that cached completions had cost.",
+            TOKENS_PER_SECOND,
+            Query(rate("completion_cache_saved_tokens_total", by=("kind",)), "{{kind}}"),
+            width=8,
+        ),
+        lines(
+            "Lookups in Redis",
+            "Time of lookups, failed ones included; requests wait for none of them.",
+            SECONDS,
+            Query(quantile("0.5", "completion_cache_lookup_seconds"), "p50"),
+            Query(quantile("0.99", "completion_cache_lookup_seconds"), "p99"),
+            width=8,
+        ),
+        lines(
+            "Completions kept",
+            "In the processes.",
+            COUNT,
+            Query(total("completion_cache_entries", by=("instance",)), "{{instance}}"),
+            width=8,
+        ),
+    )
+
+
+def _replicas(made: dashboard.Dashboard) -> dashboard.Dashboard:
+    lane = "completion_lane"
+    return section(
+        made,
+        "Redis and replicas",
+        lines(
+            "Redis",
+            "1: available, the breaker is closed. 0: this server goes on alone.",
+            COUNT,
+            Query(select("completion_redis_available"), "{{instance}}"),
+            width=8,
+        ),
+        lines(
+            "Replicas alive",
+            "As each server sees them.",
+            COUNT,
+            Query(select("completion_replicas_alive"), "{{instance}}"),
+            width=8,
+        ),
+        lines(
+            "Outages",
+            "How often the breaker has opened since the start of each server.",
+            COUNT,
+            Query(select("completion_redis_outages_total"), "{{instance}}"),
+            width=8,
+        ),
+        lines(
+            "Commands",
+            "Commands to Redis.",
+            PER_SECOND,
+            Query(rate("completion_redis_commands_total", by=("instance",)), "{{instance}}"),
+            width=8,
+        ),
+        lines(
+            "Lanes",
+            "Requests announced to other replicas, messages of others, and those announced too late.",
+            PER_SECOND,
+            Query(rate(f"{lane}_announcements_total"), "announced"),
+            Query(rate(f"{lane}_messages_received_total"), "received"),
+            Query(rate(f"{lane}_announcements_overtaken_total"), "too late"),
+            width=8,
+        ),
+        lines(
+            "Leases and clocks",
+            "Shares of limits that each server holds; how far its clock may be off (ms).",
+            COUNT,
+            Query(select("completion_leases"), "leases {{instance}}"),
+            Query(f"1000 * {select('completion_replica_clock_error_seconds')}", "clock ms {{instance}}"),
+            width=8,
+        ),
+    )

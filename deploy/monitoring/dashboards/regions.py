@@ -1,0 +1,108 @@
+"""Dashboard "regions": the regions side by side."""
+
+from grafana_foundation_sdk.builders import dashboard
+
+from deploy.monitoring.dashboards.panels import (
+    COUNT,
+    JOB,
+    PER_SECOND,
+    SECONDS,
+    SHARE,
+    STAGES,
+    Query,
+    bars,
+    grid,
+    increase,
+    lines,
+    new_dashboard,
+    rate,
+    ratio,
+    section,
+    total,
+)
+
+_SCOPE = f'{JOB}, region=~"$region"'
+_REGION = ("region",)
+_SLO, _TTFT, _REQUESTS = "completion_slo_requests_total", "completion_ttft_seconds", "completion_requests_total"
+_QUALITY = "completion_quality_total"
+
+
+def build() -> dashboard.Dashboard:
+    """Return the dashboard."""
+    text = "One row for each region, the same figures over time, and each region's stages."
+    made = new_dashboard("regions", "Completions: regions", text, has_instances=False)
+    made = section(made, "All regions", _table())
+    made = section(made, "Over time", *_over_time())
+    return section(made, "Stages of each region, p95", _stages())
+
+
+def _share(metric: str, matcher: str) -> str:
+    part, whole = (increase(metric, *each, by=_REGION, scope=_SCOPE) for each in ((matcher,), ()))
+    return ratio(part, whole)
+
+
+def _table():  # noqa: ANN202
+    accepted, shown = (increase(_QUALITY, f'event="{e}"', by=_REGION, scope=_SCOPE) for e in ("accepted", "shown"))
+    drafted, kept = (
+        increase("completion_tokens_total", f'kind="{kind}"', by=_REGION, scope=_SCOPE)
+        for kind in ("drafted", "accepted_draft")
+    )
+    columns = {
+        "servers ready": (COUNT, total("completion_engine_ready", by=_REGION, scope=_SCOPE)),
+        "sessions": (COUNT, total("completion_live_sessions", by=_REGION, scope=_SCOPE)),
+        "requests": (PER_SECOND, rate(_REQUESTS, by=_REGION, scope=_SCOPE)),
+        "in time": (SHARE, _share(_SLO, 'result="in_time"')),
+        "TTFT p50": (SECONDS, _quantile("0.5", over_range=True)),
+        "TTFT p95": (SECONDS, _quantile("0.95", over_range=True)),
+        "TTFT p99": (SECONDS, _quantile("0.99", over_range=True)),
+        "shed": (SHARE, _share(_REQUESTS, 'outcome="shed"')),
+        "completions accepted": (SHARE, ratio(accepted, shown)),
+        "draft tokens accepted": (SHARE, ratio(kept, drafted)),
+    }
+    queries = {name: (unit, Query(expression)) for name, (unit, expression) in columns.items()}
+    return grid(
+        "Regions", "Over the time range; servers, sessions and requests are those of now.", queries, by="region"
+    )
+
+
+def _quantile(share: str, *, over_range: bool = False) -> str:
+    counted = (increase if over_range else rate)(f"{_TTFT}_bucket", by=("le", "region"), scope=_SCOPE)
+    return f"histogram_quantile({share}, {counted})"
+
+
+def _over_time():  # noqa: ANN202
+    legend = "{{region}}"
+    in_time, waited = (rate(_SLO, *each, by=_REGION, scope=_SCOPE) for each in (('result="in_time"',), ()))
+    shed, ended = (rate(_REQUESTS, *each, by=_REGION, scope=_SCOPE) for each in (('outcome="shed"',), ()))
+    usage = f"max by (region) (completion_engine_kv_usage_ratio{{{_SCOPE}}})"
+    return (
+        lines(
+            "In time",
+            "Of the requests that somebody waited for.",
+            SHARE,
+            Query(ratio(in_time, waited), legend),
+            width=8,
+        ),
+        lines("TTFT p95", "By region.", SECONDS, Query(_quantile("0.95"), legend), width=8, limit=0.2),
+        lines("Requests", "Ended requests.", PER_SECOND, Query(ended, legend), width=8, stacked=True),
+        lines("Shed", "Share of the ended requests.", SHARE, Query(ratio(shed, ended), legend), width=8),
+        lines(
+            "Sessions",
+            "Open session streams.",
+            COUNT,
+            Query(total("completion_live_sessions", by=_REGION, scope=_SCOPE), legend),
+            width=8,
+            stacked=True,
+        ),
+        lines("KV cache", "The fullest server of each region.", SHARE, Query(usage, legend), width=8),
+    )
+
+
+def _stages():  # noqa: ANN202
+    """One panel, which Grafana repeats for each region."""
+    buckets = (
+        increase("completion_stage_seconds_bucket", f'stage="{stage}"', by=("le",), scope=_SCOPE) for stage in STAGES
+    )
+    queries = [Query(f"histogram_quantile(0.95, {each})", stage) for stage, each in zip(STAGES, buckets, strict=True)]
+    panel = bars("Stages in $region, p95", "decode_token is the time of one token.", SECONDS, *queries, width=24)
+    return panel.repeat("region").repeat_direction("h")

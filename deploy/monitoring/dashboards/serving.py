@@ -1,0 +1,186 @@
+"""Dashboard "serving": the objective, the stage waterfall by percentile, what became of requests, and the queue."""
+
+from grafana_foundation_sdk.builders import dashboard
+
+from deploy.monitoring.dashboards.panels import (
+    COUNT,
+    PER_SECOND,
+    PERCENTILES,
+    SECONDS,
+    SHARE,
+    STAGES,
+    Query,
+    bars,
+    heat,
+    increase,
+    lines,
+    new_dashboard,
+    number,
+    quantile,
+    rate,
+    ratio,
+    section,
+    select,
+    total,
+)
+
+_SLO, _TTFT, _STAGE = "completion_slo_requests_total", "completion_ttft_seconds", "completion_stage_seconds"
+_IN_TIME = 'result="in_time"'
+
+
+def build() -> dashboard.Dashboard:
+    """Return the dashboard."""
+    made = new_dashboard(
+        "serving", "Completions: serving", "Latency by stage and percentile, outcomes, queue and engine."
+    )
+    made = _objective(made)
+    made = section(made, "Waterfall by percentile", *map(_waterfall, PERCENTILES), *map(_stages, PERCENTILES))
+    return _queue(_outcomes(_ttft(made)))
+
+
+def _objective(made: dashboard.Dashboard) -> dashboard.Dashboard:
+    in_time = Query(ratio(increase(_SLO, _IN_TIME), increase(_SLO)))
+    waited = "Of the requests that somebody waited for, those with their first token within the budget."
+    return section(
+        made,
+        "Objective: 95% in time",
+        number("In time", waited, SHARE, in_time, ("red", None), ("yellow", 0.95), ("green", 0.99)),
+        number(
+            "TTFT p95",
+            "From a request's receipt to its first token.",
+            SECONDS,
+            Query(quantile("0.95", _TTFT, over_range=True)),
+            ("green", None),
+            ("yellow", 0.1),
+            ("red", 0.2),
+        ),
+        number("Requests", "Ended requests a second, now.", PER_SECOND, Query(rate("completion_requests_total"))),
+        number("Sessions", "Open session streams, now.", COUNT, Query(total("completion_live_sessions"))),
+    )
+
+
+def _waterfall(share: str):  # noqa: ANN202
+    """A query for each stage keeps their order."""
+    queries = [Query(quantile(share, _STAGE, f'stage="{stage}"', over_range=True), stage) for stage in STAGES]
+    text = "Time in each stage over the whole time range; decode_token is the time of one token."
+    return bars(f"Stages, {PERCENTILES[share]}", text, SECONDS, *queries)
+
+
+def _stages(share: str):  # noqa: ANN202
+    queries = [Query(quantile(share, _STAGE, f'stage="{stage}"'), stage) for stage in STAGES]
+    text = "Which stage grew. Percentiles of stages do not add up to the percentile of the whole."
+    return lines(f"Stages over time, {PERCENTILES[share]}", text, SECONDS, *queries, width=8, stacked=True)
+
+
+def _ttft(made: dashboard.Dashboard) -> dashboard.Dashboard:
+    queries = [Query(quantile(share, _TTFT), name) for share, name in PERCENTILES.items()]
+    budget = Query(f"max({select('completion_ttft_budget_seconds')})", "budget")
+    buckets = Query(rate(f"{_TTFT}_bucket", by=("le",)), "{{le}}")
+    return section(
+        made,
+        "Time to first token",
+        lines("TTFT", "By percentile, with the budget.", SECONDS, *queries, budget, limit=0.2),
+        heat(
+            "TTFT, all requests",
+            "Requests a second by TTFT: two groups show that a part of the requests waits.",
+            buckets,
+        ),
+    )
+
+
+def _outcomes(made: dashboard.Dashboard) -> dashboard.Dashboard:
+    outcome = ("outcome",)
+    requests = "completion_requests_total"
+    shed = rate(requests, 'outcome="shed"', by=("shed_reason",))
+    return section(
+        made,
+        "Outcomes",
+        lines(
+            "Outcomes",
+            "Ended requests by outcome: answered (stop, length), superseded, cancelled, shed, failed.",
+            PER_SECOND,
+            Query(rate(requests, by=outcome), "{{outcome}}"),
+            stacked=True,
+        ),
+        lines(
+            "The objective",
+            "Requests that somebody waited for, by result. All but in_time count against it.",
+            PER_SECOND,
+            Query(rate(_SLO, by=("result",)), "{{result}}"),
+            stacked=True,
+        ),
+        lines(
+            "Shed",
+            "Share of the ended requests, by reason.",
+            SHARE,
+            Query(f"{shed} / on () group_left () ({rate(requests)} > 0)", "{{shed_reason}}"),
+            stacked=True,
+            width=8,
+        ),
+        lines(
+            "Refused",
+            "Requests that were not admitted, by status code.",
+            PER_SECOND,
+            Query(rate("completion_refused_requests_total", by=("code",)), "{{code}}"),
+            width=8,
+        ),
+        lines(
+            "By trigger",
+            "Ended requests by what caused them.",
+            PER_SECOND,
+            Query(rate(requests, by=("trigger",)), "{{trigger}}"),
+            width=8,
+        ),
+    )
+
+
+def _queue(made: dashboard.Dashboard) -> dashboard.Dashboard:
+    return section(
+        made,
+        "Queue and engine",
+        lines(
+            "Slots and queue",
+            "Requests that wait, slots in use and slots; the server adapts their number.",
+            COUNT,
+            Query(total("completion_queued_requests"), "waiting"),
+            Query(total("completion_running_requests"), "in use"),
+            Query(total("completion_slots"), "slots"),
+            width=8,
+        ),
+        lines(
+            "Engine",
+            "The engine's own queue should stay empty: requests that wait there can't be dropped.",
+            COUNT,
+            Query(total("completion_engine_running_requests"), "running"),
+            Query(total("completion_engine_waiting_requests"), "waiting in the engine"),
+            width=8,
+        ),
+        lines(
+            "KV cache",
+            "Share of the KV cache in use by live generations.",
+            SHARE,
+            Query(select("completion_engine_kv_usage_ratio"), "{{instance}}"),
+            width=8,
+        ),
+        lines(
+            "Event loop",
+            "Lateness of the event loop. All work in it waits as long.",
+            SECONDS,
+            Query(quantile("0.99", "completion_loop_lag_seconds", by=("instance",)), "p99 {{instance}}"),
+            width=8,
+        ),
+        lines(
+            "Aborts",
+            "From the abort of a running request until its slot is free.",
+            SECONDS,
+            Query(quantile("0.95", "completion_abort_seconds"), "p95"),
+            width=8,
+        ),
+        lines(
+            "Restarts of the engine",
+            "Since the start of each server.",
+            COUNT,
+            Query(select("completion_engine_restarts_total"), "{{instance}}"),
+            width=8,
+        ),
+    )

@@ -1,0 +1,256 @@
+"""What every workload of deploy/ must keep. Each policy yields one line for each violation.
+
+They take plain objects, so that a test can break one and see that the policy says so.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from completion_server.rpc.server import ADMIN_SERVICE, COMPLETION_SERVICE
+from tests.deploy.manifests.targets import server_config
+from tests.support.kustomize import Object, containers, name_of, one, pod_specs
+
+Policy = Callable[[list[Object]], Iterator[str]]
+
+ENGINE_STOP_S = 13
+"""From the end of the drain: streams and Redis 3 s, the engine 10 s (engine/vllm/engine.py)."""
+WARM_UP_S = 120
+"""What a server may take after its models are loaded: warm-up and the trial of K."""
+_DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
+_VOLUMES = {"configMap", "downwardAPI", "emptyDir", "image", "persistentVolumeClaim", "projected", "secret"}
+_GIVEN_SECRETS = {"completion-redis", "completion-secret"}
+"""Made by the operator (deploy/README.md)."""
+
+
+def probes(objects: list[Object]) -> Iterator[str]:
+    """Every container that serves has all three; the server's ask its gRPC health for services that it has."""
+    for name, container, _ in containers(objects):
+        if not name.startswith("Job/"):
+            yield from (f"{name}: no {each}" for each in _PROBES if each not in container and _needs(name, each))
+        if container["name"] != "server":
+            continue
+        config = server_config(objects)
+        port = int(config.server.listen.rpartition(":")[2])
+        for each, service in zip(_PROBES, (COMPLETION_SERVICE, COMPLETION_SERVICE, ADMIN_SERVICE), strict=True):
+            if container.get(each, {}).get("grpc") != {"port": port, "service": service}:
+                yield f"{name}: {each} does not ask {service} on port {port}"
+        startup = container.get("startupProbe", {})
+        allowed_s = startup.get("periodSeconds", 10) * startup.get("failureThreshold", 3)
+        if allowed_s < config.engine.start_timeout_s + WARM_UP_S:
+            yield f"{name}: startupProbe allows {allowed_s} s, less than engine.start_timeout_s and a warm-up"
+
+
+_PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+def _needs(name: str, probe: str) -> bool:
+    """Redis listens at once."""
+    return (name, probe) != ("StatefulSet/redis/redis", "startupProbe")
+
+
+def resources(objects: list[Object]) -> Iterator[str]:
+    """Every container asks for CPU and memory, and has a limit of memory; a GPU is asked for whole."""
+    for name, container, _ in containers(objects):
+        found = container.get("resources", {})
+        requests, limits = found.get("requests", {}), found.get("limits", {})
+        yield from (f"{name}: no request of {each}" for each in ("cpu", "memory") if each not in requests)
+        if "memory" not in limits:
+            yield f"{name}: no limit of memory"
+        if requests.get("nvidia.com/gpu") != limits.get("nvidia.com/gpu"):
+            yield f"{name}: GPUs asked for and allowed differ"
+
+
+def privileges(objects: list[Object]) -> Iterator[str]:
+    """No container has more rights than a process of a plain user, and none can write to its image."""
+    for name, container, pod in containers(objects):
+        context = pod.get("securityContext", {}) | container.get("securityContext", {})
+        for key, value in _CONTEXT.items():
+            if context.get(key) != value:
+                yield f"{name}: {key} is {context.get(key)}, must be {value}"
+        if context.get("privileged") or context.get("runAsUser", 1) == 0:
+            yield f"{name}: privileged, or root"
+        if any("hostPort" in port for port in container.get("ports", ())):
+            yield f"{name}: a port of the node"
+    yield from _shared_with_node(objects)
+
+
+def _shared_with_node(objects: list[Object]) -> Iterator[str]:
+    for owner, pod in pod_specs(objects):
+        yield from (f"{owner}: {each}" for each in ("hostNetwork", "hostPID", "hostIPC") if pod.get(each))
+        for volume in pod.get("volumes", ()):
+            if not set(volume) - {"name"} <= _VOLUMES:
+                yield f"{owner}: volume {volume['name']} of a kind that is not allowed"
+
+
+_CONTEXT: Object = {
+    "runAsNonRoot": True,
+    "readOnlyRootFilesystem": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def tokens(objects: list[Object]) -> Iterator[str]:
+    """No pod has a token of the cluster, nor variables of its services, which look like the server's own."""
+    for owner, pod in pod_specs(objects):
+        yield from (
+            f"{owner}: {each} is not false"
+            for each in ("automountServiceAccountToken", "enableServiceLinks")
+            if pod.get(each) is not False
+        )
+
+
+def images(objects: list[Object]) -> Iterator[str]:
+    """Every image, also of a volume, is named by its digest."""
+    for name, container, _ in containers(objects):
+        if not _DIGEST.fullmatch(container["image"]):
+            yield f"{name}: {container['image']} has no digest"
+    for owner, pod in pod_specs(objects):
+        for volume in pod.get("volumes", ()):
+            reference = volume.get("image", {}).get("reference")
+            if reference is not None and not _DIGEST.fullmatch(reference):
+                yield f"{owner}: {reference} has no digest"
+
+
+def ports(objects: list[Object]) -> Iterator[str]:
+    """Services lead to ports that containers have, under the same number, and the server listens on them."""
+    declared: dict[str, dict[str, int]] = {}
+    for name, container, _ in containers(objects):
+        owner = declared.setdefault(name.split("/")[1], {})
+        owner |= {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+    for service in (each for each in objects if each["kind"] == "Service"):
+        found = declared.get(service["spec"]["selector"]["app.kubernetes.io/name"], {})
+        for port in service["spec"]["ports"]:
+            if found.get(port["targetPort"]) != port["port"]:
+                yield f"{name_of(service)}: no container has the port {port['targetPort']} {port['port']}"
+    if "completion-server" in declared:
+        settings = server_config(objects).server
+        listening = {"grpc": settings.listen, "metrics": settings.metrics_listen}
+        for key, address in listening.items():
+            if f"0.0.0.0:{declared['completion-server'].get(key)}" != address:
+                yield f"completion-server: port {key} is not where the server listens, {address}"
+
+
+def grace(objects: list[Object]) -> Iterator[str]:
+    """A pod is killed only after its preStop hook, its drain and the end of its engine."""
+    for name, container, pod in containers(objects):
+        hook = container.get("lifecycle", {}).get("preStop")
+        if container["name"] in {"server", "envoy"} and hook is None:
+            yield f"{name}: no preStop hook"
+            continue
+        needed = _hook_s(hook)
+        if container["name"] == "server":
+            needed += server_config(objects).server.grace_s + ENGINE_STOP_S
+        if pod.get("terminationGracePeriodSeconds", 30) <= needed:
+            yield f"{name}: terminationGracePeriodSeconds must be more than {needed:g}"
+
+
+def _hook_s(hook: Object | None) -> float:
+    if hook is None:
+        return 0
+    if "sleep" in hook:
+        return float(hook["sleep"]["seconds"])
+    slept = re.search(r"^sleep (\d+)$", hook["exec"]["command"][-1], re.MULTILINE)
+    return float(slept[1]) if slept else 0
+
+
+def disruptions(objects: list[Object]) -> Iterator[str]:
+    """Replicated pods are spread over nodes, and a drain of nodes takes one at a time."""
+    budgets = [each["spec"] for each in objects if each["kind"] == "PodDisruptionBudget"]
+    for each in objects:
+        if each["kind"] not in {"Deployment", "StatefulSet"}:
+            continue
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        found = [budget for budget in budgets if budget["selector"]["matchLabels"].items() <= labels.items()]
+        if [budget.get("maxUnavailable") for budget in found] != [1]:
+            yield f"{name_of(each)}: no PodDisruptionBudget with maxUnavailable 1"
+        spread = each["spec"]["template"]["spec"].get("topologySpreadConstraints", ())
+        over = {one["topologyKey"] for one in spread if one["labelSelector"]["matchLabels"].items() <= labels.items()}
+        if "kubernetes.io/hostname" not in over:
+            yield f"{name_of(each)}: not spread over nodes"
+        if not each["spec"]["selector"]["matchLabels"].items() <= labels.items():
+            yield f"{name_of(each)}: does not select its own pods"
+
+
+def references(objects: list[Object]) -> Iterator[str]:
+    """What a pod mounts or names is there, or is made from what the README has an operator create."""
+    made = {each["spec"]["secretName"] for each in objects if each["kind"] == "Certificate"}
+    names = {(each["kind"], each["metadata"]["name"]) for each in objects}
+    names |= {("Secret", name) for name in made | _GIVEN_SECRETS}
+    for owner, pod in pod_specs(objects):
+        for kind, name in _named(pod):
+            if (kind, name) not in names:
+                yield f"{owner}: there is no {kind}/{name}"
+    for each in objects:
+        if each["kind"] == "Gateway":
+            for listener in each["spec"]["listeners"]:
+                found = {found["name"] for found in listener["tls"]["certificateRefs"]}
+                yield from (f"{name_of(each)}: nobody makes the Secret {name}" for name in found - made)
+
+
+def _named(pod: Object) -> Iterator[tuple[str, str]]:
+    for volume in pod.get("volumes", ()):
+        for key, kind, field in _SOURCES:
+            if key in volume:
+                yield kind, volume[key][field]
+    if "serviceAccountName" in pod:
+        yield "ServiceAccount", pod["serviceAccountName"]
+    if "priorityClassName" in pod:
+        yield "PriorityClass", pod["priorityClassName"]
+
+
+_SOURCES = (
+    ("configMap", "ConfigMap", "name"),
+    ("secret", "Secret", "secretName"),
+    ("persistentVolumeClaim", "PersistentVolumeClaim", "claimName"),
+)
+
+
+def secrets(objects: list[Object]) -> Iterator[str]:
+    """No secret is in the repository, neither as an object nor in a variable."""
+    yield from (f"{name_of(each)}: a Secret in the manifests" for each in objects if each["kind"] == "Secret")
+    for name, container, _ in containers(objects):
+        for variable in container.get("env", ()):
+            is_secret = re.search(r"PASSWORD|SECRET|TOKEN", variable["name"]) and not variable["name"].endswith("_FILE")
+            value = variable.get("value", "")
+            if is_secret and value and not value.startswith("/"):
+                yield f"{name}: {variable['name']} holds a secret"
+
+
+def rollouts(objects: list[Object]) -> Iterator[str]:
+    """A new server warms up before an old one goes, and has the time for it."""
+    for kind in ("Deployment", "Rollout"):
+        for each in (found for found in objects if found["kind"] == kind):
+            if each["metadata"]["name"] != "completion-server":
+                continue
+            yield from _rollout(each, objects)
+
+
+def _rollout(workload: Object, objects: list[Object]) -> Iterator[str]:
+    spec = workload["spec"]
+    strategy: dict[str, Any] = spec["strategy"]
+    found = strategy.get("rollingUpdate") or strategy.get("canary") or {}
+    if (found.get("maxUnavailable"), found.get("maxSurge")) != (0, 1):
+        yield f"{name_of(workload)}: an old pod may go before a new one is warm"
+    pod = one(objects, "Deployment", "completion-server")["spec"]["template"]["spec"]
+    startup = pod["containers"][0].get("startupProbe", {})
+    start_s = startup.get("periodSeconds", 10) * startup.get("failureThreshold", 3)
+    if spec.get("progressDeadlineSeconds", 600) <= start_s + spec.get("minReadySeconds", 0):
+        yield f"{name_of(workload)}: given up before a start may have ended"
+
+
+POLICIES: tuple[Policy, ...] = (
+    probes,
+    resources,
+    privileges,
+    tokens,
+    images,
+    ports,
+    grace,
+    disruptions,
+    references,
+    secrets,
+    rollouts,
+)

@@ -1,0 +1,205 @@
+"""deploy/base/redis/start.sh with real Redis servers and Sentinels: three "pods" on three addresses of loopback.
+
+They use the ports of the pods, which no other test uses.
+"""
+
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.deploy.manifests.targets import rendered, server_config
+from tests.support.certificates import make_identity_in
+from tests.support.kustomize import DEPLOY, one
+from tests.support.redis_servers import require_redis, wait_until
+
+SCRIPT = DEPLOY / "base" / "redis" / "start.sh"
+PASSWORDS = {"password": "of-servers", "admin-password": "of-operators", "sentinel-password": "of-sentinels"}
+FAILOVER_S = 60.0
+
+
+class Pod:
+    """A Redis and a Sentinel with an address of their own, as start.sh starts them in a pod."""
+
+    def __init__(self, name: str, peers: list[str], folder: Path, tls: Path | None) -> None:
+        self.name = name
+        self._folder = folder
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "NAME": name,
+            "BIND": name,
+            "PEERS": " ".join(peers),
+            "SECRETS": str(folder / "secrets"),
+            "DOWN_AFTER_MS": "1000",
+        }
+        if tls:
+            self._environment["TLS"] = str(tls)
+        self._tls = tls
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        for role in ("redis", "sentinel"):
+            data = self._folder / f"{self.name}-{role}"
+            data.mkdir(exist_ok=True)
+            with (data / "log").open("ab") as log:
+                process = subprocess.Popen(
+                    ["sh", str(SCRIPT), role], env=self._environment | {"DATA": str(data)}, stdout=log, stderr=log
+                )
+            self._processes.append(process)
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._processes.clear()
+
+    def connect(self, port: int, password: str, username: str | None = None) -> "redis.Redis[str]":
+        return redis.Redis(self.name, port, username=username, password=PASSWORDS[password], **options(self._tls))
+
+    def ask(self, section: str) -> dict[str, Any]:
+        with self.connect(6379, "admin-password") as client:
+            found: dict[str, Any] = client.info(section)
+            return found
+
+    def sentinel_state(self) -> dict[str, Any]:
+        with self.connect(26379, "sentinel-password") as client:
+            found: dict[str, Any] = client.sentinel_master("mymaster")
+            return found
+
+
+def options(tls: Path | None) -> dict[str, Any]:
+    common: dict[str, Any] = {"decode_responses": True, "socket_timeout": 2}
+    if tls is None:
+        return common
+    # The names of pods are addresses here, which the certificate does not have.
+    return common | {"ssl": True, "ssl_ca_certs": str(tls / "ca.crt"), "ssl_check_hostname": False}
+
+
+@contextmanager
+def running_pods(folder: Path, tls: Path | None = None) -> Iterator[list[Pod]]:
+    require_redis()
+    secrets = folder / "secrets"
+    secrets.mkdir()
+    for name, text in PASSWORDS.items():
+        (secrets / name).write_text(text + "\n", encoding="utf-8")
+    network = f"127.{random.SystemRandom().randrange(1, 255)}.{random.SystemRandom().randrange(1, 255)}"
+    names = [f"{network}.{index}" for index in (1, 2, 3)]
+    with ExitStack() as stack:
+        pods = [Pod(name, names, folder, tls) for name in names]
+        for pod in pods:
+            stack.callback(pod.kill)
+            pod.start()
+        wait_until(lambda: all(answers(pod) for pod in pods), FAILOVER_S)
+        yield pods
+
+
+def answers(pod: Pod) -> bool:
+    try:
+        return bool(pod.sentinel_state())
+    except redis.RedisError:
+        return False
+
+
+def is_complete(pod: Pod) -> bool:
+    """Return whether a Sentinel knows a master that is up, both replicas, and the two other Sentinels."""
+    try:
+        state = pod.sentinel_state()
+    except redis.RedisError:
+        return False
+    counts = (state["num-slaves"], state["num-other-sentinels"])
+    return counts == (2, 2) and "down" not in str(state["flags"])
+
+
+def master_of(pods: list[Pod]) -> str:
+    """Return the name of the one master that is up, or "" while there is none or more than one."""
+    found = []
+    for pod in pods:
+        try:
+            if pod.ask("replication")["role"] == "master":
+                found.append(pod.name)
+        except redis.RedisError:
+            continue
+    return found[0] if len(found) == 1 else ""
+
+
+def has_joined(pod: Pod, master: str) -> bool:
+    try:
+        found = pod.ask("replication")
+    except redis.RedisError:
+        return False
+    state = (found["role"], found.get("master_host"), found.get("master_link_status"))
+    return state == ("slave", master, "up")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("has_tls", [False, True], ids=["in clear", "tls"])
+def test_a_lost_master_is_replaced_and_joins_as_a_replica(has_tls: bool, tmp_path: Path) -> None:
+    with running_pods(tmp_path, make_tls(tmp_path) if has_tls else None) as pods:
+        first, *others = pods
+        wait_until(lambda: all(is_complete(pod) for pod in pods), FAILOVER_S)
+        assert master_of(pods) == first.name
+        wait_until(lambda: all(has_joined(each, first.name) for each in others), FAILOVER_S)
+        first.kill()
+        wait_until(lambda: master_of(others) != "", FAILOVER_S)
+        second = master_of(others)
+        first.start()
+        wait_until(lambda: has_joined(first, second), FAILOVER_S)
+        wait_until(lambda: all(is_complete(pod) for pod in pods), FAILOVER_S)
+        assert master_of(pods) == second
+
+
+def test_the_servers_user_may_do_what_servers_do_and_no_more(tmp_path: Path) -> None:
+    settings = server_config(list(rendered("regions/us-east"))).redis
+    with running_pods(tmp_path) as pods:
+        with pods[0].connect(6379, "password", settings.username) as client:
+            key = f"{settings.key_prefix}:x"
+            assert client.set(key, "1", px=1000)
+            assert client.eval("return redis.call('GET', KEYS[1])", 1, key) == "1"
+            for command in ("CONFIG GET *", "KEYS *", "FLUSHALL", "GET other", "PUBLISH completion:x y"):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.execute_command(*command.split())
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            redis.Redis(pods[0].name, 6379, **options(None)).ping()
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            redis.Redis(pods[0].name, 26379, **options(None)).ping()
+        config = pods[0].connect(6379, "admin-password").config_get("save", "appendonly", "maxmemory-policy")
+        assert config == {"save": "", "appendonly": "no", "maxmemory-policy": "allkeys-lru"}
+
+
+def make_tls(folder: Path) -> Path:
+    """Write what cert-manager writes into a Secret."""
+    authority = make_identity_in(folder, "authority")
+    identity = make_identity_in(folder, "redis", issuer=authority)
+    tls = folder / "tls"
+    tls.mkdir()
+    files = {"ca.crt": authority.certificate, "tls.crt": identity.certificate, "tls.key": identity.key}
+    for name, source in files.items():
+        (tls / name).write_bytes(Path(source).read_bytes())
+    return tls
+
+
+def test_with_tls_nothing_is_in_clear(tmp_path: Path) -> None:
+    with running_pods(tmp_path, make_tls(tmp_path)) as pods:
+        wait_until(lambda: all(has_joined(each, pods[0].name) for each in pods[1:]), FAILOVER_S)
+        for port in (6379, 26379):
+            with pytest.raises(redis.RedisError):
+                redis.Redis(pods[0].name, port, **options(None)).ping()
+
+
+def test_the_container_starts_the_script_with_what_it_needs() -> None:
+    objects = rendered("regions/us-east")
+    assert one(objects, "ConfigMap", "redis")["data"]["start.sh"] == SCRIPT.read_text(encoding="utf-8")
+    pod = one(objects, "StatefulSet", "redis")["spec"]["template"]["spec"]
+    for container in pod["containers"]:
+        assert container["command"] == ["sh", "/etc/redis/start.sh", container["name"]]
+        given = {each["name"] for each in container["env"]}
+        assert given == {"POD_NAME", "NAME", "BIND", "PEERS", "SECRETS", "DATA", "TLS"}
+    memory = pod["containers"][0]["resources"]["limits"]["memory"]
+    assert memory == "512Mi"
+    assert "maxmemory 400mb" in SCRIPT.read_text(encoding="utf-8")

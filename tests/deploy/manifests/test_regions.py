@@ -1,0 +1,171 @@
+"""Regions differ only in what they may; what they share fits together: the server's file, Envoy's, names in DNS."""
+
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from loadtest.bench.replicas.envoy import Envoy, adapted, load_shipped
+from tests.deploy.manifests.targets import REGIONS, TARGETS, rendered, server_config
+from tests.support.envoy import require_envoy
+from tests.support.kustomize import DEPLOY, name_of, one
+from tests.support.redis_servers import wait_until
+
+ENVOY_FILE = DEPLOY / "envoy" / "envoy.yaml"
+SERVING = [each for each in TARGETS if each not in {"global", "loadtest"}]
+
+MAY_DIFFER = {
+    "Deployment/completion-server spec.replicas",
+    "Deployment/completion-server spec.template.spec.nodeSelector.topology.kubernetes.io/region",
+    "Deployment/completion-server spec.template.spec.nodeSelector.nvidia.com/gpu.product",
+    "Deployment/completion-server spec.template.spec.containers.0.env.COMPLETION_SERVER__SERVER__REGION",
+    "ResourceQuota/gpus spec.hard.requests.nvidia.com/gpu",
+    "GRPCRoute/completion spec.hostnames.1",
+    "HTTPRoute/completion-region-health spec.hostnames.0",
+    "Certificate/completion-edge spec.dnsNames.1",
+    "Certificate/completion-edge spec.dnsNames.2",
+}
+MUST_DIFFER = {each for each in MAY_DIFFER if each.rpartition(".")[2] not in {"replicas", "com/gpu", "product"}}
+
+
+def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield each value with its path. Variables count by their names, other list items by their places."""
+    if isinstance(value, dict) and value:
+        for key, below in value.items():
+            yield from leaves(below, f"{path}.{key}")
+    elif isinstance(value, list) and value:
+        for index, below in enumerate(value):
+            is_variable = path.endswith(".env") and set(below) == {"name", "value"}
+            yield from leaves(
+                below["value"] if is_variable else below, f"{path}.{below['name'] if is_variable else index}"
+            )
+    else:
+        yield path, value
+
+
+def values_of(target: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in rendered(target):
+        for path, value in leaves(each, ""):
+            found[f"{name_of(each)} {path.removeprefix('.')}"] = value
+    return found
+
+
+@pytest.mark.parametrize("region", REGIONS[1:])
+def test_regions_differ_only_in_what_they_may(region: str) -> None:
+    first, other = values_of(f"regions/{REGIONS[0]}"), values_of(f"regions/{region}")
+    assert first.keys() == other.keys()
+    differing = {path for path, value in first.items() if value != other[path]}
+    assert differing <= MAY_DIFFER
+    assert differing >= MUST_DIFFER
+
+
+def values_of_region(region: str) -> Any:
+    return yaml.safe_load((DEPLOY / "regions" / region / "region.yaml").read_text(encoding="utf-8"))["spec"]
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_regions_values_arrive(region: str) -> None:
+    values, objects = values_of_region(region), list(rendered(f"regions/{region}"))
+    deployment = one(objects, "Deployment", "completion-server")["spec"]
+    assert deployment["replicas"] == values["replicas"] == 4
+    assert deployment["template"]["spec"]["nodeSelector"]["topology.kubernetes.io/region"] == values["cloudRegion"]
+    assert server_config(objects).server.region == values["name"] == region
+    assert one(objects, "ResourceQuota", "gpus")["spec"]["hard"]["requests.nvidia.com/gpu"] == values["maxGpus"]
+    assert int(values["maxGpus"]) >= values["maxReplicas"] > values["replicas"]
+    assert "replaced" not in str(objects)
+    assert not [each for each in objects if each["kind"] == "Region"]
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_the_global_name_leads_to_the_regions_own_names(region: str) -> None:
+    record = one(rendered("global"), "DNSEndpoint", f"completion-{region}")["spec"]["endpoints"][0]
+    objects, values = rendered(f"regions/{region}"), values_of_region(region)
+    route = one(objects, "GRPCRoute", "completion")["spec"]
+    assert route["hostnames"] == [record["dnsName"], *record["targets"]]
+    assert record["setIdentifier"] == region
+    properties = {each["name"]: each["value"] for each in record["providerSpecific"]}
+    assert properties["aws/region"] == values["cloudRegion"]
+    health = one(objects, "HTTPRoute", "completion-region-health")["spec"]["hostnames"]
+    assert one(objects, "Certificate", "completion-edge")["spec"]["dnsNames"] == route["hostnames"] + health
+
+
+@pytest.mark.parametrize("target", SERVING)
+def test_the_servers_file_loads_in_its_own_model(target: str) -> None:
+    config = server_config(list(rendered(target)))
+    assert config.redis.addresses
+    assert config.redis.secret_file
+    assert config.redis.tls.enabled
+    assert config.admission.trust_user_names
+    assert config.admission.require_user
+    if "redis-external" not in target:
+        assert config.redis.topology == "sentinel"
+        names = {each.partition(":")[0] for each in config.redis.addresses}
+        assert names == set(one(rendered(target), "Certificate", "redis")["spec"]["dnsNames"])
+
+
+def test_users_of_two_lost_regions_fit() -> None:
+    config = server_config(list(rendered("regions/us-east")))
+    servers = values_of_region("us-east")["replicas"]
+    assert config.admission.max_sessions is not None
+    assert config.admission.max_sessions * servers >= 12_000, "all sessions of the mission in one region"
+    assert config.admission.assumed_replicas == servers
+
+
+def test_the_edge_runs_the_tested_file() -> None:
+    objects = rendered("regions/us-east")
+    text = one(objects, "ConfigMap", "completion-edge")["data"]["envoy.yaml"]
+    assert text == ENVOY_FILE.read_text(encoding="utf-8")
+    document = yaml.safe_load(text)
+    (listener,) = document["static_resources"]["listeners"]
+    (cluster,) = document["static_resources"]["clusters"]
+    edge = one(objects, "Deployment", "completion-edge")["spec"]["template"]["spec"]["containers"][0]
+    assert edge["ports"][0]["containerPort"] == listener["address"]["socket_address"]["port_value"]
+    endpoint = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
+    service = one(objects, "Service", endpoint["address"])["spec"]
+    assert service["clusterIP"] == "None", "Envoy must see each replica"
+    assert endpoint["port_value"] in {each["port"] for each in service["ports"]}
+    assert cluster["lb_policy"] == "MAGLEV"
+    pods = one(objects, "Deployment", "completion-server")["spec"]["template"]["metadata"]["labels"]
+    assert service["selector"].items() <= pods.items()
+
+
+def test_the_real_envoy_accepts_the_rendered_file_and_options(tmp_path: Path) -> None:
+    binary, objects = require_envoy(), rendered("regions/us-east")
+    path = tmp_path / "envoy.yaml"
+    path.write_text(one(objects, "ConfigMap", "completion-edge")["data"]["envoy.yaml"], encoding="utf-8")
+    edge = one(objects, "Deployment", "completion-edge")["spec"]["template"]["spec"]["containers"][0]
+    program, *options = edge["command"]
+    assert program == "envoy"
+    options[options.index("/etc/envoy/envoy.yaml")] = str(path)
+    command = [binary, "--mode", "validate", *options, "--log-level", "warning"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_prestop_hook_drains_the_real_envoy() -> None:
+    require_envoy()
+    edge = one(rendered("regions/us-east"), "Deployment", "completion-edge")["spec"]["template"]["spec"]["containers"][
+        0
+    ]
+    shell, option, script = edge["lifecycle"]["preStop"]["exec"]["command"]
+    assert (shell, option) == ("bash", "-c")
+    drain_s = edge["command"][edge["command"].index("--drain-time-s") + 1]
+    assert f"sleep {drain_s}\n" in script
+    with Envoy.running(adapted(load_shipped(ENVOY_FILE), []), 0, drain_s=1) as envoy:
+        host, _, port = envoy.admin.rpartition(":")
+        script = script.replace("/127.0.0.1/9901", f"/{host}/{port}").replace(f"sleep {drain_s}", "sleep 0")
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=30)
+        assert re.match(r"HTTP/1.1 200", done.stdout), done.stdout
+        wait_until(lambda: is_closed(envoy.address))
+
+
+def is_closed(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as connection:
+        return connection.connect_ex((host, int(port))) != 0

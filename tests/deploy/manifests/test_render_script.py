@@ -1,0 +1,61 @@
+"""deploy/render.sh refuses what still has placeholders, and prints the rest."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.deploy.manifests.targets import FOLDERS, rendered
+from tests.support.kustomize import DEPLOY, require_kustomize
+
+FILLED = (
+    (r"example\.com", "completion.test"),
+    (r"0{64}", "5f" * 32),
+    (r"00000000-0000-0000-0000-000000000000", "7f1c0d3e-0000-4000-8000-000000000001"),
+)
+
+
+def run(deploy: Path, folder: str) -> "subprocess.CompletedProcess[str]":
+    environment = {"PATH": os.environ["PATH"], "KUSTOMIZE": str(require_kustomize())}
+    command = ["sh", str(deploy / "render.sh"), str(deploy / folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+
+
+def fill(deploy: Path, fillings: tuple[tuple[str, str], ...]) -> Path:
+    for path in deploy.rglob("*.yaml"):
+        text = path.read_text(encoding="utf-8")
+        for pattern, value in fillings:
+            text = re.sub(pattern, value, text)
+        path.write_text(text, encoding="utf-8")
+    return deploy
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_what_is_committed_is_refused(folder: str) -> None:
+    done = run(DEPLOY, folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "placeholders" in done.stderr
+
+
+@pytest.mark.parametrize("missing", FILLED)
+def test_each_placeholder_is_refused(missing: tuple[str, str], tmp_path: Path) -> None:
+    deploy = fill(shutil.copytree(DEPLOY, tmp_path / "deploy"), tuple(each for each in FILLED if each != missing))
+    results = {folder: run(deploy, folder).returncode for folder in ("regions/us-east", "global")}
+    assert 1 in results.values()
+
+
+def test_what_is_filled_in_is_printed(tmp_path: Path) -> None:
+    deploy = fill(shutil.copytree(DEPLOY, tmp_path / "deploy"), FILLED)
+    for folder in FOLDERS:
+        done = run(deploy, folder)
+        assert done.returncode == 0, done.stderr
+        assert len(list(yaml.safe_load_all(done.stdout))) == len(rendered(folder))
+
+
+def test_a_folder_that_does_not_render_prints_nothing(tmp_path: Path) -> None:
+    done = run(DEPLOY, "nowhere")
+    assert (done.returncode != 0, done.stdout) == (True, "")

@@ -1,0 +1,174 @@
+"""The queries by which a canary is taken back and KEDA adds servers, evaluated by Prometheus's own promtool."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from completion_server.core.outcome import FinishReason, ShedReason
+from completion_server.core.request import Trigger
+from completion_server.telemetry.metrics import Metrics
+from tests.deploy.manifests.targets import rendered
+from tests.support.kustomize import one, report
+
+HASH = "5d8f7c9b66"
+CANARY, STABLE = f"completion-server-{HASH}-abcde", "completion-server-77f9c9d5b4-fghij"
+OF_APP = {"completion_engine_restarts"}
+"""Metrics that the composition root adds to those of `Metrics`."""
+
+Load = dict[str, float]
+"""Requests a second by what became of them: "in_time", "late", "shed", "rate_limited" or "error"."""
+
+
+def analysis() -> dict[str, dict[str, Any]]:
+    """Return the metrics of the canary's analysis by their names."""
+    template = one(rendered("canary"), "AnalysisTemplate", "completion-server")
+    return {each["name"]: each for each in template["spec"]["metrics"]}
+
+
+def query_of(metric: dict[str, Any]) -> str:
+    query: str = metric["provider"]["prometheus"]["query"]
+    return query.replace("{{args.hash}}", HASH)
+
+
+def keda_queries() -> dict[str, tuple[str, float]]:
+    """Return KEDA's queries and thresholds by the triggers' names."""
+    triggers = one(rendered("keda"), "ScaledObject", "completion-server")["spec"]["triggers"]
+    return {each["name"]: (each["metadata"]["query"], float(each["metadata"]["threshold"])) for each in triggers}
+
+
+def series_of(pod: str, load: Load, minutes: int = 60) -> list[dict[str, str]]:
+    """Return the counters of a pod under a load that lasts from the beginning."""
+    labels = f'namespace="completion", pod="{pod}", trigger="automatic"'
+    in_time, late = load.get("in_time", 0), load.get("late", 0)
+    counters = {
+        f'completion_ttft_seconds_bucket{{{labels}, le="0.2"}}': in_time,
+        f'completion_ttft_seconds_bucket{{{labels}, le="+Inf"}}': in_time + late,
+        f"completion_ttft_seconds_count{{{labels}}}": in_time + late,
+        f'completion_requests_total{{{labels}, outcome="stop", shed_reason=""}}': in_time + late,
+        f'completion_requests_total{{{labels}, outcome="error", shed_reason=""}}': load.get("error", 0),
+        f'completion_requests_total{{{labels}, outcome="shed", shed_reason="overload"}}': load.get("shed", 0),
+        f'completion_requests_total{{{labels}, outcome="shed", shed_reason="rate_limited"}}': load.get(
+            "rate_limited", 0
+        ),
+    }
+    return [{"series": name, "values": f"0+{60 * rate:g}x{minutes}"} for name, rate in counters.items()]
+
+
+def check(series: list[dict[str, str]], query: str, value: float | None, folder: Path) -> None:
+    """Let promtool evaluate a query after an hour and compare. None is no answer."""
+    if shutil.which("promtool") is None:
+        report("promtool not found; on Debian: apt-get install prometheus")
+    expected = [] if value is None else [{"labels": "{}", "value": value}]
+    case = {
+        "interval": "1m",
+        "input_series": series,
+        "promql_expr_test": [{"expr": query, "eval_time": "1h", "exp_samples": expected}],
+    }
+    path = folder / "test.yaml"
+    path.write_text(json.dumps({"rule_files": [], "tests": [case]}), encoding="utf-8")
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={"PATH": os.environ["PATH"]},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+BURNS: dict[str, tuple[Load, float]] = {
+    "all in time": ({"in_time": 8}, 0),
+    "as allowed": ({"in_time": 19, "late": 1}, 1),
+    "half late": ({"in_time": 4, "late": 4}, 10),
+    "half shed": ({"in_time": 4, "shed": 4}, 10),
+    "half fail": ({"in_time": 4, "error": 4}, 10),
+    "users above their limit": ({"in_time": 4, "rate_limited": 4}, 0),
+    "nothing is answered": ({"shed": 4}, 20),
+}
+
+
+@pytest.mark.parametrize("load", BURNS)
+def test_the_burn_rate_is_of_the_canary_alone(load: str, tmp_path: Path) -> None:
+    requests, burn = BURNS[load]
+    stable: Load = {"in_time": 1, "late": 50} if burn == 0 else {"in_time": 50}
+    series = series_of(CANARY, requests) + series_of(STABLE, stable)
+    check(series, f"round({query_of(analysis()['burn-rate-5m'])}, 0.001)", burn, tmp_path)
+
+
+def test_a_burn_rate_takes_the_canary_back() -> None:
+    metric = analysis()["burn-rate-5m"]
+    assert (metric["successCondition"], metric["failureCondition"]) == ("result[0] < 6", "result[0] >= 6")
+    assert metric["failureLimit"] == 1
+    assert BURNS["as allowed"][1] < 6 < BURNS["half late"][1]
+
+
+def test_the_burn_rate_alert_takes_the_canary_back(tmp_path: Path) -> None:
+    metric = analysis()["burn-rate-alert"]
+    alert = 'ALERTS{alertname="CompletionCanaryBurn", region="us-east", alertstate="%s"}'
+    check([{"series": alert % "firing", "values": "1x60"}], query_of(metric), 1, tmp_path)
+    check([{"series": alert % "pending", "values": "1x60"}], query_of(metric), 0, tmp_path)
+    assert (metric["successCondition"], metric["failureLimit"]) == ("result[0] == 0", 0)
+    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
+    assert canary["canaryMetadata"]["labels"] == {"track": "canary"}
+    assert one(rendered("canary"), "PodMonitor", "completion-server")["spec"]["podTargetLabels"] == ["track"]
+
+
+def test_a_canary_without_requests_proves_nothing(tmp_path: Path) -> None:
+    series = series_of(CANARY, {}) + series_of(STABLE, {"in_time": 50})
+    query = query_of(analysis()["burn-rate-5m"])
+    check(series, f"(({query}) >= 6) or (({query}) < 6)", None, tmp_path)
+
+
+def test_engine_restarts_are_counted(tmp_path: Path) -> None:
+    metric = analysis()["engine-restarts"]
+    counter = f'completion_engine_restarts_total{{namespace="completion", pod="{CANARY}"}}'
+    check([{"series": counter, "values": "0x50 1 2 3 3x7"}], f"({query_of(metric)}) > bool 2", 1, tmp_path)
+    check([{"series": counter, "values": "0x60"}], query_of(metric), 0, tmp_path)
+    assert metric["successCondition"] == "result[0] < 2"
+
+
+def test_the_rollout_waits_for_the_analysis() -> None:
+    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
+    assert canary["steps"][0]["setWeight"] == 25, "one pod of four, a quarter of the users"
+    assert canary["analysis"]["startingStep"] == 1, "after the canary is ready"
+    assert canary["steps"][1]["pause"]["duration"] == "45m"
+
+
+def test_keda_sees_waiting_and_shedding(tmp_path: Path) -> None:
+    queue, threshold = keda_queries()["queue-wait"]
+    buckets = {"0.02": 90, "0.04": 100, "+Inf": 100}
+    series = [
+        {
+            "series": f'completion_stage_seconds_bucket{{namespace="completion", stage="queue", pod="a", le="{le}"}}',
+            "values": f"0+{count}x60",
+        }
+        for le, count in buckets.items()
+    ]
+    check(series, f"round({queue})", 30, tmp_path)
+    assert threshold == 30
+    shed, threshold = keda_queries()["shed-share"]
+    check(series_of(STABLE, {"in_time": 96, "shed": 4}), f"round({shed}, 0.001)", 4, tmp_path)
+    check(series_of(STABLE, {"in_time": 96, "rate_limited": 4}), f"round({shed}, 0.001)", 0, tmp_path)
+    assert threshold == 2
+
+
+def test_the_queries_name_metrics_that_the_server_has() -> None:
+    registry = CollectorRegistry()
+    Metrics(registry)
+    known = {family.name for family in registry.collect()} | OF_APP
+    values = {each.value for each in (*FinishReason, *ShedReason)} | {each.name.lower() for each in Trigger}
+    queries = [query_of(each) for name, each in analysis().items() if name != "burn-rate-alert"]
+    for query in [*queries, *(query for query, _ in keda_queries().values())]:
+        names = re.findall(r"completion_[a-z_]+(?=\{)", query)
+        assert names
+        assert {re.sub("_(total|bucket|count)$", "", each) for each in names} <= known
+        given = re.findall(r'(?:outcome|shed_reason|trigger)(?:=|!=|=~)"([^"]+)"', query)
+        assert {value for each in given for value in each.split("|")} <= values

@@ -1,0 +1,105 @@
+"""Checks custom resources against the types of their projects, from the npm packages of requirements/crd-schemas.
+
+The packages are made from the projects' own Go types. Two checks, because each sees what the other can't: the packages'
+validators know values (patterns, enums, what is required), TypeScript's compiler knows which fields there are.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support.kustomize import TOOLS, Object, name_of, report
+
+_PACKAGES = {
+    "argoproj.io": "argo-rollouts",
+    "cert-manager.io": "cert-manager",
+    "gateway.envoyproxy.io": "envoy-gateway",
+    "gateway.networking.k8s.io": "gateway-api",
+    "keda.sh": "keda",
+    "monitoring.coreos.com": "prometheus-operator",
+}
+"""Where the types of an API group are."""
+_OPTIONS = {
+    "noEmit": True,
+    "skipLibCheck": True,
+    "strict": True,
+    "target": "es2022",
+    "module": "esnext",
+    "moduleResolution": "bundler",
+    "types": [],
+}
+_TIMEOUT_S = 120
+
+_VALIDATE = """
+for (const [path, object] of JSON.parse(process.env.OBJECTS)) {
+  const { [object.kind]: Model } = await import(path + ".js");
+  const name = `${object.kind}/${object.metadata.name}`;
+  try { new Model(object).validate(); } catch (error) { console.log(`${name}: ${error.message}`); }
+}
+"""
+
+
+def is_known(found: Object) -> bool:
+    """Return whether there are types for an object."""
+    return found["apiVersion"].partition("/")[0] in _PACKAGES
+
+
+def require_types() -> Path:
+    """Return the folder of the npm packages. Without it a laptop skips the test; a build server fails."""
+    folder = TOOLS / "crd-schemas" / "node_modules"
+    if shutil.which("node") is None:
+        report("node not found")
+    if not (folder / "typescript").exists():
+        report(f"{folder} not found; make deploy-tools installs it")
+    return folder
+
+
+def faults(objects: Sequence[Object], folder: Path) -> list[str]:
+    """Return what is wrong with custom resources, "Kind/name: ..." each; [] if nothing is.
+
+    `folder` is an empty one for the compiler's input.
+    """
+    types = require_types()
+    modules = [(str(_module(each, types)), each) for each in objects]
+    validated = subprocess.run(
+        ["node", "--input-type=module", "--eval", _VALIDATE],
+        env={"PATH": "/usr/bin:/bin:/usr/local/bin", "OBJECTS": json.dumps(modules)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_TIMEOUT_S,
+    )
+    return validated.stdout.splitlines() + _unknown_fields(modules, types, folder)
+
+
+def _module(found: Object, types: Path) -> Path:
+    group, _, version = found["apiVersion"].partition("/")
+    return types / "@kubernetes-models" / _PACKAGES[group] / group / version / found["kind"]
+
+
+def _unknown_fields(modules: Sequence[tuple[str, Object]], types: Path, folder: Path) -> list[str]:
+    """Compile the objects as literals of their types, in which TypeScript allows no other fields."""
+    lines = []
+    for index, (path, found) in enumerate(modules):
+        literal = json.dumps(found)
+        lines += [f"import type {{ I{found['kind']} as T{index} }} from {json.dumps(path)};"]
+        lines += [f"export const o{index}: T{index} = {literal};"]
+    (folder / "objects.ts").write_text("\n".join(lines), encoding="utf-8")
+    (folder / "tsconfig.json").write_text(
+        json.dumps({"compilerOptions": _OPTIONS, "files": ["objects.ts"]}), encoding="utf-8"
+    )
+    compiled = subprocess.run(
+        ["node", str(types / "typescript" / "bin" / "tsc"), "--project", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+    )
+    if compiled.returncode == 0:
+        return []
+    located = re.findall(r"^.*?objects\.ts\((\d+),\d+\): error TS\d+: (.*)$", compiled.stdout, re.MULTILINE)
+    assert located, compiled.stdout + compiled.stderr
+    return [f"{name_of(modules[(int(line) - 1) // 2][1])}: {message}" for line, message in located]
