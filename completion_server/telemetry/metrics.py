@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from completion_server.core import events
+from completion_server.core.errors import Code
 from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Request, Trigger
@@ -85,6 +86,8 @@ class Metrics:
             for reason in FinishReason
             for shed_reason in ((None, *ShedReason) if reason is FinishReason.SHED else (None,))
         }
+        for code in Code:
+            self._refused.labels(code.name.lower())
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
         self._handlers = self._make_handlers()

@@ -231,7 +231,8 @@ def documented_queries() -> list[str]:
     return blocks + [
         " ".join(code.split())
         for code in re.findall(r"`([^`]+)`", plain)
-        if re.match(r"(sum|count|histogram_quantile|region|completion_|up\{)", code) and "{" + "event, ttft" not in code
+        if re.match(r"(sum|count|histogram_quantile|region\w*:|completion_|up\{)", code)
+        and not re.search(r"\{[^=]*\}", code)
     ]
 
 
