@@ -5,8 +5,8 @@ can install and import it quickly. The messages of requests are those of `comple
 
 Modules: `client` (single requests), `session` and `session_stream` (one reconnecting stream for an editor's life),
 `routing`, `regions` and `replicas` (several servers, near and far, as one), `channel_pool` and `endpoint`
-(connections), `completion` (results), `errors` (failures), `tracing` (the trace that a request is a part of), `blocking`
-(calls without an event loop).
+(connections), `completion` (results), `errors` (failures), `tracing` (the trace that a request is a part of),
+`blocking` (calls without an event loop).
 """
 
 from completion_client.channel_pool import ChannelKey, ChannelPool
