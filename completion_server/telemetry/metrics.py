@@ -8,9 +8,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from completion_server.core import events
+from completion_server.core.errors import Code
 from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
-from completion_server.core.request import Trigger
+from completion_server.core.request import Request, Trigger
 from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 
@@ -85,6 +86,8 @@ class Metrics:
             for reason in FinishReason
             for shed_reason in ((None, *ShedReason) if reason is FinishReason.SHED else (None,))
         }
+        for code in Code:
+            self._refused.labels(code.name.lower())
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
         self._handlers = self._make_handlers()
@@ -93,7 +96,7 @@ class Metrics:
         return {
             events.RequestEnded: self._request_ended,
             events.RequestRefused: self._request_refused,
-            events.EndWritten: lambda event: self._stage["stream"].observe(event.seconds),
+            events.EndWritten: lambda event: self._stage["stream"].observe(event.seconds, _exemplar(event.request)),
             events.EndUnwritten: lambda _event: None,
             events.GenerationReattached: self._generation_reattached,
             events.GenerationJoined: lambda _event: self._joined.inc(),
@@ -118,12 +121,12 @@ class Metrics:
         self._count_request(request.trigger, reason, end.outcome.shed_reason)
         if not usage.is_shared:
             self._count_tokens(reason, usage)
+        exemplar = _exemplar(request)
         if request.receive_began_at is not None:
-            self._stage["receive"].observe(request.received_at - request.receive_began_at)
-        self._time_stages(marks, usage.completion_tokens)
+            self._stage["receive"].observe(request.received_at - request.receive_began_at, exemplar)
+        self._time_stages(marks, usage.completion_tokens, exemplar)
         if marks.first_output is not None:
-            self._ttft_of[request.trigger].observe(marks.first_output - marks.received)
-        self._by_tenant.handle(event)
+            self._ttft_of[request.trigger].observe(marks.first_output - marks.received, exemplar)
         self._objective.ended(event)
         self._by_tenant.handle(event)
 
@@ -148,7 +151,7 @@ class Metrics:
     def _series_of(self, trigger: Trigger, reason: FinishReason, shed_reason: ShedReason | None) -> Counter:
         return self._requests.labels(reason.value, trigger.name.lower(), shed_reason.value if shed_reason else "")
 
-    def _time_stages(self, marks: Marks, num_tokens: int) -> None:
+    def _time_stages(self, marks: Marks, num_tokens: int, exemplar: dict[str, str] | None) -> None:
         for stage, begin, end in (
             ("admission", marks.received, marks.admitted),
             ("queue", marks.admitted, marks.started),
@@ -157,10 +160,11 @@ class Metrics:
             ("total", marks.received, marks.ended),
         ):
             if begin is not None and end is not None:
-                self._stage[stage].observe(end - begin)
+                self._stage[stage].observe(end - begin, exemplar)
         num_decoded = num_tokens - marks.tokens_at_first_output
         if marks.first_output is not None and marks.last_output is not None and num_decoded > 0:
-            self._stage["decode_token"].observe((marks.last_output - marks.first_output) / num_decoded)
+            seconds = (marks.last_output - marks.first_output) / num_decoded
+            self._stage["decode_token"].observe(seconds, exemplar)
 
     def _generation_reattached(self, event: events.GenerationReattached) -> None:
         self._reattached.inc()
@@ -174,6 +178,15 @@ class Metrics:
         self._feedback.labels(event.feedback.kind).inc()
         self._accepted.inc(event.feedback.accepted_characters)
         self._quality.reported(event)
+
+
+def _exemplar(request: Request) -> dict[str, str] | None:
+    """Return the label that links a sample to a request's trace; None unless the trace is exported for certain.
+
+    Only pages in the OpenMetrics format show it.
+    """
+    trace = request.trace
+    return {"trace_id": trace.trace_id} if trace is not None and trace.is_sampled else None
 
 
 class CacheMetrics:

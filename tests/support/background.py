@@ -16,9 +16,9 @@ class Background:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = _TIMEOUT_S) -> T:
         """Run a coroutine and return its result."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_TIMEOUT_S)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
 
 
 @contextmanager

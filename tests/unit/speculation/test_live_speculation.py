@@ -320,3 +320,35 @@ def test_drafts_that_do_not_pay_at_start_are_tried_again_later() -> None:
         assert bench.live.active.schedule.largest > 0, "they pay here"
 
     on_bench(scenario, SpeculationSettings("auto"), start=StartChoice(((1, SEQS, 0),), ""))
+
+
+def test_the_active_k_of_a_batch_size_follows_every_change() -> None:
+    async def scenario(bench: Bench) -> None:
+        live = bench.live
+        live.set_schedule(ROWS, "ada")
+        assert [live.num_speculative_tokens(num_seqs) for num_seqs in (0, 1, 2, 3, SEQS, 2 * SEQS)] == [
+            4,
+            4,
+            4,
+            1,
+            1,
+            1,
+        ]
+        live.set_fixed(0, "ada")
+        assert live.num_speculative_tokens(1) == 0
+
+    on_bench(scenario)
+
+
+def test_the_active_k_is_zero_without_a_draft_model() -> None:
+    async def scenario(bench: Bench) -> None:
+        assert bench.live.num_speculative_tokens(1) == 0
+
+    on_bench(scenario, max_k=0)
+
+
+def test_the_active_k_is_zero_while_drafts_are_switched_off() -> None:
+    async def scenario(bench: Bench) -> None:
+        assert bench.live.num_speculative_tokens(1) == 0
+
+    on_bench(scenario, SpeculationSettings("auto"), start=StartChoice(((1, SEQS, 0),), ""))

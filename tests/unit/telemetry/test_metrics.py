@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from dataclasses import replace
 from http.client import HTTPConnection
 from typing import get_args
@@ -11,6 +12,7 @@ from completion_server.core.errors import Code
 from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ServedAnswer, ShedReason, Usage
 from completion_server.core.request import Caller, Request
+from completion_server.core.trace_context import TraceContext
 from completion_server.telemetry.metrics import Metrics, Snapshot
 from completion_server.telemetry.metrics_server import MetricsServer, Probe
 
@@ -170,9 +172,9 @@ def test_metrics_are_served_over_http_until_stop_frees_the_port(registry: Collec
     MetricsServer("127.0.0.1", server.port, registry).stop()
 
 
-def fetch(port: int, path: str) -> tuple[int, str]:
+def fetch(port: int, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
     connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    connection.request("GET", path)
+    connection.request("GET", path, headers=dict(headers or {}))
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()
@@ -202,3 +204,25 @@ def test_the_page_has_no_times_of_creation(registry: CollectorRegistry) -> None:
         server.stop()
     assert "completion_loop_lag_seconds_count 1.0" in page
     assert "_created" not in page
+
+
+def test_samples_of_sampled_traces_link_to_them_in_openmetrics(registry: CollectorRegistry) -> None:
+    sampled, other = (TraceContext(digit * 32, "1" * 16, is_sampled=digit == "a") for digit in "ab")
+    metrics = Metrics(registry)
+    end = End(Outcome(FinishReason.STOP), Usage(completion_tokens=5))
+    for trace in (None, sampled, other):
+        metrics.handle(events.RequestEnded(replace(REQUEST, trace=trace), end, MARKS))
+        metrics.handle(events.EndWritten(replace(REQUEST, trace=trace), 0.0004))
+    server = MetricsServer("127.0.0.1", 0, registry)
+    try:
+        plain = fetch(server.port, "/metrics")[1]
+        page = fetch(server.port, "/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"})[1]
+    finally:
+        server.stop()
+    assert "trace_id" not in plain
+    assert page.endswith("# EOF\n")
+    assert "b" * 32 not in page
+    linked = [line for line in page.splitlines() if f'# {{trace_id="{"a" * 32}"}}' in line]
+    assert [line.split("{")[0] for line in linked] == ["completion_stage_seconds_bucket"] * 7 + [
+        "completion_ttft_seconds_bucket"
+    ]

@@ -1,0 +1,245 @@
+"""A live server's metrics in a real Prometheus: the rules read what it exports, exemplars link to its traces."""
+
+import json
+import re
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import grpc
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from tests.support.background import Background, background_loop
+from tests.support.certificates import make_identity_in
+from tests.support.models import ROOT
+from tests.support.otlp import Receiver, grpc_receiver
+from tests.support.prometheus import Prometheus, Target, require_prometheus, running_prometheus
+from tests.support.redis_servers import free_port, wait_until
+from tests.support.rules import load_rules, selectors, write_plain_rules
+from tests.support.server import RunningServer, ask, make_config, request, run_server
+
+_PATIENCE_S = 240.0
+"""For a machine with much other work."""
+K = 3
+SLOW_PROMPT = "\n".join(f"value_{number} = compute({number})" for number in range(80))
+SCRAPED_LABELS = {"track"}
+"""Labels that no server exports: the scrape adds them."""
+
+
+def make_engine() -> ScriptedEngine:
+    """Return an engine that takes about 0.4 s for the slow prompt, and less than 50 ms for a short one."""
+    times = ServiceTimes(prefill_per_token_s=4e-4)
+    return ScriptedEngine(times=times, num_speculative_tokens=K, max_num_seqs=16, max_num_batched_tokens=8192)
+
+
+@dataclass
+class Site:
+    """A server that editors have used, and the Prometheus that scraped it meanwhile."""
+
+    server: RunningServer
+    prometheus: Prometheus
+    receiver: Receiver
+    samples: list[Sample]
+    """The server's page, by samples."""
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer of Prometheus."""
+        url = f"{self.prometheus.url}/api/v1/{path}?{urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            return json.load(reply)["data"]
+
+
+@dataclass
+class Users:
+    """Editors with unique texts, unless they ask for the same again."""
+
+    stub: CompletionServiceStub
+    sequence: int = 0
+
+    async def complete(self, prefix: str, *, is_accepted: bool = False, survives: bool = False) -> None:
+        """Ask for a completion, show it and perhaps accept it."""
+        self.sequence += 1
+        answer = await ask(self.stub, request(prefix, sequence=self.sequence))
+        assert answer.text, answer
+        kinds: list[dict[str, Any]] = [{"kind": pb.FEEDBACK_KIND_SHOWN}]
+        if is_accepted:
+            kinds.append({"kind": pb.FEEDBACK_KIND_ACCEPTED, "accepted_characters": 1})
+        if survives:
+            kinds.append({"kind": pb.FEEDBACK_KIND_SURVIVED, "survived_after_s": 30, "survived_share": 1.0})
+        for fields in kinds:
+            message = pb.ReportFeedbackRequest(session_id="s", sequence=self.sequence, **fields)
+            await self.stub.ReportFeedback(message, timeout=10)
+
+    async def type_for_a_while(self) -> None:
+        """Accept 4 of 10 fast completions, of which 2 survive, and 1 of 5 slow ones."""
+        for number in range(10):
+            await self.complete(f"fast_{self.sequence} = ", is_accepted=number < 4, survives=number < 2)
+        for number in range(5):
+            # Another first line, or the prompt would be in the prefix cache.
+            await self.complete(f"text_{self.sequence} = 0\n{SLOW_PROMPT}\nslow = ", is_accepted=number < 1)
+        await self.complete("same = ")
+        await self.complete("same = ")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    require_prometheus()
+    folder = tmp_path_factory.mktemp("site")
+    admin = make_identity_in(folder, "admin")
+    with ExitStack() as stack:
+        receiver = stack.enter_context(grpc_receiver())
+        background = stack.enter_context(background_loop())
+        config = make_config(
+            "server.region=us-east", "cache.enabled=true", "engine.warm_up=false",
+            f"server.admin_tls.certificate={admin.certificate}", f"server.admin_tls.key={admin.key}",
+            f"redis.addresses=['127.0.0.1:{free_port()}']",
+            f"traces.endpoint={receiver.address}", "traces.sample_ratio=1", "traces.export_interval_s=0.1",
+        )  # fmt: skip
+        server = _run_in(background, stack, config)
+        rules = write_plain_rules(folder)
+        target = Target(server.ready.metrics_address)
+        prometheus = stack.enter_context(running_prometheus(target, rules=rules))
+        channel_and_users = background.run(_connect(server))
+        stack.callback(lambda: background.run(channel_and_users[0].close()))
+        users = channel_and_users[1]
+        background.run(users.type_for_a_while(), _PATIENCE_S)  # all series exist then
+        prometheus.wait_for('completion_quality_total{event="shown",cache="local"} >= 1', _PATIENCE_S)
+        background.run(users.type_for_a_while(), _PATIENCE_S)
+        prometheus.wait_for('completion_quality_total{event="shown",cache="local"} >= 3', _PATIENCE_S)
+        with urllib.request.urlopen(f"http://{server.ready.metrics_address}/metrics", timeout=10) as page:
+            families = list(text_string_to_metric_families(page.read().decode()))
+        yield Site(server, prometheus, receiver, [sample for family in families for sample in family.samples])
+
+
+def _run_in(background: Background, stack: ExitStack, config: Any) -> RunningServer:
+    servers = AsyncExitStack()
+    server = background.run(servers.enter_async_context(run_server(config, make_engine)), _PATIENCE_S)
+    stack.callback(lambda: background.run(servers.aclose()))
+    return server
+
+
+async def _connect(server: RunningServer) -> tuple[grpc.aio.Channel, Users]:
+    channel = grpc.aio.insecure_channel(server.ready.address)
+    return channel, Users(CompletionServiceStub(channel))
+
+
+def documented_query(title: str) -> str:
+    """Return the first query after a title in docs/observability.md."""
+    text = (ROOT / "docs" / "observability.md").read_text()
+    found = re.search(rf"{re.escape(title)}.*?```promql\n(.*?)```", text, re.DOTALL)
+    assert found, f"no query after {title!r}"
+    return found.group(1)
+
+
+def test_latency_against_acceptance_is_one_query(site: Site) -> None:
+    def table(query: str) -> dict[str, float]:
+        return {each.labels["ttft"]: each.value for each in site.prometheus.query(query)}
+
+    def grown(event: str) -> dict[str, float]:
+        series = f'completion_quality_total{{event="{event}"}}'
+        return table(f"sum by (ttft) ({series} - min_over_time({series}[1h]))")
+
+    shown, accepted = grown("shown"), grown("accepted")
+    expected = {ttft: accepted[ttft] / shown[ttft] for ttft in shown if shown[ttft]}
+    found = {ttft: value for ttft, value in table(documented_query("Acceptance by TTFT")).items() if ttft in expected}
+    assert found == pytest.approx(expected)
+    assert len(found) >= 2, "the fast and the slow ones are in one row"
+
+
+def test_each_reaction_is_counted_with_the_active_k_and_the_model(site: Site) -> None:
+    quality = [each for each in site.samples if each.name == "completion_quality_total"]
+    totals = Counter[str]()
+    for each in quality:
+        totals[each.labels["event"]] += int(each.value)
+    assert totals == {"shown": 34, "accepted": 10, "survived": 4}
+    assert {(each.labels["k"], each.labels["cache"]) for each in quality} == {(str(K), "none"), ("", "local")}
+    (info,) = (each for each in site.samples if each.name == "completion_build_info")
+    assert info.labels["region"] == "us-east"
+    assert {each.labels["model"] for each in quality} == {info.labels["model"]}
+
+
+def test_the_end_of_the_certificate_in_use_is_shown(site: Site) -> None:
+    (expiry,) = (each for each in site.samples if each.name.startswith("completion_tls_certificate"))
+    assert expiry.labels == {"listener": "admin", "region": "us-east"}
+    assert 0 < expiry.value - time.time() <= 86_400  # the test's certificates are for a day
+
+
+def test_exemplars_in_prometheus_name_traces_that_were_exported(site: Site) -> None:
+    for metric in ("completion_ttft_seconds_bucket", "completion_stage_seconds_bucket"):
+        found = site.get("query_exemplars", query=metric, start="0", end="9999999999")
+        linked = {each["labels"]["trace_id"] for series in found for each in series["exemplars"]}
+        assert linked, metric
+        wait_until(lambda ids=linked: ids <= {span.trace_id for span in site.receiver.spans}, _PATIENCE_S)
+
+
+@pytest.mark.parametrize("rule", load_rules(), ids=lambda rule: rule.get("record") or rule["alert"])
+def test_each_rule_reads_metrics_and_labels_that_a_server_exports(site: Site, rule: dict[str, Any]) -> None:
+    labels: set[str] = set()
+    for selector in selectors(rule["expr"]):
+        if ":" in selector.name:  # recorded: the name tells its labels
+            labels |= set(selector.name.partition(":")[0].split("_"))
+            continue
+        exact = {name: value for name, operator, value in selector.matchers if operator == "="}
+        used = {name for name, _, _ in selector.matchers} - SCRAPED_LABELS
+        found = [
+            sample.labels
+            for sample in site.samples
+            if sample.name == selector.name and used <= sample.labels.keys() and exact.items() <= sample.labels.items()
+        ]
+        assert found, f"a server exports no {selector}"
+        labels |= found[0].keys()
+    for names in re.findall(r"\bby \(([^)]*)\)", rule["expr"]):
+        assert {name.strip() for name in names.split(",")} <= labels | SCRAPED_LABELS
+
+
+def test_prometheus_evaluates_all_rules_and_fills_in_the_annotations(site: Site) -> None:
+    def rules() -> list[dict[str, Any]]:
+        return [rule for group in site.get("rules")["groups"] for rule in group["rules"]]
+
+    wait_until(lambda: all(rule["health"] == "ok" for rule in rules()), _PATIENCE_S)
+    by_name = {rule["name"]: rule for rule in rules()}
+    assert by_name.keys() == {rule.get("record") or rule["alert"] for rule in load_rules()}
+    (alert,) = by_name["CompletionRedisUnavailable"]["alerts"]  # no Redis runs
+    assert alert["labels"]["region"] == "us-east"
+    assert site.server.ready.metrics_address in alert["annotations"]["description"]
+    texts = [text for rule in rules() for each in rule.get("alerts", ()) for text in each["annotations"].values()]
+    assert not [text for text in texts if "error expanding" in text]
+
+
+def test_the_objective_and_the_queue_are_recorded(site: Site) -> None:
+    (late,) = site.prometheus.wait_for("region:completion_slo_errors:ratio_rate5m", _PATIENCE_S)
+    assert late.labels["region"] == "us-east"
+    assert 0 < late.value < 1  # the slow ones
+    assert site.prometheus.wait_for("region:completion_queue_seconds:p95_rate1m", _PATIENCE_S)
+
+
+def documented_queries() -> list[str]:
+    """Return the queries of the runbooks and of docs/observability.md: the blocks, and the code within lines."""
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("runbooks.md", "observability.md"))
+    blocks = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
+    plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return blocks + [
+        " ".join(code.split())
+        for code in re.findall(r"`([^`]+)`", plain)
+        if re.match(r"(sum|count|histogram_quantile|region\w*:|completion_|up\{)", code)
+        and not re.search(r"\{[^=]*\}", code)
+    ]
+
+
+def test_prometheus_takes_each_query_of_the_documents_and_knows_its_metrics(site: Site) -> None:
+    names = {sample.name for sample in site.samples}
+    queries = documented_queries()
+    assert len(queries) > 20
+    for query in queries:
+        site.prometheus.query(query)
+        assert {each.name for each in selectors(query) if ":" not in each.name} <= names, query
