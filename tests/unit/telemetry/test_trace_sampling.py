@@ -8,7 +8,7 @@ import pytest
 from completion_server.core.errors import InvalidRequestError, UnavailableError
 from completion_server.core.events import EndUnwritten, EndWritten, Marks, RequestEnded
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
-from completion_server.core.request import Caller, Request
+from completion_server.core.request import Caller, Request, Trigger
 from completion_server.core.trace_context import TraceContext
 from completion_server.telemetry.tracing.sampling import HeadSampler, RateLimit
 from completion_server.telemetry.tracing.spans import RequestTrace, misses_budget
@@ -91,7 +91,9 @@ def test_a_caller_that_does_not_record_its_trace_is_followed() -> None:
 def test_a_budget_is_missed_if_somebody_waited_in_vain(
     outcome: Outcome, changes: dict[str, float | None], is_missed: bool
 ) -> None:
-    assert misses_budget(outcome, replace(ON_TIME, **changes), BUDGET_S) is is_missed  # type: ignore[arg-type]
+    marks = replace(ON_TIME, **changes)  # type: ignore[arg-type]
+    assert misses_budget(REQUEST, outcome, marks, BUDGET_S) is is_missed
+    assert not misses_budget(replace(REQUEST, trigger=Trigger.PREFETCH), outcome, marks, BUDGET_S)
 
 
 class Exported:
