@@ -15,7 +15,11 @@ _MAX_TRACEPARENT = 128
 _MAX_TRACESTATE = 512
 """Characters that every party must pass on; a longer state may be dropped."""
 _PARENT = re.compile("(?P<version>[0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?P<rest>-.*)?", re.ASCII)
-_STATE = re.compile(r"[\x20-\x7e\t]*")
+_MEMBER = re.compile(
+    r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})=([!-+\--<>-~ ]{0,255}[!-+\--<>-~])"
+)
+"""A vendor's entry of a tracestate. What breaks the form may be anything, and libraries would log it."""
+_MAX_MEMBERS = 32
 _SAMPLED = 0x01
 
 
@@ -30,7 +34,7 @@ class ParentSpan:
     is_sampled: bool
     """Whether the caller records the trace."""
     state: str = ""
-    """The caller's tracestate, passed on unchanged."""
+    """The caller's tracestate, passed on unchanged; "" if it is not valid."""
 
     @classmethod
     def parse(cls, traceparent: str, tracestate: str = "") -> "ParentSpan | None":
@@ -42,8 +46,16 @@ class ParentSpan:
         is_valid = version != "ff" and int(trace_id, 16) and int(span_id, 16) and not (version == "00" and rest)
         if not is_valid:
             return None
-        has_state = len(tracestate) <= _MAX_TRACESTATE and _STATE.fullmatch(tracestate)
-        return cls(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), tracestate if has_state else "")
+        return cls(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), _valid_state(tracestate))
+
+
+def _valid_state(tracestate: str) -> str:
+    """Return a tracestate, "" if a part of it is not valid."""
+    if not tracestate or len(tracestate) > _MAX_TRACESTATE:
+        return ""
+    matches = [_MEMBER.fullmatch(member.strip(" \t")) for member in tracestate.split(",")]
+    keys = {match.group(1) for match in matches if match is not None}
+    return tracestate if len(keys) == len(matches) <= _MAX_MEMBERS else ""
 
 
 @dataclass(frozen=True, slots=True)

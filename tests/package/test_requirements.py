@@ -23,7 +23,7 @@ def locked_versions(*files: str) -> dict[str, str]:
 )
 def test_locked_versions_are_within_the_declared_bounds(extra: str, files: tuple[str, ...]) -> None:
     versions = locked_versions(*files)
-    declared = [*PROJECT["dependencies"], *EXTRAS[extra], *EXTRAS["train"], *EXTRAS["loadtest"]]
+    declared = [*PROJECT["dependencies"], *EXTRAS[extra], *EXTRAS["train"], *EXTRAS["loadtest"], *EXTRAS["traces"]]
     for requirement in map(Requirement, declared):
         assert requirement.specifier.contains(versions[requirement.name]), str(requirement)
 

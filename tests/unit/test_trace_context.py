@@ -1,6 +1,7 @@
 """Parsing and writing of W3C Trace Context."""
 
 import pytest
+from opentelemetry.trace.span import TraceState
 
 from completion_server.core.trace_context import ParentSpan, TraceContext
 
@@ -42,9 +43,34 @@ def test_an_invalid_parent_is_ignored(traceparent: str) -> None:
     assert ParentSpan.parse(traceparent, "vendor=1") is None
 
 
-@pytest.mark.parametrize("state", ["x" * 513, "vendor=\n1", "vendor=é"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "x" * 513,
+        f"a={'x' * 511}",
+        "vendor=\n1",
+        "vendor=é",
+        "def add(a, b): return a",
+        "a=1,def add",
+        "a=1,a=2",
+        "a=1,,b=2",
+        "A=1",
+        "a=",
+        "a=1=2",
+        ",".join(f"k{number}=1" for number in range(33)),
+    ],
+)
 def test_an_invalid_state_is_dropped_alone(state: str) -> None:
     assert ParentSpan.parse(f"00-{TRACE}-{SPAN}-01", state) == ParentSpan(TRACE, SPAN, is_sampled=True)
+
+
+@pytest.mark.parametrize("state", ["a=1", "a=1, b=2", "rojo=00f067aa0ba902b7,congo@ucc=t61 rcWk", "1a-_*/@v=~!"])
+def test_a_valid_state_is_kept_and_the_sdk_takes_it(state: str, caplog: pytest.LogCaptureFixture) -> None:
+    parent = ParentSpan.parse(f"00-{TRACE}-{SPAN}-01", state)
+    assert parent is not None
+    assert parent.state == state
+    assert TraceState.from_header([state]).to_header() == state.replace(", ", ",")
+    assert caplog.records == []
 
 
 def test_the_headers_name_the_requests_own_span() -> None:

@@ -45,6 +45,8 @@ class OtlpExport:
             ConfigError: a file of the settings can't be used.
 
         """
+        # Its warnings quote callers' headers; and vLLM sets a provider of its own in vain, which is a warning, too.
+        logging.getLogger(_API_LOGGER).setLevel(logging.ERROR)
         self._clock = clock
         self._metrics = metrics
         self._timeout_s = settings.timeout_s
@@ -67,7 +69,6 @@ class OtlpExport:
         provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF), resource=self._resource, shutdown_on_exit=False)
         provider.add_span_processor(self._processor)
         trace.set_tracer_provider(provider)
-        logging.getLogger(_API_LOGGER).setLevel(logging.ERROR)  # vLLM sets its own one in vain, which is a warning
 
     def export(self, request: RequestTrace) -> None:
         """Make the spans of a request. Never waits."""

@@ -16,12 +16,13 @@ class RateLimit:
         self._most = max(1.0, per_s) if per_s else 0.0
         self._left = self._most
         self._clock = clock
-        self._filled_at = clock.now()
+        self._filled_at: float | None = None
 
     def take(self) -> bool:
         """Count one event, and return whether it is allowed."""
         now = self._clock.now()
-        self._left = min(self._most, self._left + (now - self._filled_at) * self._per_s)
+        passed_s = 0.0 if self._filled_at is None else now - self._filled_at
+        self._left = min(self._most, self._left + passed_s * self._per_s)
         self._filled_at = now
         if self._left < 1.0:
             return False

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from completion_server.core.errors import Code
 from completion_server.core.events import Marks, RequestEnded
 from completion_server.core.outcome import CacheLevel, FinishReason, Outcome, ShedReason, Usage
-from completion_server.core.request import Request
+from completion_server.core.request import Request, Trigger
 from completion_server.core.trace_context import TraceContext
 
 Value = str | bool | int | float | tuple[str, ...]
@@ -169,11 +169,14 @@ def _is_failed(outcome: Outcome) -> bool:
     return outcome.reason is FinishReason.DEADLINE
 
 
-def misses_budget(outcome: Outcome, marks: Marks, budget_s: float) -> bool:
-    """Return whether a request had no first token within its budget though its caller wanted it as long.
+def misses_budget(request: Request, outcome: Outcome, marks: Marks, budget_s: float) -> bool:
+    """Return whether a request had no first token within its budget though its user waited for it as long.
 
     Requests that were shed count, except those for a limit that their caller exceeds, and those of a draining server.
+    Nobody waits for a prefetch.
     """
+    if request.trigger is Trigger.PREFETCH:
+        return False
     if marks.first_output is not None:
         return marks.first_output - marks.received > budget_s
     match outcome.reason:

@@ -58,7 +58,7 @@ class Tracer:
 
     def _ended(self, event: RequestEnded) -> None:
         context = event.request.trace
-        is_missed = misses_budget(event.end.outcome, event.marks, self._budget_s)
+        is_missed = misses_budget(event.request, event.end.outcome, event.marks, self._budget_s)
         if context is None or not context.is_sampled:
             if not is_missed:
                 return

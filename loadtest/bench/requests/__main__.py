@@ -26,6 +26,7 @@ from loadtest.bench.common.prompts import PromptMaker
 from loadtest.bench.common.served import FrontEnd, Served
 from loadtest.bench.common.server import CommandError, config_options, effective_config
 from loadtest.bench.requests.in_process import InProcess, Passes
+from loadtest.bench.requests.traces import measure as measure_traces
 from loadtest.driving.checks import CheckError
 from loadtest.driving.worker_pool import RunError
 from loadtest.processes.child import StartError, end_on_sigterm
@@ -93,6 +94,7 @@ class Measured:
 @click.option("--seconds", type=click.FloatRange(5), default=20.0, show_default=True, help="Of traffic in each turn.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Turns of each server.")
 @click.option("--in-process-only", is_flag=True, help="Leave gRPC out: a run of a minute, for one change at a time.")
+@click.option("--traces", is_flag=True, help="Measure instead what traces add to the front end, in process.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
 @click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
 def main(
@@ -100,6 +102,7 @@ def main(
     overrides: tuple[str, ...],
     *,
     in_process_only: bool,
+    traces: bool,
     as_json_only: bool,
     **options: Unpack[_Options],
 ) -> None:
@@ -109,17 +112,24 @@ def main(
     Example:
         python -m loadtest.bench.requests --requests-per-s 750 --rounds 5
         python -m loadtest.bench.requests --in-process-only
+        python -m loadtest.bench.requests --traces --rounds 9 --seconds 5
     """
     end_on_sigterm()
     console = Console(stderr=True)
     try:
         scenario = editors(options["sessions"], options["requests_per_s"], options["seconds"], options["seed"])
-        found = _measure(config, overrides, scenario, options["rounds"], console, in_process_only=in_process_only)
+        if traces:
+            found = measure_traces(_passes(config, overrides, scenario), options["rounds"])
+            figures: dict[str, float | None] = {name: rounded(value) for name, value in found.items()}
+        else:
+            measured = _measure(
+                config, overrides, scenario, options["rounds"], console, in_process_only=in_process_only
+            )
+            figures = measured.figures()
     except (
         ScenarioError, DocumentsError, ConfigError, StartError, CommandError, TargetError, CheckError, RunError
     ) as error:  # fmt: skip
         raise click.ClickException(str(error)) from error
-    figures = found.figures()
     if not as_json_only:
         _print(figures)
     click.echo(json.dumps(figures | options))

@@ -25,6 +25,7 @@ from completion_server.assembly import PipelineSettings, assemble
 from completion_server.completion import ActiveCompletion
 from completion_server.core.outcome import End
 from completion_server.core.request import Request
+from completion_server.core.trace_context import no_trace
 from completion_server.engine.interface import GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
@@ -34,6 +35,7 @@ from completion_server.pipeline import Pipeline
 from completion_server.prompt.builder import Prompt, PromptBuilder
 from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.telemetry.metrics import Metrics
+from completion_server.telemetry.tracing.tracing import Tracing
 from loadtest.bench.requests import streams
 from loadtest.bench.requests.traffic import Key, keys_of
 from loadtest.simulation import virtual_time
@@ -124,6 +126,21 @@ class Passes:
         engine_s = _cpu_s(lambda: virtual_time.run(_generate(generations)))
         return InProcess(*(seconds * per_request for seconds in (front_end_s, pipeline_s, prompt_s, engine_s)))
 
+    @property
+    def num_requests(self) -> int:
+        """Requests of a pass."""
+        return self._num_requests
+
+    def front_end_ms(self, tracing: Tracing) -> float:
+        """Measure the front end alone, with traces. `tracing` has started, and is closed."""
+        keys = self._keys()
+
+        def serve() -> None:
+            virtual_time.run(_serve(keys, self._prompts, has_streams=True, tracing=tracing))
+            asyncio.run(tracing.aclose())  # its thread runs in real time
+
+        return _cpu_s(serve) * 1000 / max(1, self._num_requests)
+
     def _keys(self) -> list[Key]:
         self._num_passes += 1
         return keys_of(self._trace, self._scenario, f"pass-{self._num_passes}")
@@ -142,10 +159,18 @@ def _cpu_s(work: Callable[[], object]) -> float:
 
 
 async def _serve(
-    keys: Sequence[Key], prompts: Prompts, recorded: list[Generation] | None = None, *, has_streams: bool = False
+    keys: Sequence[Key],
+    prompts: Prompts,
+    recorded: list[Generation] | None = None,
+    *,
+    has_streams: bool = False,
+    tracing: Tracing | None = None,
 ) -> None:
-    async with _serving(prompts, recorded) as pipeline:
-        await (streams.serve if has_streams else _serve_pipeline)(pipeline, keys)
+    async with _serving(prompts, recorded, tracing) as pipeline:
+        if has_streams:
+            await streams.serve(pipeline, keys, no_trace if tracing is None else tracing.begin_trace)
+        else:
+            await _serve_pipeline(pipeline, keys)
 
 
 async def _serve_pipeline(pipeline: Pipeline, keys: Sequence[Key]) -> None:
@@ -160,11 +185,15 @@ async def _serve_pipeline(pipeline: Pipeline, keys: Sequence[Key]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _serving(prompts: Prompts, recorded: list[Generation] | None) -> AsyncIterator[Pipeline]:
+async def _serving(
+    prompts: Prompts, recorded: list[Generation] | None, tracing: Tracing | None
+) -> AsyncIterator[Pipeline]:
     clock = LoopClock()
+    handle = Metrics(CollectorRegistry()).handle
+    emit = handle if tracing is None else tracing.heard_by(handle)
     engine = SupervisedEngine(lambda: ScriptedEngine.from_settings(ENGINE), ENGINE, clock)
     generates = engine if recorded is None else _RecordingEngine(engine, recorded)
-    pipeline = assemble(SETTINGS, generates, prompts, clock, Metrics(CollectorRegistry()).handle)
+    pipeline = assemble(SETTINGS, generates, prompts, clock, emit)
     pipeline.set_engine_ready(True)
     await engine.start()
     tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]

@@ -8,6 +8,7 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
+from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.pipeline import Pipeline
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
@@ -75,11 +76,11 @@ class Context:
             self._waiting.set_result(None)
 
 
-async def serve(pipeline: Pipeline, keys: Sequence[Key]) -> None:
+async def serve(pipeline: Pipeline, keys: Sequence[Key], begin_trace: BeginTrace = no_trace) -> None:
     """Serve the requests at their times, each session on a stream of its own, and wait for the last end."""
     loop, limits = asyncio.get_running_loop(), LimitSettings()
     budgets = RefusalBudget(0, 1), RefusalBudget(0, 1)
-    intake = Intake(limits, *budgets, _NEVER_S, pipeline.now, lambda _context: _identity())
+    intake = Intake(limits, *budgets, _NEVER_S, pipeline.now, lambda _context: _identity(), begin_trace)
     times = StreamTimes(_NEVER_S, _NEVER_S, _NEVER_S, _STALL_S)
     contexts = {key.typed.session: Context() for key in keys}
     async with asyncio.TaskGroup() as group:

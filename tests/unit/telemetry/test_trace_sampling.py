@@ -1,0 +1,160 @@
+"""Which requests are traced, decided when they are received and when they end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from completion_server.core.errors import InvalidRequestError, UnavailableError
+from completion_server.core.events import EndUnwritten, EndWritten, Marks, RequestEnded
+from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
+from completion_server.core.request import Caller, Request, Trigger
+from completion_server.core.trace_context import TraceContext
+from completion_server.telemetry.tracing.sampling import HeadSampler, RateLimit
+from completion_server.telemetry.tracing.spans import RequestTrace, misses_budget
+from completion_server.telemetry.tracing.tracer import Tracer
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+REQUEST = Request("r", Caller("u", "s"), 0, "", "", "x = ", "", 8, 0.0)
+ON_TIME = Marks(0.0, admitted=0.0, started=0.0, prompted=0.0, first_output=0.1, last_output=0.1, ended=0.2)
+BUDGET_S = 0.15
+
+
+@dataclass
+class StillClock:
+    at: float = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+
+def sampler(ratio: float, per_s: float = 1.0, clock: StillClock | None = None) -> HeadSampler:
+    return HeadSampler(ratio, RateLimit(per_s, clock or StillClock()), seed=7)
+
+
+def test_a_ratio_of_the_requests_without_a_callers_trace_is_sampled() -> None:
+    one_in_ten = sampler(0.1)
+    begun = [one_in_ten.begin("", "") for _ in range(10_000)]
+    sampled = [context for context in begun if context is not None]
+    assert 850 < len(sampled) < 1150
+    assert all(context.is_sampled and context.parent is None for context in sampled)
+    assert len({context.trace_id for context in sampled}) == len(sampled)
+    assert sampler(0.0).begin("", "") is None
+    assert sampler(1.0).begin("not a traceparent", "") is not None
+
+
+def test_a_caller_is_followed_up_to_the_limit_and_sampled_at_random_beyond_it() -> None:
+    clock = StillClock()
+    two = sampler(0.0, 2.0, clock)
+
+    def sampled(count: int) -> int:
+        begun = [two.begin(f"00-{TRACE}-{SPAN}-01", "") for _ in range(count)]
+        assert all(context is not None and context.trace_id == TRACE for context in begun)
+        return sum(context is not None and context.is_sampled for context in begun)
+
+    assert sampled(5) == 2
+    clock.at += 0.5
+    assert sampled(5) == 1
+    clock.at += 100
+    assert sampled(5) == 2
+    beyond = sampler(1.0, 0.0).begin(f"00-{TRACE}-{SPAN}-01", "")
+    assert beyond is not None
+    assert beyond.is_sampled
+
+
+def test_a_caller_that_does_not_record_its_trace_is_followed() -> None:
+    context = sampler(1.0).begin(f"00-{TRACE}-{SPAN}-00", "vendor=1")
+    assert context is not None
+    assert not context.is_sampled
+    assert context.parent is not None
+    assert (context.trace_id, context.parent.span_id, context.parent.state) == (TRACE, SPAN, "vendor=1")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "changes", "is_missed"),
+    [
+        (Outcome(FinishReason.STOP), {}, False),
+        (Outcome(FinishReason.STOP), {"first_output": 0.16}, True),
+        (Outcome(FinishReason.SUPERSEDED), {"first_output": None}, True),
+        (Outcome(FinishReason.SUPERSEDED), {"first_output": None, "ended": 0.1}, False),
+        (Outcome(FinishReason.CANCELLED), {"first_output": None, "ended": 0.1}, False),
+        (Outcome(FinishReason.SHED, ShedReason.OVERLOAD), {"first_output": None, "ended": 0.0}, True),
+        (Outcome(FinishReason.SHED, ShedReason.DEADLINE_UNREACHABLE), {"first_output": None, "ended": 0.0}, True),
+        (Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED), {"first_output": None, "ended": 0.0}, False),
+        (Outcome(FinishReason.SHED, ShedReason.DRAINING), {"first_output": None, "ended": 0.0}, False),
+        (Outcome(FinishReason.DEADLINE), {"first_output": None, "ended": 0.1}, True),
+        (Outcome(FinishReason.DEADLINE), {}, False),
+        (Outcome(FinishReason.ERROR, error=UnavailableError("down")), {"first_output": None, "ended": 0.1}, True),
+        (Outcome(FinishReason.ERROR, error=InvalidRequestError("x", "y")), {"first_output": None}, False),
+    ],
+)
+def test_a_budget_is_missed_if_somebody_waited_in_vain(
+    outcome: Outcome, changes: dict[str, float | None], is_missed: bool
+) -> None:
+    marks = replace(ON_TIME, **changes)  # type: ignore[arg-type]
+    assert misses_budget(REQUEST, outcome, marks, BUDGET_S) is is_missed
+    assert not misses_budget(replace(REQUEST, trigger=Trigger.PREFETCH), outcome, marks, BUDGET_S)
+
+
+class Exported:
+    """A tracer, and what it passed on."""
+
+    def __init__(self, missed_per_s: float = 10.0) -> None:
+        self.traces: list[RequestTrace] = []
+        self.num_limited = 0
+        limit = RateLimit(missed_per_s, StillClock())
+        self.tracer = Tracer(
+            sampler(0.0), limit, BUDGET_S, {"model": "m"}, self.traces.append, on_missed_limit=self.note_limited
+        )
+
+    def note_limited(self) -> None:
+        self.num_limited += 1
+
+    def end(self, request: Request, marks: Marks = ON_TIME, reason: FinishReason = FinishReason.STOP) -> None:
+        self.tracer.handle(RequestEnded(request, End(Outcome(reason)), marks))
+
+
+def traced(request_id: str, *, is_sampled: bool = True) -> Request:
+    return replace(REQUEST, id=request_id, trace=TraceContext(TRACE, SPAN, is_sampled))
+
+
+LATE = replace(ON_TIME, first_output=0.19)
+
+
+@pytest.mark.parametrize(
+    ("last", "end"), [(lambda request: EndWritten(request, 0.3), 0.5), (lambda request: EndUnwritten(request), 0.2)]
+)
+def test_a_trace_ends_when_the_end_was_written_or_its_caller_left(
+    last: Callable[[Request], object], end: float
+) -> None:
+    exported, request = Exported(), traced("r")
+    exported.end(request)
+    assert exported.traces == []
+    exported.tracer.handle(last(request))  # type: ignore[arg-type]
+    (trace,) = exported.traces
+    assert trace.root.end == pytest.approx(end)
+    assert ("stream" in [stage.name for stage in trace.stages]) is (end > 0.2)
+    assert trace.root.attributes["model"] == "m"
+    exported.tracer.flush()
+    assert len(exported.traces) == 1
+
+
+def test_unsampled_requests_are_exported_only_if_late_and_within_the_limit() -> None:
+    exported = Exported(missed_per_s=2.0)
+    for number in range(4):
+        exported.end(traced(f"on time {number}", is_sampled=False))
+        exported.end(replace(REQUEST, id=f"late {number}"), LATE)
+    exported.end(traced("sampled"), LATE)
+    exported.tracer.flush()
+    assert [trace.root.attributes["completion.sampled"] for trace in exported.traces] == ["missed_budget"] * 2 + [
+        "head"
+    ]
+    assert len({trace.context.trace_id for trace in exported.traces}) == 3
+    assert exported.num_limited == 2
+
+
+def test_requests_whose_end_is_never_reported_do_not_pile_up() -> None:
+    exported = Exported()
+    for number in range(5000):
+        exported.end(traced(str(number)))
+    assert len(exported.traces) == 5000 - 4096
