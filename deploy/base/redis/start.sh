@@ -1,5 +1,6 @@
 #!/bin/sh
 # Start a Redis or a Sentinel of this group: start.sh redis|sentinel. Nothing is kept: all configuration is made here.
+# start.sh add-password gives the servers' user of this pod a further password, read from a line of its input.
 #
 # NAME is this pod's name in DNS and BIND its address; PEERS are the names of all pods, the first of which is the master of a
 # new group. SECRETS holds password, admin-password and sentinel-password; TLS, if set, a certificate (tls.crt, tls.key) and
@@ -91,8 +92,12 @@ sentinel)
     sentinel_config "$master" >"$DATA/sentinel.conf"
     exec redis-server "$DATA/sentinel.conf" --sentinel
     ;;
+add-password)
+    read -r new
+    ask "$BIND" 6379 admin-password ACL SETUSER completion ">$new"
+    ;;
 *)
-    echo "usage: start.sh redis|sentinel" >&2
+    echo "usage: start.sh redis|sentinel|add-password" >&2
     exit 2
     ;;
 esac

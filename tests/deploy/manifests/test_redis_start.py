@@ -53,6 +53,13 @@ class Pod:
                 )
             self._processes.append(process)
 
+    def run(self, command: str, text: str) -> str:
+        """Run another command of the script as `kubectl exec -i` does; return its output."""
+        done = subprocess.run(
+            ["sh", str(SCRIPT), command], env=self._environment, input=text, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
     def kill(self) -> None:
         for process in self._processes:
             process.kill()
@@ -170,6 +177,16 @@ def test_the_servers_user_may_do_what_servers_do_and_no_more(tmp_path: Path) -> 
             redis.Redis(pods[0].name, 26379, **options(None)).ping()
         config = pods[0].connect(6379, "admin-password").config_get("save", "appendonly", "maxmemory-policy")
         assert config == {"save": "", "appendonly": "no", "maxmemory-policy": "allkeys-lru"}
+
+
+def test_a_further_password_is_valid_beside_the_old_one(tmp_path: Path) -> None:
+    with running_pods(tmp_path) as pods:
+        for pod in pods:
+            assert pod.run("add-password", "newer\n") == "OK\n"
+            for password in (PASSWORDS["password"], "newer"):
+                client = redis.Redis(pod.name, 6379, username="completion", password=password, **options(None))
+                assert client.ping()
+                client.close()
 
 
 def make_tls(folder: Path) -> Path:
