@@ -207,7 +207,7 @@ def _state(root: Path) -> dict[str, tuple[int, ...]]:
     found = {}
     for folder, _, names in os.walk(root):
         for name in names:
-            path = os.path.join(folder, name)  # noqa: PTH118 - a hundred thousand
+            path = os.path.join(folder, name)
             status = os.lstat(path)
             found[path] = (status.st_size, status.st_mtime_ns, status.st_mode, status.st_uid, status.st_gid)
     return found
