@@ -9,8 +9,9 @@ CONFIG ?= deploy/local/server.toml
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-full check proto dashboards docs lock lock-cuda deploy-tools models calibration \
-	test-calibration clean bench-models bench-overhead bench-engine bench-prompt bench-scheduler bench-sessions bench-peers bench-speculation \
+.PHONY: help install serve test test-full check image proto dashboards docs lock lock-cuda deploy-tools models \
+	calibration test-calibration clean bench-models bench-overhead bench-engine bench-prompt bench-scheduler \
+	bench-sessions bench-peers bench-speculation \
 	bench-attacks bench-capacity bench-steps bench-cpu bench-replicas bench-gpu llama-server
 
 help: ## List the targets.
@@ -38,13 +39,20 @@ test-full: $(VENV)/installed-dev ## Run every test, also the slow ones, with mor
 	@$(PYTEST) --hypothesis-profile full -m serial
 	@echo "All tests passed."
 
-check: $(VENV)/installed-dev ## Lint, types, import rules, the contract and its stubs.
+check: $(VENV)/installed-dev ## Lint, types, import rules, the image's recipe, the contract and its stubs.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/hadolint --config deploy/image/hadolint.yaml deploy/image/Dockerfile
 	@cd proto && ../$(BIN)/buf lint
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/check_fresh.sh
+
+# Into the local image store; deploy/image/README.md has the command for a registry, with SBOM and provenance.
+image: ## Build the container image for ENGINE (cpu or cuda) with docker buildx.
+	docker buildx build --file deploy/image/Dockerfile --build-arg VARIANT=$(ENGINE) \
+		--build-arg REVISION="$$(git rev-parse HEAD)" --build-arg CREATED="$$(date -u +%FT%TZ)" \
+		--tag completion-server:$(ENGINE) --load .
 
 proto: $(VENV)/installed-dev ## Generate the stubs from the contract.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh proto/generate.sh

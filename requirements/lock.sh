@@ -11,6 +11,7 @@ cpu)
     lock ../pyproject.toml --extra cpu --extra train --extra loadtest cpu.in --overrides cpu-overrides.in \
         --no-emit-package torch -o cpu.txt
     lock dev.in -o dev.txt
+    (cd ../deploy/image && lock sbom.in -o sbom.txt)
     lock calibration.in --overrides cpu-overrides.in --no-emit-package torch -o calibration.txt
     ;;
 cuda)

@@ -41,7 +41,11 @@ class Process:
     is_read_only: bool = False
 
     def argv(self) -> list[str]:
-        """Return the command that runs it as process 1 of namespaces of its own, with this machine's network."""
+        """Return the command that runs it as process 1 of namespaces of its own, with this machine's network.
+
+        Process 1 is the only child of the command's. It must be killed itself: the kernel forgets that it should end
+        with its parent when it changes its user.
+        """
         unshare = ["unshare", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--propagation", "private"]
         return [*unshare, "env", f"PATH={_SYSTEM_PATH}", "sh", "-euc", "\n".join([*self._mounts(), self._start()])]
 

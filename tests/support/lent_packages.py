@@ -25,7 +25,9 @@ def make_debian(image: str, root: Path) -> None:
     """
     assert image.startswith("debian:bookworm-"), image
     assert "-slim@sha256:" in image, image
-    command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(root), _MIRROR]
+    # It mounts /proc and /sys below the folder; in a namespace of its own they are gone when it ends, however it ends.
+    own = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
+    command = [*own, "debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(root), _MIRROR]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BASE_S)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     sources = [f"deb {_MIRROR} bookworm main", f"deb {_MIRROR} bookworm-updates main"]
