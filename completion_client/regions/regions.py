@@ -13,7 +13,7 @@ from typing import Self
 from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import ConnectionLostError
 from completion_client.regions.availability import Availability, Health
-from completion_client.regions.checks import connect
+from completion_client.regions.checks import connect, is_done_within
 from completion_client.regions.choice import Order, UserChoice
 from completion_client.regions.connections import CertificateWatch, Connection, Connections
 from completion_client.regions.distances import Distances
@@ -180,13 +180,12 @@ class Regions:
         connection = self.connection(endpoint, number)
         if connection.is_ready:
             return connection
+        connecting = asyncio.create_task(connect(connection.channel))
         try:
-            async with asyncio.timeout(within_s):
-                is_connected = await connect(connection.channel)
-        except TimeoutError:
-            is_connected = False
-        if is_connected:
-            return connection
+            if await is_done_within(connecting, within_s) and connecting.result():
+                return connection
+        finally:
+            connecting.cancel()
         self._connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
         msg = f"no connection to {endpoint.address}"
         self._suspect(endpoint, msg)
@@ -199,11 +198,11 @@ class Regions:
         """
         if connection.is_silent or connection.heard_at_s > since_s:
             return not connection.is_silent
+        check = asyncio.create_task(connection.check(within_s))
         try:
-            async with asyncio.timeout(within_s):
-                await connection.check(within_s)
-        except TimeoutError:
-            pass
+            await is_done_within(check, within_s)
+        finally:
+            check.cancel()
         connection.is_silent = connection.heard_at_s <= since_s
         if connection.is_silent:
             self._connections.drop(connection)
