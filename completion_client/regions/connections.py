@@ -102,6 +102,13 @@ class Connections:
         for key in [key for key, each in self._connections.items() if each is connection]:
             del self._connections[key]
 
+    def drop_lost(self, connection: Connection) -> None:
+        """Drop a connection, and all others to its endpoint that are not connected."""
+        endpoint = connection.endpoint
+        for each in [each for each in self._connections.values() if each.endpoint == endpoint]:
+            if each is connection or not each.is_ready:
+                self.drop(each)
+
     def replace(self, endpoint: Endpoint, connection: Connection) -> None:
         """Use one new connection in place of all to an endpoint; others are opened when they are needed."""
         for key in [key for key in self._connections if key[0] == endpoint]:

@@ -141,6 +141,10 @@ class Regions:
             self._availability.why(endpoint),
         )
 
+    def round_trip_s(self, endpoint: Endpoint) -> float | None:
+        """Return the round trip to an endpoint as measured of late; None without a sample."""
+        return self._distances.round_trip_s(endpoint)
+
     def choice(
         self, user: str, tenant: str = "", settings: RoutingSettings | None = None, order: Order = rendezvous_order
     ) -> UserChoice:
@@ -186,7 +190,8 @@ class Regions:
                 return connection
         finally:
             connecting.cancel()
-        self._connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
+        if connecting.done() or len(self.endpoints) == 1:
+            self._connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
         msg = f"no connection to {endpoint.address}"
         self._suspect(endpoint, msg)
         raise ConnectionLostError(msg)
