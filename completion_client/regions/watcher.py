@@ -118,7 +118,7 @@ class Watcher:
                 if result.round_trip_s is not None:
                     return result
                 if self._connections.holds(connection):
-                    self._connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
+                    self._connections.drop_lost(connection)  # the next try begins anew, without gRPC's own back-off
                     return result
         except EndpointError as error:
             return CheckResult(None, str(error))

@@ -157,6 +157,7 @@ def test_a_failed_endpoint_is_never_chosen_while_another_is_healthy(
         assert sorted(candidates, key=str) == sorted(ENDPOINTS, key=str)
         is_healthy = [availability.health(each) is Health.USABLE for each in candidates]
         assert is_healthy == sorted(is_healthy, reverse=True)
+        assert choice.choose(now_s) == candidates[0]
         usable = [each for each in choice.order if choice.usable_at_s(each, now_s) <= now_s]
         assert candidates[: len(usable)] == usable
         times_s = [choice.usable_at_s(each, now_s) for each in candidates[len(usable) :]]
