@@ -4,7 +4,7 @@ Knows the contract (package `completion`) and nothing of the server. Needs grpci
 can install and import it quickly. The messages of requests are those of `completion.v1.completion_pb2`.
 
 Modules: `client` (single requests), `session` and `session_stream` (one reconnecting stream for an editor's life),
-`routing` and `replicas` (several replicas as one server),
+`routing`, `regions` and `replicas` (several servers, near and far, as one),
 `channel_pool` and `endpoint` (connections), `completion` (results), `errors` (failures), `blocking` (calls without an
 event loop).
 """
@@ -26,7 +26,11 @@ from completion_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from completion_client.regions.regions import EndpointState, Regions
+from completion_client.regions.settings import RegionSettings
 from completion_client.replicas.replica_set import ReplicaSet
+from completion_client.replicas.stream import ReplicaStream
+from completion_client.replicas.view import Move
 from completion_client.routing import Preference, RoutingSettings, parse_endpoints, rendezvous_order
 from completion_client.session import PendingCompletion, Session
 from completion_client.session_stream import SessionSettings, SessionStream
@@ -40,13 +44,18 @@ __all__ = [
     "DeadlineExceededError",
     "Endpoint",
     "EndpointError",
+    "EndpointState",
     "FailedPreconditionError",
     "FieldViolation",
     "InvalidArgumentError",
+    "Move",
     "PendingCompletion",
     "PermissionDeniedError",
     "Preference",
+    "RegionSettings",
+    "Regions",
     "ReplicaSet",
+    "ReplicaStream",
     "ResourceExhaustedError",
     "RoutingSettings",
     "ServiceError",

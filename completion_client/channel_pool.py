@@ -52,13 +52,23 @@ class ChannelSource(Protocol):
         ...
 
 
+def open_channel(endpoint: Endpoint, options: ChannelOptions = ()) -> grpc.aio.Channel:
+    """Return a channel with a connection of its own and this library's options, besides `options`.
+
+    Raises:
+        EndpointError: a PEM file of the endpoint can't be read.
+
+    """
+    return endpoint.open_aio_channel((*_OPTIONS, *options))
+
+
 class ChannelPool:
     """Opens channels when they are first needed and keeps them until they are disconnected."""
 
     def __init__(self, connect_timeout_s: float = CONNECT_TIMEOUT_S, options: ChannelOptions = ()) -> None:
         """Open no channel yet; `options` are gRPC's channel options besides those of the pool."""
         self._connect_timeout_s = connect_timeout_s
-        self._options = (*_OPTIONS, *options)
+        self._options = options
         self._channels: dict[ChannelKey, grpc.aio.Channel] = {}
 
     def channel(self, key: ChannelKey) -> grpc.aio.Channel:
@@ -70,7 +80,7 @@ class ChannelPool:
         """
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = key.endpoint.open_aio_channel(self._options)
+            channel = self._channels[key] = open_channel(key.endpoint, self._options)
         return channel
 
     async def ready(self, key: ChannelKey) -> grpc.aio.Channel:

@@ -20,6 +20,10 @@ class Completion:
     text_times_ms: tuple[float, ...]
     """When each piece of text arrived."""
     total_ms: float
+    address: str | None = None
+    """The address of the server that answered a single call, if the caller named several."""
+    num_sent: int = 1
+    """To how many servers a single call was sent, one after another."""
 
     @property
     def finish_reason(self) -> str | None:

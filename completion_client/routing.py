@@ -6,8 +6,8 @@ the users that move all go to it. Thaler and Ravishankar, "Using name-based mapp
 Transactions on Networking 6 (1998).
 
 The load is bounded by what the replicas say: one that is full, down or overloaded is passed over for a while, in favour
-of the next in the user's order. Which of several usable replicas is nearest is not considered: `Preference` takes any
-order, so a measured one can take the place of `rendezvous_order`.
+of the next in the user's order. Which replicas are near is not considered here: `completion_client.regions` applies the
+order within a region.
 """
 
 import hashlib
@@ -87,6 +87,10 @@ class Preference:
         if not self.order or len(set(self.order)) < len(self.order):
             raise EndpointError("address", "at least one endpoint is needed, each once")
         self._standings = {endpoint: _Standing() for endpoint in self.order}
+
+    def usable_at_s(self, endpoint: Endpoint) -> float:
+        """Return until when a replica is passed over; a time in the past if it is not."""
+        return self._standings[endpoint].usable_at_s
 
     def is_usable(self, endpoint: Endpoint, now_s: float) -> bool:
         """Return whether a replica is not passed over."""

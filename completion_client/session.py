@@ -3,13 +3,49 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.errors import ConnectionLostError, DeadlineExceededError, ServiceError
-from completion_client.session_stream import SessionStream
+from completion_client.session_stream import RequestListener
+
+
+class RequestStream(Protocol):
+    """What a session sends its requests on: see SessionStream."""
+
+    @property
+    def is_connected(self) -> bool:
+        """See SessionStream."""
+        ...
+
+    def send_nowait(
+        self, request: pb.CompleteRequest, listener: RequestListener, timeout_s: float | None = None
+    ) -> None:
+        """See SessionStream."""
+        ...
+
+    def cancel_nowait(self, sequence: int) -> None:
+        """See SessionStream."""
+        ...
+
+    def discard_nowait(self, sequence: int) -> None:
+        """See SessionStream."""
+        ...
+
+    def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
+        """See SessionStream."""
+        ...
+
+    def drop_nowait(self) -> None:
+        """See SessionStream."""
+        ...
+
+    def close_nowait(self) -> list[asyncio.Task[None]]:
+        """See SessionStream."""
+        ...
 
 
 class Session:
@@ -20,7 +56,7 @@ class Session:
     order, because it is idle or old, fails nothing: the session opens another with its next request.
     """
 
-    def __init__(self, stream: SessionStream, session_id: str) -> None:
+    def __init__(self, stream: RequestStream, session_id: str) -> None:
         """Send requests on a stream that was started. `CompletionClient.session` makes both."""
         self._stream = stream
         self._session_id = session_id
@@ -52,7 +88,7 @@ class Session:
         message.CopyFrom(request)
         message.session_id, message.sequence = self._session_id, self._last_sequence
         pending = PendingCompletion(self._stream, message.sequence, self._pending.pop)
-        self._stream.send_nowait(message, pending)
+        self._stream.send_nowait(message, pending, timeout_s)
         self._pending[message.sequence] = pending
         if timeout_s is not None:
             pending.expire_after(timeout_s)
@@ -100,7 +136,7 @@ class PendingCompletion:
     only.
     """
 
-    def __init__(self, stream: SessionStream, sequence: int, on_done: Callable[[int], object]) -> None:
+    def __init__(self, stream: RequestStream, sequence: int, on_done: Callable[[int], object]) -> None:
         """Wait for the events of a request of `stream`; `on_done` is called with its sequence number at its end."""
         self._stream = stream
         self._sequence = sequence

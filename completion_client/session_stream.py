@@ -124,13 +124,21 @@ class SessionStream:
         """Whether a request can be sent now."""
         return self._state is _State.RESTING or (self._state is _State.CONNECTED and self._lost_at_s is None)
 
-    def start_nowait(self) -> None:
-        """Open the first stream and begin to read. The channel should be connected."""
+    def start_nowait(self, lost_at_s: float | None = None) -> None:
+        """Open the first stream and begin to read. The channel should be connected.
+
+        `lost_at_s` is the loop's time at which an earlier stream was lost that this one replaces.
+        """
+        self._lost_at_s = lost_at_s
         self._open(self._channels.channel())
         self._runner = asyncio.create_task(self._run())
 
-    def send_nowait(self, request: pb.CompleteRequest, listener: RequestListener) -> None:
+    def send_nowait(
+        self, request: pb.CompleteRequest, listener: RequestListener, timeout_s: float | None = None
+    ) -> None:
         """Send a request whose sequence number is higher than those before it.
+
+        `timeout_s` is how long the caller waits. Only a stream that can send it to another server needs to know.
 
         Raises:
             ConnectionLostError: the stream is lost and not open again.
@@ -168,10 +176,10 @@ class SessionStream:
         if self._state is _State.CONNECTED:
             self._post(pb.SessionRequest(feedback=feedback))
 
-    def drop_nowait(self) -> None:
+    def drop_nowait(self, error: ServiceError | None = None) -> None:
         """Drop the connection and open another after the back-off, as after a change of network."""
         call = self._call
-        self._lose(ConnectionLostError("the connection was dropped"))
+        self._lose(error or ConnectionLostError("the connection was dropped"))
         self._channels.disconnect()
         if call is not None:
             call.cancel()
@@ -188,10 +196,6 @@ class SessionStream:
         if self._call is not None:
             self._call.cancel()
         return tasks
-
-    def reconnect_after_s(self, error: ServiceError) -> float:
-        """Return how long to wait after a loss, besides the back-off: as long as the server asks for."""
-        return (error.retry_after_ms or 0) / 1000
 
     def _post(self, message: pb.SessionRequest) -> None:
         """Queue a message for the writer, so that no caller waits for a server that does not read."""
@@ -211,7 +215,7 @@ class SessionStream:
                 error = ConnectionLostError("no connection for another stream")
             self._lose(error)
             self._channels.disconnect()
-            retry_after_s = self.reconnect_after_s(error)
+            retry_after_s = (error.retry_after_ms or 0) / 1000
             while self._state is _State.LOST:
                 await asyncio.sleep(retry_after_s + self._backoff.next_s())
                 retry_after_s = 0.0

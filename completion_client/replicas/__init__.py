@@ -1,5 +1,5 @@
-"""Several replicas as one server, for editors that connect to them directly.
+"""Several replicas, of one region or of many, as one server: a user's requests go to one replica.
 
-`stream` is a Session stream that moves between replicas; `replica_set` is the entry point. Which replica is chosen is
-decided in `completion_client.routing`.
+`replica_set` is the entry point, one user's view of `completion_client.regions`; `view` says which replica to try and
+what its answers mean; `attempts` sends one request, `stream` and `leg` those of a session.
 """

@@ -1,42 +1,45 @@
 """Several replicas as one server, for editors that connect to them directly: a user's requests go to one replica."""
 
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Self
 
 from completion.v1 import completion_pb2 as pb
-from completion_client.calls import Numbering, complete, make_session_id
-from completion_client.channel_pool import ChannelPool
-from completion_client.completion import Completion
-from completion_client.endpoint import Endpoint, caller_metadata
-from completion_client.errors import ConnectionLostError, DeadlineExceededError, ServiceError
-from completion_client.replicas.stream import ReplicaChannel, Replicas, ReplicaStream
-from completion_client.routing import Preference, RoutingSettings, parse_endpoints, rendezvous_order
+from completion_client.calls import Numbering, make_session_id
+from completion_client.completion import Completion, CompletionBuilder
+from completion_client.endpoint import Endpoint, Metadata, caller_metadata
+from completion_client.errors import ConnectionLostError
+from completion_client.regions.choice import Order
+from completion_client.regions.regions import Regions
+from completion_client.replicas.attempts import Attempts
+from completion_client.replicas.stream import ReplicaStream
+from completion_client.replicas.view import OnMove, Replicas
+from completion_client.routing import RoutingSettings, rendezvous_order
 from completion_client.session import Session
 from completion_client.session_stream import SessionSettings, StreamListener
 
 CONNECT_TIMEOUT_S = 2.0
 """Shorter than that of a client with one server: another replica can be asked."""
 
-Order = Callable[[Iterable[Endpoint], str, str], Sequence[Endpoint]]
-"""Returns the replicas of a user and a tenant in the order of preference."""
-
 
 class ReplicaSet:
     """Asks several replicas for completions of one user. Use it in one event loop, as an asynchronous context manager.
 
-    All requests and sessions go to the first replica in the user's order. One that refuses, drains, can't be reached or
-    is overloaded is passed over for a while, in favour of the next.
+    All requests and sessions go to the first replica in the user's order: of the nearest region the one that the user's
+    hash chooses. One that refuses, drains, can't be reached, sends nothing or is overloaded is passed over for a while,
+    in favour of the next.
     """
 
     def __init__(
         self,
-        endpoints: Iterable[Endpoint] | str,
+        endpoints: Regions | Iterable[Endpoint] | str,
         *,
         user: str | None = None,
         tenant: str | None = None,
+        connection: int | None = None,
         settings: RoutingSettings | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         order: Order = rendezvous_order,
@@ -44,27 +47,35 @@ class ReplicaSet:
     ) -> None:
         """Ask the replicas at `endpoints`, such as "a:1,b:2,c:3", for `user` of `tenant`.
 
-        Without a user, the order is that of this object's own session. `now` is a monotonic clock in seconds.
+        A process with many users makes one `Regions` and gives it to the `ReplicaSet` of each. A few dozen users share
+        a connection to each endpoint; `connection` is the number of another one. Without a user, the order is that of
+        this object's own session. `now` is a monotonic clock in seconds, if `endpoints` is no Regions.
 
         Raises:
             EndpointError: there is no endpoint, one is there twice, or a name has characters that can't be sent.
 
         """
-        found = parse_endpoints(endpoints) if isinstance(endpoints, str) else tuple(endpoints)
+        self._owns_regions = not isinstance(endpoints, Regions)
+        self.regions = endpoints if isinstance(endpoints, Regions) else Regions(endpoints, now=now)
         self._metadata = caller_metadata(user, tenant)
         self._numbering = Numbering()
-        self._pool = ChannelPool(connect_timeout_s)
-        ordered = order(found, user or self._numbering.session_id, tenant or "")
-        self._preference = Preference(ordered, settings or RoutingSettings())
-        self._replicas = Replicas(self._pool, self._preference, connect_timeout_s, now)
+        choice = self.regions.choice(user or self._numbering.session_id, tenant or "", settings, order)
+        number = self.regions.next_number() if connection is None else self.regions.use_number(connection)
+        self._replicas = Replicas(self.regions, choice, number, connect_timeout_s)
 
     @property
     def order(self) -> Sequence[Endpoint]:
         """The replicas in the user's order of preference."""
-        return self._preference.order
+        return self._replicas.choice.order
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The replica to which a request goes now."""
+        return self._replicas.best()
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
+        """Begin to measure."""
+        self.regions.start_nowait()
         return self
 
     async def __aexit__(
@@ -74,8 +85,9 @@ class ReplicaSet:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections; open requests fail."""
-        self._pool.close()
+        """Close the connections, unless they are those of a Regions; open requests fail."""
+        if self._owns_regions:
+            await self.regions.aclose()
 
     async def complete(
         self,
@@ -86,38 +98,50 @@ class ReplicaSet:
     ) -> Completion:
         """Send one request and return its whole answer; see `CompletionClient.complete`.
 
-        A replica that refuses before any text is passed over, and the next one is asked. `timeout_s` is for all of it.
+        A replica that refuses, is lost or sends nothing before any text is passed over, and the next one is asked.
+        `timeout_s` is for all of it. `Completion.address` is the replica that answered.
 
         Raises:
             ServiceError: the call or the request failed at every replica that was asked, or the timeout passed.
             EndpointError: a PEM file of an endpoint can't be read.
 
         """
-        message = self._numbering.numbered(request)
-        ends_at_s = None if timeout_s is None else time.monotonic() + timeout_s
-        failure: ServiceError = ConnectionLostError("no replica")
-        shed: Completion | None = None
-        for endpoint in self._replicas.candidates():
-            attempt = _Attempt(on_text)
-            left_s = None if ends_at_s is None else ends_at_s - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                raise DeadlineExceededError("the deadline passed first") from failure
-            try:
-                channel = await self._replicas.connected(endpoint, left_s)
-                completion = await complete(
-                    channel, message, timeout_s=left_s, metadata=self._metadata, on_text=attempt.add
-                )
-            except ServiceError as error:
-                if not self._replicas.note_error(endpoint, error) or attempt.has_text:
-                    raise
-                failure = error
-                continue
-            if completion.end is None or not self._replicas.note_end(endpoint, completion.end):
-                return completion
-            shed = completion
-        if shed is not None:
-            return shed
-        raise failure
+        await self.regions.ready()
+        builder = CompletionBuilder(time.monotonic())
+        attempts = Attempts(self._replicas, self._numbering.numbered(request), timeout_s, self._metadata)
+        async with aclosing(attempts.events()) as events:
+            async for event in events:
+                text = builder.add(event, time.monotonic())
+                if text and on_text is not None:
+                    on_text(text)
+        address = attempts.endpoint.address if attempts.endpoint else None
+        completion = dataclasses.replace(builder.build(time.monotonic()), address=address, num_sent=attempts.num_sent)
+        completion.raise_for_error()
+        return completion
+
+    def attempts(
+        self, request: pb.CompleteRequest, *, timeout_s: float | None = None, metadata: Metadata | None = None
+    ) -> Attempts:
+        """Return the attempts at a request, for a caller that reads the events itself; see `Attempts.events`.
+
+        The request needs its session and its number. `metadata` replaces that of the user.
+        """
+        return Attempts(self._replicas, request, timeout_s, self._metadata if metadata is None else metadata)
+
+    def stream(
+        self,
+        *,
+        metadata: Metadata | None = None,
+        settings: SessionSettings | None = None,
+        listener: StreamListener | None = None,
+        on_move: OnMove | None = None,
+    ) -> ReplicaStream:
+        """Return the stream of a session, below `session`: for a caller that has many and closes them itself.
+
+        Call `regions.ready()` before its `start_nowait`. `metadata` replaces that of the user.
+        """
+        sent = self._metadata if metadata is None else metadata
+        return ReplicaStream(self._replicas, metadata=sent, settings=settings, listener=listener, on_move=on_move)
 
     @asynccontextmanager
     async def session(
@@ -126,20 +150,21 @@ class ReplicaSet:
         *,
         settings: SessionSettings | None = None,
         listener: StreamListener | None = None,
+        on_move: OnMove | None = None,
     ) -> AsyncIterator[Session]:
         """Open a session for an editor's life; see `CompletionClient.session`.
 
-        A stream that is lost or refused opens again at the next replica. It returns to the user's first replica when it
-        is opened the next time, at the latest at the server's age limit for streams.
+        Each request goes to the best replica of the moment. Requests that have no text when their replica is lost or
+        refuses are sent to the next; `on_move` gets each change.
 
         Raises:
             ConnectionLostError: there is no connection to any replica.
             EndpointError: a PEM file of an endpoint can't be read.
 
         """
-        channel = ReplicaChannel(self._replicas)
-        await channel.ready()
-        stream = ReplicaStream(self._replicas, channel, metadata=self._metadata, settings=settings, listener=listener)
+        await self.regions.ready()
+        await self._connect_first()
+        stream = self.stream(settings=settings, listener=listener, on_move=on_move)
         stream.start_nowait()
         session = Session(stream, session_id or make_session_id())
         try:
@@ -147,15 +172,19 @@ class ReplicaSet:
         finally:
             await session.aclose()
 
+    async def _connect_first(self) -> None:
+        """Connect to the first replica in the user's order that can be reached.
 
-class _Attempt:
-    """Notes whether a call brought text."""
+        Raises:
+            ConnectionLostError: none can.
 
-    def __init__(self, on_text: Callable[[str], object] | None) -> None:
-        self._on_text = on_text
-        self.has_text = False
-
-    def add(self, text: str) -> None:
-        self.has_text = True
-        if self._on_text is not None:
-            self._on_text(text)
+        """
+        failures: list[str] = []
+        for endpoint in self._replicas.candidates():
+            try:
+                await self._replicas.connected(endpoint)
+            except ConnectionLostError as error:
+                failures.append(error.message)
+            else:
+                return
+        raise ConnectionLostError("; ".join(failures))

@@ -1,212 +1,289 @@
-"""A `Session` stream to one of several replicas, which moves to another when its replica refuses or drains."""
+"""A session's stream over several servers: goes to the best one at each request, and leaves one that fails.
+
+A session has one leg, the stream to the best server, and after a move the former legs until their requests have ended.
+The first request after a change opens the new leg and travels with it, so a move costs no round trip.
+"""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import grpc
+import random
+from typing import NamedTuple
 
 from completion.v1 import completion_pb2 as pb
-from completion_client.channel_pool import ChannelKey, ChannelPool
+from completion_client.backoff import Backoff
 from completion_client.endpoint import Endpoint, Metadata
-from completion_client.errors import (
-    ConnectionLostError,
-    ResourceExhaustedError,
-    ServiceError,
-    UnavailableError,
-)
-from completion_client.routing import Preference
-from completion_client.session_stream import RequestListener, SessionSettings, SessionStream, StreamListener
+from completion_client.errors import ConnectionLostError, ServiceError
+from completion_client.replicas.leg import Leg, RoutedRequest
+from completion_client.replicas.view import Move, OnMove, Replicas
+from completion_client.session_stream import RequestListener, SessionSettings, StreamListener
 
-_SERVER_FULL, _OVERLOAD = "SERVER_FULL", "OVERLOAD"
-_ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
+_MS_PER_S = 1000
 
 
-class Replicas:
-    """The replicas of one user and the connections to them: notes what replicas say, and connects to the best one."""
+class Route(NamedTuple):
+    """Where a request of a session is, or was answered."""
 
-    def __init__(
-        self, pool: ChannelPool, preference: Preference, connect_timeout_s: float, now: Callable[[], float]
-    ) -> None:
-        """Connect through `pool`, each time within `connect_timeout_s`; `now` is a monotonic clock in seconds."""
-        self.preference = preference
-        self._pool = pool
-        self._connect_timeout_s = connect_timeout_s
-        self._now = now
-
-    def candidates(self) -> list[Endpoint]:
-        """Return the replicas in the order in which to try them now."""
-        return self.preference.candidates(self._now())
-
-    def is_best(self, endpoint: Endpoint) -> bool:
-        """Return whether a new stream would go to this replica."""
-        return self.preference.choose(self._now()) == endpoint
-
-    def channel(self, endpoint: Endpoint) -> grpc.aio.Channel:
-        """Return the channel to a replica, connected or not."""
-        return self._pool.channel(ChannelKey(endpoint))
-
-    async def connected(self, endpoint: Endpoint, within_s: float | None = None) -> grpc.aio.Channel:
-        """Return the channel to a replica when it is connected, also within `within_s` if that is given.
-
-        Raises:
-            ConnectionLostError: the replica refuses the connection or takes too long. It is passed over then.
-            EndpointError: a PEM file of the endpoint can't be read.
-
-        """
-        channel = self.channel(endpoint)
-        timeout_s = self._connect_timeout_s if within_s is None else min(within_s, self._connect_timeout_s)
-        try:
-            async with asyncio.timeout(timeout_s):
-                is_connected = await _connect(channel)
-        except TimeoutError:
-            is_connected = False
-        if is_connected:
-            return channel
-        self._pool.disconnect(ChannelKey(endpoint))  # the next try begins anew, without gRPC's own back-off
-        self.preference.refused(endpoint, self._now())
-        msg = f"no connection to {endpoint.address}"
-        raise ConnectionLostError(msg)
-
-    def note_error(self, endpoint: Endpoint, error: ServiceError) -> bool:
-        """Note the failure of a call or a stream; return whether another replica may do better."""
-        retry_after_s = (error.retry_after_ms or 0) / 1000
-        if isinstance(error, ResourceExhaustedError) and error.reason == _OVERLOAD:
-            self.preference.overloaded(endpoint, self._now(), retry_after_s)
-            return False
-        is_full = isinstance(error, ResourceExhaustedError) and error.reason == _SERVER_FULL
-        if is_full or isinstance(error, UnavailableError):
-            self.preference.refused(endpoint, self._now(), retry_after_s)
-            return True
-        return False
-
-    def note_end(self, endpoint: Endpoint, end: pb.End) -> bool:
-        """Note how a request ended; return whether another replica may do better."""
-        retry_after_s = end.retry_after_ms / 1000
-        if end.shed_reason == pb.SHED_REASON_DRAINING:
-            self.preference.refused(endpoint, self._now(), retry_after_s)
-            return True
-        if end.shed_reason == pb.SHED_REASON_OVERLOAD:
-            self.preference.overloaded(endpoint, self._now(), retry_after_s)
-        elif end.finish_reason in _ANSWERED:
-            self.preference.answered(endpoint)
-        return False
+    endpoint: Endpoint
+    num_sent: int
+    """To how many servers it was sent, one after another."""
 
 
-class ReplicaChannel:
-    """The channel of one stream, as a ChannelSource: it changes to another replica when the stream is opened again."""
+class ReplicaStream:
+    """Sends the requests of one session to the best server. It has the calls of a SessionStream.
 
-    def __init__(self, replicas: Replicas) -> None:
-        """Begin with the best replica."""
-        self._replicas = replicas
-        self.endpoint = replicas.candidates()[0]
-        """The replica of the present stream."""
-
-    def channel(self) -> grpc.aio.Channel:
-        """See ChannelSource."""
-        return self._replicas.channel(self.endpoint)
-
-    async def ready(self) -> grpc.aio.Channel:
-        """Return the channel of the first replica that can be connected to; see ChannelSource."""
-        failure = ConnectionLostError("no replica")
-        for endpoint in self._replicas.candidates():
-            try:
-                channel = await self._replicas.connected(endpoint)
-            except ConnectionLostError as error:
-                failure = error
-                continue
-            self.endpoint = endpoint
-            return channel
-        raise failure
-
-    def disconnect(self) -> None:
-        """Keep the channel: other streams and calls use it."""
-
-
-class ReplicaStream(SessionStream):
-    """Sends the requests of one session to the best replica, and to the next one if that refuses or drains."""
+    The loss of the stream fails only the requests that have text: the others are sent to the next server, if one can be
+    used. A server that has failed, drains or sends nothing is left; a user returns to it when its time has come.
+    """
 
     def __init__(
         self,
         replicas: Replicas,
-        channel: ReplicaChannel,
         *,
         metadata: Metadata = (),
         settings: SessionSettings | None = None,
         listener: StreamListener | None = None,
+        on_move: OnMove | None = None,
     ) -> None:
-        """Open the first stream with `start_nowait`, after `channel.ready()`."""
-        super().__init__(channel, metadata=metadata, settings=settings, listener=_LossListener(self._on_lost, listener))
+        """Open the first leg with `start_nowait`; `on_move` gets each change to another server."""
         self._replicas = replicas
-        self._channel = channel
-        self._is_dropping = False
+        self._metadata = metadata
+        self._settings = settings or SessionSettings()
+        self._listener = listener
+        self._on_move = on_move
+        seed = self._settings.backoff_seed
+        self._backoff = Backoff(self._settings.backoff_min_s, self._settings.backoff_max_s, seed)
+        self._random = random.Random(seed)
+        self._loop = asyncio.get_running_loop()
+        self._leg: Leg | None = None
+        """None while the stream is lost."""
+        self._endpoint = replicas.best()
+        self._requests: dict[int, RoutedRequest] = {}
+        self._answered_by: tuple[int, Leg] | None = None
+        self._lost_at_s: float | None = None
+        self._reopening: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._former: set[Leg] = set()
+        self._is_dropping = self._is_closing = False
 
-    def send_nowait(self, request: pb.CompleteRequest, listener: RequestListener) -> None:
-        """See SessionStream."""
-        super().send_nowait(request, _EndListener(self._on_end, listener))
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server of the present leg, or of the last one."""
+        return self._endpoint
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a request can be sent now."""
+        return self._leg is not None or self._replicas.is_usable(self._replicas.best())
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have neither ended nor failed."""
+        return len(self._requests)
+
+    def is_open(self, sequence: int) -> bool:
+        """Tell whether a request has neither ended nor failed."""
+        return sequence in self._requests
+
+    def route(self, sequence: int) -> Route | None:
+        """Return where an open request is, also while its listener gets its last event; None if it is not open."""
+        request = self._requests.get(sequence)
+        return None if request is None else Route(request.leg.endpoint, request.num_sent)
+
+    def start_nowait(self) -> None:
+        """Open the first leg, to the best server."""
+        self._open(self._replicas.best())
+
+    def send_nowait(
+        self, request: pb.CompleteRequest, listener: RequestListener, timeout_s: float | None = None
+    ) -> None:
+        """Send a request whose sequence number is higher than those before it; see SessionStream.
+
+        `timeout_s` is how long the caller waits: a share of it is for each server.
+
+        Raises:
+            ConnectionLostError: no server can be used.
+
+        """
+        leg = self._leg_for_next()
+        if leg is None:
+            raise ConnectionLostError(self._why_none())
+        ends_at_s = None if timeout_s is None else self._loop.time() + timeout_s
+        routed = RoutedRequest(self, request, listener, leg, ends_at_s)
+        self._requests[request.sequence] = routed
+        try:
+            self._send(routed, leg)
+        except ConnectionLostError:
+            del self._requests[request.sequence]
+            raise
+
+    def cancel_nowait(self, sequence: int) -> None:
+        """Cancel a request; its listener gets the end that the server sends. Ignored if it is not open."""
+        if request := self._requests.get(sequence):
+            request.is_cancelled = True
+            request.leg.cancel_nowait(sequence)
+
+    def discard_nowait(self, sequence: int) -> None:
+        """Cancel a request; its listener gets no further event. Ignored if it is not open."""
+        if request := self._requests.pop(sequence, None):
+            request.leg.discard_nowait(sequence)
+            self._tidy(request.leg)
+
+    def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
+        """Send feedback to the server of the newest answer. It is dropped if that is another server's answer."""
+        if self._leg is not None and self._answered_by == (feedback.sequence, self._leg):
+            self._leg.report_nowait(feedback)
 
     def drop_nowait(self) -> None:
-        """See SessionStream. The replica is not to blame: the next stream may go to it again."""
+        """Drop the streams and open another after the back-off, as after a change of network. Open requests fail."""
         self._is_dropping = True
         try:
-            super().drop_nowait()
+            for leg in (*self._former, *([self._leg] if self._leg else [])):
+                leg.drop_nowait(ConnectionLostError("the connection was dropped"))
         finally:
             self._is_dropping = False
 
-    def reconnect_after_s(self, error: ServiceError) -> float:
-        """See SessionStream. Another replica need not be spared."""
-        return super().reconnect_after_s(error) if self._replicas.is_best(self._channel.endpoint) else 0.0
+    def close_nowait(self) -> list[asyncio.Task[None]]:
+        """End the streams; return the tasks that end with them, for the caller to await.
 
-    def _on_lost(self, error: ServiceError) -> None:
+        The listeners of open requests get no further event.
+        """
+        self._is_closing = True
+        if self._reopening is not None:
+            self._reopening.cancel()
+            self._ending.add(self._reopening)
+        for leg in (*self._former, *([self._leg] if self._leg else [])):
+            self._ending.update(leg.close_nowait())
+        self._leg, self._requests = None, {}
+        self._former.clear()
+        return list(self._ending)
+
+    def leg_lost(self, leg: Leg, error: ServiceError) -> None:
+        """See LegOwner."""
         if not self._is_dropping:
-            self._replicas.note_error(self._channel.endpoint, error)
+            leg.may_retry = self._replicas.note_error(leg.connection, error)
+        self._end(leg)
+        if leg is not self._leg:
+            return
+        self._leg = None
+        is_news = self._lost_at_s is None or leg.was_connected
+        if self._lost_at_s is None:  # else this leg replaced one that was lost, but was never accepted
+            self._lost_at_s = self._loop.time()
+        if self._listener is not None and is_news:
+            self._listener.on_lost(error)
+        if self._reopening is None or self._reopening.done():
+            self._reopening = asyncio.create_task(self._reopen(leg.endpoint, error))
 
-    def _on_end(self, end: pb.End) -> None:
-        """Note an end, and leave a replica that is passed over once nothing is open on it."""
-        self._replicas.note_end(self._channel.endpoint, end)
-        if end.shed_reason and not self.num_open and not self._replicas.is_best(self._channel.endpoint):
-            self.drop_nowait()
+    def leg_accepted(self, leg: Leg, away_s: float) -> None:
+        """See LegOwner."""
+        if leg is self._leg:
+            self._lost_at_s = None
+            self._backoff.reset()
+            if self._listener is not None:
+                self._listener.on_reconnected(away_s)
 
+    def request_ended(self, request: RoutedRequest, end: pb.End) -> None:
+        """See LegOwner."""
+        leg = request.leg
+        leg.note_answer()
+        may_retry = self._replicas.note_end(leg.connection, end, self._loop.time() - request.sent_at_s)
+        if not (may_retry and not end.text and self._resend(request)):
+            self._answered_by = request.message.sequence, leg
+            request.listener.on_end(end)
+            self._requests.pop(request.message.sequence, None)
+        self._tidy(leg)
 
-@dataclass(frozen=True, slots=True)
-class _LossListener:
-    """Tells the stream of its loss before it tells the caller's listener."""
+    def request_failed(self, request: RoutedRequest, error: ServiceError) -> None:
+        """See LegOwner."""
+        if request.leg.may_retry and self._resend(request):
+            return
+        request.listener.on_error(error)
+        self._requests.pop(request.message.sequence, None)
 
-    on_own: Callable[[ServiceError], None]
-    listener: StreamListener | None
+    def _leg_for_next(self) -> Leg | None:
+        """Return the leg for the next request, on the best server; None if no server can be used."""
+        if self._is_closing:
+            return None
+        best, leg = self._replicas.best(), self._leg
+        is_current = leg is not None and self._replicas.regions.is_current(leg.connection)
+        if leg is not None and leg.endpoint == best and is_current:
+            return leg
+        if self._replicas.is_usable(best):
+            return self._open(best)
+        return leg
 
-    def on_lost(self, error: ServiceError) -> None:
-        self.on_own(error)
-        if self.listener is not None:
-            self.listener.on_lost(error)
+    def _open(self, endpoint: Endpoint) -> Leg:
+        """Open a leg. The former one ends with its last request."""
+        before = self._leg
+        connection = self._replicas.connection(endpoint)
+        leg = Leg(self, self._replicas.regions, connection, self._metadata, self._settings, self._lost_at_s)
+        self._leg = leg
+        if self._on_move is not None and endpoint != self._endpoint:
+            self._on_move(Move(self._endpoint, endpoint, self._replicas.why_not(self._endpoint)))
+        self._endpoint = endpoint
+        if before is not None:
+            self._former.add(before)
+            self._tidy(before)
+        return leg
 
-    def on_reconnected(self, away_s: float) -> None:
-        if self.listener is not None:
-            self.listener.on_reconnected(away_s)
+    def _send(self, request: RoutedRequest, leg: Leg) -> None:
+        now_s = self._loop.time()
+        left_s = None if request.ends_at_s is None else request.ends_at_s - now_s
+        request.leg, request.sent_at_s = leg, now_s
+        request.num_sent += 1
+        leg.send_nowait(request, self._replicas.silence_s(left_s))
 
-
-@dataclass(frozen=True, slots=True)
-class _EndListener:
-    """Tells the caller's listener of an end before it tells the stream."""
-
-    on_own: Callable[[pb.End], None]
-    listener: RequestListener
-
-    def on_text(self, text: str) -> None:
-        self.listener.on_text(text)
-
-    def on_end(self, end: pb.End) -> None:
-        self.listener.on_end(end)
-        self.on_own(end)
-
-    def on_error(self, error: ServiceError) -> None:
-        self.listener.on_error(error)
-
-
-async def _connect(channel: grpc.aio.Channel) -> bool:
-    """Connect a channel; return whether it is connected. Unlike `channel_ready`, it does not wait after a refusal."""
-    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-        if state in {grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN}:
+    def _resend(self, request: RoutedRequest) -> bool:
+        """Send a request that has no text to another server; return whether there was one."""
+        if request.has_text or request.is_cancelled or self._is_dropping:
             return False
-        await channel.wait_for_state_change(state)
-    return True
+        if request.ends_at_s is not None and self._loop.time() >= request.ends_at_s:
+            return False
+        leg = self._leg_for_next()
+        if leg is None or leg.endpoint == request.leg.endpoint or leg.last_sequence >= request.message.sequence:
+            return False
+        try:
+            self._send(request, leg)
+        except ConnectionLostError:
+            return False
+        return True
+
+    def _tidy(self, leg: Leg) -> None:
+        """End a former leg that has no request any more."""
+        if leg in self._former and not leg.num_open:
+            self._end(leg)
+
+    def _end(self, leg: Leg) -> None:
+        self._former.discard(leg)
+        for task in leg.close_nowait():
+            self._ending.add(task)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        """Forget a task that has ended well; `close_nowait` returns the others."""
+        if task.cancelled() or task.exception() is None:
+            self._ending.discard(task)
+
+    async def _reopen(self, lost: Endpoint, error: ServiceError) -> None:
+        """Open a leg for a session that has nothing to send; its next request would open one at once."""
+        retry_after_s = (error.retry_after_ms or 0) / _MS_PER_S
+        if self._replicas.best() != lost:
+            retry_after_s = self._random.uniform(0, self._replicas.regions.settings.move_spread_s)
+        while self._leg is None:
+            await asyncio.sleep(retry_after_s + self._backoff.next_s())
+            retry_after_s = 0.0
+            if self._leg is None:
+                await self._reopen_at_first()
+
+    async def _reopen_at_first(self) -> None:
+        """Open a leg at the first server that can be connected to, if there is one."""
+        for endpoint in self._replicas.candidates():
+            try:
+                await self._replicas.connected(endpoint)
+            except ConnectionLostError:
+                continue
+            if self._leg is None:
+                self._open(endpoint)
+            return
+
+    def _why_none(self) -> str:
+        reasons = {each.address: self._replicas.why_not(each) for each in self._replicas.candidates()}
+        return "not connected: " + "; ".join(f"{address}: {why or 'lost'}" for address, why in reasons.items())

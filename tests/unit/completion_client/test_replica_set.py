@@ -103,7 +103,7 @@ async def test_a_replica_that_is_away_is_passed_over_and_comes_back(servers: lis
     clock, address = Clock(), servers[0].ready.address
     async with replica_set(DEAD, address, clock=clock) as replicas:
         assert (await replicas.complete(REQUEST)).text == "alpha beta"
-        assert replicas.order[0].address == DEAD
+        assert [each.address for each in replicas.order] == [address, DEAD]
         assert (await replicas.complete(REQUEST)).finish_reason == "stop"
     async with replica_set(DEAD, clock=clock) as alone:
         with pytest.raises(ConnectionLostError, match="no connection"):

@@ -1,0 +1,156 @@
+"""The connections of a process to its endpoints, and their replacement when certificates change."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import grpc
+
+from completion_client.channel_pool import open_channel
+from completion_client.endpoint import Endpoint, EndpointError
+from completion_client.regions.checks import CheckResult, check_health
+
+_log = logging.getLogger(__name__)
+
+_FileState = tuple[int, int, int]
+
+
+class Connection:
+    """A channel to an endpoint, which several users share."""
+
+    __slots__ = ("_check", "channel", "endpoint", "heard_at_s", "is_silent")
+
+    def __init__(self, endpoint: Endpoint, channel: grpc.aio.Channel) -> None:
+        """Hold a channel, connected or not."""
+        self.endpoint = endpoint
+        self.channel = channel
+        self.heard_at_s = 0.0
+        """The loop's time at which the server sent something last."""
+        self.is_silent = False
+        """Whether the server did not answer on it when it was asked for a sign of life."""
+        self._check: asyncio.Task[CheckResult] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is connected."""
+        return self.channel.get_state() is grpc.ChannelConnectivity.READY
+
+    async def check(self, timeout_s: float) -> CheckResult:
+        """Return the server's health. Callers at the same time share one health check, with the first one's limit."""
+        if self._check is None or self._check.done():
+            self._check = asyncio.create_task(check_health(self.channel, timeout_s))
+        check = self._check
+        await asyncio.wait({check})
+        if check.cancelled():
+            return CheckResult(None, "the connection was given up")
+        result = check.result()
+        if result.round_trip_s is not None:
+            self.heard_at_s = asyncio.get_running_loop().time()
+        return result
+
+    def give_up_nowait(self) -> None:
+        """End a check that waits for an answer."""
+        if self._check is not None:
+            self._check.cancel()
+
+
+class Connections:
+    """Opens connections when they are first needed. One that is dropped here lives until its calls have ended."""
+
+    def __init__(self) -> None:
+        """Open none yet."""
+        self._connections: dict[tuple[Endpoint, int], Connection] = {}
+
+    def get(self, endpoint: Endpoint, number: int = 0) -> Connection:
+        """Return a connection to an endpoint, connected or not.
+
+        Raises:
+            EndpointError: a PEM file of the endpoint can't be read.
+
+        """
+        key = endpoint, number
+        connection = self._connections.get(key)
+        if connection is None:
+            connection = self._connections[key] = Connection(endpoint, open_channel(endpoint))
+        return connection
+
+    def holds(self, connection: Connection) -> bool:
+        """Return whether new calls still use a connection."""
+        return connection in self._connections.values()
+
+    def drop(self, connection: Connection) -> None:
+        """Use a connection for no new call."""
+        connection.give_up_nowait()
+        for key in [key for key, each in self._connections.items() if each is connection]:
+            del self._connections[key]
+
+    def replace(self, endpoint: Endpoint, connection: Connection) -> None:
+        """Use one new connection in place of all to an endpoint; others are opened when they are needed."""
+        for key in [key for key in self._connections if key[0] == endpoint]:
+            del self._connections[key]
+        self._connections[endpoint, 0] = connection
+
+    def close(self) -> None:
+        """Drop all."""
+        for each in self._connections.values():
+            each.give_up_nowait()
+        self._connections.clear()
+
+
+class CertificateWatch:
+    """Replaces the connections to endpoints whose TLS files have changed.
+
+    A new connection is opened and has answered a health check before the old ones are drained: they get no new call
+    and close with their last one. Files that can't be used, such as a key of another certificate, change nothing.
+    """
+
+    def __init__(self, endpoints: Iterable[Endpoint], connections: Connections) -> None:
+        """Take the present files for those of the open connections."""
+        self._connections = connections
+        self._seen = {each: _states(each) for each in endpoints if any(_files(each))}
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether an endpoint has TLS files."""
+        return bool(self._seen)
+
+    async def look(self, timeout_s: float) -> list[Endpoint]:
+        """Replace the connections to each endpoint with changed files; return these endpoints."""
+        replaced = []
+        for endpoint, seen in self._seen.items():
+            now = _states(endpoint)
+            if now != seen and None not in now and await self._replace(endpoint, timeout_s):
+                self._seen[endpoint] = now
+                replaced.append(endpoint)
+        return replaced
+
+    async def _replace(self, endpoint: Endpoint, timeout_s: float) -> bool:
+        try:
+            connection = Connection(endpoint, open_channel(endpoint))
+        except EndpointError as error:
+            _log.warning("%s: new TLS files are not used yet: %s", endpoint.address, error)
+            return False
+        result = await connection.check(timeout_s)
+        if result.round_trip_s is None:
+            _log.warning("%s: no connection with the new TLS files yet: %s", endpoint.address, result.problem)
+            return False
+        self._connections.replace(endpoint, connection)
+        _log.info("%s: connections use the new TLS files", endpoint.address)
+        return True
+
+
+def _files(endpoint: Endpoint) -> Iterator[Path]:
+    return (each for each in (endpoint.ca, endpoint.certificate, endpoint.key) if each is not None)
+
+
+def _states(endpoint: Endpoint) -> tuple[_FileState | None, ...]:
+    return tuple(map(_state, _files(endpoint)))
+
+
+def _state(path: Path) -> _FileState | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,230 @@
+"""What all users of a process share about its endpoints: distances, health and connections."""
+
+import asyncio
+import itertools
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from completion_client.endpoint import Endpoint, EndpointError
+from completion_client.errors import ConnectionLostError
+from completion_client.regions.availability import Availability, Health
+from completion_client.regions.checks import connect
+from completion_client.regions.choice import Order, UserChoice
+from completion_client.regions.connections import CertificateWatch, Connection, Connections
+from completion_client.regions.distances import Distances
+from completion_client.regions.settings import RegionSettings
+from completion_client.regions.watcher import Watcher
+from completion_client.routing import RoutingSettings, parse_endpoints, rendezvous_order
+
+_MS_PER_S = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointState:
+    """What a process knows about one of its endpoints."""
+
+    endpoint: Endpoint
+    tier: int
+    """0 is the nearest region."""
+    round_trip_ms: float | None
+    """The shortest of late; None if it was not measured."""
+    health: Health
+    why: str
+    """Why it is not usable; "" if it is."""
+
+
+class Regions:
+    """The endpoints of one or many regions, for any number of users in one event loop.
+
+    One `Regions` measures, checks and connects for all of them; `ReplicaSet(regions, user=...)` is one user's view.
+    Use it as an asynchronous context manager.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint] | str,
+        *,
+        settings: RegionSettings | None = None,
+        seed: str | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Use the servers at `endpoints`, such as "a:1,b:2,c:3". A `seed` makes the draws of times repeatable.
+
+        `now` is a monotonic clock in seconds, for the decisions; waits are those of the event loop.
+
+        Raises:
+            EndpointError: there is no endpoint, or one is there twice.
+
+        """
+        found = parse_endpoints(endpoints) if isinstance(endpoints, str) else tuple(endpoints)
+        if not found or len({each.address for each in found}) < len(found):
+            raise EndpointError("address", f"at least one endpoint is needed, each once, got {len(found)}")
+        seed = seed or uuid.uuid4().hex
+        self.endpoints = found
+        self.settings = settings or RegionSettings()
+        self.now = now
+        self._distances = Distances(found, self.settings)
+        self._availability = Availability(found, self.settings.return_spread_s, seed)
+        self._connections = Connections()
+        self._watcher = Watcher(
+            self._connections,
+            self._distances,
+            self._availability,
+            self.settings,
+            now,
+            self._warm,
+            random.Random(seed),
+        )
+        self._certificates = CertificateWatch(found, self._connections)
+        self._num_users = itertools.count()
+        self._num_connections = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        """Begin to measure."""
+        self.start_nowait()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        await self.aclose()
+
+    def start_nowait(self) -> None:
+        """Begin to measure, unless that has begun. A single endpoint is not measured: there is no choice."""
+        if self._tasks:
+            return
+        if len(self.endpoints) > 1:
+            self._tasks.append(asyncio.create_task(self._watcher.run()))
+        if self._certificates.is_needed:
+            self._tasks.append(asyncio.create_task(self._watch_certificates()))
+
+    async def aclose(self) -> None:
+        """Measure no longer and drop the connections; open calls go on until they end."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        self._connections.close()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    async def ready(self) -> None:
+        """Wait until the nearest endpoint is known, at most `race_s`."""
+        self.start_nowait()
+        if len(self.endpoints) > 1:
+            await self._watcher.race_over()
+
+    def states(self) -> list[EndpointState]:
+        """Return what is known about each endpoint, the nearest tier first."""
+        return [self.state(each) for tier in self._distances.tiers for each in tier]
+
+    def state(self, endpoint: Endpoint) -> EndpointState:
+        """Return what is known about an endpoint."""
+        round_trip_s = self._distances.round_trip_s(endpoint)
+        return EndpointState(
+            endpoint,
+            self._distances.tier(endpoint),
+            None if round_trip_s is None else round_trip_s * _MS_PER_S,
+            self._availability.health(endpoint),
+            self._availability.why(endpoint),
+        )
+
+    def choice(
+        self, user: str, tenant: str = "", settings: RoutingSettings | None = None, order: Order = rendezvous_order
+    ) -> UserChoice:
+        """Return the order in which a user tries the endpoints; see `UserChoice`."""
+        return UserChoice(self._distances, self._availability, user, tenant, settings, order)
+
+    def next_number(self) -> int:
+        """Return the number of the connection for another user, a few dozen of whom share one to each endpoint."""
+        return self.use_number(next(self._num_users) // self.settings.users_per_connection)
+
+    def use_number(self, number: int) -> int:
+        """Keep the connections of a number open from now on, too, and return it."""
+        self._num_connections = max(self._num_connections, number + 1)
+        return number
+
+    def connection(self, endpoint: Endpoint, number: int) -> Connection:
+        """Return a connection, connected or not.
+
+        Raises:
+            EndpointError: a PEM file of the endpoint can't be read.
+
+        """
+        return self._connections.get(endpoint, number)
+
+    def is_current(self, connection: Connection) -> bool:
+        """Return whether new calls use a connection: its server has not gone silent, nor its certificates changed."""
+        return self._connections.holds(connection)
+
+    async def connected(self, endpoint: Endpoint, number: int, within_s: float) -> Connection:
+        """Return a connection when it is connected.
+
+        Raises:
+            ConnectionLostError: the server refuses the connection or takes longer than `within_s`.
+            EndpointError: a PEM file of the endpoint can't be read.
+
+        """
+        connection = self.connection(endpoint, number)
+        if connection.is_ready:
+            return connection
+        try:
+            async with asyncio.timeout(within_s):
+                is_connected = await connect(connection.channel)
+        except TimeoutError:
+            is_connected = False
+        if is_connected:
+            return connection
+        self._connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
+        msg = f"no connection to {endpoint.address}"
+        self._suspect(endpoint, msg)
+        raise ConnectionLostError(msg)
+
+    async def is_alive(self, connection: Connection, since_s: float, within_s: float) -> bool:
+        """Return whether a server has sent anything on a connection since a time of the loop, or does when it is asked.
+
+        If it does not, the connection is dropped and its endpoint is suspected.
+        """
+        if connection.is_silent or connection.heard_at_s > since_s:
+            return not connection.is_silent
+        try:
+            async with asyncio.timeout(within_s):
+                await connection.check(within_s)
+        except TimeoutError:
+            pass
+        connection.is_silent = connection.heard_at_s <= since_s
+        if connection.is_silent:
+            self._connections.drop(connection)
+            self._suspect(connection.endpoint, "it sends nothing")
+        return not connection.is_silent
+
+    def measured(self, connection: Connection, round_trip_s: float) -> None:
+        """Note the round trip of a request, without the server's own time."""
+        self._watcher.measured(connection.endpoint, round_trip_s)
+
+    def lost(self, connection: Connection, why: str) -> None:
+        """Note that a call or stream was lost: check the server before it is used again."""
+        if not connection.is_ready:
+            self._connections.drop(connection)
+        self._suspect(connection.endpoint, why)
+
+    def _suspect(self, endpoint: Endpoint, why: str) -> None:
+        if len(self.endpoints) > 1:
+            self._watcher.suspect(endpoint, why)
+
+    def _warm(self, endpoint: Endpoint) -> None:
+        """Connect what users share besides the checked connection, so that a move does not wait for a handshake."""
+        for number in range(1, self._num_connections):
+            self._connections.get(endpoint, number).channel.get_state(try_to_connect=True)
+
+    async def _watch_certificates(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.certificate_interval_s * random.uniform(0.5, 1.5))
+            await self._certificates.look(self.settings.check_timeout_s)

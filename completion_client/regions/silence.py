@@ -1,0 +1,75 @@
+"""Notices that a server sends nothing any more although something is due, as behind a network that drops packets."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+IsAlive = Callable[[float, float], Awaitable[bool]]
+"""Takes the loop's time since when nothing came and a limit in seconds; returns whether the server showed life."""
+
+
+class SilenceGuard:
+    """Watches one call or stream while something is due on it.
+
+    After half of the limit without anything the server is asked for a sign of life; if that does not come in the other
+    half either, the server is silent. So a server that is only slow is not given up.
+    """
+
+    def __init__(self, is_alive: IsAlive, on_silent: Callable[[float], object]) -> None:
+        """Call `on_silent` once, with the length of the silence in seconds."""
+        self._is_alive = is_alive
+        self._on_silent = on_silent
+        self._loop = asyncio.get_running_loop()
+        self._heard_at_s = 0.0
+        self._limit_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def expect_nowait(self, limit_s: float) -> None:
+        """Begin to watch, with a limit; or go on watching, with this limit if it is the shorter one."""
+        now_s = self._loop.time()
+        if self._asking is not None and not self._asking.done():
+            return
+        if self._timer is None:
+            self._heard_at_s, self._limit_s = now_s, limit_s
+        elif limit_s >= self._limit_s:
+            return
+        else:
+            self._limit_s = limit_s
+        self._wait_until(max(now_s, self._heard_at_s + limit_s / 2))
+
+    def heard_nowait(self) -> None:
+        """Note that something came."""
+        self._heard_at_s = self._loop.time()
+
+    def stop_nowait(self) -> None:
+        """Watch no longer: nothing is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._asking is not None and self._asking is not asyncio.current_task():
+            self._asking.cancel()
+        self._asking = None
+
+    def _wait_until(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at_s, self._look)
+
+    def _look(self) -> None:
+        due_s = self._heard_at_s + self._limit_s / 2
+        if due_s > self._loop.time():
+            self._wait_until(due_s)
+        else:
+            self._timer = None
+            self._asking = asyncio.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        since_s = self._heard_at_s
+        is_alive = await self._is_alive(since_s, self._limit_s / 2)
+        self._asking = None
+        if not is_alive and self._heard_at_s == since_s:
+            self._on_silent(self._loop.time() - since_s)
+            return
+        self._heard_at_s = self._loop.time()
+        self._limit_s *= 2  # it is slow, not silent: ask less often
+        self._wait_until(self._heard_at_s + self._limit_s / 2)

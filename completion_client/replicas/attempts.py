@@ -1,0 +1,175 @@
+"""One request as a call to one server after another, until one answers."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import grpc
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceStub
+from completion_client.endpoint import Endpoint, Metadata
+from completion_client.errors import ConnectionLostError, DeadlineExceededError, ServiceError, error_of_call
+from completion_client.regions.connections import Connection
+from completion_client.regions.silence import SilenceGuard
+from completion_client.replicas.view import Replicas
+
+if TYPE_CHECKING:
+    from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
+
+    Call = grpc.aio.UnaryStreamCall[pb.CompleteRequest, pb.CompleteResponse]
+
+Events = AsyncGenerator[pb.CompleteResponse, None]
+
+
+class Attempts:
+    """The attempts at one request. Each has what the ones before left of the time, and ends before the next begins."""
+
+    def __init__(
+        self, replicas: Replicas, request: pb.CompleteRequest, timeout_s: float | None, metadata: Metadata
+    ) -> None:
+        """Send `request` within `timeout_s` for all attempts together."""
+        self._replicas = replicas
+        self._request = request
+        self._ends_at_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._metadata = metadata
+        self._failures: dict[Endpoint, ServiceError] = {}
+        self._refusal: pb.CompleteResponse | None = None
+        self.endpoint: Endpoint | None = None
+        """The server that was asked last."""
+        self.num_sent = 0
+        """To how many servers the request was sent."""
+
+    async def events(self) -> Events:
+        """Yield the events of the answer, which is one server's alone. Leaving cancels the call.
+
+        Raises:
+            ServiceError: every server that was asked failed, or the time is over.
+            EndpointError: a PEM file of an endpoint can't be read.
+
+        """
+        candidates = self._replicas.candidates()
+        for endpoint in candidates:
+            connection = await self._connected(endpoint, is_last=endpoint == candidates[-1])
+            if connection is None:
+                continue
+            is_begun = False
+            try:
+                async with aclosing(self._call(connection)) as events:
+                    async for event in events:
+                        is_begun = True
+                        yield event
+            except ServiceError as error:
+                if not self._replicas.note_error(connection, error) or is_begun:
+                    raise
+                self._failures[endpoint] = error
+            if is_begun:
+                return
+        if self._refusal is None:
+            raise self._failure()
+        yield self._refusal
+
+    async def _connected(self, endpoint: Endpoint, *, is_last: bool) -> Connection | None:
+        """Return the connection to a server, None if there is none; leave time for the others unless it is the last."""
+        left_s = self._left_s()
+        self.endpoint = endpoint
+        try:
+            return await self._replicas.connected(
+                endpoint, left_s if is_last else self._replicas.connect_s(endpoint, left_s)
+            )
+        except ConnectionLostError as error:
+            self._failures[endpoint] = error
+            return None
+
+    async def _call(self, connection: Connection) -> Events:
+        """Yield the events of one server's answer; none if it refuses and another may do better.
+
+        Raises:
+            ServiceError: the call failed, or the server sends nothing.
+
+        """
+        left_s = self._left_s()
+        stub: CompletionServiceAsyncStub = CompletionServiceStub(connection.channel)
+        self.num_sent += 1
+        sent_at_s = time.monotonic()
+        call = stub.Complete(self._request, timeout=left_s, metadata=self._metadata)
+        watched = _WatchedCall(self._replicas, connection, call, left_s)
+        is_begun = False
+        try:
+            async for event in call:
+                watched.heard()
+                if event.HasField("end"):
+                    total_s = time.monotonic() - sent_at_s
+                    may_retry = self._replicas.note_end(connection, event.end, total_s)
+                    if may_retry and not is_begun and not event.end.text:
+                        self._refusal = event
+                        return
+                is_begun = True
+                yield event
+        except grpc.aio.AioRpcError as error:
+            raise error_of_call(error) from error
+        except asyncio.CancelledError:
+            # gRPC raises it for a cancelled call, too. Only the cancellation of this task is passed on.
+            task = asyncio.current_task()
+            if watched.error is None or (task is not None and task.cancelling()):
+                raise
+            raise watched.error from None
+        finally:
+            watched.stop()
+            call.cancel()
+
+    def _left_s(self) -> float | None:
+        """Return the time that is left; None without a limit.
+
+        Raises:
+            DeadlineExceededError: none is left.
+
+        """
+        if self._ends_at_s is None:
+            return None
+        left_s = self._ends_at_s - time.monotonic()
+        if left_s <= 0:
+            reasons = "".join(f"; {each.message}" for each in self._failures.values())
+            msg = f"the deadline passed first{reasons}"
+            raise DeadlineExceededError(msg)
+        return left_s
+
+    def _failure(self) -> ServiceError:
+        """Return the failure of all servers as one error."""
+        failures = list(self._failures.values())
+        said = [each for each in failures if not isinstance(each, ConnectionLostError)]
+        if said or len(failures) == 1:
+            return (said or failures)[-1]
+        return ConnectionLostError("no server answers: " + "; ".join(each.message for each in failures))
+
+
+class _WatchedCall:
+    """Cancels a call whose server sends nothing any more."""
+
+    def __init__(self, replicas: Replicas, connection: Connection, call: "Call", left_s: float | None) -> None:
+        self.error: ConnectionLostError | None = None
+        """Set if the server was silent."""
+        self._replicas = replicas
+        self._connection = connection
+        self._call = call
+        self._guard = SilenceGuard(self._is_alive, self._on_silent)
+        limit_s = replicas.silence_s(left_s)
+        if limit_s is not None:
+            self._guard.expect_nowait(limit_s)
+
+    def heard(self) -> None:
+        self._guard.heard_nowait()
+        self._connection.heard_at_s = asyncio.get_running_loop().time()
+
+    def stop(self) -> None:
+        self._guard.stop_nowait()
+
+    async def _is_alive(self, since_s: float, within_s: float) -> bool:
+        return await self._replicas.regions.is_alive(self._connection, since_s, within_s)
+
+    def _on_silent(self, silence_s: float) -> None:
+        address = self._connection.endpoint.address
+        self.error = ConnectionLostError(f"{address} has sent nothing for {silence_s * 1000:.0f} ms")
+        self._call.cancel()

@@ -1,0 +1,129 @@
+"""One user's view of the endpoints: which to try now, on which connection, and what their answers mean."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from completion.v1 import completion_pb2 as pb
+from completion_client.endpoint import Endpoint
+from completion_client.errors import ResourceExhaustedError, ServiceError, UnavailableError, error_of_end
+from completion_client.regions.choice import UserChoice
+from completion_client.regions.connections import Connection
+from completion_client.regions.regions import Regions
+
+_SERVER_FULL, _OVERLOAD = "SERVER_FULL", "OVERLOAD"
+_ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
+_HANDSHAKE_TRIPS = 4
+"""Round trips of a TCP and TLS handshake, and one to spare."""
+_MS_PER_S = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A session that goes on at another endpoint."""
+
+    before: Endpoint
+    after: Endpoint
+    why: str
+    """Why the former endpoint is not usable; "" if the new one is merely preferred."""
+
+
+class Replicas:
+    """The endpoints of one user and the connections to them."""
+
+    def __init__(self, regions: Regions, choice: UserChoice, number: int, connect_timeout_s: float) -> None:
+        """Use the connections of a number, each of which is connected within `connect_timeout_s`."""
+        self.regions = regions
+        self.choice = choice
+        self._number = number
+        self._connect_timeout_s = connect_timeout_s
+
+    def candidates(self) -> list[Endpoint]:
+        """Return the endpoints in the order in which to try them now."""
+        return self.choice.candidates(self.regions.now())
+
+    def best(self) -> Endpoint:
+        """Return the endpoint to which a request goes now."""
+        return self.choice.choose(self.regions.now())
+
+    def is_usable(self, endpoint: Endpoint) -> bool:
+        """Return whether nothing speaks against an endpoint."""
+        now_s = self.regions.now()
+        return self.choice.usable_at_s(endpoint, now_s) <= now_s
+
+    def connection(self, endpoint: Endpoint) -> Connection:
+        """Return the user's connection to an endpoint, connected or not.
+
+        Raises:
+            EndpointError: a PEM file of the endpoint can't be read.
+
+        """
+        return self.regions.connection(endpoint, self._number)
+
+    async def connected(self, endpoint: Endpoint, within_s: float | None = None) -> Connection:
+        """Return the user's connection to an endpoint when it is connected, also within `within_s` if that is given.
+
+        Raises:
+            ConnectionLostError: the server refuses the connection or takes too long. It is passed over then.
+            EndpointError: a PEM file of the endpoint can't be read.
+
+        """
+        timeout_s = self._connect_timeout_s if within_s is None else min(within_s, self._connect_timeout_s)
+        try:
+            return await self.regions.connected(endpoint, self._number, timeout_s)
+        except ServiceError:
+            self.choice.standings.refused(endpoint, self.regions.now())
+            raise
+
+    def note_error(self, connection: Connection, error: ServiceError) -> bool:
+        """Note the failure of a call, a stream or a request; return whether another endpoint may do better."""
+        endpoint, retry_after_s = connection.endpoint, (error.retry_after_ms or 0) / _MS_PER_S
+        standings, now_s = self.choice.standings, self.regions.now()
+        if isinstance(error, ResourceExhaustedError):
+            if error.reason == _OVERLOAD:
+                standings.overloaded(endpoint, now_s, retry_after_s)
+            if error.reason == _SERVER_FULL:
+                standings.refused(endpoint, now_s, retry_after_s)
+            return error.reason == _SERVER_FULL
+        if not isinstance(error, UnavailableError):
+            return False
+        standings.refused(endpoint, now_s, retry_after_s)
+        self.regions.lost(connection, error.message)
+        return True
+
+    def note_end(self, connection: Connection, end: pb.End, total_s: float) -> bool:
+        """Note how a request ended after `total_s`; return whether another endpoint may do better."""
+        endpoint, now_s = connection.endpoint, self.regions.now()
+        standings, retry_after_s = self.choice.standings, end.retry_after_ms / _MS_PER_S
+        if end.timings.total_ms > 0:
+            self.regions.measured(connection, total_s - end.timings.total_ms / _MS_PER_S)
+        if end.shed_reason == pb.SHED_REASON_DRAINING:
+            standings.refused(endpoint, now_s, retry_after_s)
+            self.regions.lost(connection, "it drains")
+            return True
+        if end.shed_reason == pb.SHED_REASON_OVERLOAD:
+            standings.overloaded(endpoint, now_s, retry_after_s)
+        elif end.finish_reason in _ANSWERED:
+            standings.answered(endpoint)
+        error = error_of_end(end)
+        return error is not None and self.note_error(connection, error)
+
+    def silence_s(self, left_s: float | None) -> float | None:
+        """Return how long a server may send nothing to a request that has `left_s` left.
+
+        None if it may for ever: there is no other server.
+        """
+        regions = self.regions
+        return regions.settings.silence_s(left_s) if len(regions.endpoints) > 1 else None
+
+    def connect_s(self, endpoint: Endpoint, left_s: float | None) -> float:
+        """Return how long a request that has `left_s` left waits for a connection while others can be asked."""
+        round_trip_ms = self.regions.state(endpoint).round_trip_ms or 0.0
+        limit_s = max(self.regions.settings.silence_s(left_s), _HANDSHAKE_TRIPS * round_trip_ms / _MS_PER_S)
+        return limit_s if left_s is None else min(left_s, limit_s)
+
+    def why_not(self, endpoint: Endpoint) -> str:
+        """Return why an endpoint is not usable; "" if nothing is known against it."""
+        return self.regions.state(endpoint).why
+
+
+OnMove = Callable[[Move], None]
