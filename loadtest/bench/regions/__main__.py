@@ -5,8 +5,9 @@ behind a relay process with its own round trip; 1,000 editors that use the regio
 in one process, which shares what it measures between them. All run on one machine.
 
 In mid-typing the nearest server is killed (SIGKILL) or suspended (SIGSTOP); later a new one can be reached at the same
-address, or it goes on. The gates say what is expected; the command ends with 1 if one is not met, and with 3 if the
-generator itself was late, since its lateness counts as the servers' then.
+address (it was started in advance, since a start takes CPU time from all others), or the suspended one goes on. The
+gates say what is expected; the command ends with 1 if one is not met, and with 3 if the generator itself was late: its
+lateness counts as the servers' then.
 
 - The next request of a user is the first after the loss for which the user waits 300 ms or longer.
 - In flight are requests that were sent before the loss and had not ended. Lost are requests that failed.
@@ -39,8 +40,6 @@ from loadtest.traffic.scenario import Scenario, ScenarioError
 from loadtest.traffic.trace import Trace, make_trace
 
 ROUND_TRIPS_MS = (5.0, 70.0, 140.0)
-_PREPARED_SHARE = 0.3
-"""Of the time away, until a killed server's successor is started."""
 _EXPECTED = (ScenarioError, StartError, TargetError, CheckError)
 
 
@@ -121,12 +120,12 @@ def _measure(config: Path, overrides: tuple[str, ...], options: _Options, consol
     (event,) = scenario.events
     names = [region.name for region in scenario.regions]
     places = [Place(name, round_trip_ms) for name, round_trip_ms in zip(names, ROUND_TRIPS_MS, strict=True)]
-    plan = Plan(how, event.at_s, event.at_s + _PREPARED_SHARE * event.for_s, event.at_s + event.for_s)
+    plan = Plan(how, event.at_s, event.at_s + event.for_s)
     trace = make_trace(scenario)
     stats = RunStats("regions", scenario.duration_s, scenario.slice_s)
     with ExitStack() as stack:
         with console.status("starting three servers"):
-            sites = stack.enter_context(running_sites(places, config, overrides))
+            sites = stack.enter_context(running_sites(places, config, overrides, how))
         spec = parse_target(target_of(sites, options["return_spread"]))
         check(scenario, [spec], 1)
         course = _follow(spec, scenario, trace, plan, sites[0], stats, console)

@@ -25,8 +25,6 @@ class Plan:
 
     how: Loss
     lost_at_s: float
-    prepared_at_s: float
-    """When a server is started in place of a killed one, which takes a while."""
     back_at_s: float
 
 
@@ -66,7 +64,7 @@ async def follow(
 
     Raises:
         TargetError: the editors could not connect.
-        StartError: the server that replaces a killed one did not start.
+        StartError: the relay has died.
 
     """
     course = Course(tuple(region.name for region in scenario.regions), len(trace.sessions))
@@ -107,8 +105,6 @@ async def _lose(site: Site, plan: Plan, clock: RunClock, course: Course) -> None
     await clock.sleep_until(plan.lost_at_s)
     course.lost_at_s = clock.now_s()
     await site.lose(plan.how)
-    await clock.sleep_until(plan.prepared_at_s)
-    await site.prepare_return(plan.how)
     await clock.sleep_until(plan.back_at_s)
     await site.bring_back(plan.how)
     course.back_at_s = clock.now_s()

@@ -17,7 +17,7 @@ _SETTLE_S = 3.0
 """Of a run's start, which count for nothing: the servers see each document for the first time."""
 _FIRST_S = 1.0
 _MS = 1000.0
-_LOST = (Outcome.ERROR, Outcome.UNANSWERED)
+LOST = (Outcome.ERROR, Outcome.UNANSWERED)
 _NEAREST = 0
 
 Figures = Mapping[str, float]
@@ -65,7 +65,7 @@ def _choice(course: Course) -> dict[str, float]:
 def _losses(course: Course) -> dict[str, float]:
     """Count lost requests: those that failed or had no end, of whoever still waited for them or not."""
     in_flight = {_key(each) for each in course.results if is_in_flight(each, course.lost_at_s)}
-    lost = [each for each in course.results if each.outcome in _LOST]
+    lost = [each for each in course.results if each.outcome in LOST]
     wanted = [each for each in lost if (each.ended_at_s or math.inf) <= each.request.next_key_at_s]
     return {
         "in_flight": len(in_flight),

@@ -1,6 +1,7 @@
 """Shows the figures of a lost region: tables, the picture, the page and the JSON object."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from loadtest.bench.common.figures import rounded
 from loadtest.bench.regions.course import Course
-from loadtest.bench.regions.figures import Figures
+from loadtest.bench.regions.figures import LOST, Figures
 from loadtest.bench.regions.sites import Loss, Place
 from loadtest.report import tables
 from loadtest.report.drawing import charts
@@ -25,6 +26,7 @@ from loadtest.report.page import Picture, Section, render
 from loadtest.stats.run_stats import RunStats
 from loadtest.traffic.scenario import CriteriaSettings, Scenario
 
+_MAX_ERRORS = 10
 _PHASES = ("before", "away", "back")
 _VERBS = {Loss.KILL: "killed", Loss.SILENCE: "silent"}
 _MEANINGS: Mapping[str, str] = {
@@ -65,6 +67,12 @@ class Finding:
         return all(each.is_met for each in self.verdicts)
 
     @property
+    def errors(self) -> dict[str, int]:
+        """The errors of requests, the most frequent first."""
+        found = Counter(each.error or each.outcome.value for each in self.course.results if each.outcome in LOST)
+        return dict(found.most_common(_MAX_ERRORS))
+
+    @property
     def events(self) -> list[tuple[float, str]]:
         """The marks of the picture."""
         name = self.course.regions[0]
@@ -88,6 +96,7 @@ def as_json(finding: Finding) -> dict[str, Any]:
             for each in finding.verdicts
         ],
         "invalid_because": list(finding.invalid_because),
+        "errors": finding.errors,
     }
 
 
@@ -106,6 +115,8 @@ def print_tables(finding: Finding, console: Console) -> None:
     for row in listed.rows:
         table.add_row(*row)
     console.print(table)
+    for error, count in finding.errors.items():
+        console.print(f"lost, {count:,} times: {error}", markup=False)
     for reason in finding.invalid_because:
         console.print(f"not valid: {reason}", style="red")
 
@@ -129,8 +140,11 @@ def page(finding: Finding) -> str:
     ]
     gates = tables.Table("Gates", ("", "gate", "found", "what it is"), tuple(_gate_rows(finding)), num_words=4)
     every = tuple((name, _shown(value)) for name, value in finding.figures.items())
+    lost = tables.Table(
+        "Why requests were lost", ("", "requests"), tuple((e, f"{n:,}") for e, n in finding.errors.items())
+    )
     sections = [
-        Section("", tables=[gates, _phase_table(finding)]),
+        Section("", tables=[gates, _phase_table(finding), lost]),
         Section("", pictures=pictures),
         Section("All figures", tables=[tables.Table("All figures", ("figure", ""), every)]),
     ]

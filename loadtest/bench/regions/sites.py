@@ -36,33 +36,30 @@ class Place:
 class Site:
     """The server of one region, behind its distance."""
 
-    def __init__(self, place: Place, config: Path, overrides: Sequence[str]) -> None:
-        """Start it.
+    def __init__(self, place: Place, config: Path, overrides: Sequence[str], *, has_standby: bool = False) -> None:
+        """Start it, with a standby for a server that is to be killed: a start takes CPU time from all others.
 
         Raises:
             StartError: it did not start.
 
         """
         self.place = place
-        self._config = config
-        self._overrides = (*LARGE_MODEL, f"server.region={place.name}", *overrides)
-        self._server = self._start()
-        self._next: ServerProcess | None = None
-        try:
+        settings = (*LARGE_MODEL, f"server.region={place.name}", *overrides)
+        with ExitStack() as stack:
+            self._server = ServerProcess(config, settings, place.name, has_metrics=True)
+            stack.callback(self._server.stop)
+            self._standby: ServerProcess | None = None
+            if has_standby:
+                self._standby = ServerProcess(config, settings, f"{place.name}-standby", has_metrics=True)
+                stack.callback(self._standby.stop)
             self._relay = RelayProcess(self._server.ready["address"], place.round_trip_ms)
-        except BaseException:
-            self._server.stop()
-            raise
+            stack.callback(self._relay.stop)
+            self._stack = stack.pop_all()
 
     @property
     def address(self) -> str:
         """HOST:PORT for clients, the same after a loss."""
         return self._relay.address
-
-    @property
-    def pids(self) -> tuple[int, int]:
-        """The process ids of the server and of the relay."""
-        return self._server.pid, self._relay.pid
 
     async def lose(self, how: Loss) -> None:
         """Lose the server."""
@@ -71,46 +68,32 @@ class Site:
         else:
             await asyncio.to_thread(self._server.process.pause)
 
-    async def prepare_return(self, how: Loss) -> None:
-        """Start another server in place of a killed one. Clients can't reach it yet.
-
-        Raises:
-            StartError: it did not start.
-
-        """
-        if how is Loss.KILL:
-            self._next = await asyncio.to_thread(self._start)
-
     async def bring_back(self, how: Loss) -> None:
-        """Let clients reach the server that was prepared, or that is suspended."""
+        """Let clients reach the standby of a killed server, at the same address, or the server that was suspended."""
         if how is Loss.SILENCE:
             await asyncio.to_thread(self._server.process.resume)
-        elif self._next is not None:
-            await asyncio.to_thread(self._relay.move_to, self._next.ready["address"])
-            lost, self._server, self._next = self._server, self._next, None
-            lost.stop()
+        else:
+            assert self._standby is not None, "a site whose server is killed has a standby"
+            await asyncio.to_thread(self._relay.move_to, self._standby.ready["address"])
 
     def stop(self) -> None:
-        """Stop the server and the relay."""
-        self._relay.stop()
-        for server in (self._server, self._next):
-            if server is not None:
-                server.stop()
-
-    def _start(self) -> ServerProcess:
-        return ServerProcess(self._config, self._overrides, self.place.name, has_metrics=True)
+        """Stop the servers and the relay."""
+        self._stack.close()
 
 
 @contextmanager
-def running_sites(places: Sequence[Place], config: Path, overrides: Sequence[str]) -> Iterator[list[Site]]:
-    """Run a server at each place.
+def running_sites(places: Sequence[Place], config: Path, overrides: Sequence[str], how: Loss) -> Iterator[list[Site]]:
+    """Run a server at each place, of which the first is to be lost.
 
     Raises:
         StartError: one did not start.
 
     """
     with ExitStack() as stack, ThreadPoolExecutor(len(places)) as starters:
-        futures = [starters.submit(Site, place, config, overrides) for place in places]
+        futures = [
+            starters.submit(Site, place, config, overrides, has_standby=how is Loss.KILL and place is places[0])
+            for place in places
+        ]
         found, failure = [], None
         for future in futures:
             try:
