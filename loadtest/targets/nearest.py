@@ -73,8 +73,8 @@ class NearestHosts:
         return NearestEditor(stream, factory, self._settings, self._numbers)
 
     def present(self) -> Mapping[int, int]:
-        """Return the number of editors at each server."""
-        return Counter(self._numbers[stream.endpoint] for stream in self._streams if stream.is_connected)
+        """Return the number of editors at each server; one without a connection counts at its last server."""
+        return Counter(self._numbers[stream.endpoint] for stream in self._streams)
 
     async def aclose(self) -> None:
         """Close the connections."""
