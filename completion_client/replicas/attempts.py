@@ -155,7 +155,7 @@ class _WatchedCall:
         self._connection = connection
         self._call = call
         self._guard = SilenceGuard(self._is_alive, self._on_silent)
-        limit_s = replicas.silence_s(left_s)
+        limit_s = replicas.silence_s(connection.endpoint, left_s)
         if limit_s is not None:
             self._guard.expect_nowait(limit_s)
 

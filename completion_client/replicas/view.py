@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import grpc
+
 from completion.v1 import completion_pb2 as pb
 from completion_client.endpoint import Endpoint
 from completion_client.errors import ResourceExhaustedError, ServiceError, UnavailableError, error_of_end
@@ -15,6 +17,8 @@ _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 _HANDSHAKE_TRIPS = 4
 """Round trips of a TCP and TLS handshake, and one to spare."""
 _MS_PER_S = 1000
+_CHECK_TRIPS, _CHECK_MS = 1.25, 20.0
+"""How long the answer to a health check takes at most: round trips, and the time of a busy server or client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,8 @@ class Replicas:
             if error.reason == _SERVER_FULL:
                 standings.refused(endpoint, now_s, retry_after_s)
             return error.reason == _SERVER_FULL
-        if not isinstance(error, UnavailableError):
+        is_cut = error.status is grpc.StatusCode.INTERNAL and not connection.is_ready  # gRPC's word for it, at times
+        if not isinstance(error, UnavailableError) and not is_cut:
             return False
         standings.refused(endpoint, now_s, retry_after_s)
         self.regions.lost(connection, error.message)
@@ -107,13 +112,18 @@ class Replicas:
         error = error_of_end(end)
         return error is not None and self.note_error(connection, error)
 
-    def silence_s(self, left_s: float | None) -> float | None:
+    def silence_s(self, endpoint: Endpoint, left_s: float | None) -> float | None:
         """Return how long a server may send nothing to a request that has `left_s` left.
 
+        At least so long that a health check, sent at half of it, can be answered over the distance in the other half.
         None if it may for ever: there is no other server.
         """
         regions = self.regions
-        return regions.settings.silence_s(left_s) if len(regions.endpoints) > 1 else None
+        if len(regions.endpoints) == 1:
+            return None
+        round_trip_ms = regions.state(endpoint).round_trip_ms or 0.0
+        answerable_ms = 2 * (_CHECK_TRIPS * round_trip_ms + _CHECK_MS)
+        return max(regions.settings.silence_s(left_s), answerable_ms / _MS_PER_S)
 
     def connect_s(self, endpoint: Endpoint, left_s: float | None) -> float:
         """Return how long a request that has `left_s` left waits for a connection while others can be asked."""
