@@ -121,11 +121,12 @@ def _measure(config: Path, overrides: tuple[str, ...], options: _Options, consol
     names = [region.name for region in scenario.regions]
     places = [Place(name, round_trip_ms) for name, round_trip_ms in zip(names, ROUND_TRIPS_MS, strict=True)]
     plan = Plan(how, event.at_s, event.at_s + event.for_s)
+    console.print(f"making the keys of {scenario.sessions:,} editors", style="dim")
     trace = make_trace(scenario)
     stats = RunStats("regions", scenario.duration_s, scenario.slice_s)
     with ExitStack() as stack:
-        with console.status("starting three servers"):
-            sites = stack.enter_context(running_sites(places, config, overrides, how))
+        console.print(f"starting {len(places)} servers", style="dim")
+        sites = stack.enter_context(running_sites(places, config, overrides, how))
         spec = parse_target(target_of(sites, options["return_spread"]))
         check(scenario, [spec], 1)
         course = _follow(spec, scenario, trace, plan, sites[0], stats, console)
@@ -146,6 +147,7 @@ def _measure(config: Path, overrides: tuple[str, ...], options: _Options, consol
 def _follow(
     spec: TargetSpec, scenario: Scenario, trace: Trace, plan: Plan, site: Site, stats: RunStats, console: Console
 ) -> Course:
+    console.print(f"typing for {scenario.duration_s:g} s; {plan.how.value} at {plan.lost_at_s:g} s", style="dim")
     columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[state]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("connecting", total=scenario.duration_s, state="")
