@@ -13,6 +13,9 @@ from completion_client.completion import Completion, CompletionBuilder
 from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ServiceError, error_of_call
 
+SERVING = "SERVING"
+"""The health of a server that serves."""
+
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 

@@ -2,5 +2,6 @@
 
 Pure: `settings`, `distances` (round trips and tiers), `availability` (failures and returns), `choice` (a user's order).
 With connections: `checks` (health checks), `connections` (and new certificates), `watcher` (the race and the later
-checks), `silence` (notices that nothing comes), `regions` (what all users of a process share).
+checks), `silence` (notices that nothing comes), `regions` (what all users of a process share); `race` for commands
+without an event loop.
 """

@@ -60,4 +60,7 @@ class UserChoice:
 
     def choose(self, now_s: float) -> Endpoint:
         """Return the first of the candidates."""
+        for endpoint in self.order:
+            if self.usable_at_s(endpoint, now_s) <= now_s:
+                return endpoint
         return self.candidates(now_s)[0]

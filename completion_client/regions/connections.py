@@ -9,6 +9,7 @@ import grpc
 
 from completion_client.channel_pool import open_channel
 from completion_client.endpoint import Endpoint, EndpointError
+from completion_client.errors import ConnectionLostError
 from completion_client.regions.checks import CheckResult, check_health
 
 _log = logging.getLogger(__name__)
@@ -19,12 +20,12 @@ _FileState = tuple[int, int, int]
 class Connection:
     """A channel to an endpoint, which several users share."""
 
-    __slots__ = ("_check", "channel", "endpoint", "heard_at_s", "is_silent")
+    __slots__ = ("_channel", "_check", "endpoint", "heard_at_s", "is_silent")
 
     def __init__(self, endpoint: Endpoint, channel: grpc.aio.Channel) -> None:
         """Hold a channel, connected or not."""
         self.endpoint = endpoint
-        self.channel = channel
+        self._channel: grpc.aio.Channel | None = channel
         self.heard_at_s = 0.0
         """The loop's time at which the server sent something last."""
         self.is_silent = False
@@ -32,14 +33,29 @@ class Connection:
         self._check: asyncio.Task[CheckResult] | None = None
 
     @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel for new calls.
+
+        Raises:
+            ConnectionLostError: the connection was dropped.
+
+        """
+        if self._channel is None:
+            msg = f"the connection to {self.endpoint.address} was given up"
+            raise ConnectionLostError(msg)
+        return self._channel
+
+    @property
     def is_ready(self) -> bool:
         """Whether it is connected."""
-        return self.channel.get_state() is grpc.ChannelConnectivity.READY
+        return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def check(self, timeout_s: float) -> CheckResult:
         """Return the server's health. Callers at the same time share one health check, with the first one's limit."""
+        if self._channel is None:
+            return CheckResult(None, "the connection was given up")
         if self._check is None or self._check.done():
-            self._check = asyncio.create_task(check_health(self.channel, timeout_s))
+            self._check = asyncio.create_task(check_health(self._channel, timeout_s))
         check = self._check
         await asyncio.wait({check})
         if check.cancelled():
@@ -49,8 +65,9 @@ class Connection:
             self.heard_at_s = asyncio.get_running_loop().time()
         return result
 
-    def give_up_nowait(self) -> None:
-        """End a check that waits for an answer."""
+    def drop_nowait(self) -> None:
+        """Take no new call, and end a check that waits for an answer. Calls go on; the last one closes the channel."""
+        self._channel = None  # gRPC closes a channel without a reference once its calls have ended
         if self._check is not None:
             self._check.cancel()
 
@@ -81,20 +98,27 @@ class Connections:
 
     def drop(self, connection: Connection) -> None:
         """Use a connection for no new call."""
-        connection.give_up_nowait()
+        connection.drop_nowait()
         for key in [key for key, each in self._connections.items() if each is connection]:
             del self._connections[key]
+
+    def drop_lost(self, connection: Connection) -> None:
+        """Drop a connection, and all others to its endpoint that are not connected."""
+        endpoint = connection.endpoint
+        for each in [each for each in self._connections.values() if each.endpoint == endpoint]:
+            if each is connection or not each.is_ready:
+                self.drop(each)
 
     def replace(self, endpoint: Endpoint, connection: Connection) -> None:
         """Use one new connection in place of all to an endpoint; others are opened when they are needed."""
         for key in [key for key in self._connections if key[0] == endpoint]:
-            del self._connections[key]
+            self._connections.pop(key).drop_nowait()
         self._connections[endpoint, 0] = connection
 
     def close(self) -> None:
         """Drop all."""
         for each in self._connections.values():
-            each.give_up_nowait()
+            each.drop_nowait()
         self._connections.clear()
 
 
@@ -133,6 +157,7 @@ class CertificateWatch:
             return False
         result = await connection.check(timeout_s)
         if result.round_trip_s is None:
+            connection.drop_nowait()
             _log.warning("%s: no connection with the new TLS files yet: %s", endpoint.address, result.problem)
             return False
         self._connections.replace(endpoint, connection)

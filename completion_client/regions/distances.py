@@ -8,6 +8,7 @@ Tiers are made from settled round trips, which follow the measured ones with hys
   becomes the settled one. Less or shorter changes change nothing, so noise moves no user.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -24,23 +25,23 @@ _MS_PER_S = 1000
 class WindowedMinimum:
     """The shortest sample of the last half to whole window, in constant memory."""
 
-    __slots__ = ("_before", "_ends_at_s", "_half_s", "_now")
+    __slots__ = ("_before", "_half", "_half_s", "_now")
 
     def __init__(self, window_s: float) -> None:
         """Begin without samples."""
         self._half_s = window_s / 2
-        self._before: float | None = None
-        self._now: float | None = None
-        self._ends_at_s = 0.0
+        self._half = 0
+        """The number of the present half window, on the caller's clock."""
+        self._before = self._now = math.inf
 
     def add(self, sample: float, at_s: float) -> float:
         """Add a sample and return the minimum."""
-        if self._now is None or at_s >= self._ends_at_s:
-            is_next = at_s < self._ends_at_s + self._half_s
-            self._before = self._now if is_next else None
-            self._now, self._ends_at_s = sample, at_s + self._half_s
+        half = int(at_s // self._half_s)
+        if half != self._half:
+            self._before = self._now if half == self._half + 1 else math.inf
+            self._now, self._half = math.inf, half
         self._now = min(self._now, sample)
-        return self._now if self._before is None else min(self._now, self._before)
+        return min(self._now, self._before)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Self
 from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import ConnectionLostError
 from completion_client.regions.availability import Availability, Health
-from completion_client.regions.checks import connect
+from completion_client.regions.checks import connect, is_done_within
 from completion_client.regions.choice import Order, UserChoice
 from completion_client.regions.connections import CertificateWatch, Connection, Connections
 from completion_client.regions.distances import Distances
@@ -115,11 +115,16 @@ class Regions:
             if isinstance(result, Exception):
                 raise result
 
-    async def ready(self) -> None:
-        """Wait until the nearest endpoint is known, at most `race_s`."""
+    async def ready(self, left_s: float | None = None) -> None:
+        """Wait until the nearest endpoint is known, at most `race_s`, and a share of what a request has left."""
         self.start_nowait()
-        if len(self.endpoints) > 1:
-            await self._watcher.race_over()
+        if len(self.endpoints) == 1 or self._watcher.is_race_over:
+            return
+        try:
+            async with asyncio.timeout(None if left_s is None else self.settings.silence_share * left_s):
+                await self._watcher.race_over()
+        except TimeoutError:
+            return  # each endpoint is as good as the others then
 
     def states(self) -> list[EndpointState]:
         """Return what is known about each endpoint, the nearest tier first."""
@@ -135,6 +140,10 @@ class Regions:
             self._availability.health(endpoint),
             self._availability.why(endpoint),
         )
+
+    def round_trip_s(self, endpoint: Endpoint) -> float | None:
+        """Return the round trip to an endpoint as measured of late; None without a sample."""
+        return self._distances.round_trip_s(endpoint)
 
     def choice(
         self, user: str, tenant: str = "", settings: RoutingSettings | None = None, order: Order = rendezvous_order
@@ -175,14 +184,14 @@ class Regions:
         connection = self.connection(endpoint, number)
         if connection.is_ready:
             return connection
+        connecting = asyncio.create_task(connect(connection.channel))
         try:
-            async with asyncio.timeout(within_s):
-                is_connected = await connect(connection.channel)
-        except TimeoutError:
-            is_connected = False
-        if is_connected:
-            return connection
-        self._connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
+            if await is_done_within(connecting, within_s) and connecting.result():
+                return connection
+        finally:
+            connecting.cancel()
+        if connecting.done() or len(self.endpoints) == 1:
+            self._connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
         msg = f"no connection to {endpoint.address}"
         self._suspect(endpoint, msg)
         raise ConnectionLostError(msg)
@@ -194,11 +203,11 @@ class Regions:
         """
         if connection.is_silent or connection.heard_at_s > since_s:
             return not connection.is_silent
+        check = asyncio.create_task(connection.check(within_s))
         try:
-            async with asyncio.timeout(within_s):
-                await connection.check(within_s)
-        except TimeoutError:
-            pass
+            await is_done_within(check, within_s)
+        finally:
+            check.cancel()
         connection.is_silent = connection.heard_at_s <= since_s
         if connection.is_silent:
             self._connections.drop(connection)

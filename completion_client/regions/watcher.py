@@ -56,8 +56,13 @@ class Watcher:
         self._watches = {each: _Watch() for each in distances.endpoints}
         self._race_over = asyncio.Event()
 
+    @property
+    def is_race_over(self) -> bool:
+        """Whether the nearest endpoint is known, or no answer is to be waited for any more."""
+        return self._race_over.is_set()
+
     async def race_over(self) -> None:
-        """Wait until the nearest endpoint is known, or until no answer is to be waited for any more."""
+        """Wait for the end of the race."""
         await self._race_over.wait()
 
     async def run(self) -> None:
@@ -113,7 +118,7 @@ class Watcher:
                 if result.round_trip_s is not None:
                     return result
                 if self._connections.holds(connection):
-                    self._connections.drop(connection)  # the next try begins anew, without gRPC's own back-off
+                    self._connections.drop_lost(connection)  # the next try begins anew, without gRPC's own back-off
                     return result
         except EndpointError as error:
             return CheckResult(None, str(error))

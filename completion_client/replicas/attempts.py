@@ -11,7 +11,13 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.endpoint import Endpoint, Metadata
-from completion_client.errors import ConnectionLostError, DeadlineExceededError, ServiceError, error_of_call
+from completion_client.errors import (
+    ConnectionLostError,
+    DeadlineExceededError,
+    ServiceError,
+    UnavailableError,
+    error_of_call,
+)
 from completion_client.regions.connections import Connection
 from completion_client.regions.silence import SilenceGuard
 from completion_client.replicas.view import Replicas
@@ -131,18 +137,23 @@ class Attempts:
             return None
         left_s = self._ends_at_s - time.monotonic()
         if left_s <= 0:
-            reasons = "".join(f"; {each.message}" for each in self._failures.values())
+            reasons = "".join(f"; {endpoint.address}: {error.message}" for endpoint, error in self._failures.items())
             msg = f"the deadline passed first{reasons}"
             raise DeadlineExceededError(msg)
         return left_s
 
     def _failure(self) -> ServiceError:
-        """Return the failure of all servers as one error."""
+        """Return the failures of all servers as one error."""
         failures = list(self._failures.values())
-        said = [each for each in failures if not isinstance(each, ConnectionLostError)]
+        said = [each for each in failures if not isinstance(each, UnavailableError)]
         if said or len(failures) == 1:
             return (said or failures)[-1]
-        return ConnectionLostError("no server answers: " + "; ".join(each.message for each in failures))
+        is_lost = all(isinstance(each, ConnectionLostError) for each in failures)
+        reasons = "; ".join(f"{endpoint.address}: {error.message}" for endpoint, error in self._failures.items())
+        waits_ms = [each.retry_after_ms for each in failures if each.retry_after_ms is not None]
+        return (ConnectionLostError if is_lost else UnavailableError)(
+            f"no server answers: {reasons}", retry_after_ms=min(waits_ms, default=None)
+        )
 
 
 class _WatchedCall:
@@ -155,7 +166,7 @@ class _WatchedCall:
         self._connection = connection
         self._call = call
         self._guard = SilenceGuard(self._is_alive, self._on_silent)
-        limit_s = replicas.silence_s(connection.endpoint, left_s)
+        limit_s = replicas.silence_s(connection, left_s)
         if limit_s is not None:
             self._guard.expect_nowait(limit_s)
 

@@ -172,10 +172,11 @@ class _FixedChannel:
         return self.connection.channel
 
     async def ready(self) -> grpc.aio.Channel:
-        if not await connect(self.connection.channel):
+        channel = self.connection.channel
+        if not await connect(channel):
             msg = f"no connection to {self.connection.endpoint.address}"
             raise ConnectionLostError(msg)
-        return self.connection.channel
+        return channel
 
     def disconnect(self) -> None:
         """Keep the channel: others use it."""

@@ -106,9 +106,9 @@ class ReplicaSet:
             EndpointError: a PEM file of an endpoint can't be read.
 
         """
-        await self.regions.ready()
         builder = CompletionBuilder(time.monotonic())
         attempts = Attempts(self._replicas, self._numbering.numbered(request), timeout_s, self._metadata)
+        await self.regions.ready(timeout_s)
         async with aclosing(attempts.events()) as events:
             async for event in events:
                 text = builder.add(event, time.monotonic())

@@ -229,7 +229,7 @@ class ReplicaStream:
         left_s = None if request.ends_at_s is None else request.ends_at_s - now_s
         request.leg, request.sent_at_s = leg, now_s
         request.num_sent += 1
-        leg.send_nowait(request, self._replicas.silence_s(leg.endpoint, left_s))
+        leg.send_nowait(request, self._replicas.silence_s(leg.connection, left_s))
 
     def _resend(self, request: RoutedRequest) -> bool:
         """Send a request that has no text to another server; return whether there was one."""

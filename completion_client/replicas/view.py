@@ -14,11 +14,13 @@ from completion_client.regions.regions import Regions
 
 _SERVER_FULL, _OVERLOAD = "SERVER_FULL", "OVERLOAD"
 _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
-_HANDSHAKE_TRIPS = 4
-"""Round trips of a TCP and TLS handshake, and one to spare."""
+_ANSWER_TRIPS = 3
+"""Half of it is for the answer to a health check: a round trip, and half of one to spare."""
+_CONNECT_TRIPS = 6
+"""The same for a TCP and TLS handshake, up to three round trips, before it."""
+_BUSY_S = 0.05
+"""Besides, for a server and a client that are busy."""
 _MS_PER_S = 1000
-_CHECK_TRIPS, _CHECK_MS = 1.25, 20.0
-"""How long the answer to a health check takes at most: round trips, and the time of a busy server or client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,9 @@ class Replicas:
             if error.reason == _SERVER_FULL:
                 standings.refused(endpoint, now_s, retry_after_s)
             return error.reason == _SERVER_FULL
-        is_cut = error.status is grpc.StatusCode.INTERNAL and not connection.is_ready  # gRPC's word for it, at times
-        if not isinstance(error, UnavailableError) and not is_cut:
+        # gRPC calls a stream on a connection that breaks just then an internal error.
+        is_cut = error.status is grpc.StatusCode.INTERNAL and not connection.is_ready
+        if not (isinstance(error, UnavailableError) or is_cut):
             return False
         standings.refused(endpoint, now_s, retry_after_s)
         self.regions.lost(connection, error.message)
@@ -112,24 +115,25 @@ class Replicas:
         error = error_of_end(end)
         return error is not None and self.note_error(connection, error)
 
-    def silence_s(self, endpoint: Endpoint, left_s: float | None) -> float | None:
+    def silence_s(self, connection: Connection, left_s: float | None) -> float | None:
         """Return how long a server may send nothing to a request that has `left_s` left.
 
-        At least so long that a health check, sent at half of it, can be answered over the distance in the other half.
-        None if it may for ever: there is no other server.
+        At least as long as its distance takes. None if it may for ever: there is no other server.
         """
         regions = self.regions
         if len(regions.endpoints) == 1:
             return None
-        round_trip_ms = regions.state(endpoint).round_trip_ms or 0.0
-        answerable_ms = 2 * (_CHECK_TRIPS * round_trip_ms + _CHECK_MS)
-        return max(regions.settings.silence_s(left_s), answerable_ms / _MS_PER_S)
+        limit_s, round_trip_s = regions.settings.silence_s(left_s), regions.round_trip_s(connection.endpoint)
+        if connection.is_ready:
+            return max(limit_s, _BUSY_S + _ANSWER_TRIPS * (round_trip_s or 0.0))
+        if round_trip_s is None:
+            return regions.settings.silence_max_s
+        return max(limit_s, _BUSY_S + _CONNECT_TRIPS * round_trip_s)
 
-    def connect_s(self, endpoint: Endpoint, left_s: float | None) -> float:
+    def connect_s(self, endpoint: Endpoint, left_s: float | None) -> float | None:
         """Return how long a request that has `left_s` left waits for a connection while others can be asked."""
-        round_trip_ms = self.regions.state(endpoint).round_trip_ms or 0.0
-        limit_s = max(self.regions.settings.silence_s(left_s), _HANDSHAKE_TRIPS * round_trip_ms / _MS_PER_S)
-        return limit_s if left_s is None else min(left_s, limit_s)
+        limit_s = self.silence_s(self.connection(endpoint), left_s)
+        return limit_s if left_s is None or limit_s is None else min(left_s, limit_s)
 
     def why_not(self, endpoint: Endpoint) -> str:
         """Return why an endpoint is not usable; "" if nothing is known against it."""

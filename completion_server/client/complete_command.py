@@ -10,8 +10,9 @@ import click
 from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Completion, Endpoint, blocking, rendezvous_order
+from completion_client import Completion, Endpoint, UnavailableError, blocking
 from completion_client.endpoint import Metadata
+from completion_client.regions.race import Contender, open_in_order
 from completion_server.client.cursor import (
     STDIN,
     Cursor,
@@ -70,18 +71,21 @@ class _Complete(click.Command):
 @click.option("--user", help="The request's user; a newer request of the same user supersedes it.")
 @click.option("--session", help="The editor session's name; a fresh one if not given.")
 @click.option("--language", help='The language, such as "python"; guessed from the file\'s name if not given.')
+@click.option("--verbose", "-v", is_flag=True, help="Say which servers were measured and which one answered.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def complete(
     endpoints: Sequence[Endpoint],
     position: str,
     timeout_ms: int,
     user: str | None,
+    verbose: bool,
     as_json: bool,
     **options: Unpack[_Options],
 ) -> None:
     """Stream the completion at a cursor position in a file to the terminal.
 
-    Of several servers the user's own is asked, as the client library chooses it, or the next one that can be reached.
+    Of several servers the nearest is asked; of several that are equally near the user's own, as the client library
+    chooses it. The next one is asked if it can't be reached or refuses.
 
     Lines and columns count from 1. Without COL the cursor is at the end of the line. Without LINE the cursor is at the
     end of the text. "-" as FILE reads standard input; with a line, write "-- -:LINE". A pipe gets the completion alone;
@@ -99,12 +103,20 @@ def complete(
     file, cursor = _read_cursor(position)
     request = _request(file, cursor, options)
     view = CompletionView(Console(highlight=False), cursor, is_silent=as_json)
-    for endpoint in rendezvous_order(endpoints, user or request.session_id):
-        completion, reached = _complete(endpoint, request, timeout_ms / 1000, endpoint.metadata(user), view)
-        if reached:
-            break
+    with open_in_order(endpoints, user or request.session_id) as contenders:
+        if verbose:
+            _describe(contenders)
+        for contender in contenders:
+            endpoint = contender.endpoint
+            completion, reached = _complete(contender, request, timeout_ms / 1000, endpoint.metadata(user), view)
+            if not isinstance(completion.error, UnavailableError) or completion.text:
+                break
+    if verbose:
+        click.echo(f"asked {endpoint.address}", err=True)
     if as_json:
-        origin = {"server": endpoint.address, "file": file, "line": cursor.line, "column": cursor.column}
+        round_trip = None if contender.round_trip_ms is None else round(contender.round_trip_ms, 3)
+        origin = {"server": endpoint.address, "round_trip_ms": round_trip}
+        origin |= {"file": file, "line": cursor.line, "column": cursor.column}
         click.echo(json.dumps(completion_dict(completion) | origin))
     if completion.error:
         fail(completion.error, endpoint, reached=reached)
@@ -139,15 +151,21 @@ def _request(file: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest
     )
 
 
+def _describe(contenders: Sequence[Contender]) -> None:
+    for each in contenders:
+        measured = "not measured" if each.round_trip_ms is None else f"{each.round_trip_ms:.1f} ms away"
+        click.echo(f"{each.endpoint.address} {measured}", err=True)
+
+
 def _complete(
-    endpoint: Endpoint, request: pb.CompleteRequest, timeout_s: float, metadata: Metadata, view: CompletionView
+    contender: Contender, request: pb.CompleteRequest, timeout_s: float, metadata: Metadata, view: CompletionView
 ) -> tuple[Completion, bool]:
     """Return the completion and whether there was a connection."""
-    with blocking.open_channel(endpoint) as channel:
-        reached = blocking.connect(channel, timeout_s)
-        if reached:
-            view.begin()
-        completion = blocking.complete(channel, request, timeout_s=timeout_s, metadata=metadata, on_text=view.add)
-        if reached:
-            view.finish()
-        return completion, reached
+    channel = contender.channel
+    reached = blocking.connect(channel, timeout_s)
+    if reached:
+        view.begin()
+    completion = blocking.complete(channel, request, timeout_s=timeout_s, metadata=metadata, on_text=view.add)
+    if reached:
+        view.finish()
+    return completion, reached

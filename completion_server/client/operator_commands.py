@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +17,7 @@ from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_client import Endpoint, blocking
 from completion_client.errors import error_of_call
-from completion_server.client.options import DEFAULT_ADMIN, endpoint_options, fail
+from completion_server.client.options import DEFAULT_ADMIN, endpoint_options, fail, failure
 
 TIMEOUT_S = 5.0
 _SERVING = "SERVING"
@@ -29,28 +30,44 @@ _PHASES = {
 
 
 @click.command()
-@endpoint_options("--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The server's admin listener")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
-def status(endpoint: Endpoint, as_json: bool) -> None:
-    """Show what a running server is doing.
+@endpoint_options(
+    "--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The server's admin listener", takes_several=True
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each server instead.")
+def status(endpoints: Sequence[Endpoint], as_json: bool) -> None:
+    """Show what a running server is doing, and how far it is. Several servers are shown one after another.
 
-    The exit status is 0 if the server serves, 1 if it does not or can't be reached.
+    The exit status is 0 if the servers serve, 1 if one does not or can't be reached.
 
     \b
     Examples:
       completion-server status
       completion-server status --json | jq .running_requests
     """
-    with calling(endpoint) as channel:
-        answer = AdminServiceStub(channel).GetStatus(
-            admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S, metadata=endpoint.metadata()
-        )
+    served = [_show(endpoint, as_json) for endpoint in endpoints]
+    sys.exit(0 if all(served) else 1)
+
+
+def _show(endpoint: Endpoint, as_json: bool) -> bool:
+    """Show one server; return whether it serves."""
+    with blocking.open_channel(endpoint) as channel:
+        reached = blocking.connect(channel, TIMEOUT_S)
+        asked_s = time.perf_counter()
+        try:
+            answer = AdminServiceStub(channel).GetStatus(
+                admin_pb2.GetStatusRequest(), timeout=TIMEOUT_S, metadata=endpoint.metadata()
+            )
+        except grpc.RpcError as error:
+            click.echo(failure(error_of_call(error), endpoint, reached=reached), err=True)
+            return False
+        round_trip_ms = (time.perf_counter() - asked_s) * 1000
         health = _health(channel, endpoint, answer)
     if as_json:
-        click.echo(json.dumps({"health": health} | as_dict(answer)))
+        found = {"server": endpoint.address, "round_trip_ms": round(round_trip_ms, 3), "health": health}
+        click.echo(json.dumps(found | as_dict(answer)))
     else:
-        Console(highlight=False).print(_table(endpoint.address, health, answer))
-    sys.exit(0 if health == _SERVING else 1)
+        Console(highlight=False).print(_table(endpoint.address, round_trip_ms, health, answer))
+    return health == _SERVING
 
 
 @click.command()
@@ -106,7 +123,7 @@ def _state(status: admin_pb2.GetStatusResponse) -> str:
     return admin_pb2.EngineState.Name(status.engine_state).removeprefix("ENGINE_STATE_").lower()
 
 
-def _table(address: str, health: str, status: admin_pb2.GetStatusResponse) -> Table:
+def _table(address: str, round_trip_ms: float, health: str, status: admin_pb2.GetStatusResponse) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column()
@@ -115,6 +132,7 @@ def _table(address: str, health: str, status: admin_pb2.GetStatusResponse) -> Ta
     rows = (
         ("server", f"{address}, version {status.version}, up for {_duration(status.uptime_s)}"),
         *([("region", status.region)] if status.region else []),
+        ("round trip", f"{round_trip_ms:.1f} ms"),
         ("health", health + (", draining" if status.draining else "")),
         ("engine", engine + (f" (last failure: {status.engine_failure})" if status.engine_failure else "")),
         ("model", status.model),

@@ -81,6 +81,11 @@ def _endpoint_options(flag: str, default: str, env: str, what: str, several: str
 
 def fail(error: ServiceError, endpoint: Endpoint, *, reached: bool) -> NoReturn:
     """End the command with status 1 and an explanation."""
-    text = "" if reached else explain_tls(endpoint)
-    click.echo(f"Error: {text or explain(error, endpoint.address, reached=reached)}", err=True)
+    click.echo(failure(error, endpoint, reached=reached), err=True)
     sys.exit(1)
+
+
+def failure(error: ServiceError, endpoint: Endpoint, *, reached: bool) -> str:
+    """Return the line that explains why a call failed."""
+    text = "" if reached else explain_tls(endpoint)
+    return f"Error: {text or explain(error, endpoint.address, reached=reached)}"

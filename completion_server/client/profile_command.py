@@ -17,6 +17,7 @@ from rich.table import Table
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, blocking
+from completion_client.regions.race import open_in_order
 from completion_server.client.cursor import PositionError
 from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
 from completion_server.client.sources import Sample, samples, standard_library
@@ -37,7 +38,7 @@ class _Options(TypedDict):
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server")
+@endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server", takes_several=True)
 @click.option("--requests", type=click.IntRange(1), default=100, show_default=True, help="How many requests to send.")
 @click.option("--concurrency", type=click.IntRange(1, 256), default=1, show_default=True, help="How many at a time.")
 @click.option("--mode", type=click.Choice(["single", "multi"]), default="single", show_default=True)
@@ -45,12 +46,15 @@ class _Options(TypedDict):
 @click.option("--timeout-ms", type=click.IntRange(1), default=10_000, show_default=True, help="Deadline of each.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the cursor positions.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-def profile(endpoint: Endpoint, files: tuple[Path, ...], seed: int, as_json: bool, **options: Unpack[_Options]) -> None:
+def profile(
+    endpoints: Sequence[Endpoint], files: tuple[Path, ...], seed: int, as_json: bool, **options: Unpack[_Options]
+) -> None:
     """Show how the time of requests divides into stages.
 
     Prints p50, p95, p99 and share of each stage, from the network to the last token. The cursor positions are in FILES,
     or in the Python standard library if none are given. Each request has a user of its own, so none supersedes another.
-    A concurrency of 1 has no queue: use --concurrency and look at p95, not p50.
+    A concurrency of 1 has no queue: use --concurrency and look at p95, not p50. Of several servers the nearest is
+    profiled.
 
     \b
     Examples:
@@ -61,8 +65,9 @@ def profile(endpoint: Endpoint, files: tuple[Path, ...], seed: int, as_json: boo
         positions = list(itertools.islice(samples(files or standard_library(), seed), _WARM_UP + options["requests"]))
     except PositionError as error:
         raise click.BadParameter(str(error), param_hint="FILES") from error
-    with blocking.open_channel(endpoint) as channel:
-        completions = _measure(channel, endpoint, positions, options)
+    with open_in_order(endpoints, "") as contenders:
+        nearest = contenders[0]
+        completions = _measure(nearest.channel, nearest.endpoint, positions, options)
     _report(completions, options["concurrency"], as_json)
 
 

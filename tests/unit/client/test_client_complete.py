@@ -293,3 +293,28 @@ async def test_bad_usage_ends_with_2(run: Run, source: Path, arguments: list[str
 async def test_help_has_an_example(run: Run) -> None:
     result = await run(complete, "--help")
     assert "completion-server complete app.py:12:17 --mode multi" in result.stdout
+
+
+async def test_of_several_servers_one_that_refuses_is_passed_over(serve: Serve, run: Run, source: Path) -> None:
+    draining = await serve(FakeServer(answer=(), failure=Failure(grpc.StatusCode.UNAVAILABLE, "the server drains")))
+    fake = await serve()
+    for user in ("ada", "bob", "cyd", "dee"):
+        addresses = f"{draining.address},{fake.address}"
+        result = await run(complete, f"{source}:2", "--server", addresses, "--user", user)
+        assert (result.exit_code, result.stdout) == (0, "a + b")
+
+
+async def test_of_several_servers_the_one_that_answered_is_named_with_its_distance(
+    serve: Serve, run: Run, source: Path
+) -> None:
+    fake = await serve()
+    addresses = f"127.0.0.1:1,{fake.address}"
+    result = await run(complete, f"{source}:2", "--server", addresses, "--verbose")
+    assert f"asked {fake.address}" in result.stderr
+    assert "127.0.0.1:1 not measured" in result.stderr
+    assert f"{fake.address} " in result.stderr.partition("ms away")[0]
+    answer = json.loads((await run(complete, f"{source}:2", "--server", addresses, "--json")).stdout)
+    assert answer["server"] == fake.address
+    assert 0 < answer["round_trip_ms"] < 5000
+    alone = json.loads((await run(complete, f"{source}:2", "--server", fake.address, "--json")).stdout)
+    assert alone["round_trip_ms"] is None

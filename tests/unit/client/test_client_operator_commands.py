@@ -39,6 +39,27 @@ async def test_status_for_machines(serve: Serve, run: Run) -> None:
     assert answer["ended_requests"] == {"stop": 12, "shed": 1}
 
 
+async def test_several_servers_are_shown_with_their_distances(serve: Serve, run: Run) -> None:
+    fakes = [await serve(FakeServer(status=READY), SERVING) for _ in range(2)]
+    addresses = ",".join(fake.address for fake in fakes)
+    shown = await run(status, "--admin", addresses)
+    assert shown.exit_code == 0
+    assert all(fake.address in shown.stdout for fake in fakes)
+    assert shown.stdout.count("round trip") == 2
+    lines = (await run(status, "--admin", f"{addresses},127.0.0.1:1", "--json")).stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [each["server"] for each in found] == [fake.address for fake in fakes]
+    assert all(0 < each["round_trip_ms"] < 5000 for each in found)
+
+
+async def test_status_ends_with_1_where_one_of_several_can_not_be_reached(serve: Serve, run: Run) -> None:
+    fake = await serve(FakeServer(status=READY), SERVING)
+    result = await run(status, "--admin", f"127.0.0.1:1,{fake.address}")
+    assert result.exit_code == 1
+    assert "No server answers at 127.0.0.1:1" in result.stderr
+    assert fake.address in result.stdout
+
+
 def shared_status(**fields: object) -> admin_pb2.GetStatusResponse:
     """Return the status of a server that shares a Redis with another one, which is silent."""
     found = admin_pb2.GetStatusResponse()
