@@ -11,8 +11,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-full check image proto dashboards docs lock lock-cuda deploy-tools models \
 	calibration test-calibration clean bench-models bench-overhead bench-engine bench-prompt bench-scheduler \
-	bench-sessions bench-peers bench-speculation \
-	bench-attacks bench-capacity bench-steps bench-cpu bench-replicas bench-gpu llama-server
+	bench-sessions bench-peers bench-speculation bench-attacks bench-capacity bench-steps bench-cpu bench-replicas \
+	bench-regions bench-gpu llama-server
 
 help: ## List the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -119,6 +119,9 @@ bench-attacks: $(VENV)/installed ## What honest users get while the server is at
 # The real Envoy comes with the development packages; redis-server is a package of the system.
 bench-replicas: $(VENV)/installed-dev ## Several replicas as one: routing, newest-wins, the cache, life without Redis, its cost.
 	@$(BIN)/python -m loadtest.bench.replicas
+
+bench-regions: $(VENV)/installed ## The nearest of three regions is lost under 1,000 editors; draws docs/images/region-loss.svg.
+	@$(BIN)/python -m loadtest.bench.regions --picture docs/images/region-loss.svg
 
 bench-peers: $(VENV)/installed ## The scheduler benchmark again, drawn: docs/images/peers.svg.
 	@$(BIN)/python -m loadtest.bench.scheduler $(BENCH_SCHEDULER) --picture docs/images/peers.svg

@@ -17,7 +17,7 @@ from loadtest.driving.run import Machine, RunResult, default_workers, run_scenar
 from loadtest.driving.worker_pool import RunError
 from loadtest.report.document import Document, TargetResult
 from loadtest.report.gate import Condition, GateError, parse_gates
-from loadtest.targets import TargetError, TargetSpec, parse_target
+from loadtest.targets import TargetError, TargetSpec, nearest_target, parse_target
 from loadtest.traffic.scenario import Scenario, ScenarioError
 
 _BLOCKS = 8
@@ -29,6 +29,7 @@ class _Options(TypedDict):
     duration: float | None
     gates: tuple[str, ...]
     targets: tuple[str, ...]
+    servers: tuple[str, ...]
 
 
 class _Machines(TypedDict):
@@ -51,8 +52,13 @@ class _All(_Options, _Machines, _Output):
 
 @click.command()
 @click.argument("scenario")
+@click.option("--target", "targets", multiple=True, metavar="[NAME=]KIND://HOST:PORT", help="Whom to ask.")
 @click.option(
-    "--target", "targets", multiple=True, required=True, metavar="[NAME=]KIND://HOST:PORT", help="Whom to ask."
+    "--server",
+    "servers",
+    multiple=True,
+    metavar="HOST:PORT,HOST:PORT",
+    help="Servers of which each editor asks the nearest that works; short for --target grpc+nearest://...",
 )
 @click.option(
     "--interleave/--in-turn",
@@ -73,8 +79,9 @@ class _All(_Options, _Machines, _Output):
 def run(scenario: str, **options: Unpack[_All]) -> None:
     """Run SCENARIO, a packaged one by its name or a file, against one or more targets.
 
-    KIND is grpc (a Session stream for each editor), grpc+complete (a call for each request), openai+http, llama+http or
-    tabby+http. With several hosts, HOST:PORT,HOST:PORT, each serves a region. Options follow as in ?model=NAME.
+    KIND is grpc (a Session stream for each editor), grpc+complete (a call for each request), grpc+nearest (a Session
+    stream to the nearest of several hosts that works), openai+http, llama+http or tabby+http. With several hosts,
+    HOST:PORT,HOST:PORT, each serves a region. Options follow as in ?model=NAME.
 
     Ends with status 0 on success, 1 if a gate failed or more than 5% of the requests did (a gate on error_rate sets
     another limit), 2 if the input is bad and nothing was sent, 3 if the run is invalid and says nothing about its
@@ -89,7 +96,7 @@ def run(scenario: str, **options: Unpack[_All]) -> None:
     try:
         loaded = _load(scenario, options)
         gates = parse_gates(options["gates"])
-        specs = [parse_target(each) for each in options["targets"]]
+        specs = _specs(options)
         machine = _machine(options)
         workers = options["workers"] or min(default_workers(), loaded.sessions)
         blocks = (options["blocks"] or _BLOCKS) if options["is_interleaved"] else 1
@@ -135,6 +142,15 @@ def _load(name_or_path: str, options: _All) -> Scenario:
     return found.scaled(sessions=options["sessions"], duration_s=options["duration"])
 
 
+def _specs(options: _All) -> list[TargetSpec]:
+    found = [parse_target(each) for each in options["targets"]]
+    found += [nearest_target(each) for each in options["servers"]]
+    if not found:
+        msg = "there is nobody to ask: give a --target, or several servers with --server HOST:PORT,HOST:PORT"
+        raise Refused(msg)
+    return found
+
+
 def _machine(options: _All) -> Machine:
     index, count, start_at = options["worker_index"], options["num_workers"], options["start_at"]
     if index >= count:
@@ -143,7 +159,7 @@ def _machine(options: _All) -> Machine:
     if count > 1 and start_at is None:
         msg = "with several machines they must start together: say when with --start-at, as Unix time"
         raise Refused(msg)
-    if start_at is not None and (len(options["targets"]) > 1 or options["is_interleaved"]):
+    if start_at is not None and (len(options["targets"]) + len(options["servers"]) > 1 or options["is_interleaved"]):
         msg = "--start-at is the time of one run: with it there can be one --target only, and no --interleave"
         raise Refused(msg)
     return Machine(index, count, start_at)

@@ -17,6 +17,10 @@ from loadtest.traffic.trace import Trigger, TypedSession
 ABUSER = "abuser-"
 """Prefix of the abusers' user names."""
 
+NOWHERE = "nowhere"
+"""The region of requests that reached none, of editors that choose their host."""
+
+_NOWHERE = -1
 _MAX_ERRORS = 20
 _OTHER_ERRORS = "other"
 _LONGEST_ERROR = 120
@@ -38,13 +42,20 @@ class Recorder:
     """Records one worker's requests to one target."""
 
     def __init__(
-        self, stats: RunStats, sessions: Iterable[TypedSession], regions: Mapping[int, str], criteria: CriteriaSettings
+        self,
+        stats: RunStats,
+        sessions: Iterable[TypedSession],
+        regions: Mapping[int, str],
+        criteria: CriteriaSettings,
+        *,
+        is_chosen: bool = False,
     ) -> None:
-        """Record into `stats`; `regions` has the names of the sessions' regions."""
+        """Record into `stats`; `regions` has the names of the sessions' regions, or of the hosts if editors choose."""
         self._stats = stats
         self._criteria = criteria
         sessions = tuple(sessions)
-        self._regions = {session.number: regions[session.region] for session in sessions}
+        self._regions = regions
+        self._homes = {session.number: _NOWHERE if is_chosen else session.region for session in sessions}
         self._abusers = frozenset(session.number for session in sessions if session.user.startswith(ABUSER))
         self._errors: set[str] = set()
         stats.total.counters["sessions"] += len(sessions) - len(self._abusers)
@@ -58,7 +69,6 @@ class Recorder:
         _count(total, piece, "intended")
         if record.request.trigger is Trigger.PREFETCH:
             total.counters["prefetches"] += 1
-        total.counters[f"region/{self._region(record)}/intended"] += 1
 
     def ended(self, record: Record) -> None:
         """Record the end of a request."""
@@ -69,19 +79,28 @@ class Recorder:
             return
         total, piece = self._tallies(record)
         _count(total, piece, f"outcome/{outcome}")
+        self._count_region(record, total, piece, "intended")
         if record.is_sent:
             _count(total, piece, "sent")
             total.record("lag", record.sent_at_s - record.request.intended_at_s)
         total.counters["tokens"] += record.completion_tokens
         total.counters["messages"] += record.num_messages
+        self._count_kind(record, total, piece)
+        if record.request.trigger is not Trigger.PREFETCH:
+            self._judge(record, total, piece)
+
+    def _count_kind(self, record: Record, total: Tally, piece: Tally) -> None:
+        """Count what only some requests have."""
         if record.outcome is Outcome.ERROR:
             self._count_error(record, total, piece)
         if record.cache_level:
             _count(total, piece, f"cache/{record.cache_level}")
+        if record.num_sent > 1:
+            _count(total, piece, "resent")
+        if record.num_duplicates:
+            _count(total, piece, "duplicates", record.num_duplicates)
         if record.shed_reason:
             total.counters[f"shed_reason/{record.shed_reason}"] += 1
-        if record.request.trigger is not Trigger.PREFETCH:
-            self._judge(record, total, piece)
 
     def connections(self, reconnects_s: Iterable[float], num_lost: int) -> None:
         """Record the times to reconnect, and the number of sessions without a connection at the end."""
@@ -91,6 +110,12 @@ class Recorder:
             total.record("reconnect", seconds)
         total.counters["sessions_lost"] += num_lost
 
+    def present(self, at_s: float, editors: Mapping[int, int]) -> None:
+        """Record how many editors are at each host at a time of the run, where they choose it; once in a slice."""
+        piece = self._stats.slice_at(at_s)
+        for place, count in editors.items():
+            piece.counters[f"region/{self._regions[place]}/present"] += count
+
     def generated(self, num_tokens: float) -> None:
         """Record the tokens that the engine generated during the run, for all callers; nan if unknown."""
         if num_tokens == num_tokens:  # noqa: PLR0124 - not nan
@@ -98,10 +123,9 @@ class Recorder:
 
     def _judge(self, record: Record, total: Tally, piece: Tally) -> None:
         value = self._value_of(record)
-        region = self._region(record)
         if record.request.is_pause:
             _count(total, piece, "pauses")
-            total.counters[f"region/{region}/pauses"] += 1
+            self._count_region(record, total, piece, "pauses")
         if value.ttft_s is not None:
             self._record_text(record, value, total, piece)
         self._record_times(record, value, total)
@@ -109,7 +133,7 @@ class Recorder:
             _count(total, piece, "good")
         if value.is_seen:
             _count(total, piece, "seen")
-            total.counters[f"region/{region}/seen"] += 1
+            self._count_region(record, total, piece, "seen")
             total.counters["seen_tokens"] += record.completion_tokens
             accepted = accepted_chars(record.text, record.request, self._criteria.accepts_min_chars)
             _count(total, piece, "accepted_chars", accepted)
@@ -117,12 +141,14 @@ class Recorder:
     def _record_text(self, record: Record, value: _AnswerValue, total: Tally, piece: Tally) -> None:
         assert record.outcome is not None
         assert value.ttft_s is not None
-        region = self._region(record)
         is_asked = record.outcome is not Outcome.CACHED  # a cached answer says nothing of the target
         total.record(f"ttft/outcome/{record.outcome.value}", value.ttft_s)
         if is_asked:
             _time(total, piece, "ttft", value.ttft_s)
-            total.record(f"ttft/region/{region}", value.ttft_s)
+            name = f"ttft/region/{self._region(record)}"
+            total.record(name, value.ttft_s)
+            if len(self._regions) > 1:
+                piece.record(name, value.ttft_s)
         _count(total, piece, "shown")
         total.counters["shown_chars"] += len(record.text)
         if value.is_in_time:
@@ -132,7 +158,7 @@ class Recorder:
                 _time(total, piece, "ttft/pause", value.ttft_s)
             if value.is_in_time:
                 _count(total, piece, "pauses_in_time")
-                total.counters[f"region/{region}/pauses_in_time"] += 1
+                self._count_region(record, total, piece, "pauses_in_time")
 
     def _record_times(self, record: Record, value: _AnswerValue, total: Tally) -> None:
         assert record.outcome is not None
@@ -176,7 +202,7 @@ class Recorder:
 
     def _count_error(self, record: Record, total: Tally, piece: Tally) -> None:
         _count(total, piece, "errors")
-        total.counters[f"region/{self._region(record)}/errors"] += 1
+        self._count_region(record, total, piece, "errors")
         message = " ".join(record.error.split())[:_LONGEST_ERROR] or "no message"
         if message not in self._errors and len(self._errors) >= _MAX_ERRORS - 1:
             message = _OTHER_ERRORS
@@ -187,7 +213,16 @@ class Recorder:
         return record.request.session in self._abusers
 
     def _region(self, record: Record) -> str:
-        return self._regions[record.request.session]
+        """Return the region that served a request, or had to."""
+        place = self._homes[record.request.session] if record.region is None else record.region
+        return NOWHERE if place == _NOWHERE else self._regions[place]
+
+    def _count_region(self, record: Record, total: Tally, piece: Tally, name: str) -> None:
+        """Count a request in its region, and by time if there are several."""
+        full = f"region/{self._region(record)}/{name}"
+        total.counters[full] += 1
+        if len(self._regions) > 1:
+            piece.counters[full] += 1
 
     def _tallies(self, record: Record) -> tuple[Tally, Tally]:
         """Return the tally of the run and that of the slice of the request's intended time."""

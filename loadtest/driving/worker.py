@@ -17,7 +17,7 @@ from loadtest.driving.driver import DRAIN_S, Callbacks, Driver, lead_in
 from loadtest.driving.recorder import Recorder
 from loadtest.processes.counters import MetricsError
 from loadtest.stats.run_stats import RunStats
-from loadtest.targets import ClientSettings, Editor, Target, TargetError, TargetSpec
+from loadtest.targets import NEAREST, ClientSettings, Editor, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import RunClock
@@ -110,7 +110,17 @@ def client_settings_of(scenario: Scenario) -> ClientSettings:
         traced_share=editor.traced_share,
         backoff_min_s=editor.backoff_min_ms / 1000,
         backoff_max_s=editor.backoff_max_ms / 1000,
+        patience_s=scenario.criteria.within_ms / 1000,
     )
+
+
+def make_recorder(stats: RunStats, trace: Trace, scenario: Scenario, spec: TargetSpec) -> Recorder:
+    """Return a recorder. Hosts that editors choose have the regions' names if there are as many, else their own."""
+    is_chosen = spec.kind == NEAREST
+    names = [region.name for region in scenario.regions]
+    if is_chosen and len(names) != len(spec.hosts):
+        names = list(spec.hosts)
+    return Recorder(stats, trace.sessions, dict(enumerate(names)), scenario.criteria, is_chosen=is_chosen)
 
 
 def make_target(spec: TargetSpec, settings: ClientSettings) -> GrpcTarget | HttpTarget:
@@ -123,7 +133,18 @@ def make_target(spec: TargetSpec, settings: ClientSettings) -> GrpcTarget | Http
     return GrpcTarget(spec, settings) if spec.kind.startswith("grpc") else HttpTarget(spec, settings)
 
 
-def _settle_memory() -> None:
+async def count_present(target: Target, recorder: Recorder, clock: RunClock, slice_s: float) -> None:
+    """Record in the middle of each slice how many editors are at each host, until cancelled."""
+    if not target.present():
+        return
+    middle_s = slice_s / 2
+    while True:
+        await clock.sleep_until(middle_s)
+        recorder.present(middle_s, target.present())
+        middle_s += slice_s
+
+
+def settle_memory() -> None:
     """Keep the garbage collector away from the prepared objects, and make it rare: its pauses delay requests."""
     gc.collect()
     gc.freeze()
@@ -199,8 +220,7 @@ class _Worker:
         trace = await self._make_trace(scenario)
         stats = RunStats(spec.name, scenario.duration_s, scenario.slice_s, num_workers=self._num_workers)
         stats.workers = frozenset({self._worker})
-        regions = {place: region.name for place, region in enumerate(scenario.regions)}
-        recorder = Recorder(stats, trace.sessions, regions, scenario.criteria)
+        recorder = make_recorder(stats, trace, scenario, spec)
         async with make_target(spec, client_settings_of(scenario)) as target:
             reporting = asyncio.create_task(self._report_status(trace, target, stats))
             try:
@@ -208,7 +228,7 @@ class _Worker:
                     if scenario.editor.lead_in:
                         await lead_in(editors, trace)
                     self._send(Ready(trace.digest()))
-                    _settle_memory()
+                    settle_memory()
                     await self._drive(scenario, trace, target, editors, recorder, stats)
             finally:
                 reporting.cancel()
@@ -229,10 +249,12 @@ class _Worker:
         callbacks = Callbacks(due=recorder.due, ended=recorder.ended)
         clock = RunClock.starting_at(start_at)
         self._driver = Driver(trace, editors, clock, callbacks, scenario.editor.cache_entries)
+        counting = asyncio.create_task(count_present(target, recorder, clock, scenario.slice_s))
         try:
             stats.duration_s = await self._driver.drive(DRAIN_S)
             recorder.connections(target.reconnects_s, self._driver.num_lost)
         finally:
+            counting.cancel()
             self._driver = None
         recorder.generated(await self._count(target) - tokens)
 

@@ -105,7 +105,10 @@ class Document:
     @property
     def events(self) -> tuple[tuple[float, str], ...]:
         """Times and names of the scenario's events."""
-        return tuple((float(each["at_s"]), _event_label(each)) for each in self.scenario.get("events", ()))
+        found = [(float(each["at_s"]), _event_label(each)) for each in self.scenario.get("events", ())]
+        returns = [each for each in self.scenario.get("events", ()) if each["kind"] == "region_loss" and each["for_s"]]
+        found += [(float(each["at_s"]) + float(each["for_s"]), f"region back: {each['region']}") for each in returns]
+        return tuple(sorted(found))
 
     @property
     def is_valid(self) -> bool:

@@ -13,6 +13,7 @@ from loadtest.report import tables
 from loadtest.report.document import Document, TargetResult
 from loadtest.report.drawing import charts
 from loadtest.report.drawing.canvas import svg_for_page
+from loadtest.report.drawing.lanes import region_lanes
 from loadtest.report.tables import Table
 
 _TEMPLATE = "page.html.j2"
@@ -102,6 +103,11 @@ def _overlays(document: Document) -> Section:
 def _section(target: TargetResult, document: Document) -> Section:
     stats, events = target.stats, document.events
     found = [
+        Picture(
+            "Where editors went",
+            region_lanes(stats, document.criteria.slo_ttft_ms, events),
+            "Each editor asks the nearest server that works.",
+        ),
         Picture(
             "Asked and seen",
             charts.seen_and_offered(stats, events),

@@ -13,9 +13,12 @@ from loadtest.targets.record import Record
 from loadtest.traffic.trace import Trace
 
 _COMMON_OPTIONS = ("metrics",)
+NEAREST = "grpc+nearest"
+"""The scheme of several servers of which each editor uses the nearest that works."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     "grpc": ("connections",),
     "grpc+complete": ("connections",),
+    NEAREST: ("return_spread_s",),
     "openai+http": ("model", "fim", "body"),
     "llama+http": ("body",),
     "tabby+http": ("body",),
@@ -66,6 +69,10 @@ class Target(Protocol):
         """Connect an editor for each session, in their order; leaving the context cancels open requests."""
         ...
 
+    def present(self) -> Mapping[int, int]:
+        """Return the number of editors at each host that has any; empty if editors don't choose their host."""
+        ...
+
     async def generated_tokens(self) -> float:
         """Return how many tokens its engine has generated since it started, for all callers; nan if unknown."""
         ...
@@ -85,6 +92,8 @@ class ClientSettings:
     """Share of the requests that ask the server to trace them."""
     backoff_min_s: float = 0.1
     backoff_max_s: float = 5.0
+    patience_s: float = 0.25
+    """How long a user waits for a completion. A client with several servers gives each a share of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,8 @@ def parse_target(text: str) -> TargetSpec:
     hosts = tuple(found["hosts"].split(","))
     for host in hosts:
         _check_host(text, host)
+    if kind == NEAREST:
+        _check_choice(text, hosts)
     options = _options(text, kind, found["options"] or "")
     metrics = options.pop("metrics", "")
     return TargetSpec(
@@ -141,11 +152,35 @@ def parse_target(text: str) -> TargetSpec:
     )
 
 
+def nearest_target(servers: str) -> TargetSpec:
+    """Return the target "grpc+nearest" for "HOST:PORT,HOST:PORT[,...]". Blanks around an address don't count.
+
+    Raises:
+        TargetError: it is no such list.
+
+    """
+    hosts = ",".join(each.strip() for each in servers.split(","))
+    if not hosts or ",," in f",{hosts},":
+        msg = f"servers must be HOST:PORT,HOST:PORT[,...], got {servers!r}"
+        raise TargetError(msg)
+    return parse_target(f"{NEAREST}://{hosts}")
+
+
 def _check_host(text: str, host: str) -> None:
     found = _HOST.fullmatch(host)
     if found is None or not 0 < int(found[2]) <= 65_535:  # noqa: PLR2004 - the highest port
         msg = f"{text!r}: {host!r} is not HOST:PORT"
         raise TargetError(msg)
+
+
+def _check_choice(text: str, hosts: Sequence[str]) -> None:
+    if len(hosts) < 2:  # noqa: PLR2004
+        msg = f"{text!r}: the nearest of several servers needs at least two HOST:PORT,HOST:PORT, got {len(hosts)}"
+        raise TargetError(msg)
+    for host in hosts:
+        if hosts.count(host) > 1:
+            msg = f"{text!r}: {host} is there {hosts.count(host)} times; each server must be another one"
+            raise TargetError(msg)
 
 
 def _options(text: str, kind: str, query: str) -> dict[str, str]:

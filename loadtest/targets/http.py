@@ -56,6 +56,10 @@ class HttpTarget:
             closing = [task for editor in found for task in editor.close_nowait()]
             await asyncio.gather(*closing, return_exceptions=True)
 
+    def present(self) -> Mapping[int, int]:
+        """Return nothing; see Target."""
+        return {}
+
     async def generated_tokens(self) -> float:
         """Return the engine's counter; nan if the target has no metrics URL."""
         if not self._spec.metrics_url:

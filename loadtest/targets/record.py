@@ -87,6 +87,12 @@ class Result:
     completion_tokens: int
     """Generated tokens, by the target's last report."""
     error: str = ""
+    region: int | None = None
+    """Index of the host that it was sent to last, where editors choose their host."""
+    num_sent: int = 1
+    """To how many hosts it was sent, one after another."""
+    num_duplicates: int = 0
+    """Ends beyond the first, and texts of a second host."""
 
     @property
     def lag_s(self) -> float:
@@ -104,8 +110,8 @@ class Record:
 
     __slots__ = (
         "_has_ended", "_last_text_at_s", "_on_end", "accepted_tokens", "cache_level", "clock", "completion_tokens",
-        "drafted_tokens", "ended_at_s", "error", "first_text_at_s", "gaps_s", "is_sent", "num_messages", "outcome",
-        "request", "sent_at_s", "server", "shed_reason", "text",
+        "drafted_tokens", "ended_at_s", "error", "first_text_at_s", "gaps_s", "is_sent", "num_duplicates",
+        "num_messages", "num_sent", "outcome", "region", "request", "sent_at_s", "server", "shed_reason", "text",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +133,10 @@ class Record:
         self.accepted_tokens = 0
         """Of these, tokens that the target model accepted."""
         self.error = ""
+        self.region: int | None = None
+        """See Result, as the next two."""
+        self.num_sent = 1
+        self.num_duplicates = 0
         self.shed_reason = ""
         self.cache_level = ""
         """The level of the target's completion cache that answered, "local" or "shared"; "" for a computed answer."""
@@ -154,6 +164,12 @@ class Record:
         self.text += text
         if self.first_text_at_s is None and text.strip():
             self.first_text_at_s = now_s
+
+    def routed(self, region: int, num_sent: int) -> None:
+        """Note the host that an event of the request comes from, and to how many it was sent."""
+        if self.text and region != self.region:
+            self.num_duplicates += 1
+        self.region, self.num_sent = region, num_sent
 
     def count_tokens(self, completion_tokens: int) -> None:
         """Note the number of generated tokens."""
@@ -211,4 +227,7 @@ class Record:
             outcome=self.outcome or Outcome.UNANSWERED,
             completion_tokens=self.completion_tokens,
             error=self.error,
+            region=self.region,
+            num_sent=self.num_sent,
+            num_duplicates=self.num_duplicates,
         )

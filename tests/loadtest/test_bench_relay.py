@@ -1,4 +1,4 @@
-"""The relay of the benchmarks of replicas."""
+"""The relay of the benchmarks of replicas and regions."""
 
 import socket
 import threading
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from loadtest.bench.replicas.shared.relay import Relay
+from loadtest.bench.common.relay import Relay, RelayProcess
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def named_server(name: bytes) -> Iterator[str]:
         thread.join(10)
 
 
-def connect(relay: Relay) -> socket.socket:
+def connect(relay: Relay | RelayProcess) -> socket.socket:
     host, _, port = relay.address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=10)
 
@@ -72,3 +72,74 @@ def test_a_server_that_is_away_closes_the_connection() -> None:
             relay = stack.enter_context(Relay(first))
         with connect(relay) as connection:
             assert ask(connection) == b""
+
+
+def test_a_distance_delays_the_handshake_and_each_exchange_by_a_round_trip() -> None:
+    with named_server(b"far") as far, closing(RelayProcess(far, round_trip_ms=60)) as relay:
+        begin = time.monotonic()
+        with connect(relay) as connection:
+            assert ask(connection) == b"far"
+            first_s = time.monotonic() - begin
+            assert ask(connection) == b"far"
+            second_s = time.monotonic() - begin - first_s
+    assert 0.12 <= first_s < 10
+    assert 0.06 <= second_s < 10
+
+
+def test_a_distance_delays_data_and_does_not_slow_it_down() -> None:
+    """A relay that waited after each piece would need 50 round trips."""
+    with echo_server() as echo, closing(RelayProcess(echo, round_trip_ms=200)) as relay, connect(relay) as connection:
+        begin = time.monotonic()
+        sent = b""
+        for number in range(50):
+            piece = b"%03d|" % number
+            connection.sendall(piece)
+            sent += piece
+            time.sleep(0.005)
+        received = b""
+        while len(received) < len(sent):
+            received += connection.recv(1000)
+        assert received == sent
+        assert time.monotonic() - begin < 5
+
+
+def test_clients_notice_that_a_distant_server_has_gone_and_find_the_one_that_replaces_it() -> None:
+    with named_server(b"second") as second, ExitStack() as stack:
+        gone = ExitStack()
+        relay = stack.enter_context(closing(RelayProcess(gone.enter_context(named_server(b"first")), round_trip_ms=2)))
+        with connect(relay) as connection:
+            assert ask(connection) == b"first"
+        gone.close()
+        with connect(relay) as connection:
+            assert ask(connection) == b""
+        relay.move_to(second)
+        with connect(relay) as connection:
+            assert ask(connection) == b"second"
+
+
+@contextmanager
+def closing(relay: RelayProcess) -> Iterator[RelayProcess]:
+    try:
+        yield relay
+    finally:
+        relay.stop()
+
+
+@contextmanager
+def echo_server() -> Iterator[str]:
+    """Run a server that sends back what one client sends, and yield its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            while data := connection.recv(1000):
+                connection.sendall(data)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.close()
+        thread.join(10)

@@ -64,6 +64,21 @@ def canvas(x_label: str, y_label: str, *, title: str = "", size: tuple[float, fl
     return axes
 
 
+@in_style
+def lanes(x_label: str, lanes: Sequence[tuple[str, float]], *, title: str = "", wide: float = _WIDE) -> list[Axes]:
+    """Return charts under each other that share their x axis, from (label of the y axis, height in inches)."""
+    heights = [height for _label, height in lanes]
+    figure = Figure(figsize=(wide, sum(heights)), layout="constrained")
+    found = figure.subplots(len(lanes), sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (label, _height) in zip(found, lanes, strict=True):
+        axes.set_facecolor("none")
+        axes.set_ylabel(label)
+    found[-1].set_xlabel(x_label)
+    if title:
+        found[0].set_title(title, loc="left", fontsize=_FONT + 2)
+    return list(found)
+
+
 def colour(place: int) -> str:
     """Return the colour of a line by its number."""
     return PALETTE[place % len(PALETTE)]

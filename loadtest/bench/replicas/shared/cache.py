@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from loadtest.bench.common.figures import rounded
+from loadtest.bench.common.relay import Relay
 from loadtest.bench.common.server import ServerProcess
 from loadtest.bench.replicas.options import Figures, Options, Part
 from loadtest.bench.replicas.ratios import mean, ratio
 from loadtest.bench.replicas.shared.redis_process import RedisProcess, shared_by
-from loadtest.bench.replicas.shared.relay import Relay
 from loadtest.driving.run import Progress, run_scenario
 from loadtest.report.sums import Sums
 from loadtest.targets import parse_target

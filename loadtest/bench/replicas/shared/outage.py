@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from loadtest.bench.common.figures import rounded
+from loadtest.bench.common.relay import Relay
 from loadtest.bench.common.server import ServerProcess
 from loadtest.bench.replicas.options import Figures, Options, Part
 from loadtest.bench.replicas.servers import SCRIPTED
 from loadtest.bench.replicas.shared.asking import Asked, EditorConnection, OpenLoop, p99_ms
 from loadtest.bench.replicas.shared.redis_process import RedisProcess, shared_by
-from loadtest.bench.replicas.shared.relay import Relay
 
 _SLOW_S = 0.02
 _WINDOWS = 4

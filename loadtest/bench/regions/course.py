@@ -1,0 +1,126 @@
+"""Drives editors while the nearest region is lost and comes back, and notes what happens and when."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from loadtest.bench.regions.sites import Loss, Site
+from loadtest.driving.driver import Callbacks, Driver
+from loadtest.driving.worker import client_settings_of, count_present, make_recorder, settle_memory
+from loadtest.stats.run_stats import RunStats
+from loadtest.targets import Target, TargetSpec
+from loadtest.targets.grpc import GrpcTarget
+from loadtest.targets.record import Record, Result, RunClock
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.trace import Trace
+
+_LEAD_S = 0.5
+_LOOK_EVERY_S = 0.2
+_TICK_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done and when; times in seconds from the run's start."""
+
+    how: Loss
+    lost_at_s: float
+    back_at_s: float
+
+
+@dataclass(slots=True)
+class Course:
+    """What happened. Region 0 is the nearest, which is lost; times in seconds from the run's start."""
+
+    regions: tuple[str, ...]
+    num_editors: int
+    duration_s: float = 0.0
+    lost_at_s: float = 0.0
+    """When the loss began, by the generator's clock."""
+    back_at_s: float = 0.0
+    """From when on the region could be reached again."""
+    results: list[Result] = field(default_factory=list)
+    """All requests, in the order of their intended times."""
+    presence: list[tuple[float, Mapping[int, int]]] = field(default_factory=list)
+    """How many editors were at each region, at some times."""
+    loop_lags: list[tuple[float, float]] = field(default_factory=list)
+    """How late the generator's event loop was, at some times: what it adds to a latency in seconds."""
+    reconnects_s: list[float] = field(default_factory=list)
+    """For each stream that was lost, how long it was away."""
+
+
+async def follow(
+    spec: TargetSpec,
+    scenario: Scenario,
+    trace: Trace,
+    plan: Plan,
+    site: Site,
+    stats: RunStats,
+    on_time: Callable[[float], None],
+) -> Course:
+    """Drive the editors of a trace and lose a region on the way; record into `stats`, too.
+
+    `on_time` is called several times a second with the time in the run.
+
+    Raises:
+        TargetError: the editors could not connect.
+        StartError: the relay has died.
+
+    """
+    course = Course(tuple(region.name for region in scenario.regions), len(trace.sessions))
+    records: list[Record] = []
+    recorder = make_recorder(stats, trace, scenario, spec)
+
+    def due(record: Record) -> None:
+        records.append(record)
+        recorder.due(record)
+
+    async with GrpcTarget(spec, client_settings_of(scenario)) as target, target.editors(trace) as editors:
+        settle_memory()
+        clock = RunClock(_LEAD_S)
+        driver = Driver(trace, editors, clock, Callbacks(due, recorder.ended), scenario.editor.cache_entries)
+        watching = [
+            asyncio.create_task(each)
+            for each in (
+                count_present(target, recorder, clock, scenario.slice_s),
+                _watch_editors(target, clock, course, on_time),
+                _watch_loop(clock, course),
+            )
+        ]
+        accident = asyncio.create_task(_lose(site, plan, clock, course))
+        try:
+            course.duration_s = stats.duration_s = await driver.drive()
+            await accident
+        finally:
+            for task in (*watching, accident):
+                task.cancel()
+            await asyncio.gather(*watching, accident, return_exceptions=True)
+        course.reconnects_s = list(target.reconnects_s)
+        recorder.connections(course.reconnects_s, driver.num_lost)
+    course.results = [record.result() for record in records]
+    return course
+
+
+async def _lose(site: Site, plan: Plan, clock: RunClock, course: Course) -> None:
+    await clock.sleep_until(plan.lost_at_s)
+    course.lost_at_s = clock.now_s()
+    await site.lose(plan.how)
+    await clock.sleep_until(plan.back_at_s)
+    await site.bring_back(plan.how)
+    course.back_at_s = clock.now_s()
+
+
+async def _watch_editors(target: Target, clock: RunClock, course: Course, on_time: Callable[[float], None]) -> None:
+    at_s = 0.0
+    while True:
+        await clock.sleep_until(at_s)
+        course.presence.append((clock.now_s(), dict(target.present())))
+        on_time(clock.now_s())
+        at_s += _LOOK_EVERY_S
+
+
+async def _watch_loop(clock: RunClock, course: Course) -> None:
+    while True:
+        due_s = clock.now_s() + _TICK_S
+        await asyncio.sleep(_TICK_S)
+        course.loop_lags.append((due_s, clock.now_s() - due_s))

@@ -1,0 +1,198 @@
+"""Shows the figures of a lost region: tables, the picture, the page and the JSON object."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from matplotlib.axes import Axes
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from loadtest.bench.common.figures import rounded
+from loadtest.bench.regions.course import Course
+from loadtest.bench.regions.figures import LOST, Figures
+from loadtest.bench.regions.sites import Loss, Place
+from loadtest.report import tables
+from loadtest.report.drawing import charts
+from loadtest.report.drawing.canvas import svg_file
+from loadtest.report.drawing.lanes import region_lanes
+from loadtest.report.figures import shown_number
+from loadtest.report.gate import Verdict
+from loadtest.report.page import Picture, Section, render
+from loadtest.stats.run_stats import RunStats
+from loadtest.traffic.scenario import CriteriaSettings, Scenario
+
+_MAX_ERRORS = 10
+_PHASES = ("before", "away", "back")
+_VERBS = {Loss.KILL: "killed", Loss.SILENCE: "silent"}
+_MEANINGS: Mapping[str, str] = {
+    "nearest_share_before": "editors at the nearest region before the loss",
+    "lost_others": "lost requests, beside those in flight at the loss",
+    "next_elsewhere_share": "users whose next request went to another region",
+    "next_ms_max": "the slowest next request of a user, ms to its first text",
+    "duplicates": "ends and texts that came twice",
+    "back_s_p50": "from the first user who came back until half of them had, s",
+    "back_s_p90": "until 90% of them had, s",
+    "back_max_share_per_s": "most users who came back within a second",
+    "returned_ttft_ms_p99": "TTFT of the region that came back, p99, ms",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A run with its figures."""
+
+    scenario: Scenario
+    places: Sequence[Place]
+    how: Loss
+    pace: float
+    course: Course
+    stats: RunStats
+    figures: Figures
+    verdicts: Sequence[Verdict]
+    invalid_because: Sequence[str]
+
+    @property
+    def criteria(self) -> CriteriaSettings:
+        """The criteria of the scenario."""
+        return self.scenario.criteria
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether every gate is met."""
+        return all(each.is_met for each in self.verdicts)
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """The errors of requests, the most frequent first."""
+        found = Counter(each.error or each.outcome.value for each in self.course.results if each.outcome in LOST)
+        return dict(found.most_common(_MAX_ERRORS))
+
+    @property
+    def events(self) -> list[tuple[float, str]]:
+        """The marks of the picture."""
+        name = self.course.regions[0]
+        return [
+            (self.course.lost_at_s, f"{name} {_VERBS[self.how]}"),
+            (self.course.back_at_s, f"{name} can be reached"),
+        ]
+
+
+def as_json(finding: Finding) -> dict[str, Any]:
+    """Return the figures for JSON: None for nan and for infinity."""
+    found = {name: _jsonable(value) for name, value in finding.figures.items()}
+    return found | {
+        "loss": finding.how.value,
+        "pace": finding.pace,
+        "round_trip_ms": {place.name: place.round_trip_ms for place in finding.places},
+        "lost_at_s": rounded(finding.course.lost_at_s),
+        "back_at_s": rounded(finding.course.back_at_s),
+        "gates": [
+            {"gate": str(each.condition), "value": _jsonable(each.value), "is_met": each.is_met}
+            for each in finding.verdicts
+        ],
+        "invalid_because": list(finding.invalid_because),
+        "errors": finding.errors,
+    }
+
+
+def print_tables(finding: Finding, console: Console) -> None:
+    """Print the gates and the figures of each phase."""
+    table = Table(title="Gates", title_justify="left")
+    for heading, justify in (("", "left"), ("gate", "left"), ("found", "right"), ("what it is", "left")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for state, *cells in _gate_rows(finding):
+        table.add_row(Text(state, style="green" if state == "passed" else "bold red"), *cells)
+    console.print(table)
+    listed = _phase_table(finding)
+    table = Table(title=listed.title, title_justify="left")
+    for place, heading in enumerate(listed.headings):
+        table.add_column(heading, justify="right" if place else "left")
+    for row in listed.rows:
+        table.add_row(*row)
+    console.print(table)
+    for error, count in finding.errors.items():
+        console.print(f"lost, {count:,} times: {error}", markup=False)
+    for reason in finding.invalid_because:
+        console.print(f"not valid: {reason}", style="red")
+
+
+def picture(finding: Finding) -> str:
+    """Return the picture as an SVG file."""
+    axes = _lanes(finding, f"{finding.course.num_editors:,} editors, and the nearest of three regions is lost")
+    assert axes is not None, "editors choose their region here"
+    return svg_file(axes)
+
+
+def page(finding: Finding) -> str:
+    """Return the page."""
+    budget_ms = finding.criteria.slo_ttft_ms
+    pictures = [
+        Picture("Where editors went", _lanes(finding), "Requests and editors by region, and what users felt."),
+        Picture("Asked and seen", charts.seen_and_offered(finding.stats, finding.events)),
+        Picture("Latency over time", charts.latency_over_time(finding.stats, budget_ms, finding.events)),
+        Picture("What became of the requests", charts.outcomes_over_time(finding.stats, finding.events)),
+        Picture("TTFT by region", charts.regions(finding.stats)),
+    ]
+    gates = tables.Table("Gates", ("", "gate", "found", "what it is"), tuple(_gate_rows(finding)), num_words=4)
+    every = tuple((name, _shown(value)) for name, value in finding.figures.items())
+    lost = tables.Table(
+        "Why requests were lost", ("", "requests"), tuple((e, f"{n:,}") for e, n in finding.errors.items())
+    )
+    sections = [
+        Section("", tables=[gates, _phase_table(finding), lost]),
+        Section("", pictures=pictures),
+        Section("All figures", tables=[tables.Table("All figures", ("figure", ""), every)]),
+    ]
+    facts = {
+        "editors": f"{finding.course.num_editors:,}",
+        "pace": f"{finding.pace:g} times as slow as people type",
+        "round trips": ", ".join(f"{each.name} {each.round_trip_ms:g} ms" for each in finding.places),
+        "version": version("completion-server"),
+    }
+    title = "The nearest region is lost"
+    return render(title, finding.scenario.description, facts, list(finding.invalid_because), sections)
+
+
+def _lanes(finding: Finding, title: str = "") -> Axes | None:
+    regions = finding.course.regions
+    budget_ms = finding.criteria.slo_ttft_ms
+    return region_lanes(finding.stats, budget_ms, finding.events, regions=regions, title=title)
+
+
+def _gate_rows(finding: Finding) -> list[tuple[str, str, str, str]]:
+    return [
+        (
+            "passed" if each.is_met else "FAILED",
+            str(each.condition),
+            _shown(each.value),
+            _MEANINGS.get(each.condition.figure, ""),
+        )
+        for each in finding.verdicts
+    ]
+
+
+def _phase_table(finding: Finding) -> tables.Table:
+    names = [
+        name.removesuffix("_before")
+        for name in finding.figures
+        if f"{name.removesuffix('_before')}_away" in finding.figures
+    ]
+    rows = tuple(
+        (name.replace("_", " "), *(_shown(finding.figures[f"{name}_{phase}"]) for phase in _PHASES)) for name in names
+    )
+    return tables.Table("Before, while it was away, and after it was back", ("", *_PHASES), rows)
+
+
+def _shown(value: float) -> str:
+    if math.isinf(value):
+        return "never"
+    return f"{value:,.0f}" if float(value).is_integer() else shown_number(value)
+
+
+def _jsonable(value: float) -> float | None:
+    return None if math.isinf(value) else rounded(float(value))
