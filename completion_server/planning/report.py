@@ -112,6 +112,8 @@ def read_measured(path: Path, limits: Limits, *, servers: int = 1, target: str |
     else:
         name, figures = _of_run(document, target)
     _check_in_time(name, figures, limits)
+    if not figures.seen_per_s:
+        raise ReportError(f"is of a run in which nobody saw a completion of {name}")
     return Measured(
         requests_per_s=figures.offered_per_s / servers,
         shown_share=figures.seen_per_s / figures.offered_per_s,

@@ -64,8 +64,9 @@ def show(plan: Plan, console: Console, *, seats: int | None, target_usd: float |
 def _headline(plan: Plan) -> str:
     each = sorted({region.gpus for region in plan.regions})
     said = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
+    where = f"{said} in each of {len(plan.regions)} regions" if len(plan.regions) > 1 else f"in {plan.regions[0].name}"
     return (
-        f"{plan.gpus} GPUs, {said} in each of {len(plan.regions)} regions: ${plan.usd_per_hour:,.2f} an hour, "
+        f"{plan.gpus} GPU{'s' if plan.gpus > 1 else ''}, {where}: ${plan.usd_per_hour:,.2f} an hour, "
         f"${plan.usd_per_month:,.0f} a month, ${plan.usd_per_shown:.6f} for a completion shown"
     )
 
@@ -101,6 +102,8 @@ def _step_rows(plan: Plan, seats: int | None) -> Iterator[tuple[str, str, str]]:
         how += f" in steps that compute {gpu.draft_tokens + 1} and give {gpu.tokens_per_step:.1f}"
         yield "tokens of a request", f"{computed_tokens(demand, gpu):.0f}", how
     bounds = ", ".join(f"{name} {rate:,.0f}" for name, rate in plan.capacity.bounds.items())
+    if plan.measured is not None:
+        bounds = plan.measured.source
     yield "one server, requests/s", f"{plan.capacity.requests_per_s:,.0f}", bounds
 
 

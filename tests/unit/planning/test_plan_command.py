@@ -75,6 +75,7 @@ def test_a_report_sizes_the_fleet(report: Path) -> None:
     assert one["regions"][0]["busy_if_lost"] is None
     text = run("--sessions", "1000", "--report", str(report)).output
     assert "A session of the test sent 7,200 requests an hour" in text
+    assert run("--sessions", "1", "--region", "office=1").output.startswith("1 GPU, in office: $3.00 an hour")
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,13 @@ def test_a_run_of_too_high_a_load_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"too high a load: 10\.0% of the requests of ours were shed.* at most 5\.0%"):
         read_measured(path, LIMITS)
     assert read_measured(path, Limits(200, 0.85)).requests_per_s == OFFERED_PER_S
+
+
+def test_a_run_that_showed_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    make_document(stats(seen_share=0.0)).write(path)
+    with pytest.raises(ReportError, match="nobody saw a completion of ours"):
+        read_measured(path, LIMITS)
 
 
 @pytest.mark.parametrize(
