@@ -1,6 +1,5 @@
 """What deploy/ can make, rendered once each: the regions, the global name, and a region with further components."""
 
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +10,6 @@ from tests.support.models import DRAFT, TARGET
 
 MODELS = {"target": TARGET, "draft": DRAFT}
 REGIONS = ("us-east", "us-west", "eu-west")
-HAS_TRACES = any(each.name == "traces" for each in fields(Config))
 FOLDERS = (*(f"regions/{region}" for region in REGIONS), "global", "loadtest")
 COMBINATIONS = (
     ("cpu",),
@@ -20,10 +18,10 @@ COMBINATIONS = (
     ("canary", "keda-canary"),
     ("no-spare-gpu",),
     ("canary", "keda-canary", "no-spare-gpu"),
-    *((("otel",),) if HAS_TRACES else ()),
+    ("otel",),
     ("oci-weights",),
     ("redis-external",),
-    (*(("otel",) if HAS_TRACES else ()), "oci-weights", "redis-external", "canary", "keda-canary"),
+    ("otel", "oci-weights", "redis-external", "canary", "keda-canary"),
 )
 """Components that an operator may append to a region's."""
 TARGETS = (*FOLDERS, *("+".join(each) for each in COMBINATIONS))
