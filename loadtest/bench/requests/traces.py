@@ -24,6 +24,8 @@ from loadtest.simulation.virtual_time import LoopClock
 _SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 _LOST = "failed", "dropped"
 _START_S = 60.0
+_EXPORT_S = 60.0
+_MAX_SPANS = 1_000_000
 _BUDGET_S = 0.2
 RATIOS = {"off": None, "1%": 0.01, "100%": 1.0}
 """Share of the sampled requests by the name of the turn."""
@@ -84,7 +86,9 @@ def _turns(passes: Passes, endpoint: str) -> dict[str, _Turn]:
     found = {}
     for name, ratio in RATIOS.items():
         registry = CollectorRegistry()
-        settings = TraceSettings() if ratio is None else TraceSettings(endpoint=endpoint, sample_ratio=ratio)
+        settings = TraceSettings()
+        if ratio is not None:
+            settings = TraceSettings(endpoint, sample_ratio=ratio, max_queued_spans=_MAX_SPANS, timeout_s=_EXPORT_S)
         tracing = Tracing(settings, Service("bench", "bench", "region"), LoopClock(), registry, budget_s=_BUDGET_S)
         tracing.start()
         cpu_ms = passes.front_end_ms(tracing)
