@@ -22,10 +22,10 @@ VARIABLES = {
     "region": "(us-east|eu-west)",
     "instance": ".*",
     "tenant": "(acme|globex|other)",
-    "__rate_interval": "5s",
-    "__range": "30s",
+    "__rate_interval": "20s",
+    "__range": "60s",
 }
-TIMEOUT_S = 40.0
+TIMEOUT_S = 120.0
 
 
 @dataclass
@@ -73,7 +73,7 @@ def label_sets(prometheus: Prometheus, query: PanelQuery) -> list[set[str]]:
     expression = query.expression(VARIABLES)
     if query.is_instant:
         return [set(each.labels) for each in prometheus.query(expression) if not math.isnan(each.value)]
-    found = prometheus.query_range(expression, 10.0)
+    found = prometheus.query_range(expression, 30.0)
     return [set(labels) for labels, values in found if not all(map(math.isnan, values))]
 
 

@@ -23,7 +23,8 @@ from completion_server.client.top.poll import Server, ServerState, poll_all
 from completion_server.client.top.view import frame
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.2, 300.0
-_MAX_TIMEOUT_S = 5.0
+_MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 2.0, 5.0
+"""A server is down if it does not answer for an interval, within these bounds."""
 _HINT = " · q quits"
 _PICTURE_WIDTH = 150
 _WIDE = 200
@@ -75,7 +76,7 @@ def top(endpoints: tuple[Endpoint, ...], interval_s: float, is_once: bool, as_js
 
 async def _run(endpoints: Sequence[Endpoint], interval_s: float, is_once: bool, as_json: bool) -> Sequence[ServerState]:
     """Poll and show until told to end; return the last states."""
-    async with _opened(endpoints, min(interval_s, _MAX_TIMEOUT_S)) as servers:
+    async with _opened(endpoints, min(max(interval_s, _MIN_TIMEOUT_S), _MAX_TIMEOUT_S)) as servers:
         if is_once:
             states = await _one_interval(servers, interval_s)
             _print(states, interval_s, as_json)
