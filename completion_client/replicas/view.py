@@ -7,7 +7,13 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_client.endpoint import Endpoint
-from completion_client.errors import ResourceExhaustedError, ServiceError, UnavailableError, error_of_end
+from completion_client.errors import (
+    ConnectionLostError,
+    ResourceExhaustedError,
+    ServiceError,
+    UnavailableError,
+    error_of_end,
+)
 from completion_client.regions.choice import UserChoice
 from completion_client.regions.connections import Connection
 from completion_client.regions.regions import Regions
@@ -80,6 +86,24 @@ class Replicas:
             self.choice.standings.refused(endpoint, self.regions.now())
             raise
 
+    async def first_connected(self) -> Endpoint:
+        """Connect to the first endpoint in the order that can be reached, and return it.
+
+        Raises:
+            ConnectionLostError: none can.
+            EndpointError: a PEM file of an endpoint can't be read.
+
+        """
+        failures: list[str] = []
+        for endpoint in self.candidates():
+            try:
+                await self.connected(endpoint)
+            except ConnectionLostError as error:
+                failures.append(error.message)
+            else:
+                return endpoint
+        raise ConnectionLostError("; ".join(failures))
+
     def note_error(self, connection: Connection, error: ServiceError) -> bool:
         """Note the failure of a call, a stream or a request; return whether another endpoint may do better."""
         endpoint, retry_after_s = connection.endpoint, (error.retry_after_ms or 0) / _MS_PER_S
@@ -138,6 +162,11 @@ class Replicas:
     def why_not(self, endpoint: Endpoint) -> str:
         """Return why an endpoint is not usable; "" if nothing is known against it."""
         return self.regions.state(endpoint).why
+
+    def why_none(self) -> str:
+        """Return why no endpoint can be used."""
+        reasons = {each.address: self.why_not(each) or "lost" for each in self.candidates()}
+        return "not connected: " + "; ".join(f"{address}: {why}" for address, why in reasons.items())
 
 
 OnMove = Callable[[Move], None]

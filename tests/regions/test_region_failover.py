@@ -31,7 +31,7 @@ DISTANCES_MS = (140.0, 5.0, 70.0)
 BUDGET_S = 8.0
 """Long, so that a busy machine fails no test: what a share of it is, `silence_max_s` bounds."""
 REQUEST = pb.CompleteRequest(prefix="x = ")
-SETTINGS = RegionSettings(recheck_s=0.05, return_spread_s=0.0, move_spread_s=0.2)
+SETTINGS = RegionSettings(recheck_s=0.05, check_interval_s=0.5, return_spread_s=0.0, move_spread_s=0.2)
 QUICK = SessionSettings(backoff_min_s=0.01, backoff_max_s=0.05)
 
 
@@ -124,7 +124,7 @@ async def typing(regions: Regions, num_users: int, every_s: float) -> AsyncItera
 async def test_users_who_type_go_on_elsewhere_and_return_one_after_another() -> None:
     """The near server is killed under 24 users, and comes back."""
     spread_s, now = 2.0, asyncio.get_running_loop().time
-    settings = RegionSettings(recheck_s=0.05, return_spread_s=spread_s, users_per_connection=8)
+    settings = RegionSettings(recheck_s=0.05, check_interval_s=0.5, return_spread_s=spread_s, users_per_connection=8)
     async with (
         three_regions() as (near, middle, far),
         Regions(list_of((far, near, middle)), settings=settings) as regions,
