@@ -19,7 +19,7 @@ from completion_client.errors import (
     error_of_call,
 )
 from completion_client.regions.connections import Connection
-from completion_client.regions.silence import SilenceGuard
+from completion_client.regions.silence import SilenceError, SilenceGuard
 from completion_client.replicas.view import Replicas
 
 if TYPE_CHECKING:
@@ -183,6 +183,6 @@ class _WatchedCall:
 
     def _on_silent(self, silence_s: float) -> None:
         address = self._connection.endpoint.address
-        self.error = ConnectionLostError(f"{address} has sent nothing for {silence_s * 1000:.0f} ms")
+        self.error = SilenceError(f"{address} has sent nothing for {silence_s * 1000:.0f} ms")
         if self._call is not None:
             self._call.cancel()

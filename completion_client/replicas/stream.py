@@ -209,6 +209,8 @@ class ReplicaStream:
             return leg
         if self._replicas.is_usable(best):
             return self._open(best)
+        if leg is None and self._replicas.connection(best).is_ready:
+            return self._open(best)  # nothing is left to lose
         return leg
 
     def _open(self, endpoint: Endpoint) -> Leg:

@@ -17,6 +17,7 @@ from completion_client.errors import (
 from completion_client.regions.choice import UserChoice
 from completion_client.regions.connections import Connection
 from completion_client.regions.regions import Regions
+from completion_client.regions.silence import SilenceError
 
 _SERVER_FULL, _OVERLOAD = "SERVER_FULL", "OVERLOAD"
 _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
@@ -119,7 +120,8 @@ class Replicas:
         if not (isinstance(error, UnavailableError) or is_cut):
             return False
         standings.refused(endpoint, now_s, retry_after_s)
-        self.regions.lost(connection, error.message)
+        if not isinstance(error, SilenceError):  # a health check decides about that
+            self.regions.lost(connection, error.message)
         return True
 
     def note_end(self, connection: Connection, end: pb.End, total_s: float) -> bool:
