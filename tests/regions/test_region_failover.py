@@ -175,7 +175,7 @@ async def test_a_server_that_goes_silent_is_left_within_the_budget_of_one_reques
             completion = await ask(REQUEST, timeout_s=BUDGET_S)
             assert completion.text == TEXT
             assert middle.num_answered == num_middle
-        assert health_of(regions, near) is not Health.USABLE
+        await eventually(lambda: health_of(regions, near) is Health.FAILED)
         await near.heal()
         near.proxy.reset_all()
         await eventually(lambda: view.endpoint.address == near.address)
