@@ -195,6 +195,7 @@ class SessionStream:
             task.cancel()
         if self._call is not None:
             self._call.cancel()
+            self._call = None  # breaks a reference cycle: the channel closes with its last call
         return tasks
 
     def _post(self, message: pb.SessionRequest) -> None:

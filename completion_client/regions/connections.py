@@ -26,8 +26,8 @@ class Connection:
         """Hold a channel, connected or not."""
         self.endpoint = endpoint
         self._channel: grpc.aio.Channel | None = channel
-        self.heard_at_s = 0.0
-        """The loop's time at which the server sent something last."""
+        self.heard_at_s = asyncio.get_running_loop().time()
+        """The loop's time at which the server sent something last, or at which this was made."""
         self.is_silent = False
         """Whether the server did not answer on it when it was asked for a sign of life."""
         self._check: asyncio.Task[CheckResult] | None = None

@@ -199,7 +199,8 @@ class Regions:
     async def is_alive(self, connection: Connection, since_s: float, within_s: float) -> bool:
         """Return whether a server has sent anything on a connection since a time of the loop, or does when it is asked.
 
-        If it does not, the connection is dropped and its endpoint is suspected.
+        If it does not, its endpoint is checked: a single late answer moves one request, not all users. A connection on
+        which nothing has come for `silence_max_s` is dropped.
         """
         if connection.is_silent or connection.heard_at_s > since_s:
             return not connection.is_silent
@@ -208,11 +209,13 @@ class Regions:
             await is_done_within(check, within_s)
         finally:
             check.cancel()
-        connection.is_silent = connection.heard_at_s <= since_s
+        if connection.heard_at_s > since_s:
+            return True
+        connection.is_silent = asyncio.get_running_loop().time() - connection.heard_at_s > self.settings.silence_max_s
         if connection.is_silent:
             self._connections.drop(connection)
-            self._suspect(connection.endpoint, "it sends nothing")
-        return not connection.is_silent
+        self._watcher.check_now(connection.endpoint)
+        return False
 
     def measured(self, connection: Connection, round_trip_s: float) -> None:
         """Note the round trip of a request, without the server's own time."""

@@ -46,7 +46,7 @@ class RegionSettings:
     """A session that lost its stream and has nothing to send opens another elsewhere at a drawn time within this."""
     silence_share: float = 0.5
     """The share of a request's remaining time after which a server that sends nothing is given up."""
-    silence_min_s: float = 0.1
+    silence_min_s: float = 0.2
     """Bounds of that time. A server gets a health check at half of it and is given up only if that is not answered."""
     silence_max_s: float = 1.0
     """Also the time if the request has no time limit."""

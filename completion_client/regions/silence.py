@@ -3,8 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from completion_client.errors import ConnectionLostError
+
 IsAlive = Callable[[float, float], Awaitable[bool]]
 """Takes the loop's time since when nothing came and a limit in seconds; returns whether the server showed life."""
+
+
+class SilenceError(ConnectionLostError):
+    """A server sent nothing and did not answer in time when it was asked. It may be fine: the client may be late."""
 
 
 class SilenceGuard:

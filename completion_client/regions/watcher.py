@@ -82,6 +82,10 @@ class Watcher:
         self._watches[endpoint].is_heard = True
         self._distances.measured(endpoint, round_trip_s, self._now())
 
+    def check_now(self, endpoint: Endpoint) -> None:
+        """Check an endpoint without a suspicion against it."""
+        self._watches[endpoint].wake.set()
+
     def suspect(self, endpoint: Endpoint, why: str) -> None:
         """Note that a connection or a call was lost: check the endpoint now."""
         if self._availability.suspected(endpoint, why):

@@ -19,7 +19,7 @@ from completion_client.errors import (
     error_of_call,
 )
 from completion_client.regions.connections import Connection
-from completion_client.regions.silence import SilenceGuard
+from completion_client.regions.silence import SilenceError, SilenceGuard
 from completion_client.replicas.view import Replicas
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class _WatchedCall:
         """Set if the server was silent."""
         self._replicas = replicas
         self._connection = connection
-        self._call = call
+        self._call: Call | None = call
         self._guard = SilenceGuard(self._is_alive, self._on_silent)
         limit_s = replicas.silence_s(connection, left_s)
         if limit_s is not None:
@@ -176,11 +176,13 @@ class _WatchedCall:
 
     def stop(self) -> None:
         self._guard.stop_nowait()
+        self._call = None  # breaks a reference cycle: the channel closes with its last call
 
     async def _is_alive(self, since_s: float, within_s: float) -> bool:
         return await self._replicas.regions.is_alive(self._connection, since_s, within_s)
 
     def _on_silent(self, silence_s: float) -> None:
         address = self._connection.endpoint.address
-        self.error = ConnectionLostError(f"{address} has sent nothing for {silence_s * 1000:.0f} ms")
-        self._call.cancel()
+        self.error = SilenceError(f"{address} has sent nothing for {silence_s * 1000:.0f} ms")
+        if self._call is not None:
+            self._call.cancel()

@@ -12,7 +12,7 @@ from completion_client.errors import ConnectionLostError, ServiceError
 from completion_client.regions.checks import connect
 from completion_client.regions.connections import Connection
 from completion_client.regions.regions import Regions
-from completion_client.regions.silence import SilenceGuard
+from completion_client.regions.silence import SilenceError, SilenceGuard
 from completion_client.session_stream import RequestListener, SessionSettings, SessionStream
 
 
@@ -128,7 +128,7 @@ class Leg:
         return await self._regions.is_alive(self.connection, since_s, within_s)
 
     def _on_silent(self, silence_s: float) -> None:
-        self.drop_nowait(ConnectionLostError(f"{self.endpoint.address} has sent nothing for {silence_s * 1000:.0f} ms"))
+        self.drop_nowait(SilenceError(f"{self.endpoint.address} has sent nothing for {silence_s * 1000:.0f} ms"))
 
 
 @dataclass(slots=True)

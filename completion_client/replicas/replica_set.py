@@ -11,7 +11,6 @@ from completion.v1 import completion_pb2 as pb
 from completion_client.calls import Numbering, make_session_id
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.endpoint import Endpoint, Metadata, caller_metadata
-from completion_client.errors import ConnectionLostError
 from completion_client.regions.choice import Order
 from completion_client.regions.regions import Regions
 from completion_client.replicas.attempts import Attempts
@@ -163,7 +162,7 @@ class ReplicaSet:
 
         """
         await self.regions.ready()
-        await self._connect_first()
+        await self._replicas.first_connected()
         stream = self.stream(settings=settings, listener=listener, on_move=on_move)
         stream.start_nowait()
         session = Session(stream, session_id or make_session_id())
@@ -171,20 +170,3 @@ class ReplicaSet:
             yield session
         finally:
             await session.aclose()
-
-    async def _connect_first(self) -> None:
-        """Connect to the first replica in the user's order that can be reached.
-
-        Raises:
-            ConnectionLostError: none can.
-
-        """
-        failures: list[str] = []
-        for endpoint in self._replicas.candidates():
-            try:
-                await self._replicas.connected(endpoint)
-            except ConnectionLostError as error:
-                failures.append(error.message)
-            else:
-                return
-        raise ConnectionLostError("; ".join(failures))

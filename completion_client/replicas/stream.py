@@ -6,6 +6,7 @@ The first request after a change opens the new leg and travels with it, so a mov
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import NamedTuple
 
 from completion.v1 import completion_pb2 as pb
@@ -105,7 +106,7 @@ class ReplicaStream:
         """
         leg = self._leg_for_next()
         if leg is None:
-            raise ConnectionLostError(self._why_none())
+            raise ConnectionLostError(self._replicas.why_none())
         ends_at_s = None if timeout_s is None else self._loop.time() + timeout_s
         routed = RoutedRequest(self, request, listener, leg, ends_at_s)
         self._requests[request.sequence] = routed
@@ -136,7 +137,7 @@ class ReplicaStream:
         """Drop the streams and open another after the back-off, as after a change of network. Open requests fail."""
         self._is_dropping = True
         try:
-            for leg in (*self._former, *([self._leg] if self._leg else [])):
+            for leg in self._legs():
                 leg.drop_nowait(ConnectionLostError("the connection was dropped"))
         finally:
             self._is_dropping = False
@@ -150,7 +151,7 @@ class ReplicaStream:
         if self._reopening is not None:
             self._reopening.cancel()
             self._ending.add(self._reopening)
-        for leg in (*self._former, *([self._leg] if self._leg else [])):
+        for leg in self._legs():
             self._ending.update(leg.close_nowait())
         self._leg, self._requests = None, {}
         self._former.clear()
@@ -208,6 +209,8 @@ class ReplicaStream:
             return leg
         if self._replicas.is_usable(best):
             return self._open(best)
+        if leg is None and self._replicas.connection(best).is_ready:
+            return self._open(best)  # nothing is left to lose
         return leg
 
     def _open(self, endpoint: Endpoint) -> Leg:
@@ -246,6 +249,9 @@ class ReplicaStream:
             return False
         return True
 
+    def _legs(self) -> tuple[Leg, ...]:
+        return (*self._former, *([self._leg] if self._leg else []))
+
     def _tidy(self, leg: Leg) -> None:
         """End a former leg that has no request any more."""
         if leg in self._former and not leg.num_open:
@@ -263,27 +269,14 @@ class ReplicaStream:
             self._ending.discard(task)
 
     async def _reopen(self, lost: Endpoint, error: ServiceError) -> None:
-        """Open a leg for a session that has nothing to send; its next request would open one at once."""
+        """Open a leg for a session that has nothing to send; its next request opens one at once."""
         retry_after_s = (error.retry_after_ms or 0) / _MS_PER_S
         if self._replicas.best() != lost:
             retry_after_s = self._random.uniform(0, self._replicas.regions.settings.move_spread_s)
         while self._leg is None:
             await asyncio.sleep(retry_after_s + self._backoff.next_s())
             retry_after_s = 0.0
-            if self._leg is None:
-                await self._reopen_at_first()
-
-    async def _reopen_at_first(self) -> None:
-        """Open a leg at the first server that can be connected to, if there is one."""
-        for endpoint in self._replicas.candidates():
-            try:
-                await self._replicas.connected(endpoint)
-            except ConnectionLostError:
-                continue
-            if self._leg is None:
-                self._open(endpoint)
-            return
-
-    def _why_none(self) -> str:
-        reasons = {each.address: self._replicas.why_not(each) for each in self._replicas.candidates()}
-        return "not connected: " + "; ".join(f"{address}: {why or 'lost'}" for address, why in reasons.items())
+            with suppress(ConnectionLostError):
+                endpoint = await self._replicas.first_connected()
+                if self._leg is None:
+                    self._open(endpoint)

@@ -7,10 +7,17 @@ import grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion_client.endpoint import Endpoint
-from completion_client.errors import ResourceExhaustedError, ServiceError, UnavailableError, error_of_end
+from completion_client.errors import (
+    ConnectionLostError,
+    ResourceExhaustedError,
+    ServiceError,
+    UnavailableError,
+    error_of_end,
+)
 from completion_client.regions.choice import UserChoice
 from completion_client.regions.connections import Connection
 from completion_client.regions.regions import Regions
+from completion_client.regions.silence import SilenceError
 
 _SERVER_FULL, _OVERLOAD = "SERVER_FULL", "OVERLOAD"
 _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
@@ -80,6 +87,24 @@ class Replicas:
             self.choice.standings.refused(endpoint, self.regions.now())
             raise
 
+    async def first_connected(self) -> Endpoint:
+        """Connect to the first endpoint in the order that can be reached, and return it.
+
+        Raises:
+            ConnectionLostError: none can.
+            EndpointError: a PEM file of an endpoint can't be read.
+
+        """
+        failures: list[str] = []
+        for endpoint in self.candidates():
+            try:
+                await self.connected(endpoint)
+            except ConnectionLostError as error:
+                failures.append(error.message)
+            else:
+                return endpoint
+        raise ConnectionLostError("; ".join(failures))
+
     def note_error(self, connection: Connection, error: ServiceError) -> bool:
         """Note the failure of a call, a stream or a request; return whether another endpoint may do better."""
         endpoint, retry_after_s = connection.endpoint, (error.retry_after_ms or 0) / _MS_PER_S
@@ -95,7 +120,8 @@ class Replicas:
         if not (isinstance(error, UnavailableError) or is_cut):
             return False
         standings.refused(endpoint, now_s, retry_after_s)
-        self.regions.lost(connection, error.message)
+        if not isinstance(error, SilenceError):  # a health check decides about that
+            self.regions.lost(connection, error.message)
         return True
 
     def note_end(self, connection: Connection, end: pb.End, total_s: float) -> bool:
@@ -138,6 +164,11 @@ class Replicas:
     def why_not(self, endpoint: Endpoint) -> str:
         """Return why an endpoint is not usable; "" if nothing is known against it."""
         return self.regions.state(endpoint).why
+
+    def why_none(self) -> str:
+        """Return why no endpoint can be used."""
+        reasons = {each.address: self.why_not(each) or "lost" for each in self.candidates()}
+        return "not connected: " + "; ".join(f"{address}: {why}" for address, why in reasons.items())
 
 
 OnMove = Callable[[Move], None]

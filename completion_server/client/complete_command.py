@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from typing import TypedDict, Unpack
@@ -104,22 +105,15 @@ def complete(
     request = _request(file, cursor, options)
     view = CompletionView(Console(highlight=False), cursor, is_silent=as_json)
     with open_in_order(endpoints, user or request.session_id) as contenders:
-        if verbose:
-            _describe(contenders)
-        for contender in contenders:
-            endpoint = contender.endpoint
-            completion, reached = _complete(contender, request, timeout_ms / 1000, endpoint.metadata(user), view)
-            if not isinstance(completion.error, UnavailableError) or completion.text:
-                break
+        _describe(contenders if verbose else ())
+        contender, completion, reached = _ask_in_order(contenders, request, timeout_ms / 1000, user, view)
     if verbose:
-        click.echo(f"asked {endpoint.address}", err=True)
+        click.echo(f"asked {contender.endpoint.address}", err=True)
     if as_json:
-        round_trip = None if contender.round_trip_ms is None else round(contender.round_trip_ms, 3)
-        origin = {"server": endpoint.address, "round_trip_ms": round_trip}
-        origin |= {"file": file, "line": cursor.line, "column": cursor.column}
-        click.echo(json.dumps(completion_dict(completion) | origin))
+        position_of = {"file": file, "line": cursor.line, "column": cursor.column}
+        click.echo(json.dumps(completion_dict(completion) | _origin(contender) | position_of))
     if completion.error:
-        fail(completion.error, endpoint, reached=reached)
+        fail(completion.error, contender.endpoint, reached=reached)
     if not as_json:
         Console(stderr=True, highlight=False).print(footer(completion), soft_wrap=True)
 
@@ -155,6 +149,29 @@ def _describe(contenders: Sequence[Contender]) -> None:
     for each in contenders:
         measured = "not measured" if each.round_trip_ms is None else f"{each.round_trip_ms:.1f} ms away"
         click.echo(f"{each.endpoint.address} {measured}", err=True)
+
+
+def _origin(contender: Contender) -> dict[str, str | float | None]:
+    round_trip_ms = None if contender.round_trip_ms is None else round(contender.round_trip_ms, 3)
+    return {"server": contender.endpoint.address, "round_trip_ms": round_trip_ms}
+
+
+def _ask_in_order(
+    contenders: Sequence[Contender],
+    request: pb.CompleteRequest,
+    timeout_s: float,
+    user: str | None,
+    view: CompletionView,
+) -> tuple[Contender, Completion, bool]:
+    """Ask one server after another, in one timeout, until one can be used; return also whether it was reached."""
+    ends_at_s = time.monotonic() + timeout_s
+    for contender in contenders:
+        left_s = ends_at_s - time.monotonic()
+        completion, reached = _complete(contender, request, left_s, contender.endpoint.metadata(user), view)
+        is_unusable = isinstance(completion.error, UnavailableError) and not completion.text
+        if not is_unusable or time.monotonic() >= ends_at_s:
+            break
+    return contender, completion, reached
 
 
 def _complete(

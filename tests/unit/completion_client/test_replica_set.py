@@ -14,6 +14,8 @@ from completion_client import (
     ConnectionLostError,
     DeadlineExceededError,
     InvalidArgumentError,
+    Regions,
+    RegionSettings,
     ReplicaSet,
     ResourceExhaustedError,
     RoutingSettings,
@@ -62,10 +64,12 @@ def given_order(endpoints: Iterable[Endpoint], _user: str, _tenant: str) -> tupl
     return tuple(endpoints)
 
 
-def replica_set(*addresses: str, clock: Clock | None = None) -> ReplicaSet:
-    return ReplicaSet(
-        ",".join(addresses), user="ada", settings=RoutingSettings(), order=given_order, now=clock or Clock()
-    )
+@asynccontextmanager
+async def replica_set(*addresses: str, clock: Clock | None = None) -> AsyncIterator[ReplicaSet]:
+    """Yield the replicas of one region, however busy the machine is."""
+    one_region = RegionSettings(tier_margin_ms=60_000)
+    async with Regions(",".join(addresses), settings=one_region, now=clock or Clock()) as regions:
+        yield ReplicaSet(regions, user="ada", settings=RoutingSettings(), order=given_order)
 
 
 def num_accepted(server: RunningServer) -> float:
