@@ -62,7 +62,7 @@ class _Options(TypedDict):
 @click.option(
     "--pace",
     type=click.FloatRange(0.1),
-    default=4.0,
+    default=20.0,
     show_default=True,
     help="How many times as slow as people they type.",
 )
@@ -178,6 +178,7 @@ def _scenario(options: _Options) -> Scenario:
         msg = f"away: the region must be back before the end at {duration_s:g} s, got {at_s:g} + {for_s:g} s"
         raise ScenarioError(msg)
     tree["events"] = ({"kind": event.kind, "region": base.regions[0].name, "at_s": at_s, "for_s": for_s},)
+    tree["editor"]["lead_in"] = True  # else the run begins with every document unknown, which no day of work does
     for key in ("key_gap_median_s", "word_pause_median_s"):
         tree["typing"][key] *= options["pace"]
     return Scenario.of(tree)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from loadtest.bench.regions.sites import Loss, Site
-from loadtest.driving.driver import Callbacks, Driver
+from loadtest.driving.driver import Callbacks, Driver, lead_in
 from loadtest.driving.worker import client_settings_of, count_present, make_recorder, settle_memory
 from loadtest.stats.run_stats import RunStats
 from loadtest.targets import Target, TargetSpec
@@ -76,6 +76,8 @@ async def follow(
         recorder.due(record)
 
     async with GrpcTarget(spec, client_settings_of(scenario)) as target, target.editors(trace) as editors:
+        if scenario.editor.lead_in:
+            await lead_in(editors, trace)
         settle_memory()
         clock = RunClock(_LEAD_S)
         driver = Driver(trace, editors, clock, Callbacks(due, recorder.ended), scenario.editor.cache_entries)
