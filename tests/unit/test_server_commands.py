@@ -52,7 +52,7 @@ def test_both_refuse_the_same_settings(override: str, fault: str) -> None:
 def test_both_refuse_a_certificate_that_is_none(tmp_path: Path) -> None:
     bad = tmp_path / "bad.pem"
     bad.write_text("no certificate")
-    overrides = f"server.tls.certificate={bad}", f"server.tls.key={bad}", "server.listen=127.0.0.1:0"
+    overrides = f"server.tls.certificate={bad}", f"server.tls.key={bad}", *FREE_PORTS
     found = [judge(command, *overrides) for command in ("serve", "check-config")]
     assert [each.returncode for each in found] == [2, 2]
     assert all("server.tls: its certificate, key or client_ca can't be used" in each.stderr for each in found)

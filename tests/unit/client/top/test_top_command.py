@@ -115,7 +115,8 @@ class Terminal:
         self._other = other
         arguments = ("-m", "completion_server", "top", "--admin", address, "--interval", str(interval_s))
         actions = [(os.POSIX_SPAWN_DUP2, other, number) for number in range(3)]
-        env = os.environ | {"TERM": "xterm"}
+        size = {"COLUMNS", "LINES"}  # rich takes them for the size of the terminal
+        env = {name: value for name, value in os.environ.items() if name not in size} | {"TERM": "xterm"}
         command = (sys.executable, *arguments)
         self._pid = os.posix_spawn(sys.executable, command, env, file_actions=actions, setsid=True)
         os.set_blocking(self._own, False)
