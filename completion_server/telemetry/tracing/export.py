@@ -94,7 +94,7 @@ class OtlpExport:
         links: Sequence[Link],
         at: Callable[[float], int],
     ) -> None:
-        """Queue a span as it ended. The SDK's tracer, made for spans that still run, would take twice the time."""
+        """Queue a span that has ended; the SDK's tracer is made for spans that still run."""
         ended = ReadableSpan(
             span.name,
             context,
