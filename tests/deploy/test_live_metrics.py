@@ -32,6 +32,8 @@ _PATIENCE_S = 500.0
 """For a machine with much other work."""
 K = 3
 SLOW_PROMPT = "\n".join(f"value_{number} = compute({number})" for number in range(80))
+USER = (("x-user-id", "ann"),)
+"""A single call without a user shares no cached completion with a later one."""
 SCRAPED_LABELS = {"track"}
 """Labels that no server exports: the scrape adds them."""
 
@@ -69,7 +71,7 @@ class Users:
     async def complete(self, prefix: str, *, is_accepted: bool = False, survives: bool = False) -> None:
         """Ask for a completion, show it and perhaps accept it."""
         self.sequence += 1
-        answer = await ask(self.stub, request(prefix, sequence=self.sequence))
+        answer = await ask(self.stub, request(prefix, sequence=self.sequence), metadata=USER)
         assert answer.text, answer
         kinds: list[dict[str, Any]] = [{"kind": pb.FEEDBACK_KIND_SHOWN}]
         if is_accepted:
@@ -78,7 +80,7 @@ class Users:
             kinds.append({"kind": pb.FEEDBACK_KIND_SURVIVED, "survived_after_s": 30, "survived_share": 1.0})
         for fields in kinds:
             message = pb.ReportFeedbackRequest(session_id="s", sequence=self.sequence, **fields)
-            await self.stub.ReportFeedback(message, timeout=10)
+            await self.stub.ReportFeedback(message, timeout=10, metadata=USER)
 
     async def type_for_a_while(self) -> None:
         """Accept 4 of 10 fast completions, of which 2 survive, and 1 of 5 slow ones."""

@@ -7,16 +7,16 @@ is dropped and counted if that is full.
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
-from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.span import TraceState
 
 from completion_server.core.clock import Clock
@@ -24,7 +24,7 @@ from completion_server.core.trace_context import TraceContext
 from completion_server.telemetry.tracing.collector import CollectorWatch, make_exporter
 from completion_server.telemetry.tracing.metrics import TraceMetrics
 from completion_server.telemetry.tracing.settings import TraceSettings
-from completion_server.telemetry.tracing.spans import RequestTrace
+from completion_server.telemetry.tracing.spans import RequestTrace, Span
 
 _SCOPE = "completion_server"
 _NS_PER_S = 1_000_000_000
@@ -50,15 +50,11 @@ class OtlpExport:
         self._clock = clock
         self._metrics = metrics
         self._timeout_s = settings.timeout_s
-        self._ids = _PlannedIds()
+        self._ids = RandomIdGenerator()
         self._exporter = _CountingExporter(make_exporter(settings), CollectorWatch(settings.endpoint), metrics)
         self._processor = _BoundedProcessor(self._exporter, settings, metrics)
         self._resource = Resource.create(resource)
-        provider = TracerProvider(
-            sampler=ALWAYS_ON, resource=self._resource, shutdown_on_exit=False, id_generator=self._ids
-        )
-        provider.add_span_processor(self._processor)
-        self._tracer = provider.get_tracer(_SCOPE, version)
+        self._scope = InstrumentationScope(_SCOPE, version)
 
     def share(self) -> None:
         """Make libraries in this process export their spans of sampled requests in the same way; vLLM is one.
@@ -80,24 +76,43 @@ class OtlpExport:
             return offset_ns + round(clock_s * _NS_PER_S)
 
         context = request.context
-        self._ids.plan(context)
-        root = self._tracer.start_span(
-            request.root.name,
-            _parent_of(context),
-            SpanKind.SERVER,
-            dict(request.root.attributes),
-            links=() if request.linked is None else (Link(_span_context(request.linked)),),
-            start_time=at(request.root.begin),
-        )
-        inside = trace.set_span_in_context(root, Context())
+        root = _span_context(context)
+        status = Status(StatusCode.ERROR if request.is_failed else StatusCode.UNSET)
+        links = () if request.linked is None else (Link(_span_context(request.linked)),)
         for stage in request.stages:
-            span = self._tracer.start_span(
-                stage.name, inside, attributes=dict(stage.attributes), start_time=at(stage.begin)
-            )
-            span.end(at(stage.end))
-        if request.is_failed:
-            root.set_status(Status(StatusCode.ERROR))
-        root.end(at(request.root.end))
+            own = SpanContext(root.trace_id, self._ids.generate_span_id(), False, _SAMPLED, root.trace_state)
+            self._end(stage, own, root, SpanKind.INTERNAL, _UNSET, (), at)
+        self._end(request.root, root, _parent_of(context), SpanKind.SERVER, status, links, at)
+
+    def _end(
+        self,
+        span: Span,
+        context: SpanContext,
+        parent: SpanContext | None,
+        kind: SpanKind,
+        status: Status,
+        links: Sequence[Link],
+        at: Callable[[float], int],
+    ) -> None:
+        """Queue a span that has ended; the SDK's tracer is made for spans that still run."""
+        ended = ReadableSpan(
+            span.name,
+            context,
+            parent,
+            self._resource,
+            span.attributes,
+            links=links,
+            kind=kind,
+            status=status,
+            start_time=at(span.begin),
+            end_time=at(span.end),
+            instrumentation_scope=self._scope,
+        )
+        self._processor.on_end(ended)
+
+    def flush(self) -> None:
+        """Export what waits, now. Waits: call it outside of the event loop."""
+        self._processor.force_flush()
 
     def close(self) -> None:
         """Export what waits, for `timeout_s` at most, and end the thread. Waits: call it outside of the event loop."""
@@ -107,28 +122,6 @@ class OtlpExport:
         if closing.is_alive():
             self._exporter.shutdown()  # cancels the export that hangs; further ones fail at once
             closing.join(self._timeout_s)
-
-
-class _PlannedIds(IdGenerator):
-    """Gives the next span the ids that were planned when its request was received, and others random ones."""
-
-    def __init__(self) -> None:
-        self._random = RandomIdGenerator()
-        self._trace_id: int | None = None
-        self._span_id: int | None = None
-
-    def plan(self, context: TraceContext) -> None:
-        """Give the next span the ids of a context."""
-        self._trace_id, self._span_id = int(context.trace_id, 16), int(context.span_id, 16)
-
-    def generate_span_id(self) -> int:
-        span_id, self._span_id = self._span_id, None
-        return self._random.generate_span_id() if span_id is None else span_id
-
-    def generate_trace_id(self) -> int:
-        """Return the planned id. Called only for a trace that begins here."""
-        trace_id, self._trace_id = self._trace_id, None
-        return self._random.generate_trace_id() if trace_id is None else trace_id
 
 
 class _BoundedProcessor(SpanProcessor):
@@ -195,20 +188,25 @@ class _CountingExporter(SpanExporter):
         return self._exporter.force_flush(timeout_millis)
 
 
-def _parent_of(context: TraceContext) -> Context:
-    """Return the caller's span as a parent; a context without a span if the trace begins here."""
+def _parent_of(context: TraceContext) -> SpanContext | None:
+    """Return the caller's span; None if the trace begins here."""
     parent = context.parent
     if parent is None:
-        return Context()
-    state = TraceState.from_header([parent.state]) if parent.state else None
-    span_context = SpanContext(
-        int(parent.trace_id, 16), int(parent.span_id, 16), is_remote=True, trace_flags=_SAMPLED, trace_state=state
-    )
-    return trace.set_span_in_context(NonRecordingSpan(span_context), Context())
+        return None
+    return SpanContext(int(parent.trace_id, 16), int(parent.span_id, 16), is_remote=True, trace_flags=_SAMPLED)
 
 
 def _span_context(context: TraceContext) -> SpanContext:
-    return SpanContext(int(context.trace_id, 16), int(context.span_id, 16), is_remote=False, trace_flags=_SAMPLED)
+    parent = context.parent
+    state = TraceState.from_header([parent.state]) if parent is not None and parent.state else None
+    return SpanContext(
+        int(context.trace_id, 16),
+        int(context.span_id, 16),
+        is_remote=False,
+        trace_flags=_SAMPLED,
+        trace_state=state,
+    )
 
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_UNSET = Status(StatusCode.UNSET)

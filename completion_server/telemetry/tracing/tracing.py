@@ -52,6 +52,8 @@ class _Export(Protocol):
 
     def export(self, request: RequestTrace) -> None: ...
 
+    def flush(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -122,6 +124,12 @@ class Tracing:
             handle(event)
 
         return emit_both
+
+    async def flush(self) -> None:
+        """Export what waits, now."""
+        if self._tracer is not None and self._export is not None:
+            self._tracer.flush()
+            await asyncio.to_thread(self._export.flush)
 
     async def aclose(self) -> None:
         """Export what waits, for `traces.timeout_s` at most."""
