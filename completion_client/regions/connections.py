@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from completion_client.channel_pool import open_channel
 from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import ConnectionLostError
 from completion_client.regions.checks import CheckResult, check_health
+from completion_client.regions.silence import SilenceRecord
 
 _log = logging.getLogger(__name__)
 
@@ -20,16 +22,18 @@ _FileState = tuple[int, int, int]
 class Connection:
     """A channel to an endpoint, which several users share."""
 
-    __slots__ = ("_channel", "_check", "endpoint", "heard_at_s", "is_silent")
+    __slots__ = ("_channel", "_check", "endpoint", "heard_at_s", "is_silent", "silence")
 
     def __init__(self, endpoint: Endpoint, channel: grpc.aio.Channel) -> None:
         """Hold a channel, connected or not."""
         self.endpoint = endpoint
         self._channel: grpc.aio.Channel | None = channel
-        self.heard_at_s = asyncio.get_running_loop().time()
-        """The loop's time at which the server sent something last, or at which this was made."""
+        self.heard_at_s = -math.inf
+        """The loop's time at which the server sent something last; minus infinity if it never did."""
+        self.silence = SilenceRecord()
+        """The requests on it to which nothing came."""
         self.is_silent = False
-        """Whether the server did not answer on it when it was asked for a sign of life."""
+        """Whether it was given up because of them."""
         self._check: asyncio.Task[CheckResult] | None = None
 
     @property
@@ -95,6 +99,11 @@ class Connections:
     def holds(self, connection: Connection) -> bool:
         """Return whether new calls still use a connection."""
         return connection in self._connections.values()
+
+    def heard_at_s(self, endpoint: Endpoint) -> float:
+        """Return when an endpoint sent something last, on any connection in use; minus infinity if it never did."""
+        heard_s = (each.heard_at_s for each in self._connections.values() if each.endpoint == endpoint)
+        return max(heard_s, default=-math.inf)
 
     def drop(self, connection: Connection) -> None:
         """Use a connection for no new call."""

@@ -184,6 +184,32 @@ async def test_a_server_that_goes_silent_is_left_within_the_budget_of_one_reques
         assert near.num_answered == 2
 
 
+async def test_one_silent_request_is_sent_elsewhere_alone_and_two_move_all_users() -> None:
+    """The health check is too patient to decide here."""
+    settings = RegionSettings(silence_max_s=0.4, check_timeout_s=60.0, recheck_s=0.05, return_spread_s=0.0)
+    async with (
+        three_regions() as (near, middle, far),
+        Regions(list_of((far, near, middle)), settings=settings) as regions,
+    ):
+        await all_measured(regions)
+        views = [ReplicaSet(regions, user=f"user {number}") for number in range(3)]
+        for view in views:
+            assert (await view.complete(REQUEST, timeout_s=BUDGET_S)).address == near.address
+        near.swallow()
+        found = []
+        for view in views:
+            completion = await view.complete(REQUEST, timeout_s=BUDGET_S)
+            found.append((completion.address, completion.num_sent, health_of(regions, near)))
+        one, all_users = Health.USABLE, Health.SUSPECT
+        address = middle.address
+        assert found == [(address, 2, one), (address, 2, all_users), (address, 1, all_users)]
+        await near.heal()
+        near.proxy.reset_all()
+        await eventually(lambda: health_of(regions, near) is Health.USABLE)
+        bob = await ReplicaSet(regions, user="bob").complete(REQUEST, timeout_s=BUDGET_S)
+        assert (bob.address, bob.num_sent) == (near.address, 1)
+
+
 async def test_an_abandoned_attempt_is_cancelled_on_its_server() -> None:
     """Requests arrive, answers do not: the server computes for nobody until the client gives it up."""
     async with (
@@ -195,7 +221,7 @@ async def test_an_abandoned_attempt_is_cancelled_on_its_server() -> None:
         await view.complete(REQUEST, timeout_s=BUDGET_S)
         near.proxy.faults.reply_delay = Delay(60.0)
         texts: list[str] = []
-        asking = asyncio.create_task(view.complete(ENDLESS_REQUEST, timeout_s=2.0, on_text=texts.append))
+        asking = asyncio.create_task(view.complete(ENDLESS_REQUEST, timeout_s=BUDGET_S, on_text=texts.append))
         await eventually(lambda: near.engine.stats().num_running == 1)
         await eventually(lambda: middle.engine.stats().num_running == 1)
         await eventually(lambda: near.engine.stats().num_running == 0)
