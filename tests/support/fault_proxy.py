@@ -69,6 +69,7 @@ class FaultProxy:
         self._ends: set[_End] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._is_closing = False
 
     async def __aenter__(self) -> Self:
         for attempt in range(_MAX_ATTEMPTS):
@@ -86,6 +87,8 @@ class FaultProxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.refuse()
+        self._is_closing = True
+        await asyncio.sleep(0.001)  # what was accepted before that is made now
         for task in self._connecting:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
@@ -132,7 +135,7 @@ class FaultProxy:
         if end.is_upstream:
             return
         self.num_made += 1
-        if self.faults.reset_new:
+        if self.faults.reset_new or self._is_closing:
             end.reset()
         elif not self.faults.black_hole:
             task = asyncio.create_task(self._connect(end))
