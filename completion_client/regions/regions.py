@@ -206,8 +206,6 @@ class Regions:
         """
         if connection.is_silent or connection.heard_at_s > since_s:
             return not connection.is_silent
-        if self._is_silent(connection.endpoint):
-            return False  # others have waited for a sign of life already
         check = asyncio.create_task(connection.check(self.settings.check_timeout_s))
         try:
             await is_done_within(check, within_s)
@@ -227,11 +225,6 @@ class Regions:
         if not connection.is_ready:
             self._connections.drop(connection)
         self._suspect(connection.endpoint, why)
-
-    def _is_silent(self, endpoint: Endpoint) -> bool:
-        silence = self._silences[endpoint]
-        is_left = silence.num_silent >= self.settings.silent_requests
-        return is_left and self._connections.heard_at_s(endpoint) <= silence.noted_at_s
 
     def _note_silent(self, connection: Connection, since_s: float) -> None:
         """Note a request to which nothing came: check its endpoint, and leave it or the connection if others say so."""
