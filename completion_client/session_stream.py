@@ -195,7 +195,9 @@ class SessionStream:
             task.cancel()
         if self._call is not None:
             self._call.cancel()
-            self._call = None  # breaks a reference cycle: the channel closes with its last call
+        # A cancelled task keeps the frames of its coroutine, which refer to this stream and to the call. Without the
+        # cycle the call goes with its task, and a channel that was dropped closes with its last call.
+        self._call = self._runner = self._writer = None
         return tasks
 
     def _post(self, message: pb.SessionRequest) -> None:

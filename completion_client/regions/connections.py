@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from completion_client.channel_pool import open_channel
 from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import ConnectionLostError
 from completion_client.regions.checks import CheckResult, check_health
+from completion_client.regions.silence import SilenceRecord
 
 _log = logging.getLogger(__name__)
 
@@ -20,16 +22,18 @@ _FileState = tuple[int, int, int]
 class Connection:
     """A channel to an endpoint, which several users share."""
 
-    __slots__ = ("_channel", "_check", "endpoint", "heard_at_s", "is_silent")
+    __slots__ = ("_channel", "_check", "endpoint", "heard_at_s", "is_silent", "silence")
 
     def __init__(self, endpoint: Endpoint, channel: grpc.aio.Channel) -> None:
         """Hold a channel, connected or not."""
         self.endpoint = endpoint
         self._channel: grpc.aio.Channel | None = channel
-        self.heard_at_s = asyncio.get_running_loop().time()
-        """The loop's time at which the server sent something last, or at which this was made."""
+        self.heard_at_s = -math.inf
+        """The loop's time at which the server sent something last; minus infinity if it never did."""
+        self.silence = SilenceRecord()
+        """The requests on it to which nothing came."""
         self.is_silent = False
-        """Whether the server did not answer on it when it was asked for a sign of life."""
+        """Whether it was given up because of them."""
         self._check: asyncio.Task[CheckResult] | None = None
 
     @property
@@ -78,6 +82,8 @@ class Connections:
     def __init__(self) -> None:
         """Open none yet."""
         self._connections: dict[tuple[Endpoint, int], Connection] = {}
+        self._heard_at_s: dict[Endpoint, float] = {}
+        """When an endpoint sent something last on a connection that was dropped since."""
 
     def get(self, endpoint: Endpoint, number: int = 0) -> Connection:
         """Return a connection to an endpoint, connected or not.
@@ -96,9 +102,14 @@ class Connections:
         """Return whether new calls still use a connection."""
         return connection in self._connections.values()
 
+    def heard_at_s(self, endpoint: Endpoint) -> float:
+        """Return when an endpoint sent something last, on any connection; minus infinity if it never did."""
+        heard_s = (each.heard_at_s for each in self._connections.values() if each.endpoint == endpoint)
+        return max((self._heard_at_s.get(endpoint, -math.inf), *heard_s))
+
     def drop(self, connection: Connection) -> None:
         """Use a connection for no new call."""
-        connection.drop_nowait()
+        self._note_dropped(connection)
         for key in [key for key, each in self._connections.items() if each is connection]:
             del self._connections[key]
 
@@ -112,7 +123,7 @@ class Connections:
     def replace(self, endpoint: Endpoint, connection: Connection) -> None:
         """Use one new connection in place of all to an endpoint; others are opened when they are needed."""
         for key in [key for key in self._connections if key[0] == endpoint]:
-            self._connections.pop(key).drop_nowait()
+            self._note_dropped(self._connections.pop(key))
         self._connections[endpoint, 0] = connection
 
     def close(self) -> None:
@@ -120,6 +131,11 @@ class Connections:
         for each in self._connections.values():
             each.drop_nowait()
         self._connections.clear()
+
+    def _note_dropped(self, connection: Connection) -> None:
+        connection.drop_nowait()
+        before_s = self._heard_at_s.get(connection.endpoint, -math.inf)
+        self._heard_at_s[connection.endpoint] = max(before_s, connection.heard_at_s)
 
 
 class CertificateWatch:

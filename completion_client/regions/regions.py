@@ -18,6 +18,7 @@ from completion_client.regions.choice import Order, UserChoice
 from completion_client.regions.connections import CertificateWatch, Connection, Connections
 from completion_client.regions.distances import Distances
 from completion_client.regions.settings import RegionSettings
+from completion_client.regions.silence import SilenceRecord
 from completion_client.regions.watcher import Watcher
 from completion_client.routing import RoutingSettings, parse_endpoints, rendezvous_order
 
@@ -81,6 +82,7 @@ class Regions:
             random.Random(seed),
         )
         self._certificates = CertificateWatch(found, self._connections)
+        self._silences = {each: SilenceRecord() for each in found}
         self._num_users = itertools.count()
         self._num_connections = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -199,22 +201,19 @@ class Regions:
     async def is_alive(self, connection: Connection, since_s: float, within_s: float) -> bool:
         """Return whether a server has sent anything on a connection since a time of the loop, or does when it is asked.
 
-        If it does not, its endpoint is checked: a single late answer moves one request, not all users. A connection on
-        which nothing has come for `silence_max_s` is dropped.
+        The check itself is patient and decides about the endpoint: a single late answer moves one request, not all
+        users. They leave until the check has ended if `silent_requests` were silent one after another.
         """
         if connection.is_silent or connection.heard_at_s > since_s:
             return not connection.is_silent
-        check = asyncio.create_task(connection.check(within_s))
+        check = asyncio.create_task(connection.check(self.settings.check_timeout_s))
         try:
             await is_done_within(check, within_s)
         finally:
             check.cancel()
         if connection.heard_at_s > since_s:
             return True
-        connection.is_silent = asyncio.get_running_loop().time() - connection.heard_at_s > self.settings.silence_max_s
-        if connection.is_silent:
-            self._connections.drop(connection)
-        self._watcher.check_now(connection.endpoint)
+        self._note_silent(connection, since_s)
         return False
 
     def measured(self, connection: Connection, round_trip_s: float) -> None:
@@ -226,6 +225,23 @@ class Regions:
         if not connection.is_ready:
             self._connections.drop(connection)
         self._suspect(connection.endpoint, why)
+
+    def _note_silent(self, connection: Connection, since_s: float) -> None:
+        """Note a request to which nothing came: check its endpoint, and leave it or the connection if others say so."""
+        endpoint, now_s = connection.endpoint, asyncio.get_running_loop().time()
+        heard_at_s = max(connection.heard_at_s, self._connections.heard_at_s(endpoint))
+        connection.silence.note(since_s, connection.heard_at_s, now_s)
+        is_long = now_s - connection.silence.began_at_s > self.settings.silence_max_s
+        if is_long and connection.silence.num_silent >= self.settings.silent_requests:
+            connection.is_silent = True
+            self._connections.drop(connection)
+        silence = self._silences[endpoint]
+        if heard_at_s <= since_s:
+            silence.note(since_s, heard_at_s, now_s)
+            if silence.num_silent >= self.settings.silent_requests:
+                self._suspect(endpoint, "it sends nothing")
+                return
+        self._watcher.check_now(endpoint)
 
     def _suspect(self, endpoint: Endpoint, why: str) -> None:
         if len(self.endpoints) > 1:

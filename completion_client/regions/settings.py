@@ -6,7 +6,13 @@ from dataclasses import dataclass, fields
 from completion_client.endpoint import EndpointError
 
 _INFINITY = math.inf
-_LEAST: dict[str, float] = {"users_per_connection": 1, "check_interval_s": 0.01, "recheck_s": 0.01, "window_s": 0.1}
+_LEAST: dict[str, float] = {
+    "users_per_connection": 1,
+    "silent_requests": 1,
+    "check_interval_s": 0.01,
+    "recheck_s": 0.01,
+    "window_s": 0.1,
+}
 _MOST: dict[str, float] = {"silence_share": 1.0}
 
 
@@ -46,10 +52,13 @@ class RegionSettings:
     """A session that lost its stream and has nothing to send opens another elsewhere at a drawn time within this."""
     silence_share: float = 0.5
     """The share of a request's remaining time after which a server that sends nothing is given up."""
-    silence_min_s: float = 0.2
+    silence_min_s: float = 0.1
     """Bounds of that time. A server gets a health check at half of it and is given up only if that is not answered."""
     silence_max_s: float = 1.0
     """Also the time if the request has no time limit."""
+    silent_requests: int = 2
+    """So many requests without an answer, and nothing else from the endpoint meanwhile, move all users to others until
+    a health check of `check_timeout_s` has ended. A single one is sent elsewhere alone."""
     users_per_connection: int = 64
     """Servers limit the streams of a connection (server.max_concurrent_streams, 128)."""
     certificate_interval_s: float = 10.0

@@ -1,7 +1,9 @@
 """Notices that a server sends nothing any more although something is due, as behind a network that drops packets."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from completion_client.errors import ConnectionLostError
 
@@ -11,6 +13,25 @@ IsAlive = Callable[[float, float], Awaitable[bool]]
 
 class SilenceError(ConnectionLostError):
     """A server sent nothing and did not answer in time when it was asked. It may be fine: the client may be late."""
+
+
+@dataclass(slots=True)
+class SilenceRecord:
+    """The silent requests of an endpoint or a connection, one after another without a sign of life. Pure."""
+
+    num_silent: int = 0
+    began_at_s: float = math.inf
+    """From when on nothing came."""
+    noted_at_s: float = -math.inf
+    """When the newest of them was noted."""
+
+    def note(self, since_s: float, heard_at_s: float, now_s: float) -> None:
+        """Note a request to which nothing came from `since_s` to `now_s`; anything else came last at `heard_at_s`."""
+        if heard_at_s > self.noted_at_s:
+            self.num_silent, self.began_at_s = 0, since_s
+        self.num_silent += 1
+        self.began_at_s = min(self.began_at_s, since_s)
+        self.noted_at_s = now_s
 
 
 class SilenceGuard:

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import grpc
-
 from completion.v1 import completion_pb2 as pb
 from completion_client.endpoint import Endpoint
 from completion_client.errors import (
@@ -115,9 +113,7 @@ class Replicas:
             if error.reason == _SERVER_FULL:
                 standings.refused(endpoint, now_s, retry_after_s)
             return error.reason == _SERVER_FULL
-        # gRPC calls a stream on a connection that breaks just then an internal error.
-        is_cut = error.status is grpc.StatusCode.INTERNAL and not connection.is_ready
-        if not (isinstance(error, UnavailableError) or is_cut):
+        if not isinstance(error, UnavailableError):
             return False
         standings.refused(endpoint, now_s, retry_after_s)
         if not isinstance(error, SilenceError):  # a health check decides about that

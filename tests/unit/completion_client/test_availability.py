@@ -11,6 +11,7 @@ from completion_client import Endpoint, EndpointError, RegionSettings, parse_end
 from completion_client.regions.availability import Availability, Health
 from completion_client.regions.choice import UserChoice
 from completion_client.regions.distances import Distances
+from completion_client.regions.silence import SilenceRecord
 from tests.support.examples import examples
 
 NEAR_1, NEAR_2, MIDDLE, FAR = ENDPOINTS = parse_endpoints("near1:1,near2:1,middle:1,far:1")
@@ -189,3 +190,14 @@ def test_a_bad_setting_is_named_with_its_limit(name: str, value: object, message
 def test_silence_is_a_share_of_the_time_that_is_left() -> None:
     settings = RegionSettings(silence_share=0.5, silence_min_s=0.1, silence_max_s=1.0)
     assert [settings.silence_s(left_s) for left_s in (None, 10.0, 0.6, 0.01)] == [1.0, 1.0, 0.3, 0.1]
+
+
+def test_silent_requests_count_until_the_server_shows_life() -> None:
+    record = SilenceRecord()
+    record.note(1.0, 0.5, 1.2)
+    record.note(1.1, 0.5, 1.3)
+    assert (record.num_silent, record.began_at_s) == (2, 1.0)
+    record.note(5.0, 4.0, 5.2)
+    assert (record.num_silent, record.began_at_s) == (1, 5.0), "it was heard between them"
+    record.note(4.9, -math.inf, 5.3)
+    assert (record.num_silent, record.began_at_s) == (2, 4.9)
