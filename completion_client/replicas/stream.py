@@ -13,6 +13,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_client.backoff import Backoff
 from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ConnectionLostError, ServiceError
+from completion_client.replicas.answered import AnsweredRequests
 from completion_client.replicas.leg import Leg, RoutedRequest
 from completion_client.replicas.view import Move, OnMove, Replicas
 from completion_client.session_stream import RequestListener, SessionSettings, StreamListener
@@ -58,7 +59,7 @@ class ReplicaStream:
         """None while the stream is lost."""
         self._endpoint = replicas.best()
         self._requests: dict[int, RoutedRequest] = {}
-        self._answered_by: tuple[int, Leg] | None = None
+        self._answered = AnsweredRequests()
         self._lost_at_s: float | None = None
         self._reopening: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -129,9 +130,10 @@ class ReplicaStream:
             self._tidy(request.leg)
 
     def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
-        """Send feedback to the server of the newest answer. It is dropped if that is another server's answer."""
-        if self._leg is not None and self._answered_by == (feedback.sequence, self._leg):
-            self._leg.report_nowait(feedback)
+        """Send feedback to the server that answered. It is dropped if no stream to that server is open."""
+        endpoint = self._answered.endpoint(feedback.sequence, self._loop.time())
+        if leg := next((each for each in reversed(self._legs()) if each.endpoint == endpoint), None):
+            leg.report_nowait(feedback)
 
     def drop_nowait(self) -> None:
         """Drop the streams and open another after the back-off, as after a change of network. Open requests fail."""
@@ -187,7 +189,8 @@ class ReplicaStream:
         leg.note_answer()
         may_retry = self._replicas.note_end(leg.connection, end, self._loop.time() - request.sent_at_s)
         if not (may_retry and not end.text and self._resend(request)):
-            self._answered_by = request.message.sequence, leg
+            if request.has_text or end.text:
+                self._answered.add(request.message.sequence, leg.endpoint, self._loop.time())
             request.listener.on_end(end)
             self._requests.pop(request.message.sequence, None)
         self._tidy(leg)

@@ -1,0 +1,67 @@
+"""The requests and the feedback of a session that moves between servers."""
+
+from replica_fakes import Clock, FakeReplica, fake_replicas, pass_over, view_of
+
+from completion.v1 import completion_pb2 as pb
+from completion_client import Endpoint
+from completion_client.replicas.answered import KEPT_S, AnsweredRequests
+from tests.support.server import eventually
+
+REQUEST = pb.CompleteRequest(prefix="x = ")
+
+
+def report(sequence: int, *, has_survived: bool = False) -> pb.ReportFeedbackRequest:
+    kind = pb.FEEDBACK_KIND_SURVIVED if has_survived else pb.FEEDBACK_KIND_ACCEPTED
+    return pb.ReportFeedbackRequest(sequence=sequence, kind=kind)
+
+
+async def test_feedback_on_older_answers_goes_to_the_server_that_answered() -> None:
+    first, second, clock = FakeReplica(), FakeReplica(), Clock()
+    async with (
+        fake_replicas(first, second),
+        view_of(first.endpoint, second.endpoint, clock=clock) as view,
+        view.session() as session,
+    ):
+        for _ in range(3):
+            await session.complete(REQUEST)
+        session.report_nowait(report(3))
+        session.report_nowait(report(1, has_survived=True))
+        await eventually(lambda: first.sequences("feedback") == [3, 1])
+        pass_over(view, first.endpoint)
+        await session.complete(REQUEST)
+        session.report_nowait(report(2))  # the first server's, to which no stream is open
+        session.report_nowait(report(4))
+        await eventually(lambda: second.sequences("feedback") == [4])
+        clock.now_s = 60.0
+        await session.complete(REQUEST)
+        assert first.sequences("complete") == [1, 2, 3, 5]
+        session.report_nowait(report(2, has_survived=True))
+        await eventually(lambda: first.sequences("feedback") == [3, 1, 2])
+    assert second.sequences("feedback") == [4]
+
+
+async def test_feedback_on_a_request_without_text_is_not_sent() -> None:
+    replica, other = FakeReplica(), FakeReplica()
+    async with (
+        fake_replicas(replica, other),
+        view_of(replica.endpoint, other.endpoint) as view,
+        view.session() as session,
+    ):
+        await session.complete(REQUEST)
+        replica.end = pb.End(finish_reason=pb.FINISH_REASON_SUPERSEDED)
+        await session.complete(REQUEST)
+        for sequence in (2, 1):
+            session.report_nowait(report(sequence))
+        await eventually(lambda: bool(replica.sequences("feedback")))
+        assert replica.sequences("feedback") == [1]
+
+
+def test_answers_are_forgotten_by_number_and_by_age() -> None:
+    here, there = Endpoint("here:1"), Endpoint("there:1")
+    answered = AnsweredRequests(max_answers=2)
+    for sequence, endpoint in ((1, here), (3, there), (2, here)):  # in the order of their ends
+        answered.add(sequence, endpoint, now_s=float(sequence))
+    assert [answered.endpoint(sequence, 3.0) for sequence in (1, 2, 3, 4)] == [None, here, there, None]
+    assert answered.endpoint(3, 3.0 + KEPT_S) is None
+    answered.add(5, here, now_s=3.0 + KEPT_S)
+    assert [answered.endpoint(sequence, 3.0) for sequence in (2, 3, 5)] == [None, None, here]
