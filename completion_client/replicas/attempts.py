@@ -21,6 +21,7 @@ from completion_client.errors import (
 from completion_client.regions.connections import Connection
 from completion_client.regions.silence import SilenceError, SilenceGuard
 from completion_client.replicas.view import Replicas
+from completion_client.tracing import trace_metadata
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -40,7 +41,7 @@ class Attempts:
         self._replicas = replicas
         self._request = request
         self._ends_at_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self._metadata = metadata
+        self._metadata = (*metadata, *trace_metadata(request))
         self._failures: dict[Endpoint, ServiceError] = {}
         self._refusal: pb.CompleteResponse | None = None
         self.endpoint: Endpoint | None = None
