@@ -167,10 +167,10 @@ class ReplicaStream:
         if leg is not self._leg:
             return
         self._leg = None
-        is_news = self._lost_at_s is None or leg.was_connected
+        is_first_loss = self._lost_at_s is None or leg.was_connected
         if self._lost_at_s is None:  # else this leg replaced one that was lost, but was never accepted
             self._lost_at_s = self._loop.time()
-        if self._listener is not None and is_news:
+        if self._listener is not None and is_first_loss:
             self._listener.on_lost(error)
         if self._reopening is None or self._reopening.done():
             self._reopening = asyncio.create_task(self._reopen(leg.endpoint, error))
@@ -197,6 +197,8 @@ class ReplicaStream:
 
     def request_failed(self, request: RoutedRequest, error: ServiceError) -> None:
         """See LegOwner."""
+        if self._requests.get(request.message.sequence) is not request:
+            return  # a listener of the same leg sent a newer one elsewhere
         if request.leg.may_retry and self._resend(request):
             return
         request.listener.on_error(error)
@@ -220,7 +222,15 @@ class ReplicaStream:
         """Open a leg. The former one ends with its last request."""
         before = self._leg
         connection = self._replicas.connection(endpoint)
-        leg = Leg(self, self._replicas.regions, connection, self._metadata, self._settings, self._lost_at_s)
+        leg = Leg(
+            self,
+            self._replicas.regions,
+            connection,
+            self._metadata,
+            self._settings,
+            self._lost_at_s,
+            self._replicas.connect_timeout_s,
+        )
         self._leg = leg
         if self._on_move is not None and endpoint != self._endpoint:
             self._on_move(Move(self._endpoint, endpoint, self._replicas.why_not(self._endpoint)))
@@ -236,6 +246,15 @@ class ReplicaStream:
         request.leg, request.sent_at_s = leg, now_s
         request.num_sent += 1
         leg.send_nowait(request, self._replicas.silence_s(leg.connection, left_s))
+        for older in tuple(filter(request.supersedes, self._requests.values())):
+            self._supersede(older)
+
+    def _supersede(self, request: RoutedRequest) -> None:
+        """Cancel and end a request on a former server, which does not get the newer one."""
+        request.leg.discard_nowait(request.message.sequence)
+        request.listener.on_end(pb.End(finish_reason=pb.FINISH_REASON_SUPERSEDED))
+        self._requests.pop(request.message.sequence, None)
+        self._tidy(request.leg)
 
     def _resend(self, request: RoutedRequest) -> bool:
         """Send a request that has no text to another server; return whether there was one."""

@@ -46,7 +46,7 @@ class Replicas:
         self.regions = regions
         self.choice = choice
         self._number = number
-        self._connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s = connect_timeout_s
 
     def candidates(self) -> list[Endpoint]:
         """Return the endpoints in the order in which to try them now."""
@@ -78,7 +78,7 @@ class Replicas:
             EndpointError: a PEM file of the endpoint can't be read.
 
         """
-        timeout_s = self._connect_timeout_s if within_s is None else min(within_s, self._connect_timeout_s)
+        timeout_s = self.connect_timeout_s if within_s is None else min(within_s, self.connect_timeout_s)
         try:
             return await self.regions.connected(endpoint, self._number, timeout_s)
         except ServiceError:

@@ -35,6 +35,7 @@ class FakeReplica(CompletionServiceServicer):
     """The messages of sessions: the kind and the sequence number."""
     metadata: list[dict[str, str]] = field(default_factory=list)
     address: str = ""
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.may_answer.set()
@@ -67,7 +68,8 @@ class FakeReplica(CompletionServiceServicer):
 
     async def _answer(self, sequence: int, context: grpc.aio.ServicerContext) -> None:
         await self.may_answer.wait()
-        await context.write(pb.SessionResponse(sequence=sequence, end=self.end))
+        async with self._writing:
+            await context.write(pb.SessionResponse(sequence=sequence, end=self.end))
 
 
 @asynccontextmanager

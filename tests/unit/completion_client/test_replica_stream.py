@@ -3,7 +3,7 @@
 from replica_fakes import Clock, FakeReplica, fake_replicas, pass_over, view_of
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Endpoint
+from completion_client import CompletionClient, Endpoint, make_traceparent
 from completion_client.replicas.answered import KEPT_S, AnsweredRequests
 from tests.support.server import eventually
 
@@ -54,6 +54,39 @@ async def test_feedback_on_a_request_without_text_is_not_sent() -> None:
             session.report_nowait(report(sequence))
         await eventually(lambda: bool(replica.sequences("feedback")))
         assert replica.sequences("feedback") == [1]
+
+
+async def test_a_move_supersedes_the_older_typed_requests_and_no_prefetch() -> None:
+    first, second = FakeReplica(), FakeReplica()
+    async with (
+        fake_replicas(first, second),
+        view_of(first.endpoint, second.endpoint) as view,
+        view.session() as session,
+    ):
+        first.may_answer.clear()
+        older = session.submit_nowait(REQUEST)
+        prefetch = session.submit_nowait(pb.CompleteRequest(prefix="x = ", trigger=pb.TRIGGER_PREFETCH))
+        await eventually(lambda: len(first.sequences("complete")) == 2)
+        pass_over(view, first.endpoint)
+        assert (await session.complete(REQUEST)).text == "text"
+        assert older.is_done
+        assert (await older.result()).finish_reason == "superseded"
+        await eventually(lambda: first.sequences("cancel") == [older.sequence])
+        assert not prefetch.is_done
+        first.may_answer.set()
+        assert (await prefetch.result()).text == "text"
+
+
+async def test_the_trace_of_a_request_is_in_the_metadata_with_one_server_and_with_several() -> None:
+    replica, other, traceparent = FakeReplica(), FakeReplica(), make_traceparent()
+    request = pb.CompleteRequest(prefix="x = ", traceparent=traceparent, tracestate="vendor=1")
+    async with fake_replicas(replica, other):
+        async with view_of(replica.endpoint, other.endpoint) as view:
+            await view.complete(request)
+        async with CompletionClient(replica.endpoint) as client:
+            await client.complete(request)
+    assert [each["traceparent"] for each in replica.metadata] == [traceparent] * 2
+    assert [each["tracestate"] for each in replica.metadata] == ["vendor=1"] * 2
 
 
 def test_answers_are_forgotten_by_number_and_by_age() -> None:
