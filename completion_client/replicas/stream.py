@@ -91,8 +91,14 @@ class ReplicaStream:
         return None if request is None else Route(request.leg.endpoint, request.num_sent)
 
     def start_nowait(self) -> None:
-        """Open the first leg, to the best server."""
-        self._open(self._replicas.best())
+        """Open the first leg, to the best server, or to the next if a PEM file of that can't be read.
+
+        Raises:
+            ConnectionLostError: the files of none can be read.
+
+        """
+        if self._leg_for_next() is None:
+            self._open(self._replicas.best())
 
     def send_nowait(
         self, request: pb.CompleteRequest, listener: RequestListener, timeout_s: float | None = None
@@ -206,8 +212,12 @@ class ReplicaStream:
 
     def _leg_for_next(self) -> Leg | None:
         """Return the leg for the next request, on the best server; None if no server can be used."""
-        if self._is_closing:
-            return None
+        for _ in self._replicas.regions.endpoints:
+            with suppress(ConnectionLostError):  # that endpoint is passed over from now on
+                return None if self._is_closing else self._best_leg()
+        return self._leg
+
+    def _best_leg(self) -> Leg | None:
         best, leg = self._replicas.best(), self._leg
         is_current = leg is not None and self._replicas.regions.is_current(leg.connection)
         if leg is not None and leg.endpoint == best and is_current:
