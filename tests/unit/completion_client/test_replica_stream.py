@@ -1,10 +1,25 @@
 """The requests and the feedback of a session that moves between servers."""
 
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
 from replica_fakes import Clock, FakeReplica, fake_replicas, pass_over, view_of
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import CompletionClient, Endpoint, make_traceparent
+from completion_client import (
+    CompletionClient,
+    ConnectionLostError,
+    DeadlineExceededError,
+    Endpoint,
+    make_traceparent,
+)
+from completion_client.channel_pool import open_channel
+from completion_client.regions.connections import Connection
 from completion_client.replicas.answered import KEPT_S, AnsweredRequests
+from completion_client.replicas.leg import _FixedChannel
+from completion_client.session import PendingCompletion
 from tests.support.server import eventually
 
 REQUEST = pb.CompleteRequest(prefix="x = ")
@@ -87,6 +102,46 @@ async def test_the_trace_of_a_request_is_in_the_metadata_with_one_server_and_wit
             await client.complete(request)
     assert [each["traceparent"] for each in replica.metadata] == [traceparent] * 2
     assert [each["tracestate"] for each in replica.metadata] == ["vendor=1"] * 2
+
+
+async def test_an_endpoint_whose_files_can_not_be_read_is_passed_over(tmp_path: Path) -> None:
+    replica, clock = FakeReplica(), Clock()
+    bad = Endpoint("127.0.0.1:1", ca=tmp_path / "away.pem")
+    async with fake_replicas(replica), view_of(bad, replica.endpoint, clock=clock) as view:
+        assert (await view.complete(REQUEST)).address == replica.address
+        async with view.session() as session:
+            for _ in range(2):
+                assert (await session.complete(REQUEST)).text == "text"
+                clock.now_s += 60.0  # it is tried again
+    async with view_of(bad) as view:
+        with pytest.raises(ConnectionLostError, match=r"away\.pem"):
+            await view.complete(REQUEST)
+        stream = view.stream()
+        with pytest.raises(ConnectionLostError, match=r"away\.pem"):
+            stream.send_nowait(REQUEST, PendingCompletion(stream, 1, lambda _: None))
+
+
+async def test_a_refusal_is_that_of_its_server() -> None:
+    draining, dead = FakeReplica(), Endpoint("127.0.0.1:1")
+    draining.end = pb.End(finish_reason=pb.FINISH_REASON_SHED, shed_reason=pb.SHED_REASON_DRAINING)
+    async with fake_replicas(draining):
+        async with view_of(draining.endpoint, dead) as view:
+            completion = await view.complete(REQUEST)
+        assert (completion.finish_reason, completion.address) == ("shed", draining.address)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent_endpoint = Endpoint(f"127.0.0.1:{silent.getsockname()[1]}")
+            async with view_of(draining.endpoint, silent_endpoint, dead) as view:
+                with pytest.raises(DeadlineExceededError, match=f"{draining.address}: it drains"):
+                    await view.complete(REQUEST, timeout_s=0.3)
+
+
+async def test_a_wait_for_a_silent_connection_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = Endpoint(f"127.0.0.1:{silent.getsockname()[1]}")
+        channels = _FixedChannel(Connection(endpoint, open_channel(endpoint)), 0.05)
+        async with asyncio.timeout(10.0):
+            with pytest.raises(ConnectionLostError, match="no connection"):
+                await channels.ready()
 
 
 def test_answers_are_forgotten_by_number_and_by_age() -> None:
