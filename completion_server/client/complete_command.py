@@ -12,8 +12,8 @@ from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, UnavailableError, blocking
-from completion_client.endpoint import Metadata
 from completion_client.regions.race import Contender, open_in_order
+from completion_client.regions.settings import RegionSettings
 from completion_server.client.cursor import (
     STDIN,
     Cursor,
@@ -163,11 +163,18 @@ def _ask_in_order(
     user: str | None,
     view: CompletionView,
 ) -> tuple[Contender, Completion, bool]:
-    """Ask one server after another, in one timeout, until one can be used; return also whether it was reached."""
+    """Ask one server after another, in one timeout, until one can be used; return also whether it was reached.
+
+    While others are left, a server that does not answer a health check within the limit for silence is not asked.
+    """
     ends_at_s = time.monotonic() + timeout_s
-    for contender in contenders:
+    for number, contender in enumerate(contenders, 1):
         left_s = ends_at_s - time.monotonic()
-        completion, reached = _complete(contender, request, left_s, contender.endpoint.metadata(user), view)
+        is_last = number == len(contenders)
+        reached = blocking.connect(contender.channel, left_s if is_last else RegionSettings().silence_s(left_s))
+        if not (reached or is_last) and time.monotonic() < ends_at_s:
+            continue
+        completion = _complete(contender, request, ends_at_s, user, view, reached=reached)
         is_unusable = isinstance(completion.error, UnavailableError) and not completion.text
         if not is_unusable or time.monotonic() >= ends_at_s:
             break
@@ -175,14 +182,20 @@ def _ask_in_order(
 
 
 def _complete(
-    contender: Contender, request: pb.CompleteRequest, timeout_s: float, metadata: Metadata, view: CompletionView
-) -> tuple[Completion, bool]:
-    """Return the completion and whether there was a connection."""
-    channel = contender.channel
-    reached = blocking.connect(channel, timeout_s)
+    contender: Contender,
+    request: pb.CompleteRequest,
+    ends_at_s: float,
+    user: str | None,
+    view: CompletionView,
+    *,
+    reached: bool,
+) -> Completion:
+    """Return the answer to a call that ends in time; a server that was not reached gives the reason as its error."""
+    timeout_s = max(0.0, ends_at_s - time.monotonic())
+    metadata = contender.endpoint.metadata(user)
     if reached:
         view.begin()
-    completion = blocking.complete(channel, request, timeout_s=timeout_s, metadata=metadata, on_text=view.add)
+    completion = blocking.complete(contender.channel, request, timeout_s=timeout_s, metadata=metadata, on_text=view.add)
     if reached:
         view.finish()
-    return completion, reached
+    return completion
