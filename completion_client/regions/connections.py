@@ -82,6 +82,8 @@ class Connections:
     def __init__(self) -> None:
         """Open none yet."""
         self._connections: dict[tuple[Endpoint, int], Connection] = {}
+        self._heard_at_s: dict[Endpoint, float] = {}
+        """When an endpoint sent something last on a connection that was dropped since."""
 
     def get(self, endpoint: Endpoint, number: int = 0) -> Connection:
         """Return a connection to an endpoint, connected or not.
@@ -101,13 +103,13 @@ class Connections:
         return connection in self._connections.values()
 
     def heard_at_s(self, endpoint: Endpoint) -> float:
-        """Return when an endpoint sent something last, on any connection in use; minus infinity if it never did."""
+        """Return when an endpoint sent something last, on any connection; minus infinity if it never did."""
         heard_s = (each.heard_at_s for each in self._connections.values() if each.endpoint == endpoint)
-        return max(heard_s, default=-math.inf)
+        return max((self._heard_at_s.get(endpoint, -math.inf), *heard_s))
 
     def drop(self, connection: Connection) -> None:
         """Use a connection for no new call."""
-        connection.drop_nowait()
+        self._note_dropped(connection)
         for key in [key for key, each in self._connections.items() if each is connection]:
             del self._connections[key]
 
@@ -121,7 +123,7 @@ class Connections:
     def replace(self, endpoint: Endpoint, connection: Connection) -> None:
         """Use one new connection in place of all to an endpoint; others are opened when they are needed."""
         for key in [key for key in self._connections if key[0] == endpoint]:
-            self._connections.pop(key).drop_nowait()
+            self._note_dropped(self._connections.pop(key))
         self._connections[endpoint, 0] = connection
 
     def close(self) -> None:
@@ -129,6 +131,11 @@ class Connections:
         for each in self._connections.values():
             each.drop_nowait()
         self._connections.clear()
+
+    def _note_dropped(self, connection: Connection) -> None:
+        connection.drop_nowait()
+        before_s = self._heard_at_s.get(connection.endpoint, -math.inf)
+        self._heard_at_s[connection.endpoint] = max(before_s, connection.heard_at_s)
 
 
 class CertificateWatch:

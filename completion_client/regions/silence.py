@@ -22,15 +22,16 @@ class SilenceRecord:
     num_silent: int = 0
     began_at_s: float = math.inf
     """From when on nothing came."""
-    _noted_at_s: float = -math.inf
+    noted_at_s: float = -math.inf
+    """When the newest of them was noted."""
 
     def note(self, since_s: float, heard_at_s: float, now_s: float) -> None:
         """Note a request to which nothing came from `since_s` to `now_s`; anything else came last at `heard_at_s`."""
-        if heard_at_s > self._noted_at_s:
+        if heard_at_s > self.noted_at_s:
             self.num_silent, self.began_at_s = 0, since_s
         self.num_silent += 1
         self.began_at_s = min(self.began_at_s, since_s)
-        self._noted_at_s = now_s
+        self.noted_at_s = now_s
 
 
 class SilenceGuard:

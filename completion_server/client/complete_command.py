@@ -5,6 +5,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypedDict, Unpack
 
 import click
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, UnavailableError, blocking
+from completion_client.endpoint import Metadata
 from completion_client.regions.race import Contender, open_in_order
 from completion_client.regions.settings import RegionSettings
 from completion_server.client.cursor import (
@@ -28,6 +30,7 @@ from completion_server.client.json_output import completion_dict
 from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
 from completion_server.client.terminal import CompletionView, footer
 
+_LEAST_S = 0.001
 _MODES = {"single": pb.MODE_SINGLE_LINE, "multi": pb.MODE_MULTI_LINE}
 
 
@@ -104,9 +107,10 @@ def complete(
     file, cursor = _read_cursor(position)
     request = _request(file, cursor, options)
     view = CompletionView(Console(highlight=False), cursor, is_silent=as_json)
-    with open_in_order(endpoints, user or request.session_id) as contenders:
+    ends_at_s = time.monotonic() + timeout_ms / 1000
+    with open_in_order(endpoints, user or request.session_id, settings=_race(timeout_ms / 1000)) as contenders:
         _describe(contenders if verbose else ())
-        contender, completion, reached = _ask_in_order(contenders, request, timeout_ms / 1000, user, view)
+        contender, completion, reached = _ask_in_order(contenders, request, ends_at_s, user, view)
     if verbose:
         click.echo(f"asked {contender.endpoint.address}", err=True)
     if as_json:
@@ -145,6 +149,12 @@ def _request(file: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest
     )
 
 
+def _race(timeout_s: float) -> RegionSettings:
+    """Return settings whose race leaves half of the time to the request."""
+    settings = RegionSettings()
+    return replace(settings, race_s=min(settings.race_s, timeout_s / 2))
+
+
 def _describe(contenders: Sequence[Contender]) -> None:
     for each in contenders:
         measured = "not measured" if each.round_trip_ms is None else f"{each.round_trip_ms:.1f} ms away"
@@ -159,23 +169,21 @@ def _origin(contender: Contender) -> dict[str, str | float | None]:
 def _ask_in_order(
     contenders: Sequence[Contender],
     request: pb.CompleteRequest,
-    timeout_s: float,
+    ends_at_s: float,
     user: str | None,
     view: CompletionView,
 ) -> tuple[Contender, Completion, bool]:
-    """Ask one server after another, in one timeout, until one can be used; return also whether it was reached.
+    """Ask one server after another until one can be used; return also whether it was reached.
 
-    While others are left, a server that does not answer a health check within the limit for silence is not asked.
+    A server has half of the time that is left to connect, the last one all of it. One that is reached may be slow: it
+    has all of the time for its answer.
     """
-    ends_at_s = time.monotonic() + timeout_s
-    for number, contender in enumerate(contenders, 1):
+    for contender in contenders:
         left_s = ends_at_s - time.monotonic()
-        is_last = number == len(contenders)
-        reached = blocking.connect(contender.channel, left_s if is_last else RegionSettings().silence_s(left_s))
-        if not (reached or is_last) and time.monotonic() < ends_at_s:
-            continue
-        completion = _complete(contender, request, ends_at_s, user, view, reached=reached)
-        is_unusable = isinstance(completion.error, UnavailableError) and not completion.text
+        connects_by_s = ends_at_s - (0.0 if contender is contenders[-1] else left_s / 2)
+        metadata = contender.endpoint.metadata(user)
+        completion, reached = _complete(contender, request, connects_by_s, ends_at_s, metadata, view)
+        is_unusable = not completion.text and (isinstance(completion.error, UnavailableError) or not reached)
         if not is_unusable or time.monotonic() >= ends_at_s:
             break
     return contender, completion, reached
@@ -184,18 +192,19 @@ def _ask_in_order(
 def _complete(
     contender: Contender,
     request: pb.CompleteRequest,
+    connects_by_s: float,
     ends_at_s: float,
-    user: str | None,
+    metadata: Metadata,
     view: CompletionView,
-    *,
-    reached: bool,
-) -> Completion:
-    """Return the answer to a call that ends in time; a server that was not reached gives the reason as its error."""
-    timeout_s = max(0.0, ends_at_s - time.monotonic())
-    metadata = contender.endpoint.metadata(user)
+) -> tuple[Completion, bool]:
+    """Return the completion and whether there was a connection."""
+    channel = contender.channel
+    reached = blocking.connect(channel, max(_LEAST_S, connects_by_s - time.monotonic()))
     if reached:
         view.begin()
-    completion = blocking.complete(contender.channel, request, timeout_s=timeout_s, metadata=metadata, on_text=view.add)
+    # Without a connection this call fails, too, and says why.
+    left_s = max(_LEAST_S, (ends_at_s if reached else connects_by_s) - time.monotonic())
+    completion = blocking.complete(channel, request, timeout_s=left_s, metadata=metadata, on_text=view.add)
     if reached:
         view.finish()
-    return completion
+    return completion, reached

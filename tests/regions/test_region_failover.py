@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -31,7 +31,14 @@ DISTANCES_MS = (140.0, 5.0, 70.0)
 BUDGET_S = 8.0
 """Long, so that a busy machine fails no test: what a share of it is, `silence_max_s` bounds."""
 REQUEST = pb.CompleteRequest(prefix="x = ")
-SETTINGS = RegionSettings(recheck_s=0.05, check_interval_s=0.5, return_spread_s=0.0, move_spread_s=0.2)
+SETTINGS = RegionSettings(
+    recheck_s=0.05,
+    check_interval_s=0.5,
+    check_timeout_s=1.0,
+    silence_max_s=0.4,
+    return_spread_s=0.0,
+    move_spread_s=0.2,
+)
 QUICK = SessionSettings(backoff_min_s=0.01, backoff_max_s=0.05)
 
 
@@ -121,6 +128,7 @@ async def typing(regions: Regions, num_users: int, every_s: float) -> AsyncItera
 
 
 @pytest.mark.serial
+@pytest.mark.full
 async def test_users_who_type_go_on_elsewhere_and_return_one_after_another() -> None:
     """The near server is killed under 24 users, and comes back."""
     spread_s, now = 2.0, asyncio.get_running_loop().time
@@ -210,6 +218,7 @@ async def test_one_silent_request_is_sent_elsewhere_alone_and_two_move_all_users
         assert (bob.address, bob.num_sent) == (near.address, 1)
 
 
+@pytest.mark.full
 async def test_an_abandoned_attempt_is_cancelled_on_its_server() -> None:
     """Requests arrive, answers do not: the server computes for nobody until the client gives it up."""
     async with (
@@ -233,9 +242,10 @@ async def test_an_abandoned_attempt_is_cancelled_on_its_server() -> None:
         assert "".join(texts).startswith(" w0 w1")
 
 
+@pytest.mark.full
 async def test_a_server_that_is_only_slow_is_not_left() -> None:
     """It answers health checks, so the request waits longer than a server may be silent."""
-    slow = ServiceTimes(prefill_base_s=0.8, decode_base_s=0.001)
+    slow = ServiceTimes(prefill_base_s=0.5, decode_base_s=0.001)
     settings = RegionSettings(silence_max_s=0.2)
     async with (
         running_regions((5.0, 70.0), make_engine=lambda: endless_engine(script, slow)) as (near, middle),
@@ -244,7 +254,7 @@ async def test_a_server_that_is_only_slow_is_not_left() -> None:
     ):
         completion = await view.complete(REQUEST, timeout_s=BUDGET_S)
         assert (completion.text, completion.address, completion.num_sent) == (TEXT, near.address, 1)
-        assert completion.total_ms > 800
+        assert completion.total_ms > 500
         assert (await session.complete(REQUEST, timeout_s=BUDGET_S)).text == TEXT
         assert middle.num_answered == 0
         await view.regions.aclose()
@@ -300,6 +310,7 @@ async def test_a_draining_server_is_left_without_the_loss_of_a_request() -> None
         assert (await pending.result()).finish_reason == "cancelled"
 
 
+@pytest.mark.full
 async def test_a_health_check_alone_moves_users_from_a_server_that_does_not_serve() -> None:
     settings = RegionSettings(check_interval_s=0.05)
     async with (
@@ -352,10 +363,12 @@ async def test_when_all_are_silent_the_error_comes_within_the_budget() -> None:
         assert loop.time() - began_s < 2.0
 
 
+@pytest.mark.full
 async def test_of_two_replicas_of_the_near_region_the_hash_chooses_and_the_other_takes_over() -> None:
+    settings = replace(SETTINGS, tier_margin_ms=40.0)  # a busy machine measures them more than 10 ms apart
     async with (
         running_regions((5.0, 6.0, 70.0)) as (one, other, middle),
-        Regions(list_of((middle, other, one)), settings=SETTINGS) as regions,
+        Regions(list_of((middle, other, one)), settings=settings) as regions,
     ):
         await all_measured(regions)
         views = {number: ReplicaSet(regions, user=f"user {number}") for number in range(12)}

@@ -18,6 +18,7 @@ from typing import Self
 from tests.support.redis_servers import free_port
 
 _MAX_ATTEMPTS = 20
+_BACKLOG = 100
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger for 0 s: close sends RST
 _PUSHED = re.compile(rb"[*>][34]\r\n\$[78]\r\n[sp]?message\r\n")
 _BLOBS, _LISTS, _PAIRS, _SIMPLE = b"$=!", b"*~>", b"%|", b"+-:_,#("
@@ -68,7 +69,9 @@ class FaultProxy:
         self._upstream = host, int(port)
         self._ends: set[_End] = set()
         self._connecting: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._accepting: set[asyncio.Task[object]] = set()
+        self._listener: socket.socket | None = None
+        self._is_closing = False
 
     async def __aenter__(self) -> Self:
         for attempt in range(_MAX_ATTEMPTS):
@@ -86,6 +89,8 @@ class FaultProxy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.refuse()
+        self._is_closing = True
+        await asyncio.gather(*self._accepting)
         for task in self._connecting:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
@@ -111,15 +116,17 @@ class FaultProxy:
 
     def refuse(self) -> None:
         """Refuse new connections from now on. Open ones stay."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
 
     async def accept(self) -> None:
         """Accept new connections again, on the same port."""
-        if self._server is None:
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(lambda: _End(self), "127.0.0.1", self.port)
+        if self._listener is None:
+            self._listener = socket.create_server(("127.0.0.1", self.port), backlog=_BACKLOG)
+            self._listener.setblocking(False)
+            asyncio.get_running_loop().add_reader(self._listener, self._accept_one)
 
     async def heal(self) -> None:
         """End all faults."""
@@ -132,7 +139,7 @@ class FaultProxy:
         if end.is_upstream:
             return
         self.num_made += 1
-        if self.faults.reset_new:
+        if self.faults.reset_new or self._is_closing:
             end.reset()
         elif not self.faults.black_hole:
             task = asyncio.create_task(self._connect(end))
@@ -154,6 +161,19 @@ class FaultProxy:
             self.num_pushes_duplicated += 1
             return 2
         return 1
+
+    def _accept_one(self) -> None:
+        """Accept without an asyncio.Server, which leaves a connection half made if it is closed just then."""
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # the client is gone
+            return
+        connection.setblocking(False)
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(loop.connect_accepted_socket(lambda: _End(self), connection))
+        self._accepting.add(task)
+        task.add_done_callback(self._accepting.discard)
 
     async def _connect(self, client: "_End") -> None:
         loop = asyncio.get_running_loop()

@@ -2,8 +2,9 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -12,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2 as details
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Endpoint, blocking
+from completion_client import Completion, Endpoint, blocking
 from completion_client.regions.race import Contender
 from completion_server.client import complete_command
 from completion_server.client.complete_command import complete
@@ -311,6 +312,31 @@ async def test_of_several_servers_one_that_refuses_is_passed_over(serve: Serve, 
         assert (result.exit_code, result.stdout) == (0, "a + b")
 
 
+async def test_servers_that_answer_nothing_share_the_time_of_the_request(
+    run: Run, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They accept connections, as a server that is suspended does."""
+    ended_at_s: list[float] = []
+    ask = blocking.complete
+
+    def timed(*arguments: Any, **options: Any) -> Completion:
+        try:
+            return ask(*arguments, **options)
+        finally:
+            ended_at_s.append(time.monotonic())
+
+    monkeypatch.setattr(blocking, "complete", timed)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        addresses = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in silent)
+        began_s = time.monotonic()
+        result = await run(complete, f"{source}:2", "--server", addresses, "--timeout-ms", "1000")
+    assert result.exit_code == 1
+    asked_s = [each - began_s for each in ended_at_s]  # the end of the command waits longer, for gRPC's threads
+    assert len(asked_s) == 2
+    assert 0.9 < asked_s[1] < 1.9, "all of the time, once"
+
+
 async def test_of_several_servers_the_one_that_answered_is_named_with_its_distance(
     serve: Serve, run: Run, source: Path
 ) -> None:
@@ -349,7 +375,7 @@ async def test_a_server_that_has_gone_silent_since_the_race_is_passed_over(
         addresses = [f"127.0.0.1:{silent.getsockname()[1]}", fake.address]
 
         @contextmanager
-        def open_in_order(*_: object) -> Iterator[list[Contender]]:
+        def open_in_order(*_: object, **__: object) -> Iterator[list[Contender]]:
             with grpc.insecure_channel(addresses[0]) as first, grpc.insecure_channel(addresses[1]) as second:
                 channels = (first, second)
                 yield [
