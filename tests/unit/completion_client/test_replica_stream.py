@@ -4,6 +4,7 @@ import asyncio
 import socket
 from pathlib import Path
 
+import grpc
 import pytest
 from replica_fakes import Clock, FakeReplica, fake_replicas, pass_over, view_of
 
@@ -13,6 +14,7 @@ from completion_client import (
     ConnectionLostError,
     DeadlineExceededError,
     Endpoint,
+    ServiceError,
     make_traceparent,
 )
 from completion_client.channel_pool import open_channel
@@ -133,6 +135,20 @@ async def test_a_refusal_is_that_of_its_server() -> None:
             async with view_of(draining.endpoint, silent_endpoint, dead) as view:
                 with pytest.raises(DeadlineExceededError, match=f"{draining.address}: it drains"):
                     await view.complete(REQUEST, timeout_s=0.3)
+
+
+async def test_a_request_that_a_server_fails_on_is_not_repeated_after_a_new_connection() -> None:
+    failing, other = FakeReplica(failure=grpc.StatusCode.INTERNAL), FakeReplica()
+    failing.may_answer.clear()
+    async with fake_replicas(failing, other), view_of(failing.endpoint, other.endpoint) as view:
+        asking = asyncio.create_task(view.complete(REQUEST))
+        await eventually(lambda: len(failing.metadata) == 1)
+        view.regions._connections.drop(view._replicas.connection(failing.endpoint))  # as new certificates do
+        failing.may_answer.set()
+        with pytest.raises(ServiceError, match="why"):
+            await asking
+        assert view.endpoint == failing.endpoint
+    assert other.metadata == []
 
 
 async def test_a_wait_for_a_silent_connection_ends() -> None:
