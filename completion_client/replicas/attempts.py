@@ -21,6 +21,7 @@ from completion_client.errors import (
 from completion_client.regions.connections import Connection
 from completion_client.regions.silence import SilenceError, SilenceGuard
 from completion_client.replicas.view import Replicas
+from completion_client.tracing import trace_metadata
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -40,11 +41,11 @@ class Attempts:
         self._replicas = replicas
         self._request = request
         self._ends_at_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self._metadata = metadata
+        self._metadata = (*metadata, *trace_metadata(request))
         self._failures: dict[Endpoint, ServiceError] = {}
-        self._refusal: pb.CompleteResponse | None = None
+        self._refusal: tuple[Endpoint, pb.CompleteResponse] | None = None
         self.endpoint: Endpoint | None = None
-        """The server that was asked last."""
+        """The server that was asked last, or whose refusal is the answer."""
         self.num_sent = 0
         """To how many servers the request was sent."""
 
@@ -53,7 +54,6 @@ class Attempts:
 
         Raises:
             ServiceError: every server that was asked failed, or the time is over.
-            EndpointError: a PEM file of an endpoint can't be read.
 
         """
         candidates = self._replicas.candidates()
@@ -75,7 +75,8 @@ class Attempts:
                 return
         if self._refusal is None:
             raise self._failure()
-        yield self._refusal
+        self.endpoint, event = self._refusal
+        yield event
 
     async def _connected(self, endpoint: Endpoint, *, is_last: bool) -> Connection | None:
         """Return the connection to a server, None if there is none; leave time for the others unless it is the last."""
@@ -110,7 +111,7 @@ class Attempts:
                     total_s = time.monotonic() - sent_at_s
                     may_retry = self._replicas.note_end(connection, event.end, total_s)
                     if may_retry and not is_begun and not event.end.text:
-                        self._refusal = event
+                        self._refusal = connection.endpoint, event
                         return
                 is_begun = True
                 yield event
@@ -138,6 +139,9 @@ class Attempts:
         left_s = self._ends_at_s - time.monotonic()
         if left_s <= 0:
             reasons = "".join(f"; {endpoint.address}: {error.message}" for endpoint, error in self._failures.items())
+            if self._refusal is not None:
+                endpoint, event = self._refusal
+                reasons += f"; {endpoint.address}: {event.end.error.message or 'it drains'}"
             msg = f"the deadline passed first{reasons}"
             raise DeadlineExceededError(msg)
         return left_s

@@ -9,7 +9,7 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ConnectionLostError, ServiceError
-from completion_client.regions.checks import connect
+from completion_client.regions.checks import connect, is_done_within
 from completion_client.regions.connections import Connection
 from completion_client.regions.regions import Regions
 from completion_client.regions.silence import SilenceError, SilenceGuard
@@ -47,8 +47,12 @@ class Leg:
         metadata: Metadata,
         settings: SessionSettings,
         lost_at_s: float | None,
+        connect_timeout_s: float,
     ) -> None:
-        """Open the stream; `lost_at_s` is the loop's time at which the stream was lost that this one replaces."""
+        """Open the stream; `lost_at_s` is the loop's time at which the stream was lost that this one replaces.
+
+        A stream that the server ends in good order opens again if it connects within `connect_timeout_s`.
+        """
         self.connection = connection
         self.was_connected = connection.is_ready
         """Whether there was a connection when the stream was opened."""
@@ -58,7 +62,8 @@ class Leg:
         self._owner = owner
         self._regions = regions
         self._guard = SilenceGuard(self._is_alive, self._on_silent)
-        self._stream = SessionStream(_FixedChannel(connection), metadata=metadata, settings=settings, listener=self)
+        channels = _FixedChannel(connection, connect_timeout_s)
+        self._stream = SessionStream(channels, metadata=metadata, settings=settings, listener=self)
         self._stream.start_nowait(lost_at_s)
 
     @property
@@ -146,6 +151,12 @@ class RoutedRequest:
     has_text: bool = False
     is_cancelled: bool = False
 
+    def supersedes(self, other: "RoutedRequest") -> bool:
+        """Return whether this makes another server's request useless. A server ends its own; prefetches go on."""
+        is_older = other.message.sequence < self.message.sequence and other.leg.endpoint != self.leg.endpoint
+        kinds = self.message.trigger, other.message.trigger
+        return is_older and not other.is_cancelled and pb.TRIGGER_PREFETCH not in kinds
+
     def on_text(self, text: str) -> None:
         """See RequestListener."""
         self.leg.heard_nowait()
@@ -167,16 +178,21 @@ class _FixedChannel:
     """The channel of one connection, as a ChannelSource."""
 
     connection: Connection
+    connect_timeout_s: float
 
     def channel(self) -> grpc.aio.Channel:
         return self.connection.channel
 
     async def ready(self) -> grpc.aio.Channel:
         channel = self.connection.channel
-        if not await connect(channel):
-            msg = f"no connection to {self.connection.endpoint.address}"
-            raise ConnectionLostError(msg)
-        return channel
+        connecting = asyncio.create_task(connect(channel))
+        try:
+            if await is_done_within(connecting, self.connect_timeout_s) and connecting.result():
+                return channel
+        finally:
+            connecting.cancel()
+        msg = f"no connection to {self.connection.endpoint.address}"
+        raise ConnectionLostError(msg)
 
     def disconnect(self) -> None:
         """Keep the channel: others use it."""

@@ -101,8 +101,8 @@ class ReplicaSet:
         `timeout_s` is for all of it. `Completion.address` is the replica that answered.
 
         Raises:
-            ServiceError: the call or the request failed at every replica that was asked, or the timeout passed.
-            EndpointError: a PEM file of an endpoint can't be read.
+            ServiceError: the call or the request failed at every replica that was asked, or the timeout passed. A
+                replica with a PEM file that can't be read counts as not reachable.
 
         """
         builder = CompletionBuilder(time.monotonic())
@@ -157,8 +157,7 @@ class ReplicaSet:
         refuses are sent to the next; `on_move` gets each change.
 
         Raises:
-            ConnectionLostError: there is no connection to any replica.
-            EndpointError: a PEM file of an endpoint can't be read.
+            ConnectionLostError: there is no connection to any replica, or their PEM files can't be read.
 
         """
         await self.regions.ready()

@@ -13,6 +13,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_client.backoff import Backoff
 from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ConnectionLostError, ServiceError
+from completion_client.replicas.answered import AnsweredRequests
 from completion_client.replicas.leg import Leg, RoutedRequest
 from completion_client.replicas.view import Move, OnMove, Replicas
 from completion_client.session_stream import RequestListener, SessionSettings, StreamListener
@@ -58,7 +59,7 @@ class ReplicaStream:
         """None while the stream is lost."""
         self._endpoint = replicas.best()
         self._requests: dict[int, RoutedRequest] = {}
-        self._answered_by: tuple[int, Leg] | None = None
+        self._answered = AnsweredRequests()
         self._lost_at_s: float | None = None
         self._reopening: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -90,8 +91,14 @@ class ReplicaStream:
         return None if request is None else Route(request.leg.endpoint, request.num_sent)
 
     def start_nowait(self) -> None:
-        """Open the first leg, to the best server."""
-        self._open(self._replicas.best())
+        """Open the first leg, to the best server, or to the next if a PEM file of that can't be read.
+
+        Raises:
+            ConnectionLostError: the files of none can be read.
+
+        """
+        if self._leg_for_next() is None:
+            self._open(self._replicas.best())
 
     def send_nowait(
         self, request: pb.CompleteRequest, listener: RequestListener, timeout_s: float | None = None
@@ -129,9 +136,10 @@ class ReplicaStream:
             self._tidy(request.leg)
 
     def report_nowait(self, feedback: pb.ReportFeedbackRequest) -> None:
-        """Send feedback to the server of the newest answer. It is dropped if that is another server's answer."""
-        if self._leg is not None and self._answered_by == (feedback.sequence, self._leg):
-            self._leg.report_nowait(feedback)
+        """Send feedback to the server that answered. It is dropped if no stream to that server is open."""
+        endpoint = self._answered.endpoint(feedback.sequence, self._loop.time())
+        if leg := next((each for each in reversed(self._legs()) if each.endpoint == endpoint), None):
+            leg.report_nowait(feedback)
 
     def drop_nowait(self) -> None:
         """Drop the streams and open another after the back-off, as after a change of network. Open requests fail."""
@@ -165,10 +173,10 @@ class ReplicaStream:
         if leg is not self._leg:
             return
         self._leg = None
-        is_news = self._lost_at_s is None or leg.was_connected
+        is_first_loss = self._lost_at_s is None or leg.was_connected
         if self._lost_at_s is None:  # else this leg replaced one that was lost, but was never accepted
             self._lost_at_s = self._loop.time()
-        if self._listener is not None and is_news:
+        if self._listener is not None and is_first_loss:
             self._listener.on_lost(error)
         if self._reopening is None or self._reopening.done():
             self._reopening = asyncio.create_task(self._reopen(leg.endpoint, error))
@@ -187,13 +195,16 @@ class ReplicaStream:
         leg.note_answer()
         may_retry = self._replicas.note_end(leg.connection, end, self._loop.time() - request.sent_at_s)
         if not (may_retry and not end.text and self._resend(request)):
-            self._answered_by = request.message.sequence, leg
+            if request.has_text or end.text:
+                self._answered.add(request.message.sequence, leg.endpoint, self._loop.time())
             request.listener.on_end(end)
             self._requests.pop(request.message.sequence, None)
         self._tidy(leg)
 
     def request_failed(self, request: RoutedRequest, error: ServiceError) -> None:
         """See LegOwner."""
+        if self._requests.get(request.message.sequence) is not request:
+            return  # a listener of the same leg sent a newer one elsewhere
         if request.leg.may_retry and self._resend(request):
             return
         request.listener.on_error(error)
@@ -201,8 +212,12 @@ class ReplicaStream:
 
     def _leg_for_next(self) -> Leg | None:
         """Return the leg for the next request, on the best server; None if no server can be used."""
-        if self._is_closing:
-            return None
+        for _ in self._replicas.regions.endpoints:
+            with suppress(ConnectionLostError):  # that endpoint is passed over from now on
+                return None if self._is_closing else self._best_leg()
+        return self._leg
+
+    def _best_leg(self) -> Leg | None:
         best, leg = self._replicas.best(), self._leg
         is_current = leg is not None and self._replicas.regions.is_current(leg.connection)
         if leg is not None and leg.endpoint == best and is_current:
@@ -217,7 +232,15 @@ class ReplicaStream:
         """Open a leg. The former one ends with its last request."""
         before = self._leg
         connection = self._replicas.connection(endpoint)
-        leg = Leg(self, self._replicas.regions, connection, self._metadata, self._settings, self._lost_at_s)
+        leg = Leg(
+            self,
+            self._replicas.regions,
+            connection,
+            self._metadata,
+            self._settings,
+            self._lost_at_s,
+            self._replicas.connect_timeout_s,
+        )
         self._leg = leg
         if self._on_move is not None and endpoint != self._endpoint:
             self._on_move(Move(self._endpoint, endpoint, self._replicas.why_not(self._endpoint)))
@@ -233,6 +256,15 @@ class ReplicaStream:
         request.leg, request.sent_at_s = leg, now_s
         request.num_sent += 1
         leg.send_nowait(request, self._replicas.silence_s(leg.connection, left_s))
+        for older in tuple(filter(request.supersedes, self._requests.values())):
+            self._supersede(older)
+
+    def _supersede(self, request: RoutedRequest) -> None:
+        """Cancel and end a request on a former server, which does not get the newer one."""
+        request.leg.discard_nowait(request.message.sequence)
+        request.listener.on_end(pb.End(finish_reason=pb.FINISH_REASON_SUPERSEDED))
+        self._requests.pop(request.message.sequence, None)
+        self._tidy(request.leg)
 
     def _resend(self, request: RoutedRequest) -> bool:
         """Send a request that has no text to another server; return whether there was one."""

@@ -1,10 +1,11 @@
 """One user's view of the endpoints: which to try now, on which connection, and what their answers mean."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
-from completion_client.endpoint import Endpoint
+from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import (
     ConnectionLostError,
     ResourceExhaustedError,
@@ -46,7 +47,9 @@ class Replicas:
         self.regions = regions
         self.choice = choice
         self._number = number
-        self._connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s = connect_timeout_s
+        self._unreadable: dict[Endpoint, str] = {}
+        """Which PEM file of an endpoint can't be read."""
 
     def candidates(self) -> list[Endpoint]:
         """Return the endpoints in the order in which to try them now."""
@@ -65,22 +68,24 @@ class Replicas:
         """Return the user's connection to an endpoint, connected or not.
 
         Raises:
-            EndpointError: a PEM file of the endpoint can't be read.
+            ConnectionLostError: a PEM file of the endpoint can't be read. It is passed over then.
 
         """
-        return self.regions.connection(endpoint, self._number)
+        with self._readable(endpoint):
+            return self.regions.connection(endpoint, self._number)
 
     async def connected(self, endpoint: Endpoint, within_s: float | None = None) -> Connection:
         """Return the user's connection to an endpoint when it is connected, also within `within_s` if that is given.
 
         Raises:
-            ConnectionLostError: the server refuses the connection or takes too long. It is passed over then.
-            EndpointError: a PEM file of the endpoint can't be read.
+            ConnectionLostError: the server refuses the connection or takes too long, or a PEM file can't be read. It is
+                passed over then.
 
         """
-        timeout_s = self._connect_timeout_s if within_s is None else min(within_s, self._connect_timeout_s)
+        timeout_s = self.connect_timeout_s if within_s is None else min(within_s, self.connect_timeout_s)
         try:
-            return await self.regions.connected(endpoint, self._number, timeout_s)
+            with self._readable(endpoint):
+                return await self.regions.connected(endpoint, self._number, timeout_s)
         except ServiceError:
             self.choice.standings.refused(endpoint, self.regions.now())
             raise
@@ -90,7 +95,6 @@ class Replicas:
 
         Raises:
             ConnectionLostError: none can.
-            EndpointError: a PEM file of an endpoint can't be read.
 
         """
         failures: list[str] = []
@@ -159,12 +163,24 @@ class Replicas:
 
     def why_not(self, endpoint: Endpoint) -> str:
         """Return why an endpoint is not usable; "" if nothing is known against it."""
-        return self.regions.state(endpoint).why
+        return self.regions.state(endpoint).why or self._unreadable.get(endpoint, "")
 
     def why_none(self) -> str:
         """Return why no endpoint can be used."""
         reasons = {each.address: self.why_not(each) or "lost" for each in self.candidates()}
         return "not connected: " + "; ".join(f"{address}: {why}" for address, why in reasons.items())
+
+    @contextmanager
+    def _readable(self, endpoint: Endpoint) -> Iterator[None]:
+        """Pass an endpoint over whose PEM files can't be read, as while they are replaced."""
+        try:
+            yield
+        except EndpointError as error:
+            self._unreadable[endpoint] = str(error)
+            self.choice.standings.refused(endpoint, self.regions.now())
+            msg = f"no connection to {endpoint.address}: {error}"
+            raise ConnectionLostError(msg) from error
+        self._unreadable.pop(endpoint, None)
 
 
 OnMove = Callable[[Move], None]

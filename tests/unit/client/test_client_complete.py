@@ -1,7 +1,8 @@
 import json
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2 as details
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import Completion, blocking
+from completion_client import Completion, Endpoint, blocking
+from completion_client.regions.race import Contender
+from completion_server.client import complete_command
 from completion_server.client.complete_command import complete
 
 
@@ -348,3 +351,39 @@ async def test_of_several_servers_the_one_that_answered_is_named_with_its_distan
     assert 0 < answer["round_trip_ms"] < 5000
     alone = json.loads((await run(complete, f"{source}:2", "--server", fake.address, "--json")).stdout)
     assert alone["round_trip_ms"] is None
+
+
+async def test_the_deadline_covers_connecting_and_the_request(
+    serve: Serve, run: Run, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(channel: grpc.Channel, timeout_s: float) -> bool:
+        time.sleep(0.5)
+        return True
+
+    monkeypatch.setattr(blocking, "connect", connect)
+    fake = await serve()
+    result = await run(complete, f"{source}:2", "--server", fake.address, "--timeout-ms", "10000")
+    assert result.exit_code == 0
+    assert 0 < fake.remaining_s[0] <= 9.5
+
+
+async def test_a_server_that_has_gone_silent_since_the_race_is_passed_over(
+    serve: Serve, run: Run, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = await serve()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = [f"127.0.0.1:{silent.getsockname()[1]}", fake.address]
+
+        @contextmanager
+        def open_in_order(*_: object, **__: object) -> Iterator[list[Contender]]:
+            with grpc.insecure_channel(addresses[0]) as first, grpc.insecure_channel(addresses[1]) as second:
+                channels = (first, second)
+                yield [
+                    Contender(Endpoint(each), channel, 1.0) for each, channel in zip(addresses, channels, strict=True)
+                ]
+
+        monkeypatch.setattr(complete_command, "open_in_order", open_in_order)
+        result = await run(complete, f"{source}:2", "--server", ",".join(addresses), "--timeout-ms", "5000", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["server"] == fake.address
+    assert len(fake.requests) == 1

@@ -1,0 +1,103 @@
+"""Replicas whose answers a test decides: real gRPC servers without an engine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from completion.v1 import completion_pb2 as pb
+from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
+from completion_client import Endpoint, Regions, RegionSettings, ReplicaSet
+
+ONE_REGION = RegionSettings(tier_margin_ms=60_000, silence_min_s=10.0, silence_max_s=10.0)
+STOP = pb.FINISH_REASON_STOP
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class FakeReplica(CompletionServiceServicer):
+    """Answers each request with `end`, or only when `may_answer` is set."""
+
+    end: pb.End = field(default_factory=lambda: pb.End(finish_reason=STOP, text="text"))
+    failure: grpc.StatusCode | None = None
+    """Fails calls of `Complete` instead."""
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    seen: list[tuple[str, int]] = field(default_factory=list)
+    """The messages of sessions: the kind and the sequence number."""
+    metadata: list[dict[str, str]] = field(default_factory=list)
+    address: str = ""
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.address)
+
+    def sequences(self, kind: str) -> list[int]:
+        return [sequence for each, sequence in self.seen if each == kind]
+
+    async def Complete(self, request, context):  # noqa: ANN001, ANN201
+        self.metadata.append(dict(context.invocation_metadata()))
+        await self.may_answer.wait()
+        if self.failure is not None:
+            await context.abort(self.failure, "why")
+        yield pb.CompleteResponse(end=self.end)
+
+    async def Session(self, request_iterator, context):  # noqa: ANN001, ANN201
+        async with asyncio.TaskGroup() as answers:
+            async for message in request_iterator:
+                kind = message.WhichOneof("event")
+                sequence = getattr(message, kind).sequence
+                self.seen.append((kind, sequence))
+                if kind == "complete":
+                    answers.create_task(self._answer(sequence, context))
+
+    async def ReportFeedback(self, request, context):  # noqa: ANN001, ANN201
+        return pb.ReportFeedbackResponse()
+
+    async def _answer(self, sequence: int, context: grpc.aio.ServicerContext) -> None:
+        await self.may_answer.wait()
+        async with self._writing:
+            await context.write(pb.SessionResponse(sequence=sequence, end=self.end))
+
+
+@asynccontextmanager
+async def fake_replicas(*replicas: FakeReplica) -> AsyncIterator[None]:
+    """Run servers."""
+    async with AsyncExitStack() as stack:
+        for each in replicas:
+            server = grpc.aio.server()
+            add_CompletionServiceServicer_to_server(each, server)
+            each.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+        yield
+
+
+@asynccontextmanager
+async def view_of(
+    *endpoints: Endpoint, connect_timeout_s: float = 2.0, clock: Clock | None = None
+) -> AsyncIterator[ReplicaSet]:
+    """Yield the view of one user, who prefers the endpoints in this order."""
+
+    def given_order(found: Iterable[Endpoint], _user: str, _tenant: str) -> tuple[Endpoint, ...]:
+        return tuple(found)
+
+    async with Regions(endpoints, settings=ONE_REGION, now=clock or Clock()) as regions:
+        yield ReplicaSet(regions, user="ada", order=given_order, connect_timeout_s=connect_timeout_s)
+
+
+def pass_over(view: ReplicaSet, endpoint: Endpoint) -> None:
+    """Make a user's next request go elsewhere, as after a refusal, until the clock is set forward."""
+    view._replicas.choice.standings.refused(endpoint, view.regions.now())
