@@ -1,4 +1,4 @@
-"""Health checks of endpoints, and callers that share one."""
+"""Health checks of endpoints: callers that share one, and errors that must not end the watch of an endpoint."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from completion_client import Regions, RegionSettings
+from completion_client import EndpointError, Regions, RegionSettings
 from completion_client.channel_pool import open_channel
 from completion_client.endpoint import Endpoint
 from completion_client.regions.availability import Health
@@ -32,9 +32,7 @@ class HealthServer(health.aio.HealthServicer):
         super().__init__()
         self.answers.set()
 
-    async def Check(  # noqa: N802 -- gRPC's name
-        self, request: health_pb2.HealthCheckRequest, context: object
-    ) -> health_pb2.HealthCheckResponse:
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: object) -> health_pb2.HealthCheckResponse:
         self.num_asked += 1
         await self.answers.wait()
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
@@ -128,3 +126,44 @@ async def test_a_request_with_little_time_does_not_shorten_the_check_that_decide
             assert regions.state(endpoint).health is Health.SUSPECT, "the patient check has not ended"
             near.answers.set()
             await eventually(lambda: regions.state(endpoint).health is Health.USABLE)
+
+
+@pytest.mark.parametrize("error", [EndpointError("key", "can't be read"), RuntimeError("an error of the program")])
+async def test_an_error_while_connections_are_warmed_ends_no_watch(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with health_servers(2) as servers:
+        regions = Regions(",".join(each.address for each in servers), settings=QUICK)
+        async with regions:
+            await regions.ready()
+            regions.use_number(1)
+            connections = regions._connections
+            open_one = connections.get
+
+            def get(endpoint: Endpoint, number: int = 0) -> Connection:
+                if number:
+                    raise error
+                return open_one(endpoint, number)
+
+            monkeypatch.setattr(connections, "get", get)
+            await eventually(lambda: str(error) in caplog.text)
+            assert servers[0].address in caplog.text
+            num_asked = [each.num_asked for each in servers]
+            await eventually(
+                lambda: all(each.num_asked > num + 2 for each, num in zip(servers, num_asked, strict=True))
+            )
+            assert {each.health for each in regions.states()} == {Health.USABLE}
+
+
+async def test_the_end_of_a_task_by_an_error_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        raise RuntimeError("an error of the program")
+
+    regions = Regions("127.0.0.1:1,127.0.0.1:2")
+    monkeypatch.setattr(regions._watcher, "run", run)
+    regions.start_nowait()
+    await eventually(lambda: "an error of the program" in caplog.text)
+    with pytest.raises(RuntimeError, match="an error of the program"):
+        await regions.aclose()
