@@ -11,7 +11,7 @@ import grpc
 from completion_client.channel_pool import open_channel
 from completion_client.endpoint import Endpoint, EndpointError
 from completion_client.errors import ConnectionLostError
-from completion_client.regions.checks import CheckResult, check_health
+from completion_client.regions.checks import CheckResult, check_health, is_done_within
 from completion_client.regions.silence import SilenceRecord
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,16 @@ _FileState = tuple[int, int, int]
 class Connection:
     """A channel to an endpoint, which several users share."""
 
-    __slots__ = ("_channel", "_check", "endpoint", "heard_at_s", "is_silent", "silence")
+    __slots__ = (
+        "_channel",
+        "_check",
+        "_checked_at_s",
+        "_num_waiting",
+        "endpoint",
+        "heard_at_s",
+        "is_silent",
+        "silence",
+    )
 
     def __init__(self, endpoint: Endpoint, channel: grpc.aio.Channel) -> None:
         """Hold a channel, connected or not."""
@@ -35,6 +44,8 @@ class Connection:
         self.is_silent = False
         """Whether it was given up because of them."""
         self._check: asyncio.Task[CheckResult] | None = None
+        self._checked_at_s = -math.inf
+        self._num_waiting = 0
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -55,16 +66,36 @@ class Connection:
         return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def check(self, timeout_s: float) -> CheckResult:
-        """Return the server's health. Callers at the same time share one health check, with the first one's limit."""
+        """Return the server's health, if it answers within `timeout_s`.
+
+        Callers at the same time share one health check, each with its own limit. A check that nobody waits for any more
+        goes on: its answer still counts as heard.
+        """
         if self._channel is None:
             return CheckResult(None, "the connection was given up")
-        if self._check is None or self._check.done():
-            self._check = asyncio.create_task(check_health(self._channel, timeout_s))
-        check = self._check
-        await asyncio.wait({check})
-        if check.cancelled():
-            return CheckResult(None, "the connection was given up")
-        result = check.result()
+        check = self._shared_check(self._channel, timeout_s)
+        self._num_waiting += 1
+        try:
+            is_done = await is_done_within(check, timeout_s)
+        finally:
+            self._num_waiting -= 1
+        if not is_done:
+            return CheckResult(None, f"no answer to a health check within {timeout_s * 1000:.0f} ms")
+        return CheckResult(None, "the connection was given up") if check.cancelled() else check.result()
+
+    def _shared_check(self, channel: grpc.aio.Channel, timeout_s: float) -> asyncio.Task[CheckResult]:
+        """Return the check under way, or a new one if that was abandoned and is too old for this caller."""
+        now_s, check = asyncio.get_running_loop().time(), self._check
+        if check is not None and not self._num_waiting and now_s - self._checked_at_s > timeout_s:
+            check.cancel()
+            check = None
+        if check is None or check.done():
+            check = self._check = asyncio.create_task(self._ask(channel))
+            self._checked_at_s = now_s
+        return check
+
+    async def _ask(self, channel: grpc.aio.Channel) -> CheckResult:
+        result = await check_health(channel)
         if result.round_trip_s is not None:
             self.heard_at_s = asyncio.get_running_loop().time()
         return result

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import random
 import time
 import uuid
@@ -21,6 +22,8 @@ from completion_client.regions.settings import RegionSettings
 from completion_client.regions.silence import SilenceRecord
 from completion_client.regions.watcher import Watcher
 from completion_client.routing import RoutingSettings, parse_endpoints, rendezvous_order
+
+_log = logging.getLogger(__name__)
 
 _MS_PER_S = 1000
 
@@ -106,6 +109,8 @@ class Regions:
             self._tasks.append(asyncio.create_task(self._watcher.run()))
         if self._certificates.is_needed:
             self._tasks.append(asyncio.create_task(self._watch_certificates()))
+        for task in self._tasks:
+            task.add_done_callback(_log_error)
 
     async def aclose(self) -> None:
         """Measure no longer and drop the connections; open calls go on until they end."""
@@ -250,9 +255,17 @@ class Regions:
     def _warm(self, endpoint: Endpoint) -> None:
         """Connect what users share besides the checked connection, so that a move does not wait for a handshake."""
         for number in range(1, self._num_connections):
-            self._connections.get(endpoint, number).channel.get_state(try_to_connect=True)
+            try:
+                self._connections.get(endpoint, number).channel.get_state(try_to_connect=True)
+            except EndpointError as error:  # such as a PEM file that is being replaced; the next good check tries again
+                _log.warning("%s: connection %d is not opened yet: %s", endpoint.address, number, error)
 
     async def _watch_certificates(self) -> None:
         while True:
             await asyncio.sleep(self.settings.certificate_interval_s * random.uniform(0.5, 1.5))
             await self._certificates.look(self.settings.check_timeout_s)
+
+
+def _log_error(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        _log.error("the endpoints are watched no longer", exc_info=error)

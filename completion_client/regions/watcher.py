@@ -101,7 +101,11 @@ class Watcher:
         while True:
             watch.wake.clear()
             watch.is_heard = False
-            self._note(endpoint, watch, await self._check(endpoint))
+            try:
+                self._note(endpoint, watch, await self._check(endpoint))
+            except Exception:  # noqa: BLE001 -- an error of this program ends no watch, and is not the server's
+                watch.num_failures += 1
+                _log.exception("%s: the health check failed in the client", endpoint.address)
             if not self._race_over.is_set():
                 self._end_race(started_s)
             while True:
