@@ -131,7 +131,7 @@ class Metrics:
         self._by_tenant.handle(event)
 
     def _request_refused(self, event: events.RequestRefused) -> None:
-        self._refused.labels(event.code.name.lower()).inc()
+        self._refused.labels(event.error.code.name.lower()).inc()
         self._objective.refused(event)
 
     def _count_tokens(self, reason: FinishReason, usage: Usage) -> None:
