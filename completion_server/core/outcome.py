@@ -139,7 +139,7 @@ class ServedAnswer:
 
     ttft_s: float
     num_speculative_tokens: int | None
-    """The active K when it was generated; None if it came from the completion cache."""
+    """The active K at its end; None if it came from the completion cache."""
     cache_level: CacheLevel = CacheLevel.NONE
 
 

@@ -105,8 +105,8 @@ class QualityMetrics:
         self._counters_of: dict[tuple[str, int | None, CacheLevel], dict[Reaction, Counter]] = {}
         self._counter = Counter(
             "completion_quality",
-            f"Completions by their users' reaction ({reactions}), the range of their TTFT in seconds, the K active in "
-            "their generation (empty for cached ones), the cache level and the target model.",
+            f"Completions by their users' reaction ({reactions}), the range of their TTFT in seconds, the K active "
+            "at their end (empty for cached ones), the cache level and the target model.",
             ["event", "ttft", "k", "cache", "model"],
             registry=registry,
         )
