@@ -223,7 +223,7 @@ class Pipeline:
 
     def note_refused(self, error: CompletionError) -> None:
         """Report that a request or a session was refused."""
-        self._emit(RequestRefused(error.code))
+        self._emit(RequestRefused(error))
 
     def note_feedback_refused(self) -> None:
         """Report that an editor's feedback was not valid."""

@@ -9,7 +9,13 @@ from typing import Annotated
 from completion_server.admission.limits import Limiters, LocalLimiters, LocalSessions, SessionLimiter
 from completion_server.core import descriptors
 from completion_server.core.checks import DAY_S, Above, Between, require_bounds
-from completion_server.core.errors import OverloadedError, ServerFullError, UnauthenticatedError, UnavailableError
+from completion_server.core.errors import (
+    DrainingError,
+    OverloadedError,
+    ServerFullError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 
 _USERS_PER_PEER = 2
 _SESSIONS_PER_PEER = 128
@@ -197,15 +203,17 @@ class Gate:
         """Check that the server can serve.
 
         Raises:
+            DrainingError: it is shutting down.
             UnavailableError: it can't serve now; the error says when to retry.
 
         """
         readiness = self.readiness
         if readiness is Readiness.READY:
             return
-        is_draining = readiness is Readiness.DRAINING
-        remaining_s = None if is_draining else self._remaining_start_s()
-        raise UnavailableError(_REFUSALS[readiness], retry_after_ms=retry_after_ms(self._settings, remaining_s))
+        text = _REFUSALS[readiness]
+        if readiness is Readiness.DRAINING:
+            raise DrainingError(text, retry_after_ms=self._settings.retry_after_ms)
+        raise UnavailableError(text, retry_after_ms=retry_after_ms(self._settings, self._remaining_start_s()))
 
     def check_user(self, user: str) -> None:
         """Check that a caller names its user, if the server requires it.

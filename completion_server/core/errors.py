@@ -1,7 +1,7 @@
 """Expected failures. Each carries its gRPC status; any other exception is a bug."""
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 
 class Code(IntEnum):
@@ -16,6 +16,17 @@ class Code(IntEnum):
     INTERNAL = 13
     UNAVAILABLE = 14
     UNAUTHENTICATED = 16
+
+
+class Fault(Enum):
+    """The party whose fault it is that a request was refused or failed."""
+
+    SERVER = "server"
+    """It counts against the objective and is worth a trace."""
+    CALLER = "caller"
+    """Any server would have refused the request, or its caller exceeds a limit."""
+    NEITHER = "neither"
+    """The caller is passed on to another server, or opens another stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,7 @@ class CompletionError(Exception):
     code = Code.INTERNAL
     reason = ""
     """A machine-readable reason (ErrorInfo.reason) if the code alone is not precise enough, else ""."""
+    fault = Fault.SERVER
 
     def __init__(
         self, message: str, *, violations: tuple[Violation, ...] = (), retry_after_ms: int | None = None
@@ -49,6 +61,7 @@ class InvalidRequestError(CompletionError):
     """A field is invalid or too large."""
 
     code = Code.INVALID_ARGUMENT
+    fault = Fault.CALLER
 
     def __init__(self, field: str, description: str) -> None:
         """Name the field, the limit and the value that was given."""
@@ -59,18 +72,21 @@ class UnauthenticatedError(CompletionError):
     """The caller names no user, but this server requires a name."""
 
     code = Code.UNAUTHENTICATED
+    fault = Fault.CALLER
 
 
 class PermissionDeniedError(CompletionError):
     """The caller is known but lacks the permission."""
 
     code = Code.PERMISSION_DENIED
+    fault = Fault.CALLER
 
 
 class NotPossibleError(CompletionError):
     """The server was started without a feature that the request needs; a retry won't help."""
 
     code = Code.FAILED_PRECONDITION
+    fault = Fault.CALLER
 
 
 class SuspectedPromptError(CompletionError):
@@ -78,12 +94,19 @@ class SuspectedPromptError(CompletionError):
 
     code = Code.FAILED_PRECONDITION
     reason = "PROMPT_SUSPECTED"
+    fault = Fault.CALLER
 
 
 class UnavailableError(CompletionError):
     """The engine or the server can't serve now; retry later or on another server."""
 
     code = Code.UNAVAILABLE
+
+
+class DrainingError(UnavailableError):
+    """The server is shutting down; another one serves."""
+
+    fault = Fault.NEITHER
 
 
 class ShedError(CompletionError):
@@ -102,12 +125,14 @@ class OverloadedError(CompletionError):
     """A configured limit of open sessions or live requests is reached."""
 
     code = Code.RESOURCE_EXHAUSTED
+    fault = Fault.CALLER
 
 
 class ServerFullError(OverloadedError):
     """This server has as many sessions as it takes; another one may have room."""
 
     reason = "SERVER_FULL"
+    fault = Fault.SERVER
 
 
 class TooManyRefusalsError(CompletionError):
@@ -115,12 +140,19 @@ class TooManyRefusalsError(CompletionError):
 
     code = Code.RESOURCE_EXHAUSTED
     reason = "TOO_MANY_REFUSALS"
+    fault = Fault.CALLER
 
 
 class SessionEndedError(UnavailableError):
     """The server ends a session stream normally; the client opens another one with its next request."""
 
     reason = "SESSION_ENDED"
+    fault = Fault.NEITHER
+
+
+def is_servers_fault(error: CompletionError | None) -> bool:
+    """Return whether a refusal or failure is the server's fault. None stands for an unexpected failure, which is."""
+    return error is None or error.fault is Fault.SERVER
 
 
 class ConfigError(Exception):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from completion_server.core.errors import Code
+from completion_server.core.errors import CompletionError
 from completion_server.core.outcome import CacheLevel, End, Reaction, ServedAnswer
 from completion_server.core.request import Request
 from completion_server.core.trace_context import TraceContext
@@ -72,7 +72,7 @@ class RequestEnded:
 class RequestRefused:
     """A request or a session was not admitted."""
 
-    code: Code
+    error: CompletionError
 
 
 @dataclass(frozen=True, slots=True)

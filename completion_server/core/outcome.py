@@ -51,6 +51,11 @@ class Usage:
     """Whether the usage of another request counts the same tokens, because one generation answered both."""
     cache_level: CacheLevel = CacheLevel.NONE
 
+    @property
+    def counted_prompt_tokens(self) -> int:
+        """The prompt's tokens; 0 without output, because the share that the prefix cache had is not known then."""
+        return self.prompt_tokens if self.completion_tokens else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Timings:
@@ -134,7 +139,7 @@ class ServedAnswer:
 
     ttft_s: float
     num_speculative_tokens: int | None
-    """The active K when it was generated; None if it came from the completion cache."""
+    """The active K at its end; None if it came from the completion cache."""
     cache_level: CacheLevel = CacheLevel.NONE
 
 

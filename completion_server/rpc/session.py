@@ -8,15 +8,14 @@ from typing import Any, NoReturn
 import grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.admission.gate import Readiness
 from completion_server.completion import ActiveCompletion
 from completion_server.core.errors import (
-    Code,
     CompletionError,
+    DrainingError,
+    Fault,
     InvalidRequestError,
     OverloadedError,
     SessionEndedError,
-    UnavailableError,
 )
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
@@ -35,7 +34,6 @@ CLIENT_GONE = grpc.aio.BaseError
 _ANSWERS_PER_REQUEST = 4
 """Unwritten answers for each request that may be live; while there are more, the stream is not read. Most of them are
 Ends of superseded requests, so a client that types faster than it reads still gets its newest request served."""
-_CALLERS_FAULT = (Code.INVALID_ARGUMENT, Code.RESOURCE_EXHAUSTED)
 
 
 def reset(seconds: float) -> NoReturn:
@@ -131,7 +129,7 @@ class SessionStream:
 
     def close(self) -> None:
         """Stop reading, and end the stream with UNAVAILABLE after its answers are written."""
-        self._end(UnavailableError("the server is shutting down", retry_after_ms=0))
+        self._end(DrainingError("the server is shutting down", retry_after_ms=0))
 
     def _end(self, failure: CompletionError) -> None:
         """Stop reading, and end the stream with a failure after its answers are written."""
@@ -226,10 +224,10 @@ class SessionStream:
     def _refuse(self, sequence: int, error: CompletionError, num_bytes: int) -> None:
         """End a request that was not accepted, and the stream of a caller that is refused too often."""
         self._pipeline.note_refused(error)
-        if error.code in _CALLERS_FAULT:
+        if error.fault is Fault.CALLER:
             self._charge(num_bytes)
         outcome = Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
-        if self._pipeline.readiness is Readiness.DRAINING and isinstance(error, UnavailableError):
+        if isinstance(error, DrainingError):
             outcome = Outcome(FinishReason.SHED, ShedReason.DRAINING, error.retry_after_ms)
         duplicate = self._outbox.find(sequence)
         if duplicate is not None:

@@ -10,7 +10,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
-from completion_server.core.errors import Code, CompletionError
+from completion_server.core.errors import Code, CompletionError, Fault
 
 _DOMAIN = "completion.v1"
 
@@ -19,6 +19,7 @@ class DeadlineError(CompletionError):
     """The deadline passed before the request was received or answered."""
 
     code = Code.DEADLINE_EXCEEDED
+    fault = Fault.CALLER
 
 
 async def abort(context: "grpc.aio.ServicerContext[object, object]", error: CompletionError) -> NoReturn:

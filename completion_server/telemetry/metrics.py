@@ -131,12 +131,12 @@ class Metrics:
         self._by_tenant.handle(event)
 
     def _request_refused(self, event: events.RequestRefused) -> None:
-        self._refused.labels(event.code.name.lower()).inc()
+        self._refused.labels(event.error.code.name.lower()).inc()
         self._objective.refused(event)
 
     def _count_tokens(self, reason: FinishReason, usage: Usage) -> None:
-        if usage.prompt_tokens and usage.completion_tokens:  # else the cached share is unknown: no output came
-            self._token["prompt"].inc(usage.prompt_tokens)
+        if usage.counted_prompt_tokens:
+            self._token["prompt"].inc(usage.counted_prompt_tokens)
             self._token["cached_prompt"].inc(usage.cached_prompt_tokens)
         if usage.completion_tokens:
             self._token["completion"].inc(usage.completion_tokens)

@@ -8,7 +8,7 @@ from enum import Enum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
-from completion_server.core.errors import Code
+from completion_server.core.errors import is_servers_fault
 from completion_server.core.events import FeedbackReported, RequestEnded, RequestRefused
 from completion_server.core.outcome import CacheLevel, FinishReason, Reaction, ServedAnswer, ShedReason
 from completion_server.core.request import Trigger
@@ -22,11 +22,7 @@ TTFT_RANGES = (
 
 _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 _DROPPED = frozenset({FinishReason.SUPERSEDED, FinishReason.CANCELLED})
-_CALLERS_FAULT = frozenset(
-    {Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.RESOURCE_EXHAUSTED, Code.UNAUTHENTICATED}
-)
-_CAN_NOT_SERVE = frozenset({Code.UNAVAILABLE, Code.INTERNAL})
-_ELSEWHERE = frozenset({ShedReason.RATE_LIMITED, ShedReason.DRAINING})
+_NOT_COUNTED = frozenset({ShedReason.RATE_LIMITED, ShedReason.DRAINING})
 """Shed for the caller's own limit, or to be asked again of another replica."""
 
 
@@ -41,7 +37,8 @@ class SloResult(Enum):
     FAILED = "failed"
     """By a fault of the server."""
     REFUSED = "refused"
-    """Not admitted, because the server could not serve."""
+    """Not admitted: the engine was not ready, or the server had too many sessions. A draining server refuses so that
+    another one answers, which does not count."""
 
 
 def slo_result(event: RequestEnded, budget_s: float) -> SloResult | None:
@@ -54,10 +51,9 @@ def slo_result(event: RequestEnded, budget_s: float) -> SloResult | None:
     if event.request.trigger is Trigger.PREFETCH:
         return None
     if outcome.reason is FinishReason.SHED:
-        return None if outcome.shed_reason in _ELSEWHERE else SloResult.SHED
+        return None if outcome.shed_reason in _NOT_COUNTED else SloResult.SHED
     if outcome.reason is FinishReason.ERROR:
-        is_callers = outcome.error is not None and outcome.error.code in _CALLERS_FAULT
-        return None if is_callers else SloResult.FAILED
+        return SloResult.FAILED if is_servers_fault(outcome.error) else None
     is_dropped = outcome.reason in _DROPPED
     if marks.first_output is not None:
         is_early = marks.first_output - marks.received <= budget_s
@@ -95,7 +91,7 @@ class ObjectiveMetrics:
 
     def refused(self, event: RequestRefused) -> None:
         """Count a request or a session that was not admitted because the server could not serve."""
-        if event.code in _CAN_NOT_SERVE:
+        if is_servers_fault(event.error):
             self._counters[SloResult.REFUSED].inc()
 
 
@@ -109,8 +105,8 @@ class QualityMetrics:
         self._counters_of: dict[tuple[str, int | None, CacheLevel], dict[Reaction, Counter]] = {}
         self._counter = Counter(
             "completion_quality",
-            f"Completions by their users' reaction ({reactions}), the range of their TTFT in seconds, the K active in "
-            "their generation (empty for cached ones), the cache level and the target model.",
+            f"Completions by their users' reaction ({reactions}), the range of their TTFT in seconds, the K active "
+            "at their end (empty for cached ones), the cache level and the target model.",
             ["event", "ttft", "k", "cache", "model"],
             registry=registry,
         )

@@ -45,7 +45,7 @@ class TenantMetrics:
         if marks.first_output is not None:
             self._ttft.labels(tenant).observe(marks.first_output - marks.received)
         if not usage.is_shared:
-            counts = (usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens)
+            counts = (usage.counted_prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens)
             for kind, count in zip(_KINDS, counts, strict=True):
                 self._tokens.labels(tenant, kind).inc(count)
 

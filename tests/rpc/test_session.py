@@ -308,6 +308,7 @@ async def test_draining_sheds_new_requests_finishes_accepted_ones_and_closes_str
     shed = editor.answers[2].end
     assert shed is not None
     assert shed.shed_reason == pb.SHED_REASON_DRAINING
+    assert server.count("completion_slo_requests_total", result="refused") == 0  # another server answers it
     engine.resume()
     assert (await editor.ended(1)).reason == "length"
     assert await editor.status() is grpc.StatusCode.UNAVAILABLE

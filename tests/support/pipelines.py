@@ -96,8 +96,8 @@ class EventRecorder:
                 assert marks.ended is not None
                 self.ends[request.id] = end
                 self.marks[request.id] = marks
-            case events.RequestRefused(code):
-                self.refused.append(code)
+            case events.RequestRefused(error):
+                self.refused.append(error.code)
             case events.GenerationReattached(num_tokens):
                 self.reattached.append(num_tokens)
             case events.GenerationDiverged(num_tokens):

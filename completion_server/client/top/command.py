@@ -147,7 +147,7 @@ async def _show(servers: Sequence[Server], interval_s: float) -> list[ServerStat
 
         loop.add_signal_handler(signal.SIGWINCH, draw)
         draw()
-        with reading_keys(lambda key: is_ended.set() if key in "qQ" else None):
+        with reading_keys(lambda key: is_ended.set() if key in "qQ" else None, is_ended.set):
             refreshing = asyncio.create_task(refresh())
             ending = asyncio.create_task(is_ended.wait())
             try:

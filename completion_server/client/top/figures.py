@@ -19,6 +19,8 @@ NAMES = (
 )  # fmt: skip
 """The metrics that the figures need."""
 _MS_PER_S = 1000.0
+_WAITED_FOR = ("explicit", "automatic")
+"""The triggers of requests that somebody waits for; nobody waits for a prefetch."""
 
 Times = tuple[float | None, ...]
 """Milliseconds, one for each of PERCENTILES; None without values."""
@@ -36,6 +38,7 @@ class Figures:
     in_time_share: float | None
     """Of the requests that somebody waited for, those with their first token within the budget."""
     ttft_ms: Times
+    """Without prefetches, as in the share in time."""
     stages_ms: dict[str, Times]
     """By stage, for the stages that the servers measure."""
     outcomes: dict[str, float]
@@ -83,7 +86,9 @@ def figures_of(changes: Sequence[Change]) -> Figures | None:
             counted.total("completion_slo_requests_total", result="in_time"),
             counted.total("completion_slo_requests_total"),
         ),
-        ttft_ms=_times(_histogram(changes, _TTFT_SECONDS)),
+        ttft_ms=_times(
+            Histogram.merged(each.counted.histogram(_TTFT_SECONDS, trigger=t) for each in changes for t in _WAITED_FOR)
+        ),
         stages_ms=_stages(changes),
         outcomes={name: count / num_ended for name, count in sorted(outcomes.items()) if count},
         shed={name: count / num_ended for name, count in sorted(shed.items()) if count},

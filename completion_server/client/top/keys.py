@@ -6,16 +6,17 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _MAX_BYTES = 64
 
 
 @contextmanager
-def reading_keys(on_key: Callable[[str], None]) -> Iterator[None]:
-    """Call `on_key` with each key; needs a running loop. Does nothing if standard input is no terminal.
+def reading_keys(on_key: Callable[[str], None], on_gone: Callable[[], None]) -> Iterator[None]:
+    """Call `on_key` with each key, `on_gone` if the terminal goes away; needs a running loop.
 
-    The terminal shows no typed characters meanwhile, and is as before afterwards. Ctrl-C stays a signal.
+    Does nothing if standard input is no terminal. The terminal shows no typed characters meanwhile, and is as before
+    afterwards. Ctrl-C stays a signal.
     """
     if not sys.stdin.isatty():
         yield
@@ -24,9 +25,13 @@ def reading_keys(on_key: Callable[[str], None]) -> Iterator[None]:
     loop, before = asyncio.get_running_loop(), termios.tcgetattr(descriptor)
 
     def read() -> None:
-        typed = os.read(descriptor, _MAX_BYTES)
-        if not typed:  # the terminal is gone
+        try:
+            typed = os.read(descriptor, _MAX_BYTES)
+        except OSError:  # what Linux reports of a terminal that is gone
+            typed = b""
+        if not typed:
             loop.remove_reader(descriptor)
+            on_gone()
         for key in typed.decode(errors="replace"):
             on_key(key)
 
@@ -36,4 +41,5 @@ def reading_keys(on_key: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         loop.remove_reader(descriptor)
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal may be gone
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

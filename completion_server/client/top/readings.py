@@ -10,6 +10,8 @@ from completion_server.client.top.histogram import Histogram
 
 Labels = frozenset[tuple[str, str]]
 _INF = "+Inf"
+_COUNTERS = ("_total", "_bucket")
+"""Ends of the names of samples that only grow while a server runs."""
 _EVERYWHERE = frozenset({"region"})
 """Labels that are the same for all series of a server."""
 
@@ -49,11 +51,20 @@ class Reading:
 
     def since(self, before: "Reading | None") -> "Reading":
         """Return the changes after `before`. A server that has restarted since, or none before, began at 0."""
-        if before is None or before.uptime_s > self.uptime_s:
+        if before is None or before.uptime_s > self.uptime_s or self._has_fallen(before):
             return self
         earlier = before.values
         changes = {series: value - earlier.get(series, 0.0) for series, value in self.values.items()}
         return Reading(self.uptime_s - before.uptime_s, changes)
+
+    def _has_fallen(self, before: "Reading") -> bool:
+        """Return whether a counter fell: the server has restarted, and is already up for longer than before."""
+        earlier = before.values
+        return any(
+            value < earlier.get((name, labels), 0.0)
+            for (name, labels), value in self.values.items()
+            if name.endswith(_COUNTERS)
+        )
 
 
 def parse(text: str, uptime_s: float) -> Reading:

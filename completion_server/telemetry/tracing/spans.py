@@ -7,7 +7,7 @@ others begin with "completion.". No attribute holds code text, or a name of a us
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from completion_server.core.errors import Code
+from completion_server.core.errors import Code, is_servers_fault
 from completion_server.core.events import Marks, RequestEnded
 from completion_server.core.outcome import CacheLevel, FinishReason, Outcome, ShedReason, Usage
 from completion_server.core.request import Request, Trigger
@@ -17,7 +17,6 @@ Value = str | bool | int | float | tuple[str, ...]
 Attributes = Mapping[str, Value]
 
 SERVICE = "completion.v1.CompletionService"
-_CALLERS_FAULT = frozenset({Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION})
 _STATUS = {
     FinishReason.STOP: "OK",
     FinishReason.LENGTH: "OK",
@@ -164,8 +163,8 @@ def _of_marks(marks: Marks) -> dict[str, Value]:
 
 
 def _is_failed(outcome: Outcome) -> bool:
-    if outcome.error is not None:
-        return outcome.error.code not in _CALLERS_FAULT
+    if outcome.reason is FinishReason.ERROR:
+        return is_servers_fault(outcome.error)
     return outcome.reason is FinishReason.DEADLINE
 
 
@@ -185,6 +184,6 @@ def misses_budget(request: Request, outcome: Outcome, marks: Marks, budget_s: fl
         case FinishReason.DEADLINE:
             return True
         case FinishReason.ERROR:
-            return outcome.error is None or outcome.error.code not in _CALLERS_FAULT
+            return is_servers_fault(outcome.error)
         case _:
             return marks.ended is not None and marks.ended - marks.received > budget_s

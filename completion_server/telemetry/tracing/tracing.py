@@ -11,6 +11,7 @@ from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
 from completion_server.core.events import Emit, Event
 from completion_server.core.trace_context import BeginTrace, no_trace
+from completion_server.telemetry.quality import model_name
 from completion_server.telemetry.tracing.metrics import TraceMetrics
 from completion_server.telemetry.tracing.sampling import HeadSampler, RateLimit
 from completion_server.telemetry.tracing.settings import TraceSettings
@@ -27,7 +28,7 @@ class Service:
     """Name of this server among its replicas."""
     region: str = ""
     model: str = ""
-    """The target model's name, or the path of its folder, of which only the last part is shown."""
+    """The target model's name, or the path of its folder; metrics and spans have it as `model_name` returns it."""
     engine: str = ""
     """The kind of engine."""
 
@@ -43,7 +44,7 @@ class Service:
 
     def attributes(self) -> Attributes:
         """Return the attributes of the span of each request."""
-        found = {"gen_ai.provider.name": self.engine, "gen_ai.request.model": self.model.rstrip("/").rpartition("/")[2]}
+        found = {"gen_ai.provider.name": self.engine, "gen_ai.request.model": model_name(self.model)}
         return {key: value for key, value in found.items() if value}
 
 

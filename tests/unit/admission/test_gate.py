@@ -3,7 +3,7 @@ from contextlib import ExitStack
 import pytest
 
 from completion_server.admission.gate import AdmissionSettings, Gate, Readiness
-from completion_server.core.errors import OverloadedError, ServerFullError, UnavailableError
+from completion_server.core.errors import DrainingError, OverloadedError, ServerFullError, UnavailableError
 
 
 def make_gate(max_sessions: int = 2, **limits: int) -> Gate:
@@ -38,9 +38,9 @@ def test_while_the_engine_starts_callers_are_told_the_time_that_is_left(
         gate.check()
     assert caught.value.retry_after_ms == expected_ms
     gate.drain()
-    with pytest.raises(UnavailableError) as caught:
+    with pytest.raises(DrainingError) as refused:
         gate.check()
-    assert caught.value.retry_after_ms == 70
+    assert refused.value.retry_after_ms == 70
 
 
 def test_draining_can_not_be_undone() -> None:

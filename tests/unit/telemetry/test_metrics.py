@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from completion_server.core import events
-from completion_server.core.errors import Code
+from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ServedAnswer, ShedReason, Usage
 from completion_server.core.request import Caller, Request
@@ -56,7 +56,7 @@ def test_a_request_that_was_shed_has_no_stages_that_it_did_not_reach(registry: C
 
 
 def test_refused_requests_are_counted(registry: CollectorRegistry) -> None:
-    Metrics(registry).handle(events.RequestRefused(Code.INVALID_ARGUMENT))
+    Metrics(registry).handle(events.RequestRefused(InvalidRequestError("prefix", "too long")))
     assert registry.get_sample_value("completion_refused_requests_total", {"code": "invalid_argument"}) == 1
 
 
@@ -140,8 +140,8 @@ def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
     end = End(Outcome(FinishReason.STOP))
     one_of_each: list[events.Event] = [
-        events.RequestEnded(REQUEST, end, MARKS), events.RequestRefused(Code.INTERNAL), events.EndWritten(REQUEST, 0.1),
-        events.EndUnwritten(REQUEST),
+        events.RequestEnded(REQUEST, end, MARKS), events.RequestRefused(CompletionError("failed")),
+        events.EndWritten(REQUEST, 0.1), events.EndUnwritten(REQUEST),
         events.GenerationReattached(1), events.GenerationJoined(1), events.GenerationDiverged(1),
         events.GenerationAborted(0.1),
         events.FeedbackReported(events.Feedback("shown"), SERVED, ()), events.FeedbackRefused(), events.LoopLagged(0.1),

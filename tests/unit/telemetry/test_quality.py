@@ -4,14 +4,30 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from completion_server.core import events
-from completion_server.core.errors import Code, CompletionError, InvalidRequestError, UnavailableError
+from completion_server.core.errors import (
+    CompletionError,
+    DrainingError,
+    InvalidRequestError,
+    NotPossibleError,
+    OverloadedError,
+    PermissionDeniedError,
+    ServerFullError,
+    SessionEndedError,
+    SuspectedPromptError,
+    TooManyRefusalsError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from completion_server.core.events import Feedback, FeedbackReported, Marks, RequestEnded, RequestRefused
 from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, Reaction, ServedAnswer, ShedReason
 from completion_server.core.request import Caller, Request, Trigger
+from completion_server.core.trace_context import TraceContext
 from completion_server.telemetry.metrics import Metrics
-from completion_server.telemetry.quality import TTFT_RANGES, model_name, slo_result, ttft_range
+from completion_server.telemetry.quality import TTFT_RANGES, SloResult, model_name, slo_result, ttft_range
+from completion_server.telemetry.tracing.spans import describe, misses_budget
 
 BUDGET_S = 0.2
+NO_TRACE = TraceContext("0" * 31 + "1", "0" * 15 + "1", is_sampled=True)
 
 
 def ended(
@@ -52,6 +68,7 @@ SHED, ERROR = FinishReason.SHED, FinishReason.ERROR
         (ended(ERROR, 0.3, 0.1, error=UnavailableError("the engine failed")), "failed"),
         (ended(ERROR, 0.3), "failed"),
         (ended(ERROR, 0.001, error=InvalidRequestError("prefix", "too long")), None),
+        (ended(ERROR, 0.001, error=SuspectedPromptError("suspected")), None),
         (ended(FinishReason.STOP, 0.1, 0.1, trigger=Trigger.PREFETCH), None),
     ],
 )
@@ -64,13 +81,51 @@ def test_all_results_are_counted_from_zero_on() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry, budget_s=BUDGET_S)
     metrics.handle(ended(FinishReason.STOP, 0.5, 0.1))
-    metrics.handle(RequestRefused(Code.UNAVAILABLE))
-    metrics.handle(RequestRefused(Code.INVALID_ARGUMENT))
-    metrics.handle(RequestRefused(Code.RESOURCE_EXHAUSTED))
+    metrics.handle(RequestRefused(UnavailableError("the engine is starting")))
+    metrics.handle(RequestRefused(InvalidRequestError("prefix", "too long")))
     expected = {"in_time": 1, "late": 0, "shed": 0, "failed": 0, "refused": 1}
     for result, count in expected.items():
         assert registry.get_sample_value("completion_slo_requests_total", {"result": result}) == count, result
     assert registry.get_sample_value("completion_ttft_budget_seconds") == BUDGET_S
+
+
+@pytest.mark.parametrize(
+    ("error", "is_counted"),
+    [
+        (UnavailableError("the engine failed"), True),
+        (CompletionError("internal error"), True),
+        (ServerFullError("16000 sessions are open"), True),
+        (DrainingError("the server is shutting down"), False),  # another one answers
+        (SessionEndedError("the stream ends"), False),
+        (OverloadedError("64 sessions of this user are open"), False),
+        (TooManyRefusalsError("too many bytes"), False),
+        (InvalidRequestError("prefix", "too long"), False),
+        (UnauthenticatedError("no name"), False),
+        (PermissionDeniedError("not an operator"), False),
+        (NotPossibleError("needs a draft model"), False),
+        (SuspectedPromptError("suspected"), False),
+    ],
+)
+def test_a_refusal_counts_if_the_server_could_not_serve(error: CompletionError, is_counted: bool) -> None:
+    registry = CollectorRegistry()
+    Metrics(registry).handle(RequestRefused(error))
+    assert registry.get_sample_value("completion_slo_requests_total", {"result": "refused"}) == is_counted
+    assert registry.get_sample_value("completion_refused_requests_total", {"code": error.code.name.lower()}) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SuspectedPromptError("suspected"), PermissionDeniedError("not allowed"), InvalidRequestError("x", "y"),
+        OverloadedError("8 requests are live"), UnavailableError("down"), CompletionError("internal error"), None,
+    ],
+)  # fmt: skip
+def test_metrics_and_traces_blame_the_same_party(error: CompletionError | None) -> None:
+    event = ended(ERROR, 0.3, error=error)
+    is_failed = slo_result(event, BUDGET_S) is SloResult.FAILED
+    assert misses_budget(event.request, event.end.outcome, event.marks, BUDGET_S) is is_failed
+    trace = describe(event, NO_TRACE, {}, written=None, missed_budget=is_failed)
+    assert trace.is_failed is is_failed
 
 
 def test_ranges_of_ttft_have_no_gap_and_sort_as_text() -> None:

@@ -50,6 +50,17 @@ def test_tokens_of_a_shared_generation_count_once() -> None:
     assert requests_of(registry, "acme") == 1
 
 
+def test_the_tokens_of_all_tenants_are_those_of_the_server() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, tenants=("acme",))
+    superseded = End(Outcome(FinishReason.SUPERSEDED), Usage(1000, 0, 0))  # without output: the cached share is unknown
+    for end in (DONE, superseded):
+        metrics.handle(ended(Caller("u", "s", tenant="acme", is_verified=True), end))
+    for kind, count in (("prompt", 100), ("cached_prompt", 80), ("completion", 5)):
+        assert registry.get_sample_value("completion_tokens_total", {"kind": kind}) == count
+        assert registry.get_sample_value("completion_tenant_tokens_total", {"tenant": "acme", "kind": kind}) == count
+
+
 def test_without_configured_tenants_there_are_no_series_by_tenant() -> None:
     registry = CollectorRegistry()
     Metrics(registry).handle(ended(Caller("u", "s", tenant="acme", is_verified=True)))

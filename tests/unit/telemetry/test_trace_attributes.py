@@ -8,6 +8,7 @@ from completion_server.core.events import GenerationSource, Marks, RequestEnded
 from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ShedReason, Usage
 from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import TraceContext
+from completion_server.telemetry.quality import model_name
 from completion_server.telemetry.tracing.spans import describe
 from completion_server.telemetry.tracing.tracing import Service
 
@@ -29,6 +30,12 @@ def known() -> set[str]:
         gen_ai_attributes.GEN_AI_COMPLETION,
     }  # fmt: skip
     return found - deprecated
+
+
+def test_spans_and_metrics_name_the_model_alike() -> None:
+    for model in ("bigcode/starcoder2-3b", "/models/coder-13b/", "./target"):
+        name = Service("1.0", "one", model=model).attributes()["gen_ai.request.model"]
+        assert name == model_name(model)
 
 
 def test_attributes_are_those_of_the_conventions_or_our_own() -> None:

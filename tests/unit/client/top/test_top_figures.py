@@ -131,3 +131,29 @@ def test_without_a_server_there_are_no_figures() -> None:
 def test_a_page_that_is_no_text_format_is_an_error() -> None:
     with pytest.raises(ValueError, match="could not convert"):
         parse("completion_requests_total not-a-number\n", 1.0)
+
+
+def test_percentiles_of_ttft_leave_out_prefetches() -> None:
+    registry = CollectorRegistry()
+    ttft = Histogram("completion_ttft_seconds", "Time.", ["trigger"], buckets=BUCKETS_S, registry=registry)
+    for trigger, seconds in (("automatic", 0.03), ("explicit", 0.03), ("prefetch", 1.9)):
+        for _ in range(100):
+            ttft.labels(trigger).observe(seconds)
+    found = figures_of([change("", generate_latest(registry).decode())])
+    assert found is not None
+    _p50, p95, p99 = found.ttft_ms
+    assert p95 is not None
+    assert p99 is not None
+    assert p95 <= p99 <= 40
+
+
+def test_a_server_that_restarted_and_is_up_for_longer_than_before_counts_from_its_start() -> None:
+    name, labels = "completion_requests_total", frozenset({("outcome", "stop")})
+    before, now = Reading(3.0, {(name, labels): 50.0}), Reading(5.0, {(name, labels): 20.0})
+    assert now.since(before) == now
+    assert now.since(Reading(3.0, {(name, labels): 5.0})) == Reading(2.0, {(name, labels): 15.0})
+
+
+def test_a_falling_gauge_is_no_restart() -> None:
+    gauge = ("completion_engine_kv_usage_ratio", frozenset[tuple[str, str]]())
+    assert Reading(5.0, {gauge: 0.25}).since(Reading(3.0, {gauge: 0.75})).uptime_s == 2.0
