@@ -45,8 +45,7 @@ class OtlpExport:
             ConfigError: a file of the settings can't be used.
 
         """
-        # Its warnings quote callers' headers; and vLLM sets a provider of its own in vain, which is a warning, too.
-        logging.getLogger(_API_LOGGER).setLevel(logging.ERROR)
+        logging.getLogger(_API_LOGGER).setLevel(logging.ERROR)  # its warnings quote callers' headers
         self._clock = clock
         self._metrics = metrics
         self._timeout_s = settings.timeout_s
