@@ -142,7 +142,7 @@ def check_installed(settings: TraceSettings) -> None:
 
     """
     if settings.endpoint:
-        _import("completion_server.telemetry.tracing.collector").read_headers(settings.headers_file)
+        _import("completion_server.telemetry.tracing.collector").read_files(settings)
 
 
 def _import(name: str) -> Any:  # noqa: ANN401 - a module
