@@ -1,7 +1,7 @@
 """Makes spans with OpenTelemetry's SDK and exports them over OTLP from a thread of their own.
 
-The only module that imports OpenTelemetry. Nothing here waits on the event loop: a span goes into a bounded queue, and
-is dropped and counted if that is full.
+Only this module and `collector` import OpenTelemetry. Nothing here waits on the event loop: a span goes into a bounded
+queue, and is dropped and counted if that is full.
 """
 
 import logging
