@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanContext
 from completion_server.core.errors import ConfigError
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.telemetry.tracing import collector, tracing
+from completion_server.telemetry.tracing.settings import TraceSettings
 from tests.support.certificates import make_identity_in
 from tests.support.otlp import Receiver, grpc_receiver, http_receiver
 from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server
@@ -161,7 +162,7 @@ async def test_a_missing_package_is_an_error_that_names_the_extra(monkeypatch: p
     monkeypatch.setitem(sys.modules, "completion_server.telemetry.tracing.collector", None)
     monkeypatch.setitem(sys.modules, "completion_server.telemetry.tracing.export", None)
     with pytest.raises(ConfigError, match=r"traces.endpoint: needs OpenTelemetry.*completion-server\[traces\]"):
-        tracing.check_installed(config.traces)
+        tracing.check_usable(config.traces, {})
     with pytest.raises(ConfigError, match="extra `traces`"):
         async with run_server(config, make_engine):
             raise AssertionError("it started")
@@ -180,9 +181,30 @@ async def test_an_authority_that_cannot_be_used_is_refused_before_the_start(
         path.unlink()
     reason = "can't be read: no such file or directory" if content is None else "holds no certificates in PEM format"
     with pytest.raises(ConfigError, match=re.escape(f"traces.ca: {path} {reason}")):
-        tracing.check_installed(config.traces)
+        tracing.check_usable(config.traces, {})
     with pytest.raises(ConfigError, match=r"traces\.ca"):
         collector.make_exporter(config.traces)
+
+
+@pytest.mark.parametrize("value", ["true", " TRUE "])
+def test_traces_that_the_environment_switches_off_are_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"traces\.endpoint: OTEL_SDK_DISABLED is true in the environment"):
+        tracing.check_usable(TraceSettings("http://127.0.0.1:4317"), {"OTEL_SDK_DISABLED": value})
+    tracing.check_usable(TraceSettings("http://127.0.0.1:4317"), {"OTEL_SDK_DISABLED": "false"})
+    tracing.check_usable(TraceSettings(), {"OTEL_SDK_DISABLED": value})
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_variables_of_the_sdk_with_faults_are_not_read(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
+    for name in ("COMPRESSION", "TIMEOUT", "ENDPOINT", "INSECURE"):
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", "bad")
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "bad")
+    with {"grpc": grpc_receiver, "http": http_receiver}[protocol]() as receiver:
+        to_collector = (f"traces.endpoint={receiver.address}", f"traces.protocol={protocol}")
+        exporter = collector.make_exporter(make_config(*TRACED, *to_collector).traces)
+        result = exporter.export([ReadableSpan("a span", SpanContext(1, 1, is_remote=False))])
+        exporter.shutdown()
+    assert result is SpanExportResult.SUCCESS
 
 
 @pytest.mark.parametrize("line", ["Bearer secret", "authorization:", "name with spaces: x", "name: é"])
@@ -191,5 +213,5 @@ async def test_a_line_that_is_no_header_is_named_without_its_content(tmp_path: P
     headers.write_text(f"x-tenant: acme\n{line}\n", encoding="utf-8")
     config = make_config(*TRACED, "traces.endpoint=http://127.0.0.1:4317", f"traces.headers_file={headers}")
     with pytest.raises(ConfigError, match=r'traces.headers_file: line 2 of .* must be "name: value"') as refused:
-        tracing.check_installed(config.traces)
+        tracing.check_usable(config.traces, {})
     assert "secret" not in str(refused.value)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import grpc
 import requests
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http import Compression as HttpCompression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
@@ -47,6 +48,7 @@ def make_exporter(settings: TraceSettings) -> SpanExporter:
             certificate_file=settings.ca or None,
             headers=headers,
             timeout=settings.timeout_s,
+            compression=HttpCompression.NoCompression,  # given, so that no variable of the environment decides
             session=_http_session(is_local=_is_local(settings.endpoint)),
         )
     least, most = _RECONNECT_MS
@@ -59,6 +61,7 @@ def make_exporter(settings: TraceSettings) -> SpanExporter:
         credentials=grpc.ssl_channel_credentials(ca) if settings.is_encrypted else None,
         headers=headers,
         timeout=settings.timeout_s,
+        compression=grpc.Compression.NoCompression,  # given, so that no variable of the environment decides
         channel_options=tuple(options),  # type: ignore[arg-type]  # its annotation is narrower than what gRPC takes
     )
 
