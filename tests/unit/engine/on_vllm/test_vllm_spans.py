@@ -5,11 +5,8 @@ import threading
 
 import pytest
 
-pytest.importorskip("vllm")
-
-from vllm.v1.engine import async_llm
-
-from completion_server.engine.vllm import spans
+async_llm = pytest.importorskip("vllm.v1.engine.async_llm")
+spans = pytest.importorskip("completion_server.engine.vllm.spans")
 
 
 def test_an_engine_that_starts_again_leaves_no_exporter_in_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
