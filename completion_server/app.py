@@ -121,14 +121,7 @@ class App:
             prompts = await asyncio.to_thread(load_prompts, config)
             pipeline = self._pipeline = self._assemble(prompts)
             self._shared.serve(pipeline)
-            servicer = CompletionServicer(
-                pipeline,
-                config.server,
-                config.limits,
-                config.admission,
-                sheds_as_status=config.shed.as_status,
-                begin_trace=self._tracing.begin_trace,
-            )
+            servicer = self._make_servicer(pipeline)
             public = build_public_server(config.server, config.limits, servicer, self._health)
             admin = self._build_admin(pipeline, prompts)
             await self._health.set(is_serving=False)
@@ -251,6 +244,17 @@ class App:
             replicas=self._shared,
             remaining_start_s=self._engine.remaining_start_s,
             num_speculative_tokens=self._speculation.num_speculative_tokens,
+        )
+
+    def _make_servicer(self, pipeline: Pipeline) -> CompletionServicer:
+        config = self._config
+        return CompletionServicer(
+            pipeline,
+            config.server,
+            config.limits,
+            config.admission,
+            sheds_as_status=config.shed.as_status,
+            begin_trace=self._tracing.begin_trace,
         )
 
     def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> Listener | None:

@@ -63,13 +63,7 @@ def assemble(
         quotas=Quotas(admission, limiters),
         runner=make_runner(settings, clock, emit),
         prompts=prompts,
-        generator=Generator(
-            prompts,
-            engine,
-            clock,
-            cache_scope=settings.cache_scope,
-            retry_after_ms=lambda: retry_after_ms(admission, remaining_start_s()),
-        ),
+        generator=_make_generator(settings, engine, prompts, clock, remaining_start_s),
         loop_lag=loop_lag or LoopLagMonitor(0.0, clock, emit),
     )
     return Pipeline(
@@ -84,6 +78,22 @@ def assemble(
         cache=cache,
         replicas=replicas,
         num_speculative_tokens=num_speculative_tokens,
+    )
+
+
+def _make_generator(
+    settings: PipelineSettings,
+    engine: Generates,
+    prompts: Prompts,
+    clock: Clock,
+    remaining_start_s: Callable[[], float | None],
+) -> Generator:
+    return Generator(
+        prompts,
+        engine,
+        clock,
+        cache_scope=settings.cache_scope,
+        retry_after_ms=lambda: retry_after_ms(settings.admission, remaining_start_s()),
     )
 
 

@@ -30,7 +30,7 @@ from completion_server.model_limits import load_prompts, prompt_budget
 from completion_server.rpc.server import check_ports, check_tls
 from completion_server.rpc.settings import TlsSettings
 from completion_server.telemetry import logs
-from completion_server.telemetry.tracing.tracing import check_installed
+from completion_server.telemetry.tracing.tracing import check_usable
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def _check(config: Config) -> dict[str, Any]:
     }
     descriptors.check_limits(limits)
     check_tls(config.server)
-    check_installed(config.traces)
+    check_usable(config.traces, os.environ)
     return engine_arguments(config)
 
 

@@ -177,7 +177,9 @@ class SessionStream:
                 self._refuse(0, InvalidRequestError("event", "must be set"), len(data))
 
     async def _complete(self, message: pb.CompleteRequest, num_bytes: int, began_at: float) -> None:
+        parsed_at = self._pipeline.now()
         await self._outbox.reserve()
+        began_at += self._pipeline.now() - parsed_at  # the stage is receiving, not the wait for a slow reader
         try:
             completion = self._open_completion(message, began_at)
         except CompletionError as error:

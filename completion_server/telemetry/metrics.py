@@ -80,17 +80,20 @@ class Metrics:
         self._ttft_of = {trigger: self._ttft.labels(trigger.name.lower()) for trigger in Trigger}
         self._token = {kind: self._tokens.labels(kind) for kind in _TOKEN_KINDS}
         # All series exist from the start: Prometheus takes no first increment from a series that it did not know.
-        self._requests_of = {
-            (trigger, reason, shed_reason): self._series_of(trigger, reason, shed_reason)
-            for trigger in Trigger
-            for reason in FinishReason
-            for shed_reason in ((None, *ShedReason) if reason is FinishReason.SHED else (None,))
-        }
+        self._requests_of = self._make_request_series()
         for code in Code:
             self._refused.labels(code.name.lower())
         self.ended: dict[str, int] = {}
         """Ended requests by outcome, for the status call."""
         self._handlers = self._make_handlers()
+
+    def _make_request_series(self) -> dict[tuple[Trigger, FinishReason, ShedReason | None], Counter]:
+        return {
+            (trigger, reason, shed_reason): self._series_of(trigger, reason, shed_reason)
+            for trigger in Trigger
+            for reason in FinishReason
+            for shed_reason in ((None, *ShedReason) if reason is FinishReason.SHED else (None,))
+        }
 
     def _make_handlers(self) -> dict[type, Callable[[Any], None]]:
         return {

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import sys
 import threading
 import time
@@ -9,10 +10,14 @@ from pathlib import Path
 
 import grpc
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.trace import SpanContext
 
 from completion_server.core.errors import ConfigError
 from completion_server.engine.scripted.engine import ScriptedEngine
-from completion_server.telemetry.tracing import tracing
+from completion_server.telemetry.tracing import collector, tracing
+from completion_server.telemetry.tracing.settings import TraceSettings
 from tests.support.certificates import make_identity_in
 from tests.support.otlp import Receiver, grpc_receiver, http_receiver
 from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server
@@ -112,6 +117,30 @@ async def test_spans_go_over_http(caplog: pytest.LogCaptureFixture) -> None:
         assert messages(caplog) == []
 
 
+@pytest.mark.parametrize(("protocol", "is_behind"), [("grpc", False), ("http", False), ("http", True)])
+async def test_proxies_are_for_other_hosts_and_the_token_is_that_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, is_behind: bool
+) -> None:
+    netrc, headers = tmp_path / "netrc", tmp_path / "headers"
+    netrc.write_text("default login me password other\n")
+    netrc.chmod(0o600)
+    headers.write_text("authorization: Bearer secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with {"grpc": grpc_receiver, "http": http_receiver}[protocol]() as receiver:
+        monkeypatch.setenv("http_proxy", receiver.address if is_behind else "http://127.0.0.1:9")
+        endpoint = "http://collector.invalid:4318" if is_behind else receiver.address
+        to_collector = (f"traces.endpoint={endpoint}", f"traces.protocol={protocol}", f"traces.headers_file={headers}")
+        exporter = collector.make_exporter(make_config(*TRACED, *to_collector).traces)
+        span = ReadableSpan("a span", SpanContext(1, 1, is_remote=False))
+        result = await asyncio.to_thread(exporter.export, [span])
+        exporter.shutdown()
+    assert result is SpanExportResult.SUCCESS
+    assert [each.name for each in receiver.spans] == ["a span"]
+    assert receiver.headers["authorization"] == "Bearer secret"
+
+
 async def test_the_last_spans_are_exported_at_the_end() -> None:
     with grpc_receiver() as receiver:
         config = make_config(*TRACED, f"traces.endpoint={receiver.address}", "traces.export_interval_s=60")
@@ -133,10 +162,49 @@ async def test_a_missing_package_is_an_error_that_names_the_extra(monkeypatch: p
     monkeypatch.setitem(sys.modules, "completion_server.telemetry.tracing.collector", None)
     monkeypatch.setitem(sys.modules, "completion_server.telemetry.tracing.export", None)
     with pytest.raises(ConfigError, match=r"traces.endpoint: needs OpenTelemetry.*completion-server\[traces\]"):
-        tracing.check_installed(config.traces)
+        tracing.check_usable(config.traces, {})
     with pytest.raises(ConfigError, match="extra `traces`"):
         async with run_server(config, make_engine):
             raise AssertionError("it started")
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("content", [None, b"", b"no certificate", b"\xff" * 64])
+async def test_an_authority_that_cannot_be_used_is_refused_before_the_start(
+    tmp_path: Path, protocol: str, content: bytes | None
+) -> None:
+    path = tmp_path / "ca.pem"
+    path.write_bytes(content or b"")
+    to_collector = ("traces.endpoint=https://127.0.0.1:4317", f"traces.ca={path}", f"traces.protocol={protocol}")
+    config = make_config(*TRACED, *to_collector)
+    if content is None:
+        path.unlink()
+    reason = "can't be read: no such file or directory" if content is None else "holds no certificates in PEM format"
+    with pytest.raises(ConfigError, match=re.escape(f"traces.ca: {path} {reason}")):
+        tracing.check_usable(config.traces, {})
+    with pytest.raises(ConfigError, match=r"traces\.ca"):
+        collector.make_exporter(config.traces)
+
+
+@pytest.mark.parametrize("value", ["true", " TRUE "])
+def test_traces_that_the_environment_switches_off_are_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"traces\.endpoint: OTEL_SDK_DISABLED is true in the environment"):
+        tracing.check_usable(TraceSettings("http://127.0.0.1:4317"), {"OTEL_SDK_DISABLED": value})
+    tracing.check_usable(TraceSettings("http://127.0.0.1:4317"), {"OTEL_SDK_DISABLED": "false"})
+    tracing.check_usable(TraceSettings(), {"OTEL_SDK_DISABLED": value})
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_variables_of_the_sdk_with_faults_are_not_read(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
+    for name in ("COMPRESSION", "TIMEOUT", "ENDPOINT", "INSECURE"):
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", "bad")
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "bad")
+    with {"grpc": grpc_receiver, "http": http_receiver}[protocol]() as receiver:
+        to_collector = (f"traces.endpoint={receiver.address}", f"traces.protocol={protocol}")
+        exporter = collector.make_exporter(make_config(*TRACED, *to_collector).traces)
+        result = exporter.export([ReadableSpan("a span", SpanContext(1, 1, is_remote=False))])
+        exporter.shutdown()
+    assert result is SpanExportResult.SUCCESS
 
 
 @pytest.mark.parametrize("line", ["Bearer secret", "authorization:", "name with spaces: x", "name: é"])
@@ -145,5 +213,5 @@ async def test_a_line_that_is_no_header_is_named_without_its_content(tmp_path: P
     headers.write_text(f"x-tenant: acme\n{line}\n", encoding="utf-8")
     config = make_config(*TRACED, "traces.endpoint=http://127.0.0.1:4317", f"traces.headers_file={headers}")
     with pytest.raises(ConfigError, match=r'traces.headers_file: line 2 of .* must be "name: value"') as refused:
-        tracing.check_installed(config.traces)
+        tracing.check_usable(config.traces, {})
     assert "secret" not in str(refused.value)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -135,13 +136,14 @@ def grpc_receiver(
 
 @contextmanager
 def http_receiver() -> Iterator[Receiver]:
-    """Receive over HTTP with protobuf, at /v1/traces."""
+    """Receive over HTTP with protobuf, at /v1/traces, itself or as a proxy."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers["Content-Length"]))
-            is_known = self.path == "/v1/traces" and self.headers["Content-Type"] == "application/x-protobuf"
+            path = urlsplit(self.path).path  # a proxy gets the whole URL
+            is_known = path == "/v1/traces" and self.headers["Content-Type"] == "application/x-protobuf"
             if is_known:
                 receiver.take(data, {key.lower(): value for key, value in self.headers.items()})
             self.send_response(200 if is_known else 404)

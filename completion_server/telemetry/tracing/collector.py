@@ -2,13 +2,16 @@
 
 import ipaddress
 import logging
+import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import grpc
+import requests
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http import Compression as HttpCompression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
@@ -35,13 +38,19 @@ def make_exporter(settings: TraceSettings) -> SpanExporter:
         ConfigError: a file of the settings can't be used.
 
     """
-    headers = read_headers(settings.headers_file)
+    headers, ca = read_files(settings)
     if settings.protocol == "http":
         url = urlsplit(settings.endpoint)
         path = url.path if url.path.strip("/") else _TRACES_PATH
         endpoint = url._replace(path=path).geturl()
-        return HttpExporter(endpoint, certificate_file=settings.ca or None, headers=headers, timeout=settings.timeout_s)
-    ca = _read("ca", settings.ca) if settings.ca else None
+        return HttpExporter(
+            endpoint,
+            certificate_file=settings.ca or None,
+            headers=headers,
+            timeout=settings.timeout_s,
+            compression=HttpCompression.NoCompression,  # given, so that no variable of the environment decides
+            session=_http_session(is_local=_is_local(settings.endpoint)),
+        )
     least, most = _RECONNECT_MS
     options = [("grpc.initial_reconnect_backoff_ms", least), ("grpc.max_reconnect_backoff_ms", most)]
     if _is_local(settings.endpoint):
@@ -52,11 +61,33 @@ def make_exporter(settings: TraceSettings) -> SpanExporter:
         credentials=grpc.ssl_channel_credentials(ca) if settings.is_encrypted else None,
         headers=headers,
         timeout=settings.timeout_s,
+        compression=grpc.Compression.NoCompression,  # given, so that no variable of the environment decides
         channel_options=tuple(options),  # type: ignore[arg-type]  # its annotation is narrower than what gRPC takes
     )
 
 
-def read_headers(path: str) -> dict[str, str]:
+def read_files(settings: TraceSettings) -> tuple[dict[str, str], bytes | None]:
+    """Return the headers, and the PEM text of the authority that the collector's certificate is verified against.
+
+    The latter is None if there is no such file: then it is the system's.
+
+    Raises:
+        ConfigError: a file can't be used.
+
+    """
+    headers = _read_headers(settings.headers_file)
+    if not settings.ca:
+        return headers, None
+    ca = _read("ca", settings.ca)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(settings.ca)
+    except ssl.SSLError as error:
+        msg = f"traces.ca: {settings.ca} holds no certificates in PEM format"
+        raise ConfigError(msg) from error
+    return headers, ca
+
+
+def _read_headers(path: str) -> dict[str, str]:
     """Return the headers of a file with a line "name: value" for each; none without a file.
 
     Raises:
@@ -84,6 +115,20 @@ def _read(key: str, path: str) -> bytes:
     except OSError as error:
         msg = f"traces.{key}: {path} can't be read: {(error.strerror or str(error)).lower()}"
         raise ConfigError(msg) from error
+
+
+def _http_session(*, is_local: bool) -> requests.Session:
+    """Return a session that sends the given headers as they are."""
+    session = requests.Session()
+    session.auth = _keep_headers
+    if is_local:
+        session.trust_env = False  # a proxy of the environment can't reach it
+    return session
+
+
+def _keep_headers(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Add no authentication. Without this, `requests` replaces a token by the password of ~/.netrc."""
+    return request
 
 
 def _is_local(endpoint: str) -> bool:

@@ -1,7 +1,7 @@
 """Makes spans with OpenTelemetry's SDK and exports them over OTLP from a thread of their own.
 
-The only module that imports OpenTelemetry. Nothing here waits on the event loop: a span goes into a bounded queue, and
-is dropped and counted if that is full.
+Only this module and `collector` import OpenTelemetry. Nothing here waits on the event loop: a span goes into a bounded
+queue, and is dropped and counted if that is full.
 """
 
 import logging
@@ -45,8 +45,7 @@ class OtlpExport:
             ConfigError: a file of the settings can't be used.
 
         """
-        # Its warnings quote callers' headers; and vLLM sets a provider of its own in vain, which is a warning, too.
-        logging.getLogger(_API_LOGGER).setLevel(logging.ERROR)
+        logging.getLogger(_API_LOGGER).setLevel(logging.ERROR)  # its warnings quote callers' headers
         self._clock = clock
         self._metrics = metrics
         self._timeout_s = settings.timeout_s

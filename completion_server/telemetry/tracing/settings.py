@@ -24,7 +24,8 @@ class TraceSettings:
     """Share of the requests that are traced, chosen at random when a request is received. A request in a trace that its
     caller does not record is not."""
     caller_sampled_per_s: Annotated[float, Between(0, 10_000)] = 10.0
-    """Requests a second that are traced because their caller records its trace; beyond that `sample_ratio` decides."""
+    """Requests a second, of all callers together, that are traced because their caller records its trace; beyond that
+    `sample_ratio` decides."""
     missed_budget_per_s: Annotated[float, Between(0, 10_000)] = 100.0
     """Further requests a second that are traced because they missed their budget (`shed.budget_ms`). They are chosen at
     their end, so vLLM has no spans of them. 0 switches this off."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +18,9 @@ from completion_server.telemetry.tracing.sampling import HeadSampler, RateLimit
 from completion_server.telemetry.tracing.settings import TraceSettings
 from completion_server.telemetry.tracing.spans import Attributes, RequestTrace
 from completion_server.telemetry.tracing.tracer import Tracer
+
+_DISABLED = "OTEL_SDK_DISABLED"
+"""The environment variable with which OpenTelemetry makes no spans, without an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +147,18 @@ class Tracing:
             self._export.export(request)
 
 
-def check_installed(settings: TraceSettings) -> None:
-    """Check that OpenTelemetry is installed if traces are on, and that their files can be used.
+def check_usable(settings: TraceSettings, environ: Mapping[str, str]) -> None:
+    """Check that traces can be exported, if they are on.
 
     Raises:
-        ConfigError: it is not, or one can't.
+        ConfigError: OpenTelemetry is not installed or is switched off by the environment, or a file can't be used.
 
     """
     if settings.endpoint:
-        _import("completion_server.telemetry.tracing.collector").read_headers(settings.headers_file)
+        if environ.get(_DISABLED, "").strip().lower() == "true":
+            msg = f'traces.endpoint: {_DISABLED} is true in the environment; unset it, or set the endpoint to ""'
+            raise ConfigError(msg)
+        _import("completion_server.telemetry.tracing.collector").read_files(settings)
 
 
 def _import(name: str) -> Any:  # noqa: ANN401 - a module

@@ -12,6 +12,7 @@ import pytest
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
 from completion_server.core.errors import Code, CompletionError
+from completion_server.core.events import RequestEnded
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.identity import Identity
@@ -108,6 +109,26 @@ def test_unwritten_text_is_dropped_when_a_newer_request_supersedes_it() -> None:
         await asyncio.sleep(10.0)
         assert caller.events(2) == ["end"]
         assert (caller.events(1)[-1], caller.events(3)[-1]) == ("end", "end")
+        await stream.cut()
+
+    run(scenario)
+
+
+def test_the_wait_for_a_slow_reader_is_no_part_of_receiving() -> None:
+    async def scenario(running: RunningPipeline) -> None:
+        caller = Caller(reads=False)
+        stream = Stream(running, caller)
+        for sequence in range(1, 41):
+            caller.ask(sequence, prefix=f"x{sequence} = ")
+            await asyncio.sleep(0.02)
+        assert 0 < len(running.recorder.ended) < 20, "the stream is not read while its answers are unwritten"
+        await asyncio.sleep(30.0)
+        caller.reads.set()
+        await asyncio.sleep(1.0)
+        ended = [event.request for event in running.recorder.recorded if isinstance(event, RequestEnded)]
+        assert len(ended) == 40
+        assert ended[-1].received_at - ended[0].received_at > 30.0
+        assert [each.receive_began_at for each in ended] == pytest.approx([each.received_at for each in ended])
         await stream.cut()
 
     run(scenario)
