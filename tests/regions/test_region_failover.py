@@ -294,7 +294,10 @@ async def test_a_draining_server_is_left_without_the_loss_of_a_request() -> None
         view.session(settings=QUICK, listener=losses) as session,
     ):
         await all_measured(regions)
-        pending = session.submit_nowait(ENDLESS_REQUEST)
+        prefetch = pb.CompleteRequest()  # a newer typed request ends an older one, but no prefetch
+        prefetch.CopyFrom(ENDLESS_REQUEST)
+        prefetch.trigger = pb.TRIGGER_PREFETCH
+        pending = session.submit_nowait(prefetch)
         texts = aiter(pending)
         await anext(texts)
         near.server.app.drain(30.0)
