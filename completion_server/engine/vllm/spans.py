@@ -21,13 +21,14 @@ def only_in_server() -> Iterator[None]:
 
     The exporter in the server's process has a thread and a channel, which each restart of the engine leaves behind.
     """
-    given, init_tracer = os.environ.get(_DISABLED), async_llm.init_tracer
+    given, names = os.environ.get(_DISABLED), vars(async_llm)
+    init_tracer = names["init_tracer"]
     os.environ[_DISABLED] = "true"
-    async_llm.init_tracer = _make_no_tracer
+    names["init_tracer"] = _make_no_tracer
     try:
         yield
     finally:
-        async_llm.init_tracer = init_tracer
+        names["init_tracer"] = init_tracer
         if given is None:
             del os.environ[_DISABLED]
         else:
