@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import yaml
+
 from completion_server.rpc.server import ADMIN_SERVICE, COMPLETION_SERVICE
 from tests.deploy.manifests.targets import server_config
 from tests.support.kustomize import Object, containers, name_of, one, pod_specs
@@ -241,6 +243,28 @@ def _rollout(workload: Object, objects: list[Object]) -> Iterator[str]:
         yield f"{name_of(workload)}: given up before a start may have ended"
 
 
+def gateway_limits(objects: list[Object]) -> Iterator[str]:
+    """The gateway admits at least what each Envoy behind it admits; Envoy Gateway's default is 1,024 of each."""
+    for each in (found for found in objects if found["kind"] == "Gateway"):
+        envoy = yaml.safe_load(one(objects, "ConfigMap", "completion-edge")["data"]["envoy.yaml"])
+        (monitor,) = envoy["overload_manager"]["resource_monitors"]
+        (cluster,) = envoy["static_resources"]["clusters"]
+        (threshold,) = cluster["circuit_breakers"]["thresholds"]
+        needed = {
+            "maxConnections": monitor["typed_config"]["max_active_downstream_connections"],
+            "maxPendingRequests": threshold["max_pending_requests"],
+            "maxParallelRequests": threshold["max_requests"],
+        }
+        policy = one(objects, "BackendTrafficPolicy", "completion")["spec"]
+        admitted = policy.get("circuitBreaker", {})
+        for key, least in needed.items():
+            if admitted.get(key, _GATEWAY_DEFAULT) < least:
+                yield f"{name_of(each)}: {key} is less than the {least} that the Envoys admit"
+
+
+_GATEWAY_DEFAULT = 1024
+
+
 POLICIES: tuple[Policy, ...] = (
     probes,
     resources,
@@ -253,4 +277,5 @@ POLICIES: tuple[Policy, ...] = (
     references,
     secrets,
     rollouts,
+    gateway_limits,
 )

@@ -202,6 +202,10 @@ FAULTS: dict[str, tuple[Policy, Change]] = {
         policies.rollouts,
         lambda all_: one(all_, "Deployment", "completion-server")["spec"].update(progressDeadlineSeconds=1200),
     ),
+    "a gateway with the default limits": (
+        policies.gateway_limits,
+        lambda all_: one(all_, "BackendTrafficPolicy", "completion")["spec"].pop("circuitBreaker"),
+    ),
 }
 
 
