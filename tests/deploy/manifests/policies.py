@@ -188,7 +188,7 @@ def references(objects: list[Object]) -> Iterator[str]:
     for each in objects:
         if each["kind"] == "Gateway":
             for listener in each["spec"]["listeners"]:
-                found = {found["name"] for found in listener["tls"]["certificateRefs"]}
+                found = {found["name"] for found in listener.get("tls", {}).get("certificateRefs", ())}
                 yield from (f"{name_of(each)}: nobody makes the Secret {name}" for name in found - made)
 
 
