@@ -21,7 +21,7 @@ WARM_UP_S = 120
 """What a server may take after its models are loaded: warm-up and the trial of K."""
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
 _VOLUMES = {"configMap", "downwardAPI", "emptyDir", "image", "persistentVolumeClaim", "projected", "secret"}
-_GIVEN_SECRETS = {"completion-redis", "completion-secret"}
+_GIVEN_SECRETS = {"completion-redis", "completion-secret", "completion-clients"}
 """Made by the operator (deploy/README.md)."""
 
 
@@ -210,6 +210,23 @@ _SOURCES = (
 )
 
 
+def admission(objects: list[Object]) -> Iterator[str]:
+    """The gateway asks for client certificates, or takes the names of users from tokens alone."""
+    for policy in (each for each in objects if each["kind"] == "ClientTrafficPolicy"):
+        spec = policy["spec"]
+        validation = spec.get("tls", {}).get("clientValidation", {})
+        has_tokens = any(each["kind"] == "SecurityPolicy" and "jwt" in each["spec"] for each in objects)
+        removed = set(spec.get("headers", {}).get("earlyRequestHeaders", {}).get("remove", ()))
+        if has_tokens and not removed >= {"x-user-id", "x-tenant-id"}:
+            yield f"{name_of(policy)}: passes on names that no token proves"
+        if not has_tokens and (not validation.get("caCertificateRefs") or validation.get("optional")):
+            yield f"{name_of(policy)}: admits callers without a certificate"
+        found = {each["name"] for each in validation.get("caCertificateRefs", ())}
+        yield from (f"{name_of(policy)}: nobody makes the Secret {name}" for name in found - _GIVEN_SECRETS)
+        if validation and [each.get("sectionName") for each in spec["targetRefs"]] != ["https"]:
+            yield f"{name_of(policy)}: health checks of DNS have no certificate"
+
+
 def secrets(objects: list[Object]) -> Iterator[str]:
     """No secret is in the repository, neither as an object nor in a variable."""
     yield from (f"{name_of(each)}: a Secret in the manifests" for each in objects if each["kind"] == "Secret")
@@ -278,4 +295,5 @@ POLICIES: tuple[Policy, ...] = (
     secrets,
     rollouts,
     gateway_limits,
+    admission,
 )

@@ -202,6 +202,14 @@ FAULTS: dict[str, tuple[Policy, Change]] = {
         policies.rollouts,
         lambda all_: one(all_, "Deployment", "completion-server")["spec"].update(progressDeadlineSeconds=1200),
     ),
+    "a gateway that admits anybody": (
+        policies.admission,
+        lambda all_: one(all_, "ClientTrafficPolicy", "completion")["spec"].pop("tls"),
+    ),
+    "a gateway that asks DNS for a certificate": (
+        policies.admission,
+        lambda all_: one(all_, "ClientTrafficPolicy", "completion")["spec"]["targetRefs"][0].pop("sectionName"),
+    ),
     "a gateway with the default limits": (
         policies.gateway_limits,
         lambda all_: one(all_, "BackendTrafficPolicy", "completion")["spec"].pop("circuitBreaker"),
@@ -213,6 +221,11 @@ FAULTS: dict[str, tuple[Policy, Change]] = {
 def test_a_policy_catches(fault: str) -> None:
     policy, change = FAULTS[fault]
     assert list(policy(broken("regions/us-east", change))) != []
+
+
+def test_names_come_from_tokens_alone_with_jwt() -> None:
+    objects = broken("jwt", lambda all_: one(all_, "ClientTrafficPolicy", "completion")["spec"].pop("headers"))
+    assert list(policies.admission(objects)) == ["ClientTrafficPolicy/completion: passes on names that no token proves"]
 
 
 def test_every_policy_was_seen_to_catch_a_fault() -> None:
