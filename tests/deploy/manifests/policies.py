@@ -227,6 +227,24 @@ def admission(objects: list[Object]) -> Iterator[str]:
             yield f"{name_of(policy)}: health checks of DNS have no certificate"
 
 
+def proxies(objects: list[Object]) -> Iterator[str]:
+    """The gateway has more than one proxy, spread over nodes, and a drain of nodes takes one at a time."""
+    for gateway in (each for each in objects if each["kind"] == "Gateway"):
+        named = gateway["spec"].get("infrastructure", {}).get("parametersRef", {}).get("name")
+        found = [each for each in objects if each["kind"] == "EnvoyProxy" and each["metadata"]["name"] == named]
+        if not found:
+            yield f"{name_of(gateway)}: names no EnvoyProxy"
+            continue
+        kubernetes = found[0]["spec"]["provider"]["kubernetes"]
+        deployment = kubernetes.get("envoyDeployment", {})
+        if deployment.get("replicas", 1) < 2:
+            yield f"{name_of(found[0])}: one proxy carries all sessions"
+        if kubernetes.get("envoyPDB", {}).get("maxUnavailable") != 1:
+            yield f"{name_of(found[0])}: no PodDisruptionBudget with maxUnavailable 1"
+        if not deployment.get("pod", {}).get("topologySpreadConstraints"):
+            yield f"{name_of(found[0])}: not spread over nodes"
+
+
 def secrets(objects: list[Object]) -> Iterator[str]:
     """No secret is in the repository, neither as an object nor in a variable."""
     yield from (f"{name_of(each)}: a Secret in the manifests" for each in objects if each["kind"] == "Secret")
@@ -296,4 +314,5 @@ POLICIES: tuple[Policy, ...] = (
     rollouts,
     gateway_limits,
     admission,
+    proxies,
 )

@@ -6,6 +6,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import yaml
 from kubernetes_validate import ValidationError, validate
 
 from tests.deploy.manifests import policies
@@ -14,7 +15,7 @@ from tests.deploy.manifests.policies import POLICIES, Policy
 from tests.deploy.manifests.targets import TARGETS, rendered
 from tests.support import custom_resources
 from tests.support.dns_endpoints import faults_of_dns_endpoint
-from tests.support.kustomize import Object, name_of, one
+from tests.support.kustomize import DEPLOY, Object, name_of, one
 
 VERSIONS = ("1.35", "1.36", "1.37")
 """The three that Kubernetes maintained when this was written."""
@@ -50,8 +51,24 @@ def server_of(objects: list[Object]) -> Object:
     return found
 
 
+def kubernetes_of(objects: list[Object]) -> Object:
+    found: Object = one(objects, "EnvoyProxy", "completion")["spec"]["provider"]["kubernetes"]
+    return found
+
+
 def is_custom(found: Object) -> bool:
     return custom_resources.is_known(found) or found["kind"] == "DNSEndpoint"
+
+
+def gateway_class() -> Object:
+    found: Object = yaml.safe_load((DEPLOY / "components" / "edge" / "gateway-class.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_gateway_is_of_the_class_that_the_readme_makes() -> None:
+    made = gateway_class()["metadata"]
+    assert made == {"name": one(rendered("regions/us-east"), "Gateway", "completion")["spec"]["gatewayClassName"]}
+    assert "kubectl apply -f deploy/components/edge/gateway-class.yaml" in (DEPLOY / "README.md").read_text("utf-8")
 
 
 def test_every_object_is_strictly_valid_in_three_versions() -> None:
@@ -80,9 +97,9 @@ def test_an_invalid_object_is_found(change: Callable[[Object], object]) -> None:
 
 
 def test_custom_resources_are_valid_by_the_types_of_their_projects(tmp_path: Path) -> None:
-    objects = [each for each in distinct_objects().values() if custom_resources.is_known(each)]
+    objects = [each for each in distinct_objects().values() if custom_resources.is_known(each)] + [gateway_class()]
     kinds = {"Rollout", "AnalysisTemplate", "ScaledObject", "PodMonitor", "Certificate", "Issuer", "Gateway"}
-    routes = {"GRPCRoute", "HTTPRoute", "SecurityPolicy", "ClientTrafficPolicy", "BackendTrafficPolicy"}
+    routes = {"GRPCRoute", "HTTPRoute", "EnvoyProxy", "GatewayClass", "SecurityPolicy", "ClientTrafficPolicy", "BackendTrafficPolicy"}
     assert {each["kind"] for each in objects} == kinds | routes
     assert custom_resources.faults(objects, tmp_path) == []
 
@@ -201,6 +218,15 @@ FAULTS: dict[str, tuple[Policy, Change]] = {
     "given up too early": (
         policies.rollouts,
         lambda all_: one(all_, "Deployment", "completion-server")["spec"].update(progressDeadlineSeconds=1200),
+    ),
+    "one proxy": (
+        policies.proxies,
+        lambda all_: kubernetes_of(all_)["envoyDeployment"].update(replicas=1),
+    ),
+    "proxies without a disruption budget": (policies.proxies, lambda all_: kubernetes_of(all_).pop("envoyPDB")),
+    "proxies that the gateway does not name": (
+        policies.proxies,
+        lambda all_: one(all_, "Gateway", "completion")["spec"].pop("infrastructure"),
     ),
     "a gateway that admits anybody": (
         policies.admission,
