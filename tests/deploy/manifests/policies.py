@@ -245,6 +245,22 @@ def proxies(objects: list[Object]) -> Iterator[str]:
             yield f"{name_of(found[0])}: not spread over nodes"
 
 
+def quota(objects: list[Object]) -> Iterator[str]:
+    """A rollout has its GPU beside the servers, also while KEDA has as many of those as it may."""
+    workloads = {each["kind"]: each.get("spec", {}) for each in objects if each["metadata"]["name"] == "completion-server"}
+    workload = workloads.get("Rollout") or workloads.get("Deployment")
+    if workload is None:
+        return
+    strategy: dict[str, Any] = workload["strategy"]
+    surge = (strategy.get("rollingUpdate") or strategy["canary"])["maxSurge"]
+    scaled = workloads.get("ScaledObject", {})
+    needed = scaled.get("maxReplicaCount", workload.get("replicas", 1)) + surge
+    for each in (found for found in objects if found["kind"] == "ResourceQuota"):
+        allowed = int(each["spec"]["hard"]["requests.nvidia.com/gpu"])
+        if allowed < needed:
+            yield f"{name_of(each)}: {allowed} GPUs are fewer than the {needed} of a rollout"
+
+
 def secrets(objects: list[Object]) -> Iterator[str]:
     """No secret is in the repository, neither as an object nor in a variable."""
     yield from (f"{name_of(each)}: a Secret in the manifests" for each in objects if each["kind"] == "Secret")
@@ -315,4 +331,5 @@ POLICIES: tuple[Policy, ...] = (
     gateway_limits,
     admission,
     proxies,
+    quota,
 )

@@ -219,6 +219,10 @@ FAULTS: dict[str, tuple[Policy, Change]] = {
         policies.rollouts,
         lambda all_: one(all_, "Deployment", "completion-server")["spec"].update(progressDeadlineSeconds=1200),
     ),
+    "no GPU to roll out with": (
+        policies.quota,
+        lambda all_: one(all_, "ResourceQuota", "gpus")["spec"]["hard"].update({"requests.nvidia.com/gpu": "4"}),
+    ),
     "one proxy": (
         policies.proxies,
         lambda all_: kubernetes_of(all_)["envoyDeployment"].update(replicas=1),
@@ -247,6 +251,14 @@ FAULTS: dict[str, tuple[Policy, Change]] = {
 def test_a_policy_catches(fault: str) -> None:
     policy, change = FAULTS[fault]
     assert list(policy(broken("regions/us-east", change))) != []
+
+
+def test_the_quota_leaves_a_gpu_to_roll_out_with_at_kedas_most() -> None:
+    objects = broken(
+        "canary+keda-canary",
+        lambda all_: one(all_, "ResourceQuota", "gpus")["spec"]["hard"].update({"requests.nvidia.com/gpu": "5"}),
+    )
+    assert list(policies.quota(objects)) == ["ResourceQuota/gpus: 5 GPUs are fewer than the 6 of a rollout"]
 
 
 def test_names_come_from_tokens_alone_with_jwt() -> None:

@@ -76,7 +76,7 @@ def test_a_regions_values_arrive(region: str) -> None:
     assert deployment["template"]["spec"]["nodeSelector"]["topology.kubernetes.io/region"] == values["cloudRegion"]
     assert server_config(objects).server.region == values["name"] == region
     assert one(objects, "ResourceQuota", "gpus")["spec"]["hard"]["requests.nvidia.com/gpu"] == values["maxGpus"]
-    assert int(values["maxGpus"]) >= values["maxReplicas"] > values["replicas"]
+    assert int(values["maxGpus"]) > values["maxReplicas"] > values["replicas"]
     assert "replaced" not in str(objects)
     assert not [each for each in objects if each["kind"] == "Region"]
 
