@@ -247,7 +247,9 @@ def proxies(objects: list[Object]) -> Iterator[str]:
 
 def quota(objects: list[Object]) -> Iterator[str]:
     """A rollout has its GPU beside the servers, also while KEDA has as many of those as it may."""
-    workloads = {each["kind"]: each.get("spec", {}) for each in objects if each["metadata"]["name"] == "completion-server"}
+    workloads = {
+        each["kind"]: each.get("spec", {}) for each in objects if each["metadata"]["name"] == "completion-server"
+    }
     workload = workloads.get("Rollout") or workloads.get("Deployment")
     if workload is None:
         return
