@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import yaml
+
 from completion_server.rpc.server import ADMIN_SERVICE, COMPLETION_SERVICE
 from tests.deploy.manifests.targets import server_config
 from tests.support.kustomize import Object, containers, name_of, one, pod_specs
@@ -19,7 +21,7 @@ WARM_UP_S = 120
 """What a server may take after its models are loaded: warm-up and the trial of K."""
 _DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
 _VOLUMES = {"configMap", "downwardAPI", "emptyDir", "image", "persistentVolumeClaim", "projected", "secret"}
-_GIVEN_SECRETS = {"completion-redis", "completion-secret"}
+_GIVEN_SECRETS = {"completion-redis", "completion-secret", "completion-clients"}
 """Made by the operator (deploy/README.md)."""
 
 
@@ -186,7 +188,7 @@ def references(objects: list[Object]) -> Iterator[str]:
     for each in objects:
         if each["kind"] == "Gateway":
             for listener in each["spec"]["listeners"]:
-                found = {found["name"] for found in listener["tls"]["certificateRefs"]}
+                found = {found["name"] for found in listener.get("tls", {}).get("certificateRefs", ())}
                 yield from (f"{name_of(each)}: nobody makes the Secret {name}" for name in found - made)
 
 
@@ -206,6 +208,59 @@ _SOURCES = (
     ("secret", "Secret", "secretName"),
     ("persistentVolumeClaim", "PersistentVolumeClaim", "claimName"),
 )
+
+
+def admission(objects: list[Object]) -> Iterator[str]:
+    """The gateway asks for client certificates, or takes the names of users from tokens alone."""
+    for policy in (each for each in objects if each["kind"] == "ClientTrafficPolicy"):
+        spec = policy["spec"]
+        validation = spec.get("tls", {}).get("clientValidation", {})
+        has_tokens = any(each["kind"] == "SecurityPolicy" and "jwt" in each["spec"] for each in objects)
+        removed = set(spec.get("headers", {}).get("earlyRequestHeaders", {}).get("remove", ()))
+        if has_tokens and not removed >= {"x-user-id", "x-tenant-id"}:
+            yield f"{name_of(policy)}: passes on names that no token proves"
+        if not has_tokens and (not validation.get("caCertificateRefs") or validation.get("optional")):
+            yield f"{name_of(policy)}: admits callers without a certificate"
+        found = {each["name"] for each in validation.get("caCertificateRefs", ())}
+        yield from (f"{name_of(policy)}: nobody makes the Secret {name}" for name in found - _GIVEN_SECRETS)
+        if validation and [each.get("sectionName") for each in spec["targetRefs"]] != ["https"]:
+            yield f"{name_of(policy)}: health checks of DNS have no certificate"
+
+
+def proxies(objects: list[Object]) -> Iterator[str]:
+    """The gateway has more than one proxy, spread over nodes, and a drain of nodes takes one at a time."""
+    for gateway in (each for each in objects if each["kind"] == "Gateway"):
+        named = gateway["spec"].get("infrastructure", {}).get("parametersRef", {}).get("name")
+        found = [each for each in objects if each["kind"] == "EnvoyProxy" and each["metadata"]["name"] == named]
+        if not found:
+            yield f"{name_of(gateway)}: names no EnvoyProxy"
+            continue
+        kubernetes = found[0]["spec"]["provider"]["kubernetes"]
+        deployment = kubernetes.get("envoyDeployment", {})
+        if deployment.get("replicas", 1) < 2:
+            yield f"{name_of(found[0])}: one proxy carries all sessions"
+        if kubernetes.get("envoyPDB", {}).get("maxUnavailable") != 1:
+            yield f"{name_of(found[0])}: no PodDisruptionBudget with maxUnavailable 1"
+        if not deployment.get("pod", {}).get("topologySpreadConstraints"):
+            yield f"{name_of(found[0])}: not spread over nodes"
+
+
+def quota(objects: list[Object]) -> Iterator[str]:
+    """A rollout has its GPU beside the servers, also while KEDA has as many of those as it may."""
+    workloads = {
+        each["kind"]: each.get("spec", {}) for each in objects if each["metadata"]["name"] == "completion-server"
+    }
+    workload = workloads.get("Rollout") or workloads.get("Deployment")
+    if workload is None:
+        return
+    strategy: dict[str, Any] = workload["strategy"]
+    surge = (strategy.get("rollingUpdate") or strategy["canary"])["maxSurge"]
+    scaled = workloads.get("ScaledObject", {})
+    needed = scaled.get("maxReplicaCount", workload.get("replicas", 1)) + surge
+    for each in (found for found in objects if found["kind"] == "ResourceQuota"):
+        allowed = int(each["spec"]["hard"]["requests.nvidia.com/gpu"])
+        if allowed < needed:
+            yield f"{name_of(each)}: {allowed} GPUs are fewer than the {needed} of a rollout"
 
 
 def secrets(objects: list[Object]) -> Iterator[str]:
@@ -241,6 +296,28 @@ def _rollout(workload: Object, objects: list[Object]) -> Iterator[str]:
         yield f"{name_of(workload)}: given up before a start may have ended"
 
 
+def gateway_limits(objects: list[Object]) -> Iterator[str]:
+    """The gateway admits at least what each Envoy behind it admits; Envoy Gateway's default is 1,024 of each."""
+    for each in (found for found in objects if found["kind"] == "Gateway"):
+        envoy = yaml.safe_load(one(objects, "ConfigMap", "completion-edge")["data"]["envoy.yaml"])
+        (monitor,) = envoy["overload_manager"]["resource_monitors"]
+        (cluster,) = envoy["static_resources"]["clusters"]
+        (threshold,) = cluster["circuit_breakers"]["thresholds"]
+        needed = {
+            "maxConnections": monitor["typed_config"]["max_active_downstream_connections"],
+            "maxPendingRequests": threshold["max_pending_requests"],
+            "maxParallelRequests": threshold["max_requests"],
+        }
+        policy = one(objects, "BackendTrafficPolicy", "completion")["spec"]
+        admitted = policy.get("circuitBreaker", {})
+        for key, least in needed.items():
+            if admitted.get(key, _GATEWAY_DEFAULT) < least:
+                yield f"{name_of(each)}: {key} is less than the {least} that the Envoys admit"
+
+
+_GATEWAY_DEFAULT = 1024
+
+
 POLICIES: tuple[Policy, ...] = (
     probes,
     resources,
@@ -253,4 +330,8 @@ POLICIES: tuple[Policy, ...] = (
     references,
     secrets,
     rollouts,
+    gateway_limits,
+    admission,
+    proxies,
+    quota,
 )

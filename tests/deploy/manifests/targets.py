@@ -18,6 +18,7 @@ COMBINATIONS = (
     ("canary", "keda-canary"),
     ("no-spare-gpu",),
     ("canary", "keda-canary", "no-spare-gpu"),
+    ("jwt",),
     ("otel",),
     ("oci-weights",),
     ("redis-external",),

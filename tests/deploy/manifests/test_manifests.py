@@ -6,6 +6,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
+import yaml
 from kubernetes_validate import ValidationError, validate
 
 from tests.deploy.manifests import policies
@@ -14,7 +15,7 @@ from tests.deploy.manifests.policies import POLICIES, Policy
 from tests.deploy.manifests.targets import TARGETS, rendered
 from tests.support import custom_resources
 from tests.support.dns_endpoints import faults_of_dns_endpoint
-from tests.support.kustomize import Object, name_of, one
+from tests.support.kustomize import DEPLOY, Object, name_of, one
 
 VERSIONS = ("1.35", "1.36", "1.37")
 """The three that Kubernetes maintained when this was written."""
@@ -50,8 +51,24 @@ def server_of(objects: list[Object]) -> Object:
     return found
 
 
+def kubernetes_of(objects: list[Object]) -> Object:
+    found: Object = one(objects, "EnvoyProxy", "completion")["spec"]["provider"]["kubernetes"]
+    return found
+
+
 def is_custom(found: Object) -> bool:
     return custom_resources.is_known(found) or found["kind"] == "DNSEndpoint"
+
+
+def gateway_class() -> Object:
+    found: Object = yaml.safe_load((DEPLOY / "components" / "edge" / "gateway-class.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_gateway_is_of_the_class_that_the_readme_makes() -> None:
+    made = gateway_class()["metadata"]
+    assert made == {"name": one(rendered("regions/us-east"), "Gateway", "completion")["spec"]["gatewayClassName"]}
+    assert "kubectl apply -f deploy/components/edge/gateway-class.yaml" in (DEPLOY / "README.md").read_text("utf-8")
 
 
 def test_every_object_is_strictly_valid_in_three_versions() -> None:
@@ -80,9 +97,17 @@ def test_an_invalid_object_is_found(change: Callable[[Object], object]) -> None:
 
 
 def test_custom_resources_are_valid_by_the_types_of_their_projects(tmp_path: Path) -> None:
-    objects = [each for each in distinct_objects().values() if custom_resources.is_known(each)]
+    objects = [each for each in distinct_objects().values() if custom_resources.is_known(each)] + [gateway_class()]
     kinds = {"Rollout", "AnalysisTemplate", "ScaledObject", "PodMonitor", "Certificate", "Issuer", "Gateway"}
-    routes = {"GRPCRoute", "HTTPRoute", "SecurityPolicy", "ClientTrafficPolicy", "BackendTrafficPolicy"}
+    routes = {
+        "GRPCRoute",
+        "HTTPRoute",
+        "EnvoyProxy",
+        "GatewayClass",
+        "SecurityPolicy",
+        "ClientTrafficPolicy",
+        "BackendTrafficPolicy",
+    }
     assert {each["kind"] for each in objects} == kinds | routes
     assert custom_resources.faults(objects, tmp_path) == []
 
@@ -202,6 +227,31 @@ FAULTS: dict[str, tuple[Policy, Change]] = {
         policies.rollouts,
         lambda all_: one(all_, "Deployment", "completion-server")["spec"].update(progressDeadlineSeconds=1200),
     ),
+    "no GPU to roll out with": (
+        policies.quota,
+        lambda all_: one(all_, "ResourceQuota", "gpus")["spec"]["hard"].update({"requests.nvidia.com/gpu": "4"}),
+    ),
+    "one proxy": (
+        policies.proxies,
+        lambda all_: kubernetes_of(all_)["envoyDeployment"].update(replicas=1),
+    ),
+    "proxies without a disruption budget": (policies.proxies, lambda all_: kubernetes_of(all_).pop("envoyPDB")),
+    "proxies that the gateway does not name": (
+        policies.proxies,
+        lambda all_: one(all_, "Gateway", "completion")["spec"].pop("infrastructure"),
+    ),
+    "a gateway that admits anybody": (
+        policies.admission,
+        lambda all_: one(all_, "ClientTrafficPolicy", "completion")["spec"].pop("tls"),
+    ),
+    "a gateway that asks DNS for a certificate": (
+        policies.admission,
+        lambda all_: one(all_, "ClientTrafficPolicy", "completion")["spec"]["targetRefs"][0].pop("sectionName"),
+    ),
+    "a gateway with the default limits": (
+        policies.gateway_limits,
+        lambda all_: one(all_, "BackendTrafficPolicy", "completion")["spec"].pop("circuitBreaker"),
+    ),
 }
 
 
@@ -209,6 +259,19 @@ FAULTS: dict[str, tuple[Policy, Change]] = {
 def test_a_policy_catches(fault: str) -> None:
     policy, change = FAULTS[fault]
     assert list(policy(broken("regions/us-east", change))) != []
+
+
+def test_the_quota_leaves_a_gpu_to_roll_out_with_at_kedas_most() -> None:
+    objects = broken(
+        "canary+keda-canary",
+        lambda all_: one(all_, "ResourceQuota", "gpus")["spec"]["hard"].update({"requests.nvidia.com/gpu": "5"}),
+    )
+    assert list(policies.quota(objects)) == ["ResourceQuota/gpus: 5 GPUs are fewer than the 6 of a rollout"]
+
+
+def test_names_come_from_tokens_alone_with_jwt() -> None:
+    objects = broken("jwt", lambda all_: one(all_, "ClientTrafficPolicy", "completion")["spec"].pop("headers"))
+    assert list(policies.admission(objects)) == ["ClientTrafficPolicy/completion: passes on names that no token proves"]
 
 
 def test_every_policy_was_seen_to_catch_a_fault() -> None:
@@ -222,7 +285,7 @@ INTENDED = {
     ("completion/redis", "completion/redis", 6379),
     ("completion/redis", "completion/redis", 26379),
     ("envoy-gateway-system/envoy", "completion/completion-edge", 50050),
-    ("envoy-gateway-system/envoy", "completion/completion-server", 9464),
+    ("envoy-gateway-system/envoy", "completion/completion-edge", 8080),
     ("monitoring/prometheus", "completion/completion-server", 9464),
 }
 

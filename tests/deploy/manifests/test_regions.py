@@ -28,7 +28,6 @@ MAY_DIFFER = {
     "GRPCRoute/completion spec.hostnames.1",
     "HTTPRoute/completion-region-health spec.hostnames.0",
     "Certificate/completion-edge spec.dnsNames.1",
-    "Certificate/completion-edge spec.dnsNames.2",
 }
 MUST_DIFFER = {each for each in MAY_DIFFER if each.rpartition(".")[2] not in {"replicas", "com/gpu", "product"}}
 
@@ -77,7 +76,7 @@ def test_a_regions_values_arrive(region: str) -> None:
     assert deployment["template"]["spec"]["nodeSelector"]["topology.kubernetes.io/region"] == values["cloudRegion"]
     assert server_config(objects).server.region == values["name"] == region
     assert one(objects, "ResourceQuota", "gpus")["spec"]["hard"]["requests.nvidia.com/gpu"] == values["maxGpus"]
-    assert int(values["maxGpus"]) >= values["maxReplicas"] > values["replicas"]
+    assert int(values["maxGpus"]) > values["maxReplicas"] > values["replicas"]
     assert "replaced" not in str(objects)
     assert not [each for each in objects if each["kind"] == "Region"]
 
@@ -91,8 +90,21 @@ def test_the_global_name_leads_to_the_regions_own_names(region: str) -> None:
     assert record["setIdentifier"] == region
     properties = {each["name"]: each["value"] for each in record["providerSpecific"]}
     assert properties["aws/region"] == values["cloudRegion"]
-    health = one(objects, "HTTPRoute", "completion-region-health")["spec"]["hostnames"]
-    assert one(objects, "Certificate", "completion-edge")["spec"]["dnsNames"] == route["hostnames"] + health
+    assert one(objects, "Certificate", "completion-edge")["spec"]["dnsNames"] == route["hostnames"]
+
+
+def test_no_record_is_at_the_apex_of_its_zone() -> None:
+    text = (DEPLOY / "global" / "kustomization.yaml").read_text(encoding="utf-8")
+    zone, *of_region = re.findall(r"--domain-filter=(\S+)", text)
+    for each in rendered("global"):
+        (record,) = each["spec"]["endpoints"]
+        assert record["recordType"] == "CNAME"
+        assert record["dnsName"].endswith(f".{zone}"), "DNS allows no CNAME at a zone's apex"
+    routes = [one(rendered("regions/us-east"), *each)["spec"]["hostnames"] for each in ROUTES]
+    assert of_region == [name for names in routes for name in names if name != record["dnsName"]]
+
+
+ROUTES = (("GRPCRoute", "completion"), ("HTTPRoute", "completion-region-health"))
 
 
 @pytest.mark.parametrize("target", SERVING)
@@ -122,10 +134,12 @@ def test_the_edge_runs_the_tested_file() -> None:
     text = one(objects, "ConfigMap", "completion-edge")["data"]["envoy.yaml"]
     assert text == ENVOY_FILE.read_text(encoding="utf-8")
     document = yaml.safe_load(text)
-    ports = {each["address"]["socket_address"]["port_value"] for each in document["static_resources"]["listeners"]}
+    listeners = {each["name"]: each for each in document["static_resources"]["listeners"]}
     (cluster,) = document["static_resources"]["clusters"]
     edge = one(objects, "Deployment", "completion-edge")["spec"]["template"]["spec"]["containers"][0]
-    assert edge["ports"][0]["containerPort"] in ports
+    listening = {name: each["address"]["socket_address"]["port_value"] for name, each in listeners.items()}
+    declared = {each["name"]: each["containerPort"] for each in edge["ports"]}
+    assert declared == {"grpc": listening["editors"], "health": listening["region-health"]}
     endpoint = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
     service = one(objects, "Service", endpoint["address"])["spec"]
     assert service["clusterIP"] == "None", "Envoy must see each replica"
@@ -133,6 +147,36 @@ def test_the_edge_runs_the_tested_file() -> None:
     assert cluster["lb_policy"] == "MAGLEV"
     pods = one(objects, "Deployment", "completion-server")["spec"]["template"]["metadata"]["labels"]
     assert service["selector"].items() <= pods.items()
+
+
+def test_the_health_of_a_region_is_its_edges() -> None:
+    objects = rendered("regions/us-east")
+    route = one(objects, "HTTPRoute", "completion-region-health")["spec"]
+    (rule,) = route["rules"]
+    (match,), (backend,) = rule["matches"], rule["backendRefs"]
+    document = yaml.safe_load(ENVOY_FILE.read_text(encoding="utf-8"))
+    (listener,) = (each for each in document["static_resources"]["listeners"] if each["name"] == "region-health")
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    answered = manager["http_filters"][0]["typed_config"]["headers"][0]["string_match"]["exact"]
+    assert match == {"path": {"type": "Exact", "value": answered}, "method": "GET"}
+    assert backend == {"name": "completion-edge", "port": listener["address"]["socket_address"]["port_value"]}
+
+
+def test_the_readme_checks_the_health_of_each_region_by_its_name() -> None:
+    text = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    command = re.search(r"for region in (.+); do.*\n.*create-health-check (.+\n.+)\n *done", text)
+    assert command is not None
+    options = dict(each.split("=", 1) for each in re.split(r"[\s,\\]+", command[2]) if "=" in each)
+    assert tuple(command[1].split()) == REGIONS
+    for region in REGIONS:
+        objects = rendered(f"regions/{region}")
+        name = options["FullyQualifiedDomainName"].replace("$region", region).replace("YOUR-DOMAIN", "example.com")
+        route = one(objects, "HTTPRoute", "completion-region-health")["spec"]
+        assert route["hostnames"] == [name]
+        assert options["ResourcePath"] == route["rules"][0]["matches"][0]["path"]["value"]
+        listeners = {each["name"]: each for each in one(objects, "Gateway", "completion")["spec"]["listeners"]}
+        listener = listeners[route["parentRefs"][0]["sectionName"]]
+        assert (options["Type"], int(options["Port"])) == (listener["protocol"], listener["port"])
 
 
 def test_the_real_envoy_accepts_the_rendered_file_and_options(tmp_path: Path) -> None:

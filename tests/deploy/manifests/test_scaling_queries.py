@@ -16,6 +16,7 @@ from completion_server.core.request import Trigger
 from completion_server.telemetry.metrics import Metrics
 from tests.deploy.manifests.targets import rendered
 from tests.support.kustomize import one, report
+from tests.support.rules import load_rules, selectors, write_plain_rules
 
 HASH = "5d8f7c9b66"
 CANARY, STABLE = f"completion-server-{HASH}-abcde", "completion-server-77f9c9d5b4-fghij"
@@ -61,8 +62,10 @@ def series_of(pod: str, load: Load, minutes: int = 60) -> list[dict[str, str]]:
     return [{"series": name, "values": f"0+{60 * rate:g}x{minutes}"} for name, rate in counters.items()]
 
 
-def check(series: list[dict[str, str]], query: str, value: float | None, folder: Path) -> None:
-    """Let promtool evaluate a query after an hour and compare. None is no answer."""
+def check(
+    series: list[dict[str, str]], query: str, value: float | None, folder: Path, *, has_rules: bool = True
+) -> None:
+    """Let promtool evaluate a query after an hour, with the shipped rules, and compare. None is no answer."""
     if shutil.which("promtool") is None:
         report("promtool not found; on Debian: apt-get install prometheus")
     expected = [] if value is None else [{"labels": "{}", "value": value}]
@@ -72,7 +75,8 @@ def check(series: list[dict[str, str]], query: str, value: float | None, folder:
         "promql_expr_test": [{"expr": query, "eval_time": "1h", "exp_samples": expected}],
     }
     path = folder / "test.yaml"
-    path.write_text(json.dumps({"rule_files": [], "tests": [case]}), encoding="utf-8")
+    rules = [str(each) for each in write_plain_rules(folder)] if has_rules else []
+    path.write_text(json.dumps({"rule_files": rules, "tests": [case]}), encoding="utf-8")
     done = subprocess.run(
         ["promtool", "test", "rules", str(path)],
         capture_output=True,
@@ -142,22 +146,37 @@ def test_the_rollout_waits_for_the_analysis() -> None:
     assert canary["steps"][1]["pause"]["duration"] == "45m"
 
 
+def slo_series(rates: Load) -> list[dict[str, str]]:
+    """Return the counters of the objective under a load by result, as a server exports them."""
+    name = 'completion_slo_requests_total{region="us-east", result="%s"}'
+    return [{"series": name % result, "values": f"0+{60 * rate:g}x60"} for result, rate in rates.items()]
+
+
+def queue_series(num_per_s: float) -> list[dict[str, str]]:
+    """Return the histogram of the wait for a slot: nine of ten within 20 ms, all within 40 ms."""
+    name = 'completion_stage_seconds_bucket{region="us-east", stage="queue", le="%s"}'
+    shares = {"0.02": 0.9, "0.04": 1.0, "+Inf": 1.0}
+    return [{"series": name % le, "values": f"0+{60 * num_per_s * share:g}x60"} for le, share in shares.items()]
+
+
 def test_keda_sees_waiting_and_shedding(tmp_path: Path) -> None:
     queue, threshold = keda_queries()["queue-wait"]
-    buckets = {"0.02": 90, "0.04": 100, "+Inf": 100}
-    series = [
-        {
-            "series": f'completion_stage_seconds_bucket{{namespace="completion", stage="queue", pod="a", le="{le}"}}',
-            "values": f"0+{count}x60",
-        }
-        for le, count in buckets.items()
-    ]
-    check(series, f"round({queue})", 30, tmp_path)
+    check(queue_series(100), f"round({queue})", 30, tmp_path)
     assert threshold == 30
     shed, threshold = keda_queries()["shed-share"]
-    check(series_of(STABLE, {"in_time": 96, "shed": 4}), f"round({shed}, 0.001)", 4, tmp_path)
-    check(series_of(STABLE, {"in_time": 96, "rate_limited": 4}), f"round({shed}, 0.001)", 0, tmp_path)
+    check(slo_series({"in_time": 96, "shed": 4}), f"round({shed}, 0.001)", 4, tmp_path)
     assert threshold == 2
+
+
+@pytest.mark.parametrize("trigger", ["queue-wait", "shed-share"])
+def test_keda_tells_no_requests_from_no_figures(trigger: str, tmp_path: Path) -> None:
+    query, _ = keda_queries()[trigger]
+    quiet = queue_series(0) + slo_series({"in_time": 0, "shed": 0})
+    check(quiet, query, 0, tmp_path)
+    check([], query, None, tmp_path)
+    check(quiet, query, None, tmp_path, has_rules=False)
+    found = one(rendered("keda"), "ScaledObject", "completion-server")["spec"]["triggers"]
+    assert {each["metadata"]["ignoreNullValues"] for each in found} == {"false"}, "no figure is an error, not a 0"
 
 
 def test_the_queries_name_metrics_that_the_server_has() -> None:
@@ -166,7 +185,10 @@ def test_the_queries_name_metrics_that_the_server_has() -> None:
     known = {family.name for family in registry.collect()} | OF_APP
     values = {each.value for each in (*FinishReason, *ShedReason)} | {each.name.lower() for each in Trigger}
     queries = [query_of(each) for name, each in analysis().items() if name != "burn-rate-alert"]
-    for query in [*queries, *(query for query, _ in keda_queries().values())]:
+    recorded = {rule["record"] for rule in load_rules() if "record" in rule}
+    for query, _ in keda_queries().values():
+        assert {each.name for each in selectors(query)} <= recorded
+    for query in queries:
         names = re.findall(r"completion_[a-z_]+(?=\{)", query)
         assert names
         assert {re.sub("_(total|bucket|count)$", "", each) for each in names} <= known
