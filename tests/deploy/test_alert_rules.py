@@ -28,6 +28,12 @@ def of_pod(name: str, values: str, **labels: str) -> dict[str, str]:
     return {f"{name}{{{shown}}}": values}
 
 
+def engines(*values: str) -> dict[str, str]:
+    """Return completion_engine_ready of one server for each argument."""
+    name = "completion_engine_ready"
+    return {f'{name}{{region="us-east",instance="pod-{pod}"}}': each for pod, each in enumerate(values)}
+
+
 def tokens(**values: str) -> dict[str, str]:
     """Return the series of completion_tokens_total, by kind."""
     name = "completion_tokens_total"
@@ -114,8 +120,22 @@ SCENARIOS = (
     Scenario(
         "CompletionEngineRestarts", "one in an hour", of_pod("completion_engine_restarts_total", "0x10 1x30"), "30m",
     ),
-    Scenario("CompletionEngineDown", "it never starts", of_pod("completion_engine_ready", "0x20"), "16m", [POD]),
-    Scenario("CompletionEngineDown", "a long start", of_pod("completion_engine_ready", "0x12 1x20"), "16m"),
+    Scenario("CompletionEngineDown", "it never starts", of_pod("completion_engine_ready", "0x30"), "26m", [POD]),
+    Scenario("CompletionEngineDown", "a long start", of_pod("completion_engine_ready", "0x20 1x20"), "26m"),
+    Scenario("CompletionRegionNotServing", "all engines die", engines("1x60 0x30", "1x60 0x30"), "1h4m", [EAST]),
+    Scenario("CompletionRegionNotServing", "all engines are away for two hours", engines("1x9 0x130"), "2h15m", [EAST]),
+    Scenario("CompletionRegionNotServing", "one of two dies", engines("1x60 0x30", "1x90"), "1h4m"),
+    Scenario("CompletionRegionNotServing", "a new region loads its models", engines("0x30", "0x30"), "25m"),
+    Scenario("CompletionRegionNotServing", "an engine restarts", engines("1x60 0 1x30"), "1h4m"),
+    Scenario("CompletionEnginesDown", "two of four die", engines(*["1x60 0x30"] * 2, *["1x90"] * 2), "1h10m", [EAST]),
+    Scenario(
+        "CompletionEnginesDown", "two of four vanish with their node",
+        engines(*["1x60 stale"] * 2, *["1x90"] * 2), "1h10m", [EAST],
+    ),
+    Scenario("CompletionEnginesDown", "one of four dies", engines("1x60 0x30", *["1x90"] * 3), "1h10m"),
+    Scenario(
+        "CompletionEnginesDown", "two new servers load beside four", engines(*["1x90"] * 4, *["_x60 0x30"] * 2), "1h20m",
+    ),
     *(
         Scenario(
             "CompletionKvCachePressure", f"{usage} in use", of_pod("completion_engine_kv_usage_ratio", f"{usage}x30"),
