@@ -140,7 +140,8 @@ def _announce(engine: EngineSettings, last_s: float | None) -> None:
     may_compile = engine.kind == "vllm" and not engine.enforce_eager
     first = "the first start with these settings" + (", which may compile the model" if may_compile else "")
     last = first if last_s is None else f"the last start took {last_s:.0f} s"
-    logger.info("starting the %s engine on %s%s; %s", engine.kind, _short(engine.model), draft, last)
+    model = f" on {_short(engine.model)}" if engine.model else ""
+    logger.info("starting the %s engine%s%s; %s", engine.kind, model, draft, last)
 
 
 def _start_times_path(environ: Mapping[str, str]) -> Path | None:

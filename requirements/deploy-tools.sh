@@ -41,6 +41,9 @@ EOF
 }
 
 install_crd_schemas() {
+    for tool in node npm; do
+        command -v "$tool" >/dev/null || { echo "$tool not found; on Debian: apt-get install nodejs npm" >&2; return 1; }
+    done
     rm -rf "$tools/crd-schemas"
     mkdir -p "$tools/crd-schemas"
     cp requirements/crd-schemas/package.json requirements/crd-schemas/package-lock.json "$tools/crd-schemas"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.prometheus import require_prometheus
-from tests.support.rules import MONITORING, Scenario, load_rules, run_promtool, selectors
+from tests.support.rules import MONITORING, Scenario, load_groups, load_rules, run_promtool, selectors
 
 RUNBOOKS = MONITORING.parents[1] / "docs" / "runbooks.md"
 EAST = {"region": "us-east"}
@@ -26,6 +26,12 @@ def of_pod(name: str, values: str, **labels: str) -> dict[str, str]:
     """Return one series of a server."""
     shown = ",".join(f'{label}="{value}"' for label, value in {**POD, **labels}.items())
     return {f"{name}{{{shown}}}": values}
+
+
+def engines(*values: str) -> dict[str, str]:
+    """Return completion_engine_ready of one server for each argument."""
+    name = "completion_engine_ready"
+    return {f'{name}{{region="us-east",instance="pod-{pod}"}}': each for pod, each in enumerate(values)}
 
 
 def tokens(**values: str) -> dict[str, str]:
@@ -50,7 +56,16 @@ def cache(hits: str, misses: str) -> dict[str, str]:
 
 REQUESTS = "completion_requests_total"
 EXPIRY = "completion_tls_certificate_not_after_timestamp_seconds"
+STARTED = 'kube_pod_start_time{{namespace="completion",pod="redis-{}"}}'
 DAY_S = 86_400
+
+
+def issued(name: str, label: str = "exported_namespace") -> str:
+    """Return the series of a certificate's end, with its namespace in a label."""
+    return (
+        f'certmanager_certificate_expiration_timestamp_seconds{{region="us-east",name="{name}",{label}="completion"}}'
+    )
+
 
 SCENARIOS = (
     Scenario(
@@ -108,14 +123,37 @@ SCENARIOS = (
         for percent, fires in ((10, [EAST]), (2, []))
     ),
     Scenario(
+        "CompletionRateLimiting", "a fifth of a request a minute, at night",
+        {
+            f'{REQUESTS}{{region="us-east",outcome="shed",shed_reason="rate_limited"}}': "0+0.2x60",
+            f'{REQUESTS}{{region="us-east",outcome="stop",shed_reason=""}}': "0+0.8x60",
+        },
+        "50m",
+    ),
+    Scenario(
         "CompletionEngineRestarts", "two in an hour",
         of_pod("completion_engine_restarts_total", "0x10 1x10 2x20"), "30m", [POD],
     ),
     Scenario(
         "CompletionEngineRestarts", "one in an hour", of_pod("completion_engine_restarts_total", "0x10 1x30"), "30m",
     ),
-    Scenario("CompletionEngineDown", "it never starts", of_pod("completion_engine_ready", "0x20"), "16m", [POD]),
-    Scenario("CompletionEngineDown", "a long start", of_pod("completion_engine_ready", "0x12 1x20"), "16m"),
+    Scenario("CompletionEngineDown", "it never starts", of_pod("completion_engine_ready", "0x30"), "26m", [POD]),
+    Scenario("CompletionEngineDown", "a long start", of_pod("completion_engine_ready", "0x20 1x20"), "26m"),
+    Scenario("CompletionRegionNotServing", "all engines die", engines("1x60 0x30", "1x60 0x30"), "1h4m", [EAST]),
+    Scenario("CompletionRegionNotServing", "all engines are away for two hours", engines("1x9 0x130"), "2h15m", [EAST]),
+    Scenario("CompletionRegionNotServing", "one of two dies", engines("1x60 0x30", "1x90"), "1h4m"),
+    Scenario("CompletionRegionNotServing", "a new region loads its models", engines("0x30", "0x30"), "25m"),
+    Scenario("CompletionRegionNotServing", "an engine restarts", engines("1x60 0 1x30"), "1h4m"),
+    Scenario("CompletionEnginesDown", "two of four die", engines(*["1x60 0x30"] * 2, *["1x90"] * 2), "1h10m", [EAST]),
+    Scenario(
+        "CompletionEnginesDown", "two of four vanish with their node",
+        engines(*["1x60 stale"] * 2, *["1x90"] * 2), "1h10m", [EAST],
+    ),
+    Scenario("CompletionEnginesDown", "one of four dies", engines("1x60 0x30", *["1x90"] * 3), "1h10m"),
+    Scenario(
+        "CompletionEnginesDown", "two new servers load beside four",
+        engines(*["1x90"] * 4, *["_x60 0x30"] * 2), "1h20m",
+    ),
     *(
         Scenario(
             "CompletionKvCachePressure", f"{usage} in use", of_pod("completion_engine_kv_usage_ratio", f"{usage}x30"),
@@ -180,6 +218,34 @@ SCENARIOS = (
     ),
     Scenario(
         "CompletionRedisUnavailable", "a failover of a minute", of_pod("completion_redis_available", "1 0 1x10"), "5m",
+    ),
+    *(
+        Scenario(
+            alert, f"cert-manager's in the label {label}, {days} days left",
+            {issued("completion-edge", label): f"{days * DAY_S}x120"}, "100m", fires,
+        )
+        for label in ("namespace", "exported_namespace")
+        for alert, days, fires in (
+            ("CompletionCertificateAgeing", 10, [{**EAST, "name": "completion-edge", label: "completion"}]),
+            ("CompletionCertificateAgeing", 29, []),
+            ("CompletionCertificateExpiring", 1, [{**EAST, "name": "completion-edge", label: "completion"}]),
+            ("CompletionCertificateExpiring", 10, []),
+        )
+    ),
+    Scenario(
+        "CompletionCertificateExpiring", "not issued yet", {issued("completion-edge", "namespace"): "0x120"}, "100m",
+    ),
+    Scenario(
+        "CompletionRedisCertificateOld", "one of two pods was not restarted since the renewal",
+        {
+            issued("redis"): f"{90 * DAY_S}x10 {150 * DAY_S}x200",
+            STARTED.format(0): "0x210", STARTED.format(1): f"0x70 {70 * DAY_S}x200",
+        },
+        "100d", [{"namespace": "completion", "pod": "redis-0"}], "12h", is_alone=True,
+    ),
+    Scenario(
+        "CompletionRedisCertificateOld", "not renewed yet",
+        {issued("redis"): f"{90 * DAY_S}x120", STARTED.format(0): "3600x120"}, "59d", (), "12h", is_alone=True,
     ),
     *(
         Scenario(alert, f"{days} days left", of_pod(EXPIRY, f"{days * DAY_S}x120", listener="public"), "100m", fires)
@@ -259,6 +325,13 @@ def test_each_alert_names_its_entry_in_the_runbooks(alert: str) -> None:
 
 def test_the_runbooks_have_no_entry_without_an_alert() -> None:
     assert {title for title in runbook_entries() if title.startswith("Completion")} == set(ALERTS)
+
+
+def test_no_series_has_a_gap_that_starts_an_alert_again() -> None:
+    """Prometheus looks back for 5 minutes, so a series that is recorded every 5 minutes is away between two samples."""
+    intervals = {group["name"]: group.get("interval", "1m") for group in load_groups()}
+    assert len(intervals) > 5
+    assert {name: each for name, each in intervals.items() if each not in {"15s", "30s", "1m", "2m"}} == {}
 
 
 def test_rules_read_only_recorded_series_that_are_recorded() -> None:

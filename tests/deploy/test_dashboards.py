@@ -10,7 +10,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from deploy.monitoring.dashboards.generate import DASHBOARDS, FOLDER, render
-from tests.support.dashboards import load, panels
+from tests.support.dashboards import load, panels, queries
 
 register_default_plugins()
 
@@ -96,3 +96,19 @@ def test_every_query_is_of_the_chosen_servers(dashboard: dict[str, Any]) -> None
     for panel in panels(dashboard):
         for target in panel["targets"]:
             assert all(f"${name}" in target["expr"] for name in chosen), target["expr"]
+
+
+def test_times_to_the_first_token_are_those_of_the_objective() -> None:
+    """Prefetches are in the histogram and not in the objective: a panel with them would contradict the alerts."""
+    read = [query for query in queries() if "completion_ttft_seconds_bucket" in query.template]
+    assert len(read) > 5
+    assert [query.place for query in read if 'trigger!="prefetch"' not in query.template] == []
+
+
+def test_panels_of_latency_over_time_link_to_traces() -> None:
+    linked = {
+        panel["title"]
+        for panel in panels(load("serving"))
+        if panel["type"] == "timeseries" and any(target.get("exemplar") for target in panel["targets"])
+    }
+    assert linked == {"TTFT", *(f"Stages over time, {share}" for share in ("p50", "p95", "p99"))}

@@ -16,10 +16,15 @@ _SELECTOR = re.compile(r"\b((?:region\w*:|completion_)[\w:]+)(\{[^}]*\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!=|!~|=)\s*"([^"]*)"')
 
 
+def load_groups() -> list[dict[str, Any]]:
+    """Return the groups of rules in their order, those of recording rules first."""
+    documents = [yaml.safe_load((MONITORING / name).read_text()) for name in RULE_FILES]
+    return [group for document in documents for group in document["spec"]["groups"]]
+
+
 def load_rules() -> list[dict[str, Any]]:
     """Return all rules, recording ones first."""
-    documents = [yaml.safe_load((MONITORING / name).read_text()) for name in RULE_FILES]
-    return [rule for document in documents for group in document["spec"]["groups"] for rule in group["rules"]]
+    return [rule for group in load_groups() for rule in group["rules"]]
 
 
 def write_plain_rules(folder: Path) -> list[Path]:
@@ -77,7 +82,9 @@ def run_promtool(scenarios: Sequence[Scenario], folder: Path) -> str:
     """
     rules = load_rules()
     severities = {rule["alert"]: rule["labels"]["severity"] for rule in rules if "alert" in rule}
-    files = {"rule_files": [str(path) for path in write_plain_rules(folder)], "group_eval_order": _groups()}
+    # An alert must be evaluated after the series that it reads.
+    order = [group["name"] for group in load_groups()]
+    files = {"rule_files": [str(path) for path in write_plain_rules(folder)], "group_eval_order": order}
     paths = []
     for step in sorted({each.step for each in scenarios}):
         chosen = [each for each in scenarios if each.step == step]
@@ -92,12 +99,6 @@ def run_promtool(scenarios: Sequence[Scenario], folder: Path) -> str:
     command = ["promtool", "test", "rules", *map(str, paths)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=_PROMTOOL_S, check=False)
     return "" if result.returncode == 0 else f"{result.stdout}\n{result.stderr}"
-
-
-def _groups() -> list[str]:
-    """Return the names of the groups in their order: an alert must be evaluated after the series that it reads."""
-    documents = [yaml.safe_load((MONITORING / name).read_text()) for name in RULE_FILES]
-    return [group["name"] for document in documents for group in document["spec"]["groups"]]
 
 
 def _as_test(scenarios: Sequence[Scenario], step: str, severities: Mapping[str, str]) -> dict[str, Any]:

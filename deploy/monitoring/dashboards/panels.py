@@ -14,6 +14,8 @@ SCOPE = f'{JOB}, region=~"$region", instance=~"$instance"'
 TAG = "completion-server"
 WIDTH = 24
 PERCENTILES = {"0.5": "p50", "0.95": "p95", "0.99": "p99"}
+WAITED_FOR = 'trigger!="prefetch"'
+"""Requests that somebody waits for, as in the recording rules and the objective."""
 STAGES = ("receive", "admission", "queue", "tokenise", "prefill", "decode_token", "stream")
 """In the order in which a request passes them."""
 
@@ -31,6 +33,8 @@ class Query:
 
     expr: str
     legend: str = "__auto"
+    has_exemplars: bool = False
+    """Whether Grafana draws the buckets' exemplars, which link to traces."""
 
 
 def select(metric: str, *matchers: str, scope: str = SCOPE) -> str:
@@ -139,6 +143,8 @@ def _finish(panel, title, text, unit, queries, width, *, is_instant=False, forma
     panel = panel.title(title).description(text).unit(unit).span(width).height(8).datasource(_DATASOURCE)
     for ref, query in zip(_refs(), queries, strict=False):
         target = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(ref)
+        if query.has_exemplars:
+            target = target.exemplar(True)
         target = target.datasource(_DATASOURCE)
         target = target.instant() if is_instant else target.range()
         panel = panel.with_target(target.format(format_) if format_ else target)

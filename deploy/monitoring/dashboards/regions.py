@@ -9,6 +9,7 @@ from deploy.monitoring.dashboards.panels import (
     SECONDS,
     SHARE,
     STAGES,
+    WAITED_FOR,
     Query,
     bars,
     grid,
@@ -55,7 +56,7 @@ def _table():  # noqa: ANN202
         "TTFT p50": (SECONDS, _quantile("0.5", over_range=True)),
         "TTFT p95": (SECONDS, _quantile("0.95", over_range=True)),
         "TTFT p99": (SECONDS, _quantile("0.99", over_range=True)),
-        "shed": (SHARE, _share(_REQUESTS, 'outcome="shed"')),
+        "shed": (SHARE, _share(_SLO, 'result="shed"')),
         "completions accepted": (SHARE, ratio(accepted, shown)),
         "draft tokens accepted": (SHARE, ratio(kept, drafted)),
     }
@@ -66,14 +67,15 @@ def _table():  # noqa: ANN202
 
 
 def _quantile(share: str, *, over_range: bool = False) -> str:
-    counted = (increase if over_range else rate)(f"{_TTFT}_bucket", by=("le", "region"), scope=_SCOPE)
+    counted = (increase if over_range else rate)(f"{_TTFT}_bucket", WAITED_FOR, by=("le", "region"), scope=_SCOPE)
     return f"histogram_quantile({share}, {counted})"
 
 
 def _over_time():  # noqa: ANN202
     legend = "{{region}}"
     in_time, waited = (rate(_SLO, *each, by=_REGION, scope=_SCOPE) for each in (('result="in_time"',), ()))
-    shed, ended = (rate(_REQUESTS, *each, by=_REGION, scope=_SCOPE) for each in (('outcome="shed"',), ()))
+    shed = rate(_SLO, 'result="shed"', by=_REGION, scope=_SCOPE)
+    ended = rate(_REQUESTS, by=_REGION, scope=_SCOPE)
     usage = f"max by (region) (completion_engine_kv_usage_ratio{{{_SCOPE}}})"
     return (
         lines(
@@ -83,9 +85,9 @@ def _over_time():  # noqa: ANN202
             Query(ratio(in_time, waited), legend),
             width=8,
         ),
-        lines("TTFT p95", "By region.", SECONDS, Query(_quantile("0.95"), legend), width=8, limit=0.2),
+        lines("TTFT p95", "Without prefetches.", SECONDS, Query(_quantile("0.95"), legend), width=8, limit=0.2),
         lines("Requests", "Ended requests.", PER_SECOND, Query(ended, legend), width=8, stacked=True),
-        lines("Shed", "Share of the ended requests.", SHARE, Query(ratio(shed, ended), legend), width=8),
+        lines("Shed", "For lack of capacity, as in the alerts.", SHARE, Query(ratio(shed, waited), legend), width=8),
         lines(
             "Sessions",
             "Open session streams.",

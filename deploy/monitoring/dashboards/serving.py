@@ -9,6 +9,7 @@ from deploy.monitoring.dashboards.panels import (
     SECONDS,
     SHARE,
     STAGES,
+    WAITED_FOR,
     Query,
     bars,
     heat,
@@ -47,9 +48,9 @@ def _objective(made: dashboard.Dashboard) -> dashboard.Dashboard:
         number("In time", waited, SHARE, in_time, ("red", None), ("yellow", 0.95), ("green", 0.99)),
         number(
             "TTFT p95",
-            "From a request's receipt to its first token.",
+            "From a request's receipt to its first token, without prefetches.",
             SECONDS,
-            Query(quantile("0.95", _TTFT, over_range=True)),
+            Query(quantile("0.95", _TTFT, WAITED_FOR, over_range=True)),
             ("green", None),
             ("yellow", 0.1),
             ("red", 0.2),
@@ -67,22 +68,29 @@ def _waterfall(share: str):  # noqa: ANN202
 
 
 def _stages(share: str):  # noqa: ANN202
-    queries = [Query(quantile(share, _STAGE, f'stage="{stage}"'), stage) for stage in STAGES]
+    queries = [Query(quantile(share, _STAGE, f'stage="{stage}"'), stage, has_exemplars=True) for stage in STAGES]
     text = "Which stage grew. Percentiles of stages do not add up to the percentile of the whole."
     return lines(f"Stages over time, {PERCENTILES[share]}", text, SECONDS, *queries, width=8, stacked=True)
 
 
 def _ttft(made: dashboard.Dashboard) -> dashboard.Dashboard:
-    queries = [Query(quantile(share, _TTFT), name) for share, name in PERCENTILES.items()]
+    queries = [Query(quantile(s, _TTFT, WAITED_FOR), name, has_exemplars=True) for s, name in PERCENTILES.items()]
     budget = Query(f"max({select('completion_ttft_budget_seconds')})", "budget")
-    buckets = Query(rate(f"{_TTFT}_bucket", by=("le",)), "{{le}}")
+    buckets = Query(rate(f"{_TTFT}_bucket", WAITED_FOR, by=("le",)), "{{le}}")
     return section(
         made,
         "Time to first token",
-        lines("TTFT", "By percentile, with the budget.", SECONDS, *queries, budget, limit=0.2),
+        lines(
+            "TTFT",
+            "By percentile, with the budget, without prefetches; the dots are traces.",
+            SECONDS,
+            *queries,
+            budget,
+            limit=0.2,
+        ),
         heat(
-            "TTFT, all requests",
-            "Requests a second by TTFT: two groups show that a part of the requests waits.",
+            "TTFT, all percentiles",
+            "Requests a second by TTFT, without prefetches: two groups show that a part of the requests waits.",
             buckets,
         ),
     )

@@ -37,7 +37,7 @@ def build() -> dashboard.Dashboard:
         ),
         bars(
             "Accepted, by K and position",
-            "The same, for each K in force.",
+            "The same, for each active K.",
             SHARE,
             Query(_accepted("k", "position"), "K={{k}}, position {{position}}"),
         ),
