@@ -147,7 +147,7 @@ async def test_an_error_while_connections_are_warmed_ends_no_watch(
 
             monkeypatch.setattr(connections, "get", get)
             await eventually(lambda: str(error) in caplog.text)
-            assert servers[0].address in caplog.text
+            assert any(each.address in caplog.text for each in servers)
             num_asked = [each.num_asked for each in servers]
             await eventually(
                 lambda: all(each.num_asked > num + 2 for each, num in zip(servers, num_asked, strict=True))
