@@ -39,9 +39,6 @@ class Region:
         """Return the HTTP status that a health check of the global DNS gets."""
         return http_status(f"http://{self.site.envoy.health_address}/healthz")
 
-    def num_requests(self) -> int:
-        return sum(self.site.envoy.requests().values())
-
 
 def http_status(url: str) -> int:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
