@@ -28,6 +28,7 @@ from tests.support.redis_servers import free_port, wait_until
 from tests.support.rules import load_rules, selectors, write_plain_rules
 from tests.support.server import RunningServer, ask, make_config, request, run_server
 
+pytestmark = pytest.mark.full
 _PATIENCE_S = 500.0
 """For a machine with much other work."""
 K = 3
