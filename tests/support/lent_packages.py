@@ -23,23 +23,23 @@ def make_debian(image: str, root: Path) -> None:
     """
     assert image.startswith("debian:bookworm-"), image
     assert "-slim@sha256:" in image, image
-    mirror, security = _mirror("/debian"), _mirror("/debian-security")
+    mirror = _mirror()
     # It mounts /proc and /sys below the folder; in a namespace of its own they are gone when it ends, however it ends.
     own = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
     command = [*own, "debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(root), mirror]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BASE_S)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     sources = [f"deb {mirror} bookworm main", f"deb {mirror} bookworm-updates main"]
-    sources.append(f"deb {security} bookworm-security main")
+    sources.append(f"deb {mirror}-security bookworm-security main")
     (root / "etc/apt/sources.list").write_text("\n".join(sources) + "\n", encoding="utf-8")
     (root / "etc/dpkg/dpkg.cfg.d/slim").write_text(_SLIM, encoding="utf-8")
 
 
-def _mirror(path: str) -> str:
-    """Return the archive of Debian with this path that this machine's apt uses."""
+def _mirror() -> str:
+    """Return the archive of Debian that this machine's apt uses; mirrors have the security updates beside it."""
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return next(uri for uri in found if uri.rstrip("/").endswith(path)).rstrip("/")
+    return next(uri for uri in found if uri.rstrip("/").endswith("/debian")).rstrip("/")
 
 
 def lent_by_pip() -> tuple[dict[str, str], list[Bind]]:
