@@ -192,7 +192,7 @@ class Book:
         self._watch.forgive(record)
         if not record.is_reattached and record.state is not State.JOINED:
             size = record.num_new_tokens if num_new_tokens is None else num_new_tokens
-            self.latency.first_token.add(now - record.slot_since, size)
+            self.latency.had_first_token(record.slot_since, now, size)
 
     def generation_over(self, request_id: str) -> None:
         """Note that a request's generation will have no more text: no other request may join it."""
@@ -283,7 +283,7 @@ class Book:
         if record.state is State.RUNNING and not handed_over:
             record.state = State.ABORTING
             if not record.has_token and not record.is_reattached:
-                self.latency.gave_up(now - record.slot_since, record.num_new_tokens)
+                self.latency.gave_up(record.slot_since, now, record.num_new_tokens)
             return [Finish(entry.id, outcome), Abort(entry.id)]
         if record.state is State.QUEUED:
             self._queues.remove(entry)
@@ -302,6 +302,7 @@ class Book:
             self._queues.remove(entry)
             self.latency.left_queue(now - record.queued_at, abandoned=False)
             record.state, record.slot_since = State.RUNNING, now
+            self.latency.took_slot(now, is_alone=not self.num_occupied)
             self.num_occupied += 1
             self._watch.add(record)
             actions.append(Start(entry.id))
@@ -321,7 +322,7 @@ class Book:
     def _free_slot(self, record: Record, now: float) -> None:
         self.num_occupied -= 1
         self._watch.forgive(record)
-        self.latency.held.add(now - record.slot_since)
+        self.latency.freed_slot(record.slot_since, now, was_aborted=record.state is State.ABORTING)
 
     def _require(self, request_id: str, *states: State) -> Record:
         record = self._records.get(request_id)

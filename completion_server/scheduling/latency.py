@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from completion_server.scheduling.stalls import StallDetector
+
 _WEIGHT = 0.05
 """Weight of a new sample, so that about the last 20 count."""
 _MIN_HAZARD = 1e-3
@@ -71,6 +73,8 @@ class LatencyEstimates:
     """From the start of work to its first token, by the prompt tokens that the prefix cache does not have."""
     held: Estimate = field(default_factory=Estimate)
     """How long a slot is taken, by work that ends and by work that is aborted."""
+    stalls: StallDetector = field(default_factory=StallDetector)
+    """Work that a stall held up gives no sample."""
     _abandoned_share: float = 0.0
     _waited_s: float = 0.0
 
@@ -79,10 +83,29 @@ class LatencyEstimates:
         self._abandoned_share += (abandoned - self._abandoned_share) * _WEIGHT
         self._waited_s += (waited_s - self._waited_s) * _WEIGHT
 
-    def gave_up(self, waited_s: float, num_new_tokens: float) -> None:
+    def took_slot(self, now: float, *, is_alone: bool) -> None:
+        """Note that work has begun; `is_alone` if no other is in flight."""
+        if is_alone:
+            self.stalls.began(now)
+
+    def had_first_token(self, since: float, now: float, num_new_tokens: float) -> None:
+        """Add the first token of work that began at `since`."""
+        self.stalls.progressed(now)
+        if not self.stalls.has_stalled(since, now):
+            self.first_token.add(now - since, num_new_tokens)
+
+    def gave_up(self, since: float, now: float, num_new_tokens: float) -> None:
         """Add a request that was aborted before its first token. If all are, there is no other sample of that time."""
-        if waited_s > self.first_token.at(num_new_tokens):
+        waited_s = now - since
+        if waited_s > self.first_token.at(num_new_tokens) and not self.stalls.has_stalled(since, now):
             self.first_token.add(waited_s, num_new_tokens)
+
+    def freed_slot(self, since: float, now: float, *, was_aborted: bool) -> None:
+        """Add work that began at `since` and has ended."""
+        if not was_aborted:
+            self.stalls.progressed(now)
+        if not self.stalls.has_stalled(since, now):
+            self.held.add(now - since)
 
     @property
     def first_token_s(self) -> float:
