@@ -203,23 +203,25 @@ class Regions:
         self._suspect(endpoint, msg)
         raise ConnectionLostError(msg)
 
-    async def is_alive(self, connection: Connection, since_s: float, within_s: float) -> bool:
-        """Return whether a server has sent anything on a connection since a time of the loop, or does when it is asked.
+    async def alive_at_s(self, connection: Connection, since_s: float, within_s: float) -> float | None:
+        """Return when a server sent something last on a connection, if that was after a time of the loop or when asked.
 
         The check itself is patient and decides about the endpoint: a single late answer moves one request, not all
         users. They leave until the check has ended if `silent_requests` were silent one after another.
         """
-        if connection.is_silent or connection.heard_at_s > since_s:
-            return not connection.is_silent
+        if connection.is_silent:
+            return None
+        if connection.heard_at_s > since_s:
+            return connection.heard_at_s
         check = asyncio.create_task(connection.check(self.settings.check_timeout_s))
         try:
             await is_done_within(check, within_s)
         finally:
             check.cancel()
         if connection.heard_at_s > since_s:
-            return True
+            return connection.heard_at_s
         self._note_silent(connection, since_s)
-        return False
+        return None
 
     def measured(self, connection: Connection, round_trip_s: float) -> None:
         """Note the round trip of a request, without the server's own time."""

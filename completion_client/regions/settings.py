@@ -48,9 +48,10 @@ class RegionSettings:
     """Time until the first check of a failed endpoint. It doubles up to `check_interval_s`, with the same jitter."""
     return_spread_s: float = 30.0
     """Users return to an endpoint that has failed at times spread evenly over this time from its first good answer."""
-    move_spread_s: float = 2.0
-    """A session that lost its stream and has nothing to send opens another elsewhere at a drawn time within this."""
-    silence_share: float = 0.5
+    move_spread_s: float = 10.0
+    """A session that lost its stream and has nothing to send opens another elsewhere at a drawn time within this. Its
+    next request opens one at once; so users who type find a server that is not busy with the streams of all others."""
+    silence_share: float = 0.4
     """The share of a request's remaining time after which a server that sends nothing is given up."""
     silence_min_s: float = 0.1
     """Bounds of that time. A server gets a health check at half of it and is given up only if that is not answered."""

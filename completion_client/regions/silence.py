@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from completion_client.errors import ConnectionLostError
 
-IsAlive = Callable[[float, float], Awaitable[bool]]
-"""Takes the loop's time since when nothing came and a limit in seconds; returns whether the server showed life."""
+IsAlive = Callable[[float, float], Awaitable[float | None]]
+"""Takes the loop's time since when nothing came and a limit in seconds.
+
+Returns when the server sent something last, to whomever; None if it has sent nothing since, not even when it was asked.
+"""
 
 
 class SilenceError(ConnectionLostError):
@@ -38,7 +41,8 @@ class SilenceGuard:
     """Watches one call or stream while something is due on it.
 
     After half of the limit without anything the server is asked for a sign of life; if that does not come in the other
-    half either, the server is silent. So a server that is only slow is not given up.
+    half either, the server is silent. So a server that is only slow is not given up. What others got from the server in
+    the meantime counts as heard at its own time.
     """
 
     def __init__(self, is_alive: IsAlive, on_silent: Callable[[float], object]) -> None:
@@ -91,12 +95,13 @@ class SilenceGuard:
             self._asking = asyncio.create_task(self._ask())
 
     async def _ask(self) -> None:
-        since_s = self._heard_at_s
-        is_alive = await self._is_alive(since_s, self._limit_s / 2)
+        since_s, asked_at_s = self._heard_at_s, self._loop.time()
+        alive_at_s = await self._is_alive(since_s, self._limit_s / 2)
         self._asking = None
-        if not is_alive and self._heard_at_s == since_s:
+        if alive_at_s is None and self._heard_at_s == since_s:
             self._on_silent(self._loop.time() - since_s)
             return
-        self._heard_at_s = self._loop.time()
-        self._limit_s *= 2  # it is slow, not silent: ask less often
-        self._wait_until(self._heard_at_s + self._limit_s / 2)
+        self._heard_at_s = max(self._heard_at_s, alive_at_s or since_s)
+        if alive_at_s is not None and alive_at_s >= asked_at_s:
+            self._limit_s *= 2  # it is slow, not silent: ask less often
+        self._wait_until(max(self._loop.time(), self._heard_at_s + self._limit_s / 2))

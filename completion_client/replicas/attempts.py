@@ -169,7 +169,7 @@ class _WatchedCall:
         self._replicas = replicas
         self._connection = connection
         self._call: Call | None = call
-        self._guard = SilenceGuard(self._is_alive, self._on_silent)
+        self._guard = SilenceGuard(self._alive_at_s, self._on_silent)
         limit_s = replicas.silence_s(connection, left_s)
         if limit_s is not None:
             self._guard.expect_nowait(limit_s)
@@ -182,8 +182,8 @@ class _WatchedCall:
         self._guard.stop_nowait()
         self._call = None  # breaks a reference cycle: the channel closes with its last call
 
-    async def _is_alive(self, since_s: float, within_s: float) -> bool:
-        return await self._replicas.regions.is_alive(self._connection, since_s, within_s)
+    async def _alive_at_s(self, since_s: float, within_s: float) -> float | None:
+        return await self._replicas.regions.alive_at_s(self._connection, since_s, within_s)
 
     def _on_silent(self, silence_s: float) -> None:
         address = self._connection.endpoint.address

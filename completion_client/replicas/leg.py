@@ -61,7 +61,7 @@ class Leg:
         self.last_sequence = 0
         self._owner = owner
         self._regions = regions
-        self._guard = SilenceGuard(self._is_alive, self._on_silent)
+        self._guard = SilenceGuard(self._alive_at_s, self._on_silent)
         channels = _FixedChannel(connection, connect_timeout_s)
         self._stream = SessionStream(channels, metadata=metadata, settings=settings, listener=self)
         self._stream.start_nowait(lost_at_s)
@@ -129,8 +129,8 @@ class Leg:
         self.heard_nowait()
         self._owner.leg_accepted(self, away_s)
 
-    async def _is_alive(self, since_s: float, within_s: float) -> bool:
-        return await self._regions.is_alive(self.connection, since_s, within_s)
+    async def _alive_at_s(self, since_s: float, within_s: float) -> float | None:
+        return await self._regions.alive_at_s(self.connection, since_s, within_s)
 
     def _on_silent(self, silence_s: float) -> None:
         self.drop_nowait(SilenceError(f"{self.endpoint.address} has sent nothing for {silence_s * 1000:.0f} ms"))

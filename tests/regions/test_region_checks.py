@@ -117,11 +117,11 @@ async def test_a_request_with_little_time_does_not_shorten_the_check_that_decide
             near.answers.clear()
             loop = asyncio.get_running_loop()
             connection = regions.connection(endpoint, 0)
-            asking = asyncio.create_task(regions.is_alive(connection, loop.time(), 0.1))
+            asking = asyncio.create_task(regions.alive_at_s(connection, loop.time(), 0.1))
             await eventually(lambda: near.num_asked == num_asked + 1)
             regions.lost(connection, "a stream was lost")
             assert regions.state(endpoint).health is Health.SUSPECT
-            assert not await asking
+            assert await asking is None
             await asyncio.sleep(0.05)
             assert regions.state(endpoint).health is Health.SUSPECT, "the patient check has not ended"
             near.answers.set()
