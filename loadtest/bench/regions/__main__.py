@@ -130,7 +130,7 @@ def _measure(config: Path, overrides: tuple[str, ...], options: _Options, consol
         spec = parse_target(target_of(sites, options["return_spread"]))
         check(scenario, [spec], 1)
         course = _follow(spec, scenario, trace, plan, sites[0], stats, console)
-    found = figures(course, scenario.criteria)
+    found = figures(course, scenario.criteria, options["return_spread"])
     return Finding(
         scenario=scenario,
         places=places,

@@ -16,6 +16,8 @@ BUDGET_MS = 300.0
 _SETTLE_S = 3.0
 """Of a run's start, which count for nothing: the servers see each document for the first time."""
 _FIRST_S = 1.0
+_LOOK_S = 1.0
+"""How long after the first check of a region that is back the first user may be seen there."""
 _MS = 1000.0
 LOST = (Outcome.ERROR, Outcome.UNANSWERED)
 _NEAREST = 0
@@ -47,10 +49,10 @@ def phases(course: Course) -> tuple[Phase, ...]:
     )
 
 
-def figures(course: Course, criteria: CriteriaSettings) -> Figures:
-    """Return all figures."""
+def figures(course: Course, criteria: CriteriaSettings, return_spread_s: float) -> Figures:
+    """Return all figures. Users return over `return_spread_s` from the first on."""
     found: dict[str, float] = {"editors": course.num_editors, "requests": len(course.results)}
-    found |= _choice(course) | _losses(course) | _next_requests(course) | _return(course)
+    found |= _choice(course) | _losses(course) | _next_requests(course) | _return(course, return_spread_s)
     for phase in phases(course):
         found |= {f"{name}_{phase.name}": value for name, value in _of_phase(course, phase, criteria).items()}
     return found
@@ -110,8 +112,12 @@ def _next_requests(course: Course) -> dict[str, float]:
     }
 
 
-def _return(course: Course) -> dict[str, float]:
-    """Return how users came back: when the first did, how long after it some shares had, and how steeply."""
+def _return(course: Course, return_spread_s: float) -> dict[str, float]:
+    """Return how users came back: when the first did, how long after it some shares had, and how steeply.
+
+    A user returns with a request. So those who type nothing for a while are counted late, and the share of the nearest
+    region among the requests after the spread tells whether all who could return have.
+    """
     shares = [
         (at_s, present.get(_NEAREST, 0) / max(1, course.num_editors))
         for at_s, present in course.presence
@@ -124,6 +130,9 @@ def _return(course: Course) -> dict[str, float]:
         found[f"back_s_p{percent}"] = reached_s - first_s
     found["back_share"] = shares[-1][1] if shares else math.nan
     found["back_max_share_per_s"] = _steepest(shares)
+    sent = [each for each in course.results if each.outcome is not Outcome.CACHED and each.region is not None]
+    late = [each for each in sent if each.request.intended_at_s >= first_s + return_spread_s + _LOOK_S]
+    found["returned_share"] = sum(each.region == _NEAREST for each in late) / len(late) if late else math.nan
     served = [each for each in course.results if each.region == _NEAREST and _is_after_return(each, course)]
     ttft_ms = [each.ttft_s * _MS for each in served if each.ttft_s is not None and each.outcome is not Outcome.CACHED]
     return found | _percentiles("returned_ttft_ms", ttft_ms)
@@ -185,7 +194,7 @@ def gates(return_spread_s: float, criteria: CriteriaSettings) -> tuple[Condition
         Condition("next_ms_max", "<=", BUDGET_MS),
         Condition("duplicates", "==", 0),
         Condition("back_s_p50", ">=", return_spread_s / 4),
-        Condition("back_s_p90", "<=", return_spread_s + 5),
+        Condition("returned_share", "==", 1),
         Condition("back_max_share_per_s", "<=", min(1.0, 3 / return_spread_s)),
         Condition("returned_ttft_ms_p99", "<=", criteria.slo_ttft_ms),
     )

@@ -36,7 +36,7 @@ _MEANINGS: Mapping[str, str] = {
     "next_ms_max": "the slowest next request of a user, ms to its first text",
     "duplicates": "ends and texts that came twice",
     "back_s_p50": "from the first user who came back until half of them had, s",
-    "back_s_p90": "until 90% of them had, s",
+    "returned_share": "requests to the region that came back, once all users may use it",
     "back_max_share_per_s": "most users who came back within a second",
     "returned_ttft_ms_p99": "TTFT of the region that came back, p99, ms",
 }

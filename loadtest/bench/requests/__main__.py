@@ -112,7 +112,7 @@ def main(
     Example:
         python -m loadtest.bench.requests --requests-per-s 750 --rounds 5
         python -m loadtest.bench.requests --in-process-only
-        python -m loadtest.bench.requests --traces --rounds 9 --seconds 5
+        python -m loadtest.bench.requests --traces --sessions 120 --requests-per-s 64 --seconds 5 --rounds 200
     """
     end_on_sigterm()
     console = Console(stderr=True)

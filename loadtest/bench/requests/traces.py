@@ -6,13 +6,13 @@ exports counts, until the last span is with the collector; imports, connecting a
 
 import asyncio
 import multiprocessing
-import statistics
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import grpc
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from completion_server.telemetry.tracing.settings import TraceSettings
@@ -20,6 +20,7 @@ from completion_server.telemetry.tracing.tracing import Service, Tracing
 from loadtest.bench.requests.in_process import Passes
 from loadtest.driving.worker_pool import RunError
 from loadtest.simulation.virtual_time import LoopClock
+from loadtest.tuning.statistics import ratio_of_rounds
 
 _SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 _LOST = "failed", "dropped"
@@ -58,35 +59,36 @@ def _collect(pipe: Connection) -> None:
 
 
 def measure(passes: Passes, rounds: int) -> dict[str, float]:
-    """Return figures for a request: CPU of the front end in each turn, and what traces add.
+    """Return figures for a request: the median CPU time of the front end, and its ratio to that without traces.
 
-    The added time of 1% is also derived, because it is less than the noise between two passes: what a request that is
-    not sampled pays, and a hundredth of what a sampled one pays beyond that.
+    A ratio is the mean over rounds with its 95% interval. Many short turns tell more than a few long ones: what else
+    the machine does changes within seconds.
+
+    Raises:
+        RunError: spans were lost.
+        ValueError: there are too few rounds for an interval.
+
     """
     with collector() as endpoint:
         contestants = {name: _Contestant(passes, endpoint, ratio) for name, ratio in RATIOS.items()}
         try:
+            in_turn = list(contestants.values())
             for number in range(rounds + 1):
-                for each in contestants.values():
+                for each in in_turn:
                     each.turn()
                     if not number:  # it imports OpenTelemetry and connects
                         each.forget()
+                in_turn.append(in_turn.pop(0))  # each is as often first as last
         finally:
             for each in contestants.values():
                 each.close()
-    best = {name: min(each.cpu_ms) for name, each in contestants.items()}
-    found = {f"front_end_cpu_ms_traces_{name.rstrip('%')}": cpu_ms for name, cpu_ms in best.items()}
-    for name, each in contestants.items():
-        if name != "off":
-            key = name.rstrip("%")
-            pairs = zip(each.cpu_ms, contestants["off"].cpu_ms, strict=True)
-            shares = [with_traces / without - 1 for with_traces, without in pairs]
-            found[f"traces_{key}_added_share"] = best[name] / best["off"] - 1
-            found[f"traces_{key}_added_share_median"] = statistics.median(shares)
-            found[f"traces_{key}_spans"] = each.num_spans / passes.num_requests / (rounds + 1)
-    sampled_ms = best["100%"] - best["0%"]
-    found["traces_sampled_request_ms"] = sampled_ms
-    found["traces_1_derived_share"] = (best["0%"] - best["off"] + sampled_ms / 100) / best["off"]
+    cpu_ms = {name: np.array(each.cpu_ms) for name, each in contestants.items()}
+    found = {f"front_end_cpu_ms_traces_{name.rstrip('%')}": float(np.median(each)) for name, each in cpu_ms.items()}
+    for name in list(RATIOS)[1:]:
+        ratio = ratio_of_rounds(cpu_ms[name], cpu_ms["off"])
+        key = f"traces_{name.rstrip('%')}"
+        found |= {f"{key}_ratio": ratio.value, f"{key}_ratio_low": ratio.low, f"{key}_ratio_high": ratio.high}
+        found[f"{key}_spans"] = contestants[name].num_spans / passes.num_requests / (rounds + 1)
     return found
 
 

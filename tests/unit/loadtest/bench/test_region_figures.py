@@ -13,6 +13,7 @@ from tests.unit.loadtest.typed import request
 
 CRITERIA = CriteriaSettings()
 LOST_AT_S, BACK_AT_S, END_S = 10.0, 20.0, 40.0
+SPREAD_S = 10.0
 NEAR, FAR = 0, 1
 
 
@@ -81,6 +82,7 @@ def test_lost_requests_are_told_apart_by_whether_they_were_in_flight() -> None:
             asked(15.0, num_duplicates=2),
         ),
         CRITERIA,
+        SPREAD_S,
     )
     assert (found["in_flight"], found["lost"], found["lost_in_flight"], found["lost_others"]) == (2, 4, 1, 3)
     assert found["lost_wanted"] == 2, "one had no end at all, and one user had typed on"
@@ -99,6 +101,7 @@ def test_the_next_request_of_a_user_is_the_first_that_the_user_waits_for() -> No
             asked(21.0, 0.15, session=2, region=FAR),
         ),
         CRITERIA,
+        SPREAD_S,
     )
     assert found["next_users"] == 2
     assert found["next_ms_p50"] == pytest.approx(150)
@@ -117,38 +120,46 @@ def test_the_next_request_of_a_user_is_the_first_that_the_user_waits_for() -> No
     ],
 )
 def test_a_next_request_without_an_answer_never_comes(unanswered: Result) -> None:
-    found = figures(course(unanswered, asked(12.0, session=1, region=FAR)), CRITERIA)
+    found = figures(course(unanswered, asked(12.0, session=1, region=FAR)), CRITERIA, SPREAD_S)
     assert found["next_ms_max"] == math.inf
     assert found["next_in_time_share"] == 0.5
     assert found["next_elsewhere_share"] == 0.5
 
 
 def test_an_empty_completion_answers_with_its_end() -> None:
-    found = figures(course(asked(10.6, None, outcome=Outcome.EMPTY, region=FAR)), CRITERIA)
+    found = figures(course(asked(10.6, None, outcome=Outcome.EMPTY, region=FAR)), CRITERIA, SPREAD_S)
     assert found["next_ms_max"] == pytest.approx(200)
 
 
 def test_users_come_back_counted_from_the_first() -> None:
-    found = figures(course(asked(24.0, 0.12), asked(33.0, 0.18), asked(33.5, 0.9, region=FAR)), CRITERIA)
+    results = (asked(24.0, 0.12), asked(33.0, 0.18), asked(33.5, 0.9, region=FAR), asked(36.0), asked(37.0))
+    found = figures(course(*results), CRITERIA, SPREAD_S)
     assert found["first_back_s"] == pytest.approx(4)
     assert (found["back_s_p50"], found["back_s_p90"], found["back_share"]) == (0, 9, 1)
     assert found["back_max_share_per_s"] == 0, "no two looks within a second"
     assert found["returned_ttft_ms_p99"] == pytest.approx(180)
+    assert found["returned_share"] == 1, "from 35 s on, a second after the last may return"
+
+
+def test_a_request_elsewhere_after_the_spread_is_counted() -> None:
+    results = (asked(24.0), asked(36.0, region=FAR), asked(37.0), asked(38.0, outcome=Outcome.CACHED, region=None))
+    found = figures(course(*results), CRITERIA, SPREAD_S)
+    assert found["returned_share"] == 0.5
 
 
 def test_the_steepest_second_of_a_return_is_found() -> None:
     made = course(num_editors=10)
     made.presence = [(20.0 + 0.2 * place, {NEAR: count}) for place, count in enumerate((0, 0, 1, 3, 3, 4, 6, 6, 10))]
-    found = figures(made, CRITERIA)
+    found = figures(made, CRITERIA, SPREAD_S)
     assert found["back_max_share_per_s"] == pytest.approx(0.7), "from 3 at 20.6 s to 10 at 21.6 s"
 
 
 def test_users_who_never_come_back_fail_the_gates() -> None:
     made = course()
     made.presence = made.presence[:4]
-    found = figures(made, CRITERIA)
+    found = figures(made, CRITERIA, SPREAD_S)
     met = {str(each.condition): each.is_met for each in judge(gates(30.0, CRITERIA), found)}
-    assert not met["back_s_p90<=35"]
+    assert not met["returned_share==1"]
     assert not met["returned_ttft_ms_p99<=200"]
 
 
@@ -160,7 +171,7 @@ def test_a_good_course_meets_every_gate_and_a_bad_one_fails_each() -> None:
         "next_ms_max": 280.0,
         "duplicates": 0.0,
         "back_s_p50": 15.0,
-        "back_s_p90": 28.0,
+        "returned_share": 1.0,
         "back_max_share_per_s": 0.06,
         "returned_ttft_ms_p99": 120.0,
     }
@@ -173,7 +184,7 @@ def test_a_good_course_meets_every_gate_and_a_bad_one_fails_each() -> None:
         "next_ms_max": math.inf,
         "duplicates": 1.0,
         "back_s_p50": 2.0,
-        "back_s_p90": 40.0,
+        "returned_share": 0.9,
         "back_max_share_per_s": 0.5,
         "returned_ttft_ms_p99": 900.0,
     }
@@ -184,7 +195,7 @@ def test_a_good_course_meets_every_gate_and_a_bad_one_fails_each() -> None:
 def test_the_generators_lateness_is_told_apart_and_makes_a_run_invalid() -> None:
     made = course(asked(5.0), asked(11.0, 0.2, lag_s=0.02, region=FAR), asked(25.0))
     made.loop_lags = [(5.0, 0.001), (11.0, 0.03), (25.0, 0.002)]
-    found = figures(made, CRITERIA)
+    found = figures(made, CRITERIA, SPREAD_S)
     assert [round(found[f"lag_ms_p99_{phase}"]) for phase in ("before", "away", "back")] == [1, 20, 1]
     assert found["loop_lag_ms_max_away"] == pytest.approx(30)
     (reason,) = invalid_because(found)
@@ -195,6 +206,7 @@ def test_seen_completions_are_counted_in_each_phase() -> None:
     found = figures(
         course(asked(5.0), asked(5.5, 0.26), asked(6.0, 0.1, waits_s=0.25), asked(11.0, region=FAR), asked(30.0)),
         CRITERIA,
+        SPREAD_S,
     )
     assert found["seen_per_s_before"] == pytest.approx(1 / 7)
     assert found["requests_per_s_before"] == pytest.approx(3 / 7)
