@@ -11,6 +11,7 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.detection import choose_template
 from loadtest.bench.common.front_end import editors
 from loadtest.bench.requests.in_process import Passes
+from loadtest.bench.requests.traces import measure as measure_traces
 from loadtest.traffic.scenario import ScenarioError
 from loadtest.traffic.trace import make_trace
 from tests.support.vocabularies import EMBEDDED
@@ -30,6 +31,20 @@ def test_each_part_of_a_request_is_measured_in_process() -> None:
     assert found.front_end_ms > 0
     assert found.pipeline_ms > found.prompt_ms > 0
     assert found.pipeline_ms > found.engine_ms > 0
+
+
+def test_the_cost_of_traces_is_measured_with_a_collector_that_gets_all_spans() -> None:
+    scenario = editors(sessions=10, requests_per_s=10, seconds=5, seed=0)
+    tokenizer = Tokenizer.from_file(str(EMBEDDED))
+    template = choose_template(tokenizer.get_vocab(), "embedded")
+    passes = Passes(make_trace(scenario), scenario, PromptBuilder(tokenizer, template, max_prompt_tokens=1024))
+    found = measure_traces(passes, rounds=3)
+    assert found["traces_100_spans"] > 3 > found["traces_1_spans"]
+    assert found["traces_0_spans"] == 0
+    for ratio in ("0", "1", "100"):
+        low, high = found[f"traces_{ratio}_ratio_low"], found[f"traces_{ratio}_ratio_high"]
+        assert 0 < low <= found[f"traces_{ratio}_ratio"] <= high
+    assert found["traces_unsampled_us"] > 0
 
 
 def test_a_rate_that_the_editors_cannot_send_is_refused() -> None:

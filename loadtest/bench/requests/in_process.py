@@ -17,15 +17,17 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.assembly import PipelineSettings, assemble
 from completion_server.completion import ActiveCompletion
+from completion_server.core.events import Emit
 from completion_server.core.outcome import End
 from completion_server.core.request import Request
-from completion_server.core.trace_context import no_trace
+from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.engine.interface import GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
@@ -35,7 +37,6 @@ from completion_server.pipeline import Pipeline
 from completion_server.prompt.builder import Prompt, PromptBuilder
 from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.telemetry.metrics import Metrics
-from completion_server.telemetry.tracing.tracing import Tracing
 from loadtest.bench.requests import streams
 from loadtest.bench.requests.traffic import Key, keys_of
 from loadtest.simulation import virtual_time
@@ -62,6 +63,23 @@ SETTINGS = PipelineSettings(
     SchedulingSettings(max_slots=_NUM_SLOTS),
     delta_pause_s=_DELTA_PAUSE_S,
 )
+
+
+class Traces(Protocol):
+    """What a pass needs of the server's Tracing."""
+
+    @property
+    def begin_trace(self) -> BeginTrace:
+        """Begins the trace of each request."""
+        ...
+
+    def heard_by(self, emit: Emit) -> Emit:
+        """Return an `emit` that also tells the tracer."""
+        ...
+
+    async def flush(self) -> None:
+        """Export what waits."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +149,7 @@ class Passes:
         """Requests of a pass."""
         return self._num_requests
 
-    def front_end_ms(self, tracing: Tracing) -> float:
+    def front_end_ms(self, tracing: Traces) -> float:
         """Measure the front end alone, with traces, until the last span is exported. `tracing` has started."""
         keys = self._keys()
 
@@ -164,7 +182,7 @@ async def _serve(
     recorded: list[Generation] | None = None,
     *,
     has_streams: bool = False,
-    tracing: Tracing | None = None,
+    tracing: Traces | None = None,
 ) -> None:
     async with _serving(prompts, recorded, tracing) as pipeline:
         if has_streams:
@@ -186,7 +204,7 @@ async def _serve_pipeline(pipeline: Pipeline, keys: Sequence[Key]) -> None:
 
 @contextlib.asynccontextmanager
 async def _serving(
-    prompts: Prompts, recorded: list[Generation] | None, tracing: Tracing | None
+    prompts: Prompts, recorded: list[Generation] | None, tracing: Traces | None
 ) -> AsyncIterator[Pipeline]:
     clock = LoopClock()
     handle = Metrics(CollectorRegistry()).handle

@@ -5,8 +5,10 @@ exports counts, until the last span is with the collector; imports, connecting a
 """
 
 import asyncio
+import math
 import multiprocessing
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -15,6 +17,8 @@ import grpc
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from completion_server.core.events import Emit, Event
+from completion_server.core.trace_context import no_trace
 from completion_server.telemetry.tracing.settings import TraceSettings
 from completion_server.telemetry.tracing.tracing import Service, Tracing
 from loadtest.bench.requests.in_process import Passes
@@ -28,6 +32,7 @@ _START_S = 60.0
 _EXPORT_S = 60.0
 _MAX_SPANS = 1_000_000
 _BUDGET_S = 0.2
+_REPLAYS = 20
 RATIOS = {"off": None, "0%": 0.0, "1%": 0.01, "100%": 1.0}
 """Share of the sampled requests by the name of the turn."""
 
@@ -89,7 +94,59 @@ def measure(passes: Passes, rounds: int) -> dict[str, float]:
         key = f"traces_{name.rstrip('%')}"
         found |= {f"{key}_ratio": ratio.value, f"{key}_ratio_low": ratio.low, f"{key}_ratio_high": ratio.high}
         found[f"{key}_spans"] = contestants[name].num_spans / passes.num_requests / (rounds + 1)
+    found["traces_unsampled_us"] = asyncio.run(_unsampled_us(_events(passes), passes.num_requests))
     return found
+
+
+class _Recorder:
+    """Records the events of a pass. Has what `Passes.front_end_ms` needs of a Tracing."""
+
+    begin_trace = staticmethod(no_trace)
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def heard_by(self, emit: Emit) -> Emit:
+        def record(event: Event) -> None:
+            self.events.append(event)
+            emit(event)
+
+        return record
+
+    async def flush(self) -> None:
+        """Do nothing."""
+
+
+def _events(passes: Passes) -> list[Event]:
+    recorder = _Recorder()
+    passes.front_end_ms(recorder)
+    return recorder.events
+
+
+async def _unsampled_us(events: Sequence[Event], num_requests: int) -> float:
+    """Return the CPU microseconds that traces add to a request that is not sampled: its events, told once more.
+
+    That is less than the noise between two passes, so it is measured alone.
+    """
+    service = Service("bench", "bench", "region")
+    settings = TraceSettings("http://127.0.0.1:1", sample_ratio=0.0)
+    tracing = Tracing(settings, service, LoopClock(), CollectorRegistry(), budget_s=_BUDGET_S)  # not started: no export
+    told, plain = tracing.heard_by(_ignore), _ignore
+    best_s = dict.fromkeys((told, plain), math.inf)
+    for _ in range(_REPLAYS):
+        for emit in best_s:
+            began_s = time.process_time()
+            for event in events:
+                emit(event)
+            if emit is told:
+                for _request in range(num_requests):
+                    tracing.begin_trace("", "")
+            best_s[emit] = min(best_s[emit], time.process_time() - began_s)
+    return (best_s[told] - best_s[plain]) / num_requests * 1e6
+
+
+def _ignore(_event: Event) -> None:
+    pass
 
 
 class _Contestant:
