@@ -40,6 +40,19 @@ _MEANINGS: Mapping[str, str] = {
     "back_max_share_per_s": "most users who came back within a second",
     "returned_ttft_ms_p99": "TTFT of the region that came back, p99, ms",
 }
+_LOSS_FIGURES: Mapping[str, str] = {
+    "in_flight": "requests in flight at the loss",
+    "lost": "lost requests",
+    "resent": "requests that were sent to a second region",
+    "next_users": "users with a next request",
+    "next_in_time_share": "of these, answered within 300 ms",
+    "next_ms_p50": "next request, p50, ms",
+    "next_ms_p95": "next request, p95, ms",
+    "next_ms_p99": "next request, p99, ms",
+    "first_back_s": "from the return until the first user was back, s",
+    "back_s_p50": "from then until half of the users were, s",
+    "back_s_p90": "from then until 90% of the users were, s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +114,20 @@ def as_json(finding: Finding) -> dict[str, Any]:
 
 
 def print_tables(finding: Finding, console: Console) -> None:
-    """Print the gates and the figures of each phase."""
+    """Print the gates, the figures of the loss and the return, and those of each phase."""
     table = Table(title="Gates", title_justify="left")
     for heading, justify in (("", "left"), ("gate", "left"), ("found", "right"), ("what it is", "left")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for state, *cells in _gate_rows(finding):
         table.add_row(Text(state, style="green" if state == "passed" else "bold red"), *cells)
     console.print(table)
-    listed = _phase_table(finding)
-    table = Table(title=listed.title, title_justify="left")
-    for place, heading in enumerate(listed.headings):
-        table.add_column(heading, justify="right" if place else "left")
-    for row in listed.rows:
-        table.add_row(*row)
-    console.print(table)
+    for listed in (_loss_table(finding), _phase_table(finding)):
+        table = Table(title=listed.title, title_justify="left")
+        for place, heading in enumerate(listed.headings):
+            table.add_column(heading, justify="right" if place else "left")
+        for row in listed.rows:
+            table.add_row(*row)
+        console.print(table)
     for error, count in finding.errors.items():
         console.print(f"lost, {count:,} times: {error}", markup=False)
     for reason in finding.invalid_because:
@@ -144,7 +157,7 @@ def page(finding: Finding) -> str:
         "Why requests were lost", ("", "requests"), tuple((e, f"{n:,}") for e, n in finding.errors.items())
     )
     sections = [
-        Section("", tables=[gates, _phase_table(finding), lost]),
+        Section("", tables=[gates, _loss_table(finding), _phase_table(finding), lost]),
         Section("", pictures=pictures),
         Section("All figures", tables=[tables.Table("All figures", ("figure", ""), every)]),
     ]
@@ -174,6 +187,11 @@ def _gate_rows(finding: Finding) -> list[tuple[str, str, str, str]]:
         )
         for each in finding.verdicts
     ]
+
+
+def _loss_table(finding: Finding) -> tables.Table:
+    rows = tuple((meaning, _shown(finding.figures[name])) for name, meaning in _LOSS_FIGURES.items())
+    return tables.Table("The loss and the return", ("", ""), rows)
 
 
 def _phase_table(finding: Finding) -> tables.Table:
