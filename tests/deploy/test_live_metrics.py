@@ -34,6 +34,7 @@ K = 3
 SLOW_LINES = 80
 USER = (("x-user-id", "ann"),)
 """A single call without a user shares no cached completion with a later one."""
+CALLERS_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SCRAPED_LABELS = {"track"}
 """Labels that no server exports: the scrape adds them."""
 
@@ -72,10 +73,13 @@ class Users:
     stub: CompletionServiceStub
     sequence: int = 0
 
-    async def complete(self, prefix: str, *, is_accepted: bool = False, survives: bool = False) -> None:
+    async def complete(
+        self, prefix: str, *, is_accepted: bool = False, survives: bool = False, traceparent: str = ""
+    ) -> None:
         """Ask for a completion, show it and perhaps accept it."""
         self.sequence += 1
-        answer = await ask(self.stub, request(prefix, sequence=self.sequence), metadata=USER)
+        message = request(prefix, sequence=self.sequence, traceparent=traceparent)
+        answer = await ask(self.stub, message, metadata=USER)
         assert answer.text, answer
         kinds: list[dict[str, Any]] = [{"kind": pb.FEEDBACK_KIND_SHOWN}]
         if is_accepted:
@@ -83,8 +87,8 @@ class Users:
         if survives:
             kinds.append({"kind": pb.FEEDBACK_KIND_SURVIVED, "survived_after_s": 30, "survived_share": 1.0})
         for fields in kinds:
-            message = pb.ReportFeedbackRequest(session_id="s", sequence=self.sequence, **fields)
-            await self.stub.ReportFeedback(message, timeout=10, metadata=USER)
+            report = pb.ReportFeedbackRequest(session_id="s", sequence=self.sequence, **fields)
+            await self.stub.ReportFeedback(report, timeout=10, metadata=USER)
 
     async def type_for_a_while(self) -> None:
         """Accept 4 of 10 fast completions, of which 2 survive, and 4 of 5 slow ones. One more is answered twice."""
@@ -95,7 +99,7 @@ class Users:
             await self.complete(f"{text}\nslow = ", is_accepted=number > 0)
         # Not the same as last time: the cache keeps the last eight completions at one place.
         same = f"same_{self.sequence} = "
-        await self.complete(same)
+        await self.complete(same, traceparent=f"00-{CALLERS_TRACE}-00f067aa0ba902b7-01")
         await self.complete(same)
 
 
@@ -113,7 +117,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             "admission.user_burst=1000", "admission.user_token_burst=1000000",
             f"server.admin_tls.certificate={admin.certificate}", f"server.admin_tls.key={admin.key}",
             f"redis.addresses=['127.0.0.1:{free_port()}']",
-            f"traces.endpoint={receiver.address}", "traces.sample_ratio=1", "traces.export_interval_s=0.1",
+            f"traces.endpoint={receiver.address}", "traces.sample_ratio=0", "traces.export_interval_s=0.1",
         )  # fmt: skip
         server = _run_in(background, stack, config)
         rules = write_plain_rules(folder, interval="1s")
@@ -186,11 +190,11 @@ def test_the_end_of_the_certificate_in_use_is_shown(site: Site) -> None:
     assert 0 < expiry.value - time.time() <= 86_400  # the test's certificates are for a day
 
 
-def test_exemplars_in_prometheus_name_traces_that_were_exported(site: Site) -> None:
+def test_exemplars_in_prometheus_name_the_traces_of_callers_and_of_late_requests(site: Site) -> None:
     for metric in ("completion_ttft_seconds_bucket", "completion_stage_seconds_bucket"):
         found = site.get("query_exemplars", query=metric, start="0", end="9999999999")
         linked = {each["labels"]["trace_id"] for series in found for each in series["exemplars"]}
-        assert linked, metric
+        assert linked > {CALLERS_TRACE}, metric
         wait_until(lambda ids=linked: ids <= {span.trace_id for span in site.receiver.spans}, _PATIENCE_S)
 
 

@@ -119,14 +119,13 @@ class Tracing:
                 self._export.share()
 
     def heard_by(self, emit: Emit) -> Emit:
-        """Return an `emit` that also tells the tracer; `emit` itself if traces are off."""
+        """Return an `emit` that tells the tracer first; `emit` itself if traces are off."""
         if self._tracer is None:
             return emit
         handle = self._tracer.handle
 
         def emit_both(event: Event) -> None:
-            emit(event)
-            handle(event)
+            emit(handle(event))  # an ended request is counted with the trace that it is exported in
 
         return emit_both
 
