@@ -98,7 +98,8 @@ def test_an_invalid_object_is_found(change: Callable[[Object], object]) -> None:
 
 def test_custom_resources_are_valid_by_the_types_of_their_projects(tmp_path: Path) -> None:
     objects = [each for each in distinct_objects().values() if custom_resources.is_known(each)] + [gateway_class()]
-    kinds = {"Rollout", "AnalysisTemplate", "ScaledObject", "PodMonitor", "Certificate", "Issuer", "Gateway"}
+    kinds = {"Rollout", "AnalysisTemplate", "ScaledObject", "Certificate", "Issuer", "Gateway"}
+    kinds |= {"PodMonitor", "PrometheusRule"}
     routes = {
         "GRPCRoute",
         "HTTPRoute",
