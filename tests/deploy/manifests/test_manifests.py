@@ -287,6 +287,7 @@ INTENDED = {
     ("completion/redis", "completion/redis", 26379),
     ("envoy-gateway-system/envoy", "completion/completion-edge", 50050),
     ("envoy-gateway-system/envoy", "completion/completion-edge", 8080),
+    ("monitoring/prometheus", "completion/completion-edge", 9902),
     ("monitoring/prometheus", "completion/completion-server", 9464),
 }
 
