@@ -66,6 +66,8 @@ class RequestEnded:
     request: Request
     end: End
     marks: Marks
+    late_trace: TraceContext | None = None
+    """The trace that the request is exported in, if that was decided at its end: it was not sampled before."""
 
 
 @dataclass(frozen=True, slots=True)

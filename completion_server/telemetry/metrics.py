@@ -12,6 +12,7 @@ from completion_server.core.errors import Code
 from completion_server.core.events import Marks
 from completion_server.core.outcome import CacheLevel, FinishReason, ShedReason, Usage
 from completion_server.core.request import Request, Trigger
+from completion_server.core.trace_context import TraceContext
 from completion_server.telemetry.quality import ObjectiveMetrics, QualityMetrics
 from completion_server.telemetry.tenants import TenantMetrics
 
@@ -124,7 +125,7 @@ class Metrics:
         self._count_request(request.trigger, reason, end.outcome.shed_reason)
         if not usage.is_shared:
             self._count_tokens(reason, usage)
-        exemplar = _exemplar(request)
+        exemplar = _exemplar(request, event.late_trace)
         if request.receive_began_at is not None:
             self._stage["receive"].observe(request.received_at - request.receive_began_at, exemplar)
         self._time_stages(marks, usage.completion_tokens, exemplar)
@@ -183,11 +184,13 @@ class Metrics:
         self._quality.reported(event)
 
 
-def _exemplar(request: Request) -> dict[str, str] | None:
+def _exemplar(request: Request, late_trace: TraceContext | None = None) -> dict[str, str] | None:
     """Return the label that links a sample to a request's trace; None unless the trace is exported for certain.
 
     Only pages in the OpenMetrics format show it.
     """
+    if late_trace is not None:
+        return {"trace_id": late_trace.trace_id}
     trace = request.trace
     return {"trace_id": trace.trace_id} if trace is not None and trace.is_sampled else None
 

@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -13,10 +14,14 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanContext
+from prometheus_client import CollectorRegistry
 
+from completion_server.core.clock import MonotonicClock
 from completion_server.core.errors import ConfigError
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.telemetry.tracing import collector, tracing
+from completion_server.telemetry.tracing.export import OtlpExport
+from completion_server.telemetry.tracing.metrics import TraceMetrics
 from completion_server.telemetry.tracing.settings import TraceSettings
 from tests.support.certificates import make_identity_in
 from tests.support.otlp import Receiver, grpc_receiver, http_receiver
@@ -194,18 +199,38 @@ def test_traces_that_the_environment_switches_off_are_refused(value: str) -> Non
     tracing.check_usable(TraceSettings(), {"OTEL_SDK_DISABLED": value})
 
 
+@pytest.mark.parametrize("value", ["", "5s"])
+def test_a_timeout_of_the_environment_that_stops_the_sdk_is_refused(value: str) -> None:
+    environ, settings = {"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": value}, TraceSettings("http://127.0.0.1:4317")
+    with pytest.raises(ConfigError, match=r"traces\.endpoint: OTEL_EXPORTER_OTLP_TRACES_TIMEOUT .* is no number"):
+        tracing.check_usable(settings, environ)
+    tracing.check_usable(settings, {"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "5"})
+    tracing.check_usable(replace(settings, protocol="http"), environ)
+    tracing.check_usable(TraceSettings(), environ)
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_variables_of_the_sdk_with_faults_are_not_read(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
-    for name in ("COMPRESSION", "TIMEOUT", "ENDPOINT", "INSECURE"):
+def test_variables_of_the_sdk_have_no_effect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    for name in ("COMPRESSION", "TIMEOUT", "ENDPOINT", "INSECURE", "PROTOCOL"):
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", "bad")
-        if (protocol, name) != ("grpc", "TIMEOUT"):  # which the exporter for gRPC reads in any case
-            monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "bad")
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "bad")
+    for name in ("CREDENTIAL_PROVIDER", "TRACES_CREDENTIAL_PROVIDER", "RETRYABLE_ERROR_CODES"):
+        monkeypatch.setenv(f"OTEL_PYTHON_EXPORTER_OTLP_{protocol.upper()}_{name}", "bad")
+    for name in ("SCHEDULE_DELAY", "EXPORT_TIMEOUT", "MAX_QUEUE_SIZE", "MAX_EXPORT_BATCH_SIZE"):
+        monkeypatch.setenv(f"OTEL_BSP_{name}", "bad")
+    if protocol == "grpc":  # it refuses a bad one, see above
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.000001")
     with {"grpc": grpc_receiver, "http": http_receiver}[protocol]() as receiver:
         to_collector = (f"traces.endpoint={receiver.address}", f"traces.protocol={protocol}")
-        exporter = collector.make_exporter(make_config(*TRACED, *to_collector).traces)
+        settings = make_config(*TRACED, *to_collector).traces
+        exporter = collector.make_exporter(settings)
         result = exporter.export([ReadableSpan("a span", SpanContext(1, 1, is_remote=False))])
         exporter.shutdown()
+        OtlpExport(settings, {}, MonotonicClock(), TraceMetrics(CollectorRegistry()), "1").close()
     assert result is SpanExportResult.SUCCESS
+    assert messages(caplog) == []
 
 
 @pytest.mark.parametrize("line", ["Bearer secret", "authorization:", "name with spaces: x", "name: é"])

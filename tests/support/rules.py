@@ -27,12 +27,19 @@ def load_rules() -> list[dict[str, Any]]:
     return [rule for group in load_groups() for rule in group["rules"]]
 
 
-def write_plain_rules(folder: Path) -> list[Path]:
-    """Write the rules as a plain Prometheus reads them: the `spec` of each PrometheusRule."""
+def write_plain_rules(folder: Path, interval: str = "") -> list[Path]:
+    """Write the rules as a plain Prometheus reads them: the `spec` of each PrometheusRule.
+
+    With `interval` Prometheus evaluates all groups that often. Each has its own else, and waits up to 2 minutes for the
+    first evaluation.
+    """
     paths = []
     for name in RULE_FILES:
+        spec = yaml.safe_load((MONITORING / name).read_text())["spec"]
+        if interval:
+            spec = {"groups": [group | {"interval": interval} for group in spec["groups"]]}
         paths.append(folder / name)
-        paths[-1].write_text(yaml.safe_dump(yaml.safe_load((MONITORING / name).read_text())["spec"]))
+        paths[-1].write_text(yaml.safe_dump(spec))
     return paths
 
 

@@ -25,6 +25,18 @@ _EXPORTERS_LOGGERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.otlp.proto.http._common",
 )
+_RETRIED = frozenset(
+    {
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+"""The errors after which an export is tried again: those of the OTLP specification."""
 _RECONNECT_MS = 1000, 5000
 """The shortest and the longest pause between two attempts to connect. gRPC's own reaches two minutes."""
 _TRACES_PATH = "/v1/traces"
@@ -33,6 +45,8 @@ _TRACES_PATH = "/v1/traces"
 
 def make_exporter(settings: TraceSettings) -> SpanExporter:
     """Return the exporter. It connects when it exports first.
+
+    What the SDK would read from the environment is given, except for headers, and certificates with the protocol http.
 
     Raises:
         ConfigError: a file of the settings can't be used.
@@ -48,7 +62,7 @@ def make_exporter(settings: TraceSettings) -> SpanExporter:
             certificate_file=settings.ca or None,
             headers=headers,
             timeout=settings.timeout_s,
-            compression=HttpCompression.NoCompression,  # given, so that no variable of the environment decides
+            compression=HttpCompression.NoCompression,
             session=_http_session(is_local=_is_local(settings.endpoint)),
         )
     least, most = _RECONNECT_MS
@@ -61,7 +75,8 @@ def make_exporter(settings: TraceSettings) -> SpanExporter:
         credentials=grpc.ssl_channel_credentials(ca) if settings.is_encrypted else None,
         headers=headers,
         timeout=settings.timeout_s,
-        compression=grpc.Compression.NoCompression,  # given, so that no variable of the environment decides
+        compression=grpc.Compression.NoCompression,
+        retryable_error_codes=_RETRIED,
         channel_options=tuple(options),  # type: ignore[arg-type]  # its annotation is narrower than what gRPC takes
     )
 

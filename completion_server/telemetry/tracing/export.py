@@ -138,6 +138,7 @@ class _BoundedProcessor(SpanProcessor):
             max_queue_size=settings.max_queued_spans + batch,
             schedule_delay_millis=settings.export_interval_s * 1000,
             max_export_batch_size=batch,
+            export_timeout_millis=settings.timeout_s * 1000,  # of no effect, and read from the environment if not given
         )
 
     def on_end(self, span: ReadableSpan) -> None:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
 from completion_server.core.events import EndUnwritten, EndWritten, Event, RequestEnded
 from completion_server.core.trace_context import TraceContext
@@ -41,33 +42,37 @@ class Tracer:
         self._pending: OrderedDict[str, tuple[RequestEnded, TraceContext, bool]] = OrderedDict()
         """Requests to export, by id, whose End is not written yet."""
 
-    def handle(self, event: Event) -> None:
-        """Take an event."""
+    def handle(self, event: Event) -> Event:
+        """Take an event and return it. That of a request that is chosen now has its trace, for those that count."""
         if isinstance(event, RequestEnded):
-            self._ended(event)
-        elif self._pending:
+            return self._ended(event)
+        if self._pending:
             if isinstance(event, EndWritten):
                 self._pass_on(event.request.id, event.seconds)
             elif isinstance(event, EndUnwritten):
                 self._pass_on(event.request.id, None)
+        return event
 
     def flush(self) -> None:
         """Pass on all requests whose End is not written yet."""
         while self._pending:
             self._pass_on(next(iter(self._pending)), None)
 
-    def _ended(self, event: RequestEnded) -> None:
+    def _ended(self, event: RequestEnded) -> RequestEnded:
         context = event.request.trace
         is_missed = misses_budget(event.request, event.end.outcome, event.marks, self._budget_s)
         if context is None or not context.is_sampled:
             if not is_missed:
-                return
+                return event
             if not self._missed_limit.take():
                 self._on_missed_limit()
-                return
-        self._pending[event.request.id] = event, context or self._sampler.begin_late(), is_missed
+                return event
+            context = context or self._sampler.begin_late()
+            event = replace(event, late_trace=context)
+        self._pending[event.request.id] = event, context, is_missed
         if len(self._pending) > _MAX_PENDING:
             self._pass_on(next(iter(self._pending)), None)
+        return event
 
     def _pass_on(self, request_id: str, stream_s: float | None) -> None:
         """Describe a request and pass it on; ignored if it is not to be exported."""

@@ -21,6 +21,8 @@ from completion_server.telemetry.tracing.tracer import Tracer
 
 _DISABLED = "OTEL_SDK_DISABLED"
 """The environment variable with which OpenTelemetry makes no spans, without an error."""
+_TIMEOUT = "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT"
+"""The environment variable that OpenTelemetry's exporter for gRPC parses, though it is given another timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +121,13 @@ class Tracing:
                 self._export.share()
 
     def heard_by(self, emit: Emit) -> Emit:
-        """Return an `emit` that also tells the tracer; `emit` itself if traces are off."""
+        """Return an `emit` that tells the tracer first; `emit` itself if traces are off."""
         if self._tracer is None:
             return emit
         handle = self._tracer.handle
 
         def emit_both(event: Event) -> None:
-            emit(event)
-            handle(event)
+            emit(handle(event))  # an ended request is counted with the trace that it is exported in
 
         return emit_both
 
@@ -151,14 +152,25 @@ def check_usable(settings: TraceSettings, environ: Mapping[str, str]) -> None:
     """Check that traces can be exported, if they are on.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed or is switched off by the environment, or a file can't be used.
+        ConfigError: OpenTelemetry is not installed, the environment stops it, or a file can't be used.
 
     """
     if settings.endpoint:
+        if settings.protocol == "grpc" and not _is_number(environ.get(_TIMEOUT, "0")):
+            msg = f"traces.endpoint: {_TIMEOUT} in the environment is no number, which OpenTelemetry refuses; unset it"
+            raise ConfigError(msg)
         if environ.get(_DISABLED, "").strip().lower() == "true":
             msg = f'traces.endpoint: {_DISABLED} is true in the environment; unset it, or set the endpoint to ""'
             raise ConfigError(msg)
         _import("completion_server.telemetry.tracing.collector").read_files(settings)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _import(name: str) -> Any:  # noqa: ANN401 - a module

@@ -17,8 +17,10 @@ from loadtest.processes.child import Child
 SHIPPED = Path("deploy/envoy/envoy.yaml")
 REPLICA_HEADER = "x-replica"
 """Header of an answer with the address of the replica that gave it. The shipped configuration does not add it."""
-EDITORS, REGION_HEALTH = "editors", "region-health"
-"""The listeners of the shipped configuration: for editors, and for the health checks of a global DNS."""
+EDITORS, REGION_HEALTH, METRICS = "editors", "region-health", "metrics"
+"""The listeners of the shipped configuration: for editors, the health checks of a global DNS, and Prometheus."""
+REPLICAS, ADMIN = "replicas", "admin"
+"""Its clusters: the replicas, and Envoy's own admin listener, which METRICS asks."""
 
 _READY_S = 30.0
 _HTTP_S = 5.0
@@ -52,9 +54,9 @@ def load_shipped(path: Path = SHIPPED) -> Document:
     return found
 
 
-def cluster_of(document: Document) -> Document:
-    """Return the cluster of the replicas, to be changed in place."""
-    (found,) = document["static_resources"]["clusters"]
+def cluster_of(document: Document, name: str = REPLICAS) -> Document:
+    """Return a cluster, to be changed in place."""
+    (found,) = (each for each in document["static_resources"]["clusters"] if each["name"] == name)
     cluster: Document = found
     return cluster
 
@@ -91,6 +93,8 @@ class Envoy:
         """HOST:PORT for editors."""
         self.health_address = ""
         """HOST:PORT of the region's health, over HTTP; "" if the configuration has no such listener."""
+        self.metrics_address = ""
+        """HOST:PORT of the metrics, over HTTP; "" if the configuration has no such listener."""
 
     @classmethod
     @contextmanager
@@ -121,6 +125,7 @@ class Envoy:
                 child.wait_until(lambda: envoy.num_healthy() == num_replicas, _READY_S)
                 listeners = envoy._listeners()
                 envoy.address, envoy.health_address = listeners[EDITORS], listeners.get(REGION_HEALTH, "")
+                envoy.metrics_address = listeners.get(METRICS, "")
                 yield envoy
 
     @property
@@ -146,7 +151,8 @@ class Envoy:
         return self._host_stats("rq_active")
 
     def _host_stats(self, name: str) -> dict[str, int]:
-        (cluster,) = json.loads(self._get("/clusters?format=json"))["cluster_statuses"]
+        clusters = json.loads(self._get("/clusters?format=json"))["cluster_statuses"]
+        (cluster,) = (each for each in clusters if each["name"] == REPLICAS)
         found = {}
         for host in cluster["host_statuses"]:
             address = host["address"]["socket_address"]

@@ -27,7 +27,7 @@ DNS = Peer("coredns", "kube-system", {"k8s-app": "kube-dns"})
 STRANGER = Peer("stranger")
 OUTSIDER = Peer("prometheus", "elsewhere")
 PEERS = (SERVER, EDGE, REDIS, LOADTEST, PROMETHEUS, COLLECTOR, GATEWAY, DNS, STRANGER, OUTSIDER)
-PORTS = (53, 443, 4317, 6379, 8080, 9464, 9901, 26379, 50050, 50051, 50052)
+PORTS = (53, 443, 4317, 6379, 8080, 9464, 9901, 9902, 26379, 50050, 50051, 50052)
 
 Connection = tuple[str, str, int]
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from completion_server.rpc.server import ADMIN_SERVICE, COMPLETION_SERVICE
+from loadtest.bench.replicas.envoy import cluster_of
 from tests.deploy.manifests.targets import server_config
 from tests.support.kustomize import Object, containers, name_of, one, pod_specs
 
@@ -301,8 +302,7 @@ def gateway_limits(objects: list[Object]) -> Iterator[str]:
     for each in (found for found in objects if found["kind"] == "Gateway"):
         envoy = yaml.safe_load(one(objects, "ConfigMap", "completion-edge")["data"]["envoy.yaml"])
         (monitor,) = envoy["overload_manager"]["resource_monitors"]
-        (cluster,) = envoy["static_resources"]["clusters"]
-        (threshold,) = cluster["circuit_breakers"]["thresholds"]
+        (threshold,) = cluster_of(envoy)["circuit_breakers"]["thresholds"]
         needed = {
             "maxConnections": monitor["typed_config"]["max_active_downstream_connections"],
             "maxPendingRequests": threshold["max_pending_requests"],

@@ -1,4 +1,4 @@
-"""What deploy/ can make, rendered once each: the regions, the global name, and a region with further components."""
+"""What deploy/ can make, rendered once each: its folders, and a region with further components."""
 
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.support.models import DRAFT, TARGET
 
 MODELS = {"target": TARGET, "draft": DRAFT}
 REGIONS = ("us-east", "us-west", "eu-west")
-FOLDERS = (*(f"regions/{region}" for region in REGIONS), "global", "loadtest")
+FOLDERS = (*(f"regions/{region}" for region in REGIONS), "global", "loadtest", "monitoring")
 COMBINATIONS = (
     ("cpu",),
     ("keda",),

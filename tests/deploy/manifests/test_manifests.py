@@ -98,7 +98,8 @@ def test_an_invalid_object_is_found(change: Callable[[Object], object]) -> None:
 
 def test_custom_resources_are_valid_by_the_types_of_their_projects(tmp_path: Path) -> None:
     objects = [each for each in distinct_objects().values() if custom_resources.is_known(each)] + [gateway_class()]
-    kinds = {"Rollout", "AnalysisTemplate", "ScaledObject", "PodMonitor", "Certificate", "Issuer", "Gateway"}
+    kinds = {"Rollout", "AnalysisTemplate", "ScaledObject", "Certificate", "Issuer", "Gateway"}
+    kinds |= {"PodMonitor", "PrometheusRule"}
     routes = {
         "GRPCRoute",
         "HTTPRoute",
@@ -286,6 +287,7 @@ INTENDED = {
     ("completion/redis", "completion/redis", 26379),
     ("envoy-gateway-system/envoy", "completion/completion-edge", 50050),
     ("envoy-gateway-system/envoy", "completion/completion-edge", 8080),
+    ("monitoring/prometheus", "completion/completion-edge", 9902),
     ("monitoring/prometheus", "completion/completion-server", 9464),
 }
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.bench.replicas.envoy import Envoy, adapted, load_shipped
+from loadtest.bench.replicas.envoy import Envoy, adapted, cluster_of, load_shipped
 from tests.deploy.manifests.targets import REGIONS, TARGETS, rendered, server_config
 from tests.support.envoy import require_envoy
 from tests.support.kustomize import DEPLOY, name_of, one
 from tests.support.redis_servers import wait_until
 
 ENVOY_FILE = DEPLOY / "envoy" / "envoy.yaml"
-SERVING = [each for each in TARGETS if each not in {"global", "loadtest"}]
+SERVING = [each for each in TARGETS if each not in {"global", "loadtest", "monitoring"}]
 
 MAY_DIFFER = {
     "Deployment/completion-server spec.replicas",
@@ -135,11 +135,15 @@ def test_the_edge_runs_the_tested_file() -> None:
     assert text == ENVOY_FILE.read_text(encoding="utf-8")
     document = yaml.safe_load(text)
     listeners = {each["name"]: each for each in document["static_resources"]["listeners"]}
-    (cluster,) = document["static_resources"]["clusters"]
+    cluster = cluster_of(document)
     edge = one(objects, "Deployment", "completion-edge")["spec"]["template"]["spec"]["containers"][0]
     listening = {name: each["address"]["socket_address"]["port_value"] for name, each in listeners.items()}
     declared = {each["name"]: each["containerPort"] for each in edge["ports"]}
-    assert declared == {"grpc": listening["editors"], "health": listening["region-health"]}
+    assert declared == {
+        "grpc": listening["editors"],
+        "health": listening["region-health"],
+        "metrics": listening["metrics"],
+    }
     endpoint = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]
     service = one(objects, "Service", endpoint["address"])["spec"]
     assert service["clusterIP"] == "None", "Envoy must see each replica"

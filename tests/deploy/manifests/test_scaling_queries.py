@@ -1,10 +1,12 @@
 """The queries by which a canary is taken back and KEDA adds servers, evaluated by Prometheus's own promtool."""
 
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from completion_server.core.request import Trigger
 from completion_server.telemetry.metrics import Metrics
 from tests.deploy.manifests.targets import rendered
 from tests.support.kustomize import one, report
-from tests.support.rules import load_rules, selectors, write_plain_rules
+from tests.support.rules import RULE_FILES, load_groups, load_rules, selectors, write_plain_rules
 
 HASH = "5d8f7c9b66"
 CANARY, STABLE = f"completion-server-{HASH}-abcde", "completion-server-77f9c9d5b4-fghij"
+RECORDED = "region:completion_canary_slo_requests:rate10m"
+"""The requests of the canary, recorded beside the alert."""
 OF_APP = {"completion_engine_restarts"}
 """Metrics that the composition root adds to those of `Metrics`."""
 
@@ -63,9 +67,9 @@ def series_of(pod: str, load: Load, minutes: int = 60) -> list[dict[str, str]]:
 
 
 def check(
-    series: list[dict[str, str]], query: str, value: float | None, folder: Path, *, has_rules: bool = True
+    series: list[dict[str, str]], query: str, value: float | None, folder: Path, *, files: Collection[str] = RULE_FILES
 ) -> None:
-    """Let promtool evaluate a query after an hour, with the shipped rules, and compare. None is no answer."""
+    """Let promtool evaluate a query after an hour, with the shipped rule files, and compare. None is no answer."""
     if shutil.which("promtool") is None:
         report("promtool not found; on Debian: apt-get install prometheus")
     expected = [] if value is None else [{"labels": "{}", "value": value}]
@@ -75,7 +79,7 @@ def check(
         "promql_expr_test": [{"expr": query, "eval_time": "1h", "exp_samples": expected}],
     }
     path = folder / "test.yaml"
-    rules = [str(each) for each in write_plain_rules(folder)] if has_rules else []
+    rules = [str(each) for each in write_plain_rules(folder) if each.name in files]
     path.write_text(json.dumps({"rule_files": rules, "tests": [case]}), encoding="utf-8")
     done = subprocess.run(
         ["promtool", "test", "rules", str(path)],
@@ -109,17 +113,54 @@ def test_the_burn_rate_is_of_the_canary_alone(load: str, tmp_path: Path) -> None
 
 def test_a_burn_rate_takes_the_canary_back() -> None:
     metric = analysis()["burn-rate-5m"]
-    assert (metric["successCondition"], metric["failureCondition"]) == ("result[0] < 6", "result[0] >= 6")
+    phases = {load: phase(metric, [burn]) for load, (_, burn) in BURNS.items()}
+    assert phases == {load: "failed" if burn >= 10 else "successful" for load, (_, burn) in BURNS.items()}
+    assert [phase(metric, [value]) for value in (5.99, 6, math.nan)] == ["successful", "failed", "inconclusive"]
     assert metric["failureLimit"] == 1
-    assert BURNS["as allowed"][1] < 6 < BURNS["half late"][1]
 
 
-def test_the_burn_rate_alert_takes_the_canary_back(tmp_path: Path) -> None:
+def phase(metric: dict[str, Any], result: list[float]) -> str:
+    """Return what Argo Rollouts makes of a measurement with the answer `result` (its utils/evaluate)."""
+
+    def holds(condition: str) -> bool:
+        return bool(eval(metric[condition].replace("&&", "and"), {"len": len, "result": result}))
+
+    try:
+        is_good = holds("successCondition")
+        is_bad = holds("failureCondition") if "failureCondition" in metric else not is_good
+    except IndexError:
+        return "error"
+    return "failed" if is_bad else "successful" if is_good else "inconclusive"
+
+
+@pytest.mark.parametrize("name", analysis())
+def test_a_query_without_an_answer_is_no_success(name: str) -> None:
+    assert phase(analysis()[name], []) == "inconclusive"
+
+
+ALERT_RESULTS: dict[str, tuple[Load, Collection[str], float | None]] = {
+    "the canary is late": ({"in_time": 4, "late": 4}, RULE_FILES, 1),
+    "the canary is in time": ({"in_time": 8}, RULE_FILES, 0),
+    "the alert is not loaded": ({"in_time": 4, "late": 4}, ("recording-rules.yaml",), None),
+    "no rule is loaded": ({"in_time": 4, "late": 4}, (), None),
+    "the canary is not scraped": ({}, RULE_FILES, None),
+}
+
+
+@pytest.mark.parametrize("case", ALERT_RESULTS)
+def test_a_silent_alert_counts_only_while_it_is_evaluated(case: str, tmp_path: Path) -> None:
+    canary, files, value = ALERT_RESULTS[case]
+    series = slo_series(canary, ', track="canary"') + slo_series({"in_time": 50, "late": 0}, ', track="stable"')
+    check(series, query_of(analysis()["burn-rate-alert"]), value, tmp_path, files=files)
+
+
+def test_the_burn_rate_alert_takes_the_canary_back() -> None:
     metric = analysis()["burn-rate-alert"]
-    alert = 'ALERTS{alertname="CompletionCanaryBurn", region="us-east", alertstate="%s"}'
-    check([{"series": alert % "firing", "values": "1x60"}], query_of(metric), 1, tmp_path)
-    check([{"series": alert % "pending", "values": "1x60"}], query_of(metric), 0, tmp_path)
-    assert (metric["successCondition"], metric["failureLimit"]) == ("result[0] == 0", 0)
+    assert [phase(metric, [value]) for value in (0, 1, 2)] == ["successful", "failed", "failed"]
+    assert metric["failureLimit"] == 0
+    (group,) = (each for each in load_groups() if any(RECORDED in rule.values() for rule in each["rules"]))
+    assert "CompletionCanaryBurn" in {rule.get("alert") for rule in group["rules"]}
+    assert RECORDED in query_of(metric)
     canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
     assert canary["canaryMetadata"]["labels"] == {"track": "canary"}
     assert one(rendered("canary"), "PodMonitor", "completion-server")["spec"]["podTargetLabels"] == ["track"]
@@ -136,7 +177,8 @@ def test_engine_restarts_are_counted(tmp_path: Path) -> None:
     counter = f'completion_engine_restarts_total{{namespace="completion", pod="{CANARY}"}}'
     check([{"series": counter, "values": "0x50 1 2 3 3x7"}], f"({query_of(metric)}) > bool 2", 1, tmp_path)
     check([{"series": counter, "values": "0x60"}], query_of(metric), 0, tmp_path)
-    assert metric["successCondition"] == "result[0] < 2"
+    check([], query_of(metric), None, tmp_path)
+    assert [phase(metric, [value]) for value in (1, 2)] == ["successful", "failed"]
 
 
 def test_the_rollout_waits_for_the_analysis() -> None:
@@ -146,10 +188,10 @@ def test_the_rollout_waits_for_the_analysis() -> None:
     assert canary["steps"][1]["pause"]["duration"] == "45m"
 
 
-def slo_series(rates: Load) -> list[dict[str, str]]:
-    """Return the counters of the objective under a load by result, as a server exports them."""
-    name = 'completion_slo_requests_total{region="us-east", result="%s"}'
-    return [{"series": name % result, "values": f"0+{60 * rate:g}x60"} for result, rate in rates.items()]
+def slo_series(rates: Load, labels: str = "") -> list[dict[str, str]]:
+    """Return the counters of the objective under a load by result, as a server exports them, with further labels."""
+    name = 'completion_slo_requests_total{region="us-east", result="%s"%s}'
+    return [{"series": name % (result, labels), "values": f"0+{60 * rate:g}x60"} for result, rate in rates.items()]
 
 
 def queue_series(num_per_s: float) -> list[dict[str, str]]:
@@ -174,7 +216,7 @@ def test_keda_tells_no_requests_from_no_figures(trigger: str, tmp_path: Path) ->
     quiet = queue_series(0) + slo_series({"in_time": 0, "shed": 0})
     check(quiet, query, 0, tmp_path)
     check([], query, None, tmp_path)
-    check(quiet, query, None, tmp_path, has_rules=False)
+    check(quiet, query, None, tmp_path, files=())
     found = one(rendered("keda"), "ScaledObject", "completion-server")["spec"]["triggers"]
     assert {each["metadata"]["ignoreNullValues"] for each in found} == {"false"}, "no figure is an error, not a 0"
 

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from completion_server.core.errors import InvalidRequestError, UnavailableError
 from completion_server.core.events import EndUnwritten, EndWritten, Marks, RequestEnded
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller, Request, Trigger
 from completion_server.core.trace_context import TraceContext
+from completion_server.telemetry.metrics import Metrics
 from completion_server.telemetry.tracing.sampling import HeadSampler, RateLimit
 from completion_server.telemetry.tracing.spans import RequestTrace, misses_budget
 from completion_server.telemetry.tracing.tracer import Tracer
@@ -158,3 +160,23 @@ def test_requests_whose_end_is_never_reported_do_not_pile_up() -> None:
     for number in range(5000):
         exported.end(traced(str(number)))
     assert len(exported.traces) == 5000 - 4096
+
+
+def test_the_samples_of_a_late_request_name_the_trace_that_is_chosen_at_its_end() -> None:
+    exported, registry = Exported(missed_per_s=1.0), CollectorRegistry()
+    metrics = Metrics(registry)
+    for number in range(2):  # the second is above the limit
+        marks = replace(LATE, first_output=0.19 + 0.1 * number)
+        ended = RequestEnded(replace(REQUEST, id=str(number)), End(Outcome(FinishReason.STOP)), marks)
+        metrics.handle(exported.tracer.handle(ended))
+    exported.tracer.flush()
+    (trace,) = exported.traces
+    buckets = {
+        sample.labels["le"]: sample.exemplar and sample.exemplar.labels
+        for family in registry.collect()
+        if family.name == "completion_ttft_seconds"
+        for sample in family.samples
+        if sample.name.endswith("_bucket") and sample.labels["trigger"] == "automatic"
+    }
+    assert buckets["0.2"] == {"trace_id": trace.context.trace_id}
+    assert [le for le, labels in buckets.items() if labels] == ["0.2"]

@@ -1,0 +1,106 @@
+"""Prometheus reaches the metrics of servers, Envoys and the gateway's proxies, and nothing else of the real Envoy."""
+
+import http.client
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadtest.bench.replicas.envoy import ADMIN, Envoy, adapted, cluster_of, load_shipped
+from tests.deploy.manifests.network import allowed
+from tests.deploy.manifests.targets import rendered
+from tests.support.envoy import require_envoy
+from tests.support.kustomize import DEPLOY, Object, one
+from tests.support.redis_servers import free_port
+
+ENVOY_FILE = DEPLOY / "envoy" / "envoy.yaml"
+OBJECTS = "regions/us-east"
+
+
+def endpoint_of(monitor: str) -> Object:
+    """Return the one endpoint that a PodMonitor scrapes in each pod."""
+    (found,) = one(rendered(OBJECTS), "PodMonitor", monitor)["spec"]["podMetricsEndpoints"]
+    endpoint: Object = found
+    return endpoint
+
+
+@pytest.mark.parametrize("name", ["completion-server", "completion-edge"])
+def test_prometheus_may_reach_the_port_that_each_pod_declares(name: str) -> None:
+    objects = rendered(OBJECTS)
+    template = one(objects, "Deployment", name)["spec"]["template"]
+    selector = one(objects, "PodMonitor", name)["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= template["metadata"]["labels"].items()
+    ports = {each["name"]: each["containerPort"] for each in template["spec"]["containers"][0]["ports"]}
+    port = ports[endpoint_of(name)["port"]]
+    reached = {connection for connection in allowed(objects) if connection[1:] == (f"completion/{name}", port)}
+    assert reached == {("monitoring/prometheus", f"completion/{name}", port)}
+
+
+def test_the_proxies_of_the_gateway_are_scraped_where_envoy_gateway_runs_them() -> None:
+    objects = rendered(OBJECTS)
+    gateway = one(objects, "Gateway", "completion")["metadata"]
+    spec = one(objects, "PodMonitor", "completion-gateway")["spec"]
+    assert spec["selector"]["matchLabels"] == {
+        "gateway.envoyproxy.io/owning-gateway-name": gateway["name"],
+        "gateway.envoyproxy.io/owning-gateway-namespace": gateway["namespace"],
+    }
+    (source,) = (
+        peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for rule in one(objects, "NetworkPolicy", "completion-edge")["spec"]["ingress"]
+        for peer in rule["from"]
+        if peer["podSelector"]["matchLabels"].get("app.kubernetes.io/component") == "proxy"
+    )
+    assert spec["namespaceSelector"] == {"matchNames": [source]}
+
+
+@pytest.fixture(scope="module")
+def envoy() -> Iterator[Envoy]:
+    """Yield the shipped Envoy, its admin listener on a known free port."""
+    require_envoy()
+    shipped = load_shipped(ENVOY_FILE)
+    (group,) = cluster_of(shipped, ADMIN)["load_assignment"]["endpoints"]
+    assert [each["endpoint"] for each in group["lb_endpoints"]] == [shipped["admin"]]
+    document = adapted(shipped, [])
+    document["admin"]["address"]["socket_address"]["port_value"] = free_port()
+    cluster_of(document, ADMIN)["load_assignment"]["endpoints"] = [{"lb_endpoints": [{"endpoint": document["admin"]}]}]
+    with Envoy.running(document, 0) as running:
+        yield running
+
+
+def ask(envoy: Envoy, method: str, path: str) -> tuple[int, str]:
+    """Return the status and the body that the listener of the metrics answers; the path is sent as it is."""
+    connection = http.client.HTTPConnection(envoy.metrics_address, timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_the_real_envoy_shows_its_metrics_to_prometheus(envoy: Envoy) -> None:
+    status, page = ask(envoy, "GET", endpoint_of("completion-edge")["path"])
+    assert status == 200
+    metrics = {family.name: family.samples for family in text_string_to_metric_families(page)}
+    healthy = metrics["envoy_cluster_membership_healthy"]
+    assert {sample.labels["envoy_cluster_name"]: sample.value for sample in healthy}["replicas"] == 0
+    assert "envoy_server_live" in metrics
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("GET", "/stats"),
+        ("GET", "/config_dump"),
+        ("POST", "/quitquitquit"),
+        ("POST", "/drain_listeners"),
+        ("POST", "/stats/prometheus"),
+        ("GET", "/stats/prometheus/"),
+        ("POST", "/stats/prometheus/../../quitquitquit"),
+        ("GET", "/stats/prometheus/../../config_dump"),
+    ],
+)
+def test_the_real_envoy_shows_prometheus_nothing_else(envoy: Envoy, method: str, path: str) -> None:
+    assert ask(envoy, method, path) == (404, "")
+    assert ask(envoy, "GET", endpoint_of("completion-edge")["path"])[0] == 200
