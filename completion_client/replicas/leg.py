@@ -17,7 +17,7 @@ from completion_client.session_stream import RequestListener, SessionSettings, S
 
 
 class LegOwner(Protocol):
-    """Decides what follows from the events of a leg and of its requests."""
+    """Decides what follows from the events of a leg."""
 
     def leg_lost(self, leg: "Leg", error: ServiceError) -> None:
         """Take the loss of a leg. Each of its requests fails next."""
@@ -26,6 +26,10 @@ class LegOwner(Protocol):
     def leg_accepted(self, leg: "Leg", away_s: float) -> None:
         """Take the first sign of a server on a leg that replaces a lost one."""
         ...
+
+
+class RequestOwner(Protocol):
+    """Decides what follows from the events of a request."""
 
     def request_ended(self, request: "RoutedRequest", end: pb.End) -> None:
         """Take the end that a server sent."""
@@ -140,7 +144,7 @@ class Leg:
 class RoutedRequest:
     """A request of a session, which may be sent to another server until text has come. Also its RequestListener."""
 
-    owner: LegOwner
+    owner: RequestOwner
     message: pb.CompleteRequest
     listener: RequestListener
     leg: Leg
