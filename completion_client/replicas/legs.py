@@ -5,6 +5,7 @@ The first request after a change opens the new leg and travels with it, so a mov
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import suppress
 
 from completion_client.backoff import Backoff
@@ -27,18 +28,20 @@ class Legs:
         settings: SessionSettings,
         listener: StreamListener | None,
         on_move: OnMove | None,
+        on_silent: Callable[[Leg], float | None],
     ) -> None:
-        """Open none yet; `on_move` gets each change to another server."""
+        """Open none yet; `on_move` gets each change to another server, `on_silent` is as LegOwner's `leg_silent`."""
         self._replicas = replicas
         self._metadata = metadata
         self._settings = settings
         self._listener = listener
         self._on_move = on_move
+        self._on_silent = on_silent
         self._backoff = Backoff(settings.backoff_min_s, settings.backoff_max_s, settings.backoff_seed)
         self._random = random.Random(settings.backoff_seed)
         self._loop = asyncio.get_running_loop()
         self._leg: Leg | None = None
-        """None while the stream is lost."""
+        """None while the stream is lost. If its server is silent, it gets no new request."""
         self._former: set[Leg] = set()
         self._endpoint = replicas.best()
         self._lost_at_s: float | None = None
@@ -54,14 +57,14 @@ class Legs:
     @property
     def is_connected(self) -> bool:
         """Whether a request can be sent now."""
-        return self._leg is not None or self._replicas.is_usable(self._replicas.best())
+        return self._speaking() is not None or self._replicas.is_usable(self._replicas.best())
 
     def for_next(self) -> Leg | None:
         """Return the leg for the next request, on the best server; None if no server can be used."""
         for _ in self._replicas.regions.endpoints:
             with suppress(ConnectionLostError):  # that endpoint is passed over from now on
                 return None if self._is_closing else self._best()
-        return self._leg
+        return self._speaking()
 
     def open(self, endpoint: Endpoint) -> Leg:
         """Open a leg, which is the current one then. The one before ends with its last request.
@@ -134,6 +137,11 @@ class Legs:
         if self._reopening is None or self._reopening.done():
             self._reopening = asyncio.create_task(self._reopen(leg.endpoint, error))
 
+    def leg_silent(self, leg: Leg) -> float | None:
+        """See LegOwner."""
+        self._replicas.note_silence(leg.connection)
+        return self._on_silent(leg)
+
     def leg_accepted(self, leg: Leg, away_s: float) -> None:
         """See LegOwner."""
         if leg is self._leg:
@@ -145,8 +153,12 @@ class Legs:
     def _all(self) -> tuple[Leg, ...]:
         return (*self._former, *([self._leg] if self._leg else []))
 
+    def _speaking(self) -> Leg | None:
+        """Return the current leg unless its server is silent."""
+        return None if self._leg is None or self._leg.is_silent else self._leg
+
     def _best(self) -> Leg | None:
-        best, leg = self._replicas.best(), self._leg
+        best, leg = self._replicas.best(), self._speaking()
         is_current = leg is not None and self._replicas.regions.is_current(leg.connection)
         if leg is not None and leg.endpoint == best and is_current:
             return leg

@@ -25,7 +25,8 @@ class ReplicaStream:
     """Sends the requests of one session to the best server. It has the calls of a SessionStream.
 
     The loss of the stream fails only the requests that have text: the others are sent to the next server, if one can be
-    used. A server that has failed, drains or sends nothing is left; a user returns to it when its time has come.
+    used. A server that has failed, drains or sends nothing is left; a user returns to it when its time has come. What
+    has begun at a server that sends nothing is not lost if that goes on in time.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class ReplicaStream:
     ) -> None:
         """Open the first leg with `start_nowait`; `on_move` gets each change to another server."""
         self._replicas = replicas
-        self._legs = Legs(replicas, metadata, settings or SessionSettings(), listener, on_move)
+        self._legs = Legs(replicas, metadata, settings or SessionSettings(), listener, on_move, self._leg_silent)
         self._loop = asyncio.get_running_loop()
         self._requests: dict[int, RoutedRequest] = {}
         self._answered = AnsweredRequests()
@@ -152,12 +153,27 @@ class ReplicaStream:
         request.listener.on_error(error)
         self._requests.pop(request.message.sequence, None)
 
+    def _leg_silent(self, leg: Leg) -> float | None:
+        """Send requests without text to another server; return until when the others wait, None if there is none.
+
+        The server may have stalled, so they wait until their deadlines: they can't be sent elsewhere.
+        """
+        for request in self._on(leg):
+            if self.is_open(request.message.sequence):  # else a newer one has superseded it
+                self._resend(request)
+        now_s = self._loop.time()
+        ends_at_s = [now_s if each.ends_at_s is None else each.ends_at_s for each in self._on(leg)]
+        return max(ends_at_s) + self._replicas.regions.settings.silence_max_s if ends_at_s else None
+
+    def _on(self, leg: Leg) -> list[RoutedRequest]:
+        return [each for each in self._requests.values() if each.leg is leg]
+
     def _send(self, request: RoutedRequest, leg: Leg) -> None:
         now_s = self._loop.time()
         left_s = None if request.ends_at_s is None else request.ends_at_s - now_s
+        leg.send_nowait(request, self._replicas.silence_s(leg.connection, left_s))
         request.leg, request.sent_at_s = leg, now_s
         request.num_sent += 1
-        leg.send_nowait(request, self._replicas.silence_s(leg.connection, left_s))
         for older in tuple(filter(request.supersedes, self._requests.values())):
             self._supersede(older)
 
@@ -169,16 +185,18 @@ class ReplicaStream:
         self._legs.tidy(request.leg)
 
     def _resend(self, request: RoutedRequest) -> bool:
-        """Send a request that has no text to another server; return whether there was one."""
+        """Send a request that has no text to another server instead; return whether there was one."""
         if request.has_text or request.is_cancelled:
             return False
         if request.ends_at_s is not None and self._loop.time() >= request.ends_at_s:
             return False
-        leg = self._legs.for_next()
-        if leg is None or leg.endpoint == request.leg.endpoint or leg.last_sequence >= request.message.sequence:
+        before, leg = request.leg, self._legs.for_next()
+        if leg is None or leg.endpoint == before.endpoint or leg.last_sequence >= request.message.sequence:
             return False
         try:
             self._send(request, leg)
         except ConnectionLostError:
             return False
+        before.discard_nowait(request.message.sequence)
+        self._legs.tidy(before)
         return True

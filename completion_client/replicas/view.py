@@ -121,10 +121,14 @@ class Replicas:
             return error.reason == _SERVER_FULL
         if not isinstance(error, UnavailableError):
             return False
-        standings.refused(endpoint, now_s, retry_after_s)
-        if not isinstance(error, SilenceError):  # a health check decides about that
+        if not isinstance(error, SilenceError):  # that was noted when it began
+            standings.refused(endpoint, now_s, retry_after_s)
             self.regions.lost(connection, error.message)
         return True
+
+    def note_silence(self, connection: Connection) -> None:
+        """Note that an endpoint sends nothing to this user; a health check decides about it for the others."""
+        self.choice.standings.refused(connection.endpoint, self.regions.now())
 
     def note_end(self, connection: Connection, end: pb.End, total_s: float) -> bool:
         """Note how a request ended after `total_s`; return whether another endpoint may do better."""

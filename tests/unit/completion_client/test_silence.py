@@ -1,0 +1,97 @@
+"""When a server counts as silent, and when it is given up, in virtual time."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from completion_client.regions.silence import SilenceGuard
+from loadtest.simulation import virtual_time
+
+LIMIT_S = 1.0
+WAIT_S = 5.0
+
+
+def now_s() -> float:
+    return round(asyncio.get_running_loop().time(), 6)
+
+
+@dataclass
+class Watched:
+    """A guard whose server answers no question before `alive_from_s`, and what the guard said when."""
+
+    wait_s: float | None = WAIT_S
+    alive_from_s: float = 1000.0
+    said: list[tuple[str, float, float]] = field(default_factory=list)
+    """The event, its time, and the length of the silence."""
+    guard: SilenceGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.guard = SilenceGuard(self._is_alive, self._on_silent, self._on_given_up)
+
+    async def _is_alive(self, _since_s: float, within_s: float) -> bool:
+        if now_s() >= self.alive_from_s:
+            return True
+        await asyncio.sleep(within_s)
+        return False
+
+    def _on_silent(self, silence_s: float) -> float | None:
+        self.said.append(("silent", now_s(), round(silence_s, 6)))
+        return None if self.wait_s is None else now_s() + self.wait_s
+
+    def _on_given_up(self, silence_s: float) -> None:
+        self.said.append(("given up", now_s(), round(silence_s, 6)))
+
+
+def said_by(watch: Callable[[Watched], Coroutine[Any, Any, None]], **fields: float | None) -> list[Any]:
+    """Return what a guard says in a script, and in a minute after that."""
+
+    async def run() -> Watched:
+        watched = Watched(**fields)  # type: ignore[arg-type]
+        watched.guard.expect_nowait(LIMIT_S)
+        await watch(watched)
+        await asyncio.sleep(60.0)
+        return watched
+
+    return virtual_time.run(run()).said
+
+
+async def nothing_comes(_watched: Watched) -> None:
+    pass
+
+
+def test_a_silent_server_is_given_up_when_the_time_of_what_waits_is_over() -> None:
+    assert said_by(nothing_comes) == [("silent", 1.0, 1.0), ("given up", 6.0, 6.0)]
+    assert said_by(nothing_comes, wait_s=None) == [("silent", 1.0, 1.0)]
+
+
+def test_a_server_that_answers_a_question_is_not_silent() -> None:
+    assert said_by(nothing_comes, alive_from_s=0.5) == []
+
+
+def test_a_server_that_goes_on_is_not_given_up_and_is_watched_again() -> None:
+    async def goes_on_once(watched: Watched) -> None:
+        await asyncio.sleep(3.0)
+        assert watched.guard.is_silent
+        watched.guard.heard_nowait()
+        assert not watched.guard.is_silent
+
+    assert said_by(goes_on_once) == [("silent", 1.0, 1.0), ("silent", 4.0, 1.0), ("given up", 9.0, 6.0)]
+
+
+def test_nothing_is_due_after_the_end() -> None:
+    async def ends_while_silent(watched: Watched) -> None:
+        await asyncio.sleep(3.0)
+        watched.guard.heard_nowait()
+        watched.guard.stop_nowait()
+
+    async def is_left_while_silent(watched: Watched) -> None:
+        await asyncio.sleep(3.0)
+        watched.guard.stop_nowait()
+        assert watched.guard.is_silent
+        await asyncio.sleep(3.0)
+        watched.guard.heard_nowait()
+        assert not watched.guard.is_silent
+
+    for script in (ends_while_silent, is_left_while_silent):
+        assert said_by(script) == [("silent", 1.0, 1.0)]
