@@ -151,6 +151,11 @@ class Connections:
             if each is connection or not each.is_ready:
                 self.drop(each)
 
+    def drop_number(self, number: int) -> None:
+        """Use the connections of a number, to all endpoints, for no new call."""
+        for connection in [each for (_, used), each in self._connections.items() if used == number]:
+            self.drop(connection)
+
     def replace(self, endpoint: Endpoint, connection: Connection) -> None:
         """Use one new connection in place of all to an endpoint; others are opened when they are needed."""
         for key in [key for key in self._connections if key[0] == endpoint]:

@@ -1,7 +1,6 @@
 """What all users of a process share about its endpoints: distances, health and connections."""
 
 import asyncio
-import itertools
 import logging
 import random
 import time
@@ -18,6 +17,7 @@ from completion_client.regions.checks import connect, is_done_within
 from completion_client.regions.choice import Order, UserChoice
 from completion_client.regions.connections import CertificateWatch, Connection, Connections
 from completion_client.regions.distances import Distances
+from completion_client.regions.leases import ConnectionLease, ConnectionNumbers
 from completion_client.regions.settings import RegionSettings
 from completion_client.regions.silence import SilenceRecord
 from completion_client.regions.watcher import Watcher
@@ -86,8 +86,7 @@ class Regions:
         )
         self._certificates = CertificateWatch(found, self._connections)
         self._silences = {each: SilenceRecord() for each in found}
-        self._num_users = itertools.count()
-        self._num_connections = 0
+        self._numbers = ConnectionNumbers(self.settings.users_per_connection)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -158,14 +157,13 @@ class Regions:
         """Return the order in which a user tries the endpoints; see `UserChoice`."""
         return UserChoice(self._distances, self._availability, user, tenant, settings, order)
 
-    def next_number(self) -> int:
-        """Return the number of the connection for another user, a few dozen of whom share one to each endpoint."""
-        return self.use_number(next(self._num_users) // self.settings.users_per_connection)
+    def lease(self, number: int | None = None) -> ConnectionLease:
+        """Return another user's lease of a connection number: of `number`, or of the lowest one with room.
 
-    def use_number(self, number: int) -> int:
-        """Keep the connections of a number open from now on, too, and return it."""
-        self._num_connections = max(self._num_connections, number + 1)
-        return number
+        A few dozen users share the connections of a number. Those of a number that no lease has any more are dropped:
+        release the lease when the user leaves.
+        """
+        return ConnectionLease(self._numbers.take(number), self._give_back)
 
     def connection(self, endpoint: Endpoint, number: int) -> Connection:
         """Return a connection, connected or not.
@@ -254,9 +252,14 @@ class Regions:
         if len(self.endpoints) > 1:
             self._watcher.suspect(endpoint, why)
 
+    def _give_back(self, number: int) -> None:
+        """Drop the connections of a number without users, but not those of number 0: health checks use them."""
+        if self._numbers.give_back(number) and number:
+            self._connections.drop_number(number)
+
     def _warm(self, endpoint: Endpoint) -> None:
         """Connect what users share besides the checked connection, so that a move does not wait for a handshake."""
-        for number in range(1, self._num_connections):
+        for number in filter(None, self._numbers.in_use):
             try:
                 self._connections.get(endpoint, number).channel.get_state(try_to_connect=True)
             except EndpointError as error:  # such as a PEM file that is being replaced; the next good check tries again

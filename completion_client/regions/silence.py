@@ -42,13 +42,25 @@ class SilenceGuard:
 
     After half of the limit without anything the server is asked for a sign of life; if that does not come in the other
     half either, the server is silent. So a server that is only slow is not given up. What others got from the server in
-    the meantime counts as heard at its own time.
+    the meantime counts as heard at its own time. A silent server may have stalled: what has begun there can wait until it
+    is given up, and is watched again if it goes on before.
     """
 
-    def __init__(self, is_alive: IsAlive, on_silent: Callable[[float], object]) -> None:
-        """Call `on_silent` once, with the length of the silence in seconds."""
+    def __init__(
+        self,
+        is_alive: IsAlive,
+        on_silent: Callable[[float], float | None],
+        on_given_up: Callable[[float], object],
+    ) -> None:
+        """Call `on_silent`, which returns the loop's time at which to call `on_given_up`; None is never.
+
+        Both get the length of the silence in seconds.
+        """
+        self.is_silent = False
+        """Whether the server was found silent, and nothing has come since."""
         self._is_alive = is_alive
         self._on_silent = on_silent
+        self._on_given_up = on_given_up
         self._loop = asyncio.get_running_loop()
         self._heard_at_s = 0.0
         self._limit_s = 0.0
@@ -71,6 +83,10 @@ class SilenceGuard:
     def heard_nowait(self) -> None:
         """Note that something came."""
         self._heard_at_s = self._loop.time()
+        if self.is_silent:
+            self.is_silent = False
+            if self._timer is not None:
+                self._wait_until(self._heard_at_s + self._limit_s / 2)
 
     def stop_nowait(self) -> None:
         """Watch no longer: nothing is due."""
@@ -99,9 +115,22 @@ class SilenceGuard:
         alive_at_s = await self._is_alive(since_s, self._limit_s / 2)
         self._asking = None
         if alive_at_s is None and self._heard_at_s == since_s:
-            self._on_silent(self._loop.time() - since_s)
+            self._note_silent()
             return
         self._heard_at_s = max(self._heard_at_s, alive_at_s or since_s)
         if alive_at_s is not None and alive_at_s >= asked_at_s:
             self._limit_s *= 2  # it is slow, not silent: ask less often
         self._wait_until(max(self._loop.time(), self._heard_at_s + self._limit_s / 2))
+
+    def _note_silent(self) -> None:
+        self.is_silent = True
+        given_up_at_s = self._on_silent(self._silence_s())
+        if given_up_at_s is not None:
+            self._timer = self._loop.call_at(given_up_at_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._timer = None
+        self._on_given_up(self._silence_s())
+
+    def _silence_s(self) -> float:
+        return self._loop.time() - self._heard_at_s

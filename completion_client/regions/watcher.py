@@ -98,25 +98,28 @@ class Watcher:
 
     async def _watch(self, endpoint: Endpoint, started_s: float) -> None:
         watch = self._watches[endpoint]
+        is_heard = False
         while True:
             watch.wake.clear()
             watch.is_heard = False
             try:
-                self._note(endpoint, watch, await self._check(endpoint))
+                self._note(endpoint, watch, CheckResult(None) if is_heard else await self._check(endpoint))
             except Exception:  # noqa: BLE001 -- an error of this program ends no watch, and is not the server's
                 watch.num_failures += 1
                 _log.exception("%s: the health check failed in the client", endpoint.address)
             if not self._race_over.is_set():
                 self._end_race(started_s)
-            while True:
-                try:
-                    async with asyncio.timeout(self._pause_s(endpoint, watch)):
-                        await watch.wake.wait()
-                except TimeoutError:
-                    if watch.is_heard and self._availability.health(endpoint) is Health.USABLE:
-                        watch.is_heard = False
-                        continue
-                break
+            is_heard = await self._pause(endpoint, watch)
+
+    async def _pause(self, endpoint: Endpoint, watch: _Watch) -> bool:
+        """Wait until the next check; return whether an answered request counts as that check, a good one."""
+        try:
+            async with asyncio.timeout(self._pause_s(endpoint, watch)):
+                await watch.wake.wait()
+        except TimeoutError:
+            is_usable = self._availability.health(endpoint) is Health.USABLE
+            return watch.is_heard and is_usable and not watch.wake.is_set()
+        return False
 
     async def _check(self, endpoint: Endpoint) -> CheckResult:
         try:

@@ -161,7 +161,7 @@ class Attempts:
 
 
 class _WatchedCall:
-    """Cancels a call whose server sends nothing any more."""
+    """Cancels a call whose server sends nothing any more: at once if nothing has come, else when its time is over."""
 
     def __init__(self, replicas: Replicas, connection: Connection, call: "Call", left_s: float | None) -> None:
         self.error: ConnectionLostError | None = None
@@ -169,14 +169,18 @@ class _WatchedCall:
         self._replicas = replicas
         self._connection = connection
         self._call: Call | None = call
-        self._guard = SilenceGuard(self._alive_at_s, self._on_silent)
+        self._loop = asyncio.get_running_loop()
+        self._ends_at_s = None if left_s is None else self._loop.time() + left_s
+        self._is_begun = False
+        self._guard = SilenceGuard(self._alive_at_s, self._on_silent, self._on_given_up)
         limit_s = replicas.silence_s(connection, left_s)
         if limit_s is not None:
             self._guard.expect_nowait(limit_s)
 
     def heard(self) -> None:
+        self._is_begun = True
         self._guard.heard_nowait()
-        self._connection.heard_at_s = asyncio.get_running_loop().time()
+        self._connection.heard_at_s = self._loop.time()
 
     def stop(self) -> None:
         self._guard.stop_nowait()
@@ -185,7 +189,15 @@ class _WatchedCall:
     async def _alive_at_s(self, since_s: float, within_s: float) -> float | None:
         return await self._replicas.regions.alive_at_s(self._connection, since_s, within_s)
 
-    def _on_silent(self, silence_s: float) -> None:
+    def _on_silent(self, silence_s: float) -> float | None:
+        self._replicas.note_silence(self._connection)
+        if not self._is_begun:
+            self._on_given_up(silence_s)
+            return None
+        ends_at_s = self._loop.time() if self._ends_at_s is None else self._ends_at_s
+        return ends_at_s + self._replicas.regions.settings.silence_max_s
+
+    def _on_given_up(self, silence_s: float) -> None:
         address = self._connection.endpoint.address
         self.error = SilenceError(f"{address} has sent nothing for {silence_s * 1000:.0f} ms")
         if self._call is not None:

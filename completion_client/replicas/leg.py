@@ -17,15 +17,23 @@ from completion_client.session_stream import RequestListener, SessionSettings, S
 
 
 class LegOwner(Protocol):
-    """Decides what follows from the events of a leg and of its requests."""
+    """Decides what follows from the events of a leg."""
 
     def leg_lost(self, leg: "Leg", error: ServiceError) -> None:
         """Take the loss of a leg. Each of its requests fails next."""
         ...
 
+    def leg_silent(self, leg: "Leg") -> float | None:
+        """Take the silence of a server; return the loop's time at which it is given up, None for never."""
+        ...
+
     def leg_accepted(self, leg: "Leg", away_s: float) -> None:
         """Take the first sign of a server on a leg that replaces a lost one."""
         ...
+
+
+class RequestOwner(Protocol):
+    """Decides what follows from the events of a request."""
 
     def request_ended(self, request: "RoutedRequest", end: pb.End) -> None:
         """Take the end that a server sent."""
@@ -61,7 +69,7 @@ class Leg:
         self.last_sequence = 0
         self._owner = owner
         self._regions = regions
-        self._guard = SilenceGuard(self._alive_at_s, self._on_silent)
+        self._guard = SilenceGuard(self._alive_at_s, self._on_silent, self._on_given_up)
         channels = _FixedChannel(connection, connect_timeout_s)
         self._stream = SessionStream(channels, metadata=metadata, settings=settings, listener=self)
         self._stream.start_nowait(lost_at_s)
@@ -70,6 +78,11 @@ class Leg:
     def endpoint(self) -> Endpoint:
         """The server."""
         return self.connection.endpoint
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server sends nothing, though something is due."""
+        return self._guard.is_silent
 
     @property
     def num_open(self) -> int:
@@ -132,7 +145,10 @@ class Leg:
     async def _alive_at_s(self, since_s: float, within_s: float) -> float | None:
         return await self._regions.alive_at_s(self.connection, since_s, within_s)
 
-    def _on_silent(self, silence_s: float) -> None:
+    def _on_silent(self, _silence_s: float) -> float | None:
+        return self._owner.leg_silent(self)
+
+    def _on_given_up(self, silence_s: float) -> None:
         self.drop_nowait(SilenceError(f"{self.endpoint.address} has sent nothing for {silence_s * 1000:.0f} ms"))
 
 
@@ -140,7 +156,7 @@ class Leg:
 class RoutedRequest:
     """A request of a session, which may be sent to another server until text has come. Also its RequestListener."""
 
-    owner: LegOwner
+    owner: RequestOwner
     message: pb.CompleteRequest
     listener: RequestListener
     leg: Leg

@@ -46,9 +46,10 @@ class ReplicaSet:
     ) -> None:
         """Ask the replicas at `endpoints`, such as "a:1,b:2,c:3", for `user` of `tenant`.
 
-        A process with many users makes one `Regions` and gives it to the `ReplicaSet` of each. A few dozen users share
-        a connection to each endpoint; `connection` is the number of another one. Without a user, the order is that of
-        this object's own session. `now` is a monotonic clock in seconds, if `endpoints` is no Regions.
+        A process with many users makes one `Regions` and gives it to the `ReplicaSet` of each, and closes that when the
+        user leaves. A few dozen users share a connection to each endpoint; `connection` is the number of another one.
+        Without a user, the order is that of this object's own session. `now` is a monotonic clock in seconds, if
+        `endpoints` is no Regions.
 
         Raises:
             EndpointError: there is no endpoint, one is there twice, or a name has characters that can't be sent.
@@ -59,8 +60,8 @@ class ReplicaSet:
         self._metadata = caller_metadata(user, tenant)
         self._numbering = Numbering()
         choice = self.regions.choice(user or self._numbering.session_id, tenant or "", settings, order)
-        number = self.regions.next_number() if connection is None else self.regions.use_number(connection)
-        self._replicas = Replicas(self.regions, choice, number, connect_timeout_s)
+        self._lease = self.regions.lease(connection)
+        self._replicas = Replicas(self.regions, choice, self._lease, connect_timeout_s)
 
     @property
     def order(self) -> Sequence[Endpoint]:
@@ -80,11 +81,16 @@ class ReplicaSet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the connections."""
+        """Close it."""
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections, unless they are those of a Regions; open requests fail."""
+        """Give the connections back; ignored if that was done. A request that is sent later fails.
+
+        The connections are dropped if no other user has them: with its own Regions always, with a shared one if this
+        was the last user of their number. Requests and sessions that are open go on until they end.
+        """
+        self._lease.release()
         if self._owns_regions:
             await self.regions.aclose()
 

@@ -15,6 +15,7 @@ from completion_client.errors import (
 )
 from completion_client.regions.choice import UserChoice
 from completion_client.regions.connections import Connection
+from completion_client.regions.leases import ConnectionLease
 from completion_client.regions.regions import Regions
 from completion_client.regions.silence import SilenceError
 
@@ -42,11 +43,11 @@ class Move:
 class Replicas:
     """The endpoints of one user and the connections to them."""
 
-    def __init__(self, regions: Regions, choice: UserChoice, number: int, connect_timeout_s: float) -> None:
-        """Use the connections of a number, each of which is connected within `connect_timeout_s`."""
+    def __init__(self, regions: Regions, choice: UserChoice, lease: ConnectionLease, connect_timeout_s: float) -> None:
+        """Use the connections of a lease, each of which is connected within `connect_timeout_s`."""
         self.regions = regions
         self.choice = choice
-        self._number = number
+        self._lease = lease
         self.connect_timeout_s = connect_timeout_s
         self._unreadable: dict[Endpoint, str] = {}
         """Which PEM file of an endpoint can't be read."""
@@ -68,24 +69,25 @@ class Replicas:
         """Return the user's connection to an endpoint, connected or not.
 
         Raises:
-            ConnectionLostError: a PEM file of the endpoint can't be read. It is passed over then.
+            ConnectionLostError: a PEM file of the endpoint can't be read: it is passed over then. Or the lease was
+                released.
 
         """
         with self._readable(endpoint):
-            return self.regions.connection(endpoint, self._number)
+            return self.regions.connection(endpoint, self._lease.number)
 
     async def connected(self, endpoint: Endpoint, within_s: float | None = None) -> Connection:
         """Return the user's connection to an endpoint when it is connected, also within `within_s` if that is given.
 
         Raises:
-            ConnectionLostError: the server refuses the connection or takes too long, or a PEM file can't be read. It is
-                passed over then.
+            ConnectionLostError: the server refuses the connection or takes too long, a PEM file can't be read, or the
+                lease was released. The endpoint is passed over then.
 
         """
         timeout_s = self.connect_timeout_s if within_s is None else min(within_s, self.connect_timeout_s)
         try:
             with self._readable(endpoint):
-                return await self.regions.connected(endpoint, self._number, timeout_s)
+                return await self.regions.connected(endpoint, self._lease.number, timeout_s)
         except ServiceError:
             self.choice.standings.refused(endpoint, self.regions.now())
             raise
@@ -119,10 +121,14 @@ class Replicas:
             return error.reason == _SERVER_FULL
         if not isinstance(error, UnavailableError):
             return False
-        standings.refused(endpoint, now_s, retry_after_s)
-        if not isinstance(error, SilenceError):  # a health check decides about that
+        if not isinstance(error, SilenceError):  # that was noted when it began
+            standings.refused(endpoint, now_s, retry_after_s)
             self.regions.lost(connection, error.message)
         return True
+
+    def note_silence(self, connection: Connection) -> None:
+        """Note that an endpoint sends nothing to this user; a health check decides about it for the others."""
+        self.choice.standings.refused(connection.endpoint, self.regions.now())
 
     def note_end(self, connection: Connection, end: pb.End, total_s: float) -> bool:
         """Note how a request ended after `total_s`; return whether another endpoint may do better."""

@@ -3,6 +3,7 @@
 All editors of a process share the measurements, the connections and what is known of failures.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,12 +66,13 @@ class NearestHosts:
     def editor(self, _session: TypedSession, factory: RequestFactory, seed: str) -> "NearestEditor":
         """Return the editor of a session, wherever it is."""
         assert self._regions is not None, "connect comes first"
-        stream = ReplicaSet(self._regions, user=factory.user).stream(
+        view = ReplicaSet(self._regions, user=factory.user)
+        stream = view.stream(
             metadata=factory.metadata, settings=session_settings(factory, self._settings, seed), listener=self._log
         )
         stream.start_nowait()
         self._streams.append(stream)
-        return NearestEditor(stream, factory, self._settings, self._numbers)
+        return NearestEditor(view, stream, factory, self._settings, self._numbers)
 
     def present(self) -> Mapping[int, int]:
         """Return the number of editors at each server; one without a connection counts at its last server."""
@@ -86,10 +88,16 @@ class NearestEditor(StreamEditor):
     """A session that goes to the nearest server that works. It does not know regions, only round trips."""
 
     def __init__(
-        self, stream: ReplicaStream, factory: RequestFactory, settings: ClientSettings, numbers: Mapping[Endpoint, int]
+        self,
+        view: ReplicaSet,
+        stream: ReplicaStream,
+        factory: RequestFactory,
+        settings: ClientSettings,
+        numbers: Mapping[Endpoint, int],
     ) -> None:
-        """Send requests on a stream that has begun; `numbers` are those of the hosts."""
+        """Send requests on a stream of `view` that has begun; `numbers` are those of the hosts."""
         super().__init__(stream, factory, settings)
+        self._view = view
         self._routes = stream
         self._numbers = numbers
 
@@ -112,6 +120,10 @@ class NearestEditor(StreamEditor):
         """Drop the connection. A change of host is ignored: this editor moves when a server is really lost."""
         if host_shift is None:
             self.stream.drop_nowait()
+
+    def close_nowait(self) -> list[asyncio.Task[None]]:
+        """See StreamEditor. The connections are for the editors of the next run then."""
+        return [*super().close_nowait(), asyncio.create_task(self._view.aclose())]
 
 
 @dataclass(frozen=True, slots=True)

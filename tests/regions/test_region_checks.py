@@ -136,7 +136,7 @@ async def test_an_error_while_connections_are_warmed_ends_no_watch(
         regions = Regions(",".join(each.address for each in servers), settings=QUICK)
         async with regions:
             await regions.ready()
-            regions.use_number(1)
+            regions.lease(1)
             connections = regions._connections
             open_one = connections.get
 

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
@@ -24,21 +25,35 @@ class Clock:
 
 
 @dataclass
-class FakeReplica(CompletionServiceServicer):
-    """Answers each request with `end`, or only when `may_answer` is set."""
+class FakeReplica(CompletionServiceServicer, health_pb2_grpc.HealthServicer):
+    """Answers each request with `end`, or only when `may_answer` is set, and health checks when `may_check` is set."""
 
     end: pb.End = field(default_factory=lambda: pb.End(finish_reason=STOP, text="text"))
     failure: grpc.StatusCode | None = None
     """Fails calls of `Complete` instead."""
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    may_check: asyncio.Event = field(default_factory=asyncio.Event)
+    first_texts: dict[int, str] = field(default_factory=dict)
+    """What comes at once, by the request's sequence number."""
     seen: list[tuple[str, int]] = field(default_factory=list)
     """The messages of sessions: the kind and the sequence number."""
+    num_sessions: int = 0
     metadata: list[dict[str, str]] = field(default_factory=list)
     address: str = ""
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
+        self.resume()
+
+    def stall(self) -> None:
+        """Send nothing more, as a process that is suspended."""
+        self.may_answer.clear()
+        self.may_check.clear()
+
+    def resume(self) -> None:
+        """Go on where it stalled."""
         self.may_answer.set()
+        self.may_check.set()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -49,12 +64,15 @@ class FakeReplica(CompletionServiceServicer):
 
     async def Complete(self, request, context):  # noqa: ANN001, ANN201
         self.metadata.append(dict(context.invocation_metadata()))
+        if text := self.first_texts.get(request.sequence):
+            yield pb.CompleteResponse(delta=pb.Delta(text=text))
         await self.may_answer.wait()
         if self.failure is not None:
             await context.abort(self.failure, "why")
         yield pb.CompleteResponse(end=self.end)
 
     async def Session(self, request_iterator, context):  # noqa: ANN001, ANN201
+        self.num_sessions += 1
         async with asyncio.TaskGroup() as answers:
             async for message in request_iterator:
                 kind = message.WhichOneof("event")
@@ -66,10 +84,19 @@ class FakeReplica(CompletionServiceServicer):
     async def ReportFeedback(self, request, context):  # noqa: ANN001, ANN201
         return pb.ReportFeedbackResponse()
 
+    async def Check(self, request, context):  # noqa: ANN001, ANN201
+        await self.may_check.wait()
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
     async def _answer(self, sequence: int, context: grpc.aio.ServicerContext) -> None:
+        if text := self.first_texts.get(sequence):
+            await self._write(pb.SessionResponse(sequence=sequence, delta=pb.Delta(text=text)), context)
         await self.may_answer.wait()
+        await self._write(pb.SessionResponse(sequence=sequence, end=self.end), context)
+
+    async def _write(self, response: pb.SessionResponse, context: grpc.aio.ServicerContext) -> None:
         async with self._writing:
-            await context.write(pb.SessionResponse(sequence=sequence, end=self.end))
+            await context.write(response)
 
 
 @asynccontextmanager
@@ -79,6 +106,8 @@ async def fake_replicas(*replicas: FakeReplica) -> AsyncIterator[None]:
         for each in replicas:
             server = grpc.aio.server()
             add_CompletionServiceServicer_to_server(each, server)
+            health_pb2_grpc.add_HealthServicer_to_server(each, server)
+            stack.callback(each.resume)
             each.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
             await server.start()
             stack.push_async_callback(server.stop, 0)
@@ -87,14 +116,17 @@ async def fake_replicas(*replicas: FakeReplica) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def view_of(
-    *endpoints: Endpoint, connect_timeout_s: float = 2.0, clock: Clock | None = None
+    *endpoints: Endpoint,
+    connect_timeout_s: float = 2.0,
+    clock: Clock | None = None,
+    settings: RegionSettings = ONE_REGION,
 ) -> AsyncIterator[ReplicaSet]:
     """Yield the view of one user, who prefers the endpoints in this order."""
 
     def given_order(found: Iterable[Endpoint], _user: str, _tenant: str) -> tuple[Endpoint, ...]:
         return tuple(found)
 
-    async with Regions(endpoints, settings=ONE_REGION, now=clock or Clock()) as regions:
+    async with Regions(endpoints, settings=settings, now=clock or Clock()) as regions:
         yield ReplicaSet(regions, user="ada", order=given_order, connect_timeout_s=connect_timeout_s)
 
 

@@ -1,60 +1,114 @@
-"""The guard of one request, in virtual time."""
+"""When a server counts as silent, and when it is given up, in virtual time."""
 
 import asyncio
-import math
-
-import pytest
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
 
 from completion_client.regions.silence import SilenceGuard
 from loadtest.simulation import virtual_time
 
-LIMIT_S = 0.2
+LIMIT_S = 1.0
+WAIT_S = 5.0
 
 
-class Server:
-    """Sends something to others at some times, and answers a check at once or never."""
+def now_s() -> float:
+    return round(asyncio.get_running_loop().time(), 6)
 
-    def __init__(self, *, sent_at_s: float = -math.inf, answers: bool = False) -> None:
-        self.sent_at_s = sent_at_s
-        self.answers = answers
-        self.num_checks = 0
 
-    async def alive_at_s(self, since_s: float, within_s: float) -> float | None:
+@dataclass
+class Watched:
+    """A guard whose server answers no question before `alive_from_s`, and what the guard said when.
+
+    The server sends something to others at `sent_at_s`.
+    """
+
+    wait_s: float | None = WAIT_S
+    alive_from_s: float = 1000.0
+    sent_at_s: float = -1.0
+    num_questions: int = 0
+    said: list[tuple[str, float, float]] = field(default_factory=list)
+    """The event, its time, and the length of the silence."""
+    guard: SilenceGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.guard = SilenceGuard(self._alive_at_s, self._on_silent, self._on_given_up)
+
+    async def _alive_at_s(self, since_s: float, within_s: float) -> float | None:
         if self.sent_at_s > since_s:
             return self.sent_at_s
-        self.num_checks += 1
-        if self.answers:
+        self.num_questions += 1
+        if now_s() >= self.alive_from_s:
             return asyncio.get_running_loop().time()
         await asyncio.sleep(within_s)
         return None
 
+    def _on_silent(self, silence_s: float) -> float | None:
+        self.said.append(("silent", now_s(), round(silence_s, 6)))
+        return None if self.wait_s is None else now_s() + self.wait_s
 
-def silent_at_s(server: Server, *, watched_s: float = 2.0) -> float | None:
-    """Return when the guard of a request that is sent at 0 gives the server up; None if it does not."""
-    found: list[float] = []
-
-    async def watch() -> None:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        server.sent_at_s += began_s
-        guard = SilenceGuard(server.alive_at_s, lambda _silence_s: found.append(loop.time() - began_s))
-        guard.expect_nowait(LIMIT_S)
-        await asyncio.sleep(watched_s)
-        guard.stop_nowait()
-
-    virtual_time.run(watch())
-    return found[0] if found else None
+    def _on_given_up(self, silence_s: float) -> None:
+        self.said.append(("given up", now_s(), round(silence_s, 6)))
 
 
-def test_a_server_that_sends_nothing_is_given_up_after_the_limit() -> None:
-    assert silent_at_s(Server()) == pytest.approx(LIMIT_S)
+def said_by(watch: Callable[[Watched], Coroutine[Any, Any, None]], **fields: float | None) -> list[Any]:
+    """Return what a guard says in a script, and in a minute after that."""
+
+    async def run() -> Watched:
+        watched = Watched(**fields)  # type: ignore[arg-type]
+        watched.guard.expect_nowait(LIMIT_S)
+        await watch(watched)
+        await asyncio.sleep(60.0)
+        return watched
+
+    return virtual_time.run(run()).said
+
+
+async def nothing_comes(_watched: Watched) -> None:
+    pass
+
+
+def test_a_silent_server_is_given_up_when_the_time_of_what_waits_is_over() -> None:
+    assert said_by(nothing_comes) == [("silent", 1.0, 1.0), ("given up", 6.0, 6.0)]
+    assert said_by(nothing_comes, wait_s=None) == [("silent", 1.0, 1.0)]
 
 
 def test_the_limit_counts_from_what_others_heard_last() -> None:
-    assert silent_at_s(Server(sent_at_s=0.09)) == pytest.approx(0.09 + LIMIT_S)
+    assert said_by(nothing_comes, sent_at_s=0.45, wait_s=None) == [("silent", 1.45, 1.0)]
 
 
-def test_a_slow_server_is_asked_less_and_less_often() -> None:
-    server = Server(answers=True)
-    assert silent_at_s(server) is None
-    assert server.num_checks == 4  # at 0.1, 0.3, 0.7 and 1.5 s
+def test_a_server_that_answers_a_question_is_not_silent_and_asked_less_and_less_often() -> None:
+    async def is_slow(watched: Watched) -> None:
+        await asyncio.sleep(8.0)
+        watched.guard.stop_nowait()
+        assert watched.num_questions == 4  # at 0.5, 1.5, 3.5 and 7.5 s
+
+    assert said_by(is_slow, alive_from_s=0.5) == []
+
+
+def test_a_server_that_goes_on_is_not_given_up_and_is_watched_again() -> None:
+    async def goes_on_once(watched: Watched) -> None:
+        await asyncio.sleep(3.0)
+        assert watched.guard.is_silent
+        watched.guard.heard_nowait()
+        assert not watched.guard.is_silent
+
+    assert said_by(goes_on_once) == [("silent", 1.0, 1.0), ("silent", 4.0, 1.0), ("given up", 9.0, 6.0)]
+
+
+def test_nothing_is_due_after_the_end() -> None:
+    async def ends_while_silent(watched: Watched) -> None:
+        await asyncio.sleep(3.0)
+        watched.guard.heard_nowait()
+        watched.guard.stop_nowait()
+
+    async def is_left_while_silent(watched: Watched) -> None:
+        await asyncio.sleep(3.0)
+        watched.guard.stop_nowait()
+        assert watched.guard.is_silent
+        await asyncio.sleep(3.0)
+        watched.guard.heard_nowait()
+        assert not watched.guard.is_silent
+
+    for script in (ends_while_silent, is_left_while_silent):
+        assert said_by(script) == [("silent", 1.0, 1.0)]

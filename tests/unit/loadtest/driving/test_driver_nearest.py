@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from completion_client import RegionSettings
 from loadtest.driving.driver import Callbacks, Driver, drive
 from loadtest.driving.worker import make_recorder
 from loadtest.stats.run_stats import RunStats
@@ -13,6 +14,7 @@ from loadtest.targets import NEAREST, ClientSettings, TargetError, TargetSpec, n
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import Outcome, Record, RunClock
 from loadtest.traffic.scenario import Scenario
+from tests.support.fault_proxy import FaultProxy
 from tests.unit.loadtest.driving.fake_servers import Editors, outcomes, serving
 from tests.unit.loadtest.typed import request, trace
 
@@ -96,6 +98,17 @@ async def test_a_simulated_loss_of_a_region_does_not_move_them() -> None:
             assert editor.is_connected
             run = await drive(target, made, has_lead_in=False)
     assert outcomes(run.results) == ["answered"]
+
+
+async def test_the_editors_of_the_next_run_use_the_connections_of_those_before() -> None:
+    made = trace((0.0, 9.0), num_sessions=RegionSettings().users_per_connection)
+    async with serving(Editors()) as port, serving(Editors()) as other, FaultProxy(f"127.0.0.1:{port}") as proxy:
+        spec = TargetSpec("two", NEAREST, (proxy.address, f"127.0.0.1:{other}"))
+        async with GrpcTarget(spec, ClientSettings()) as target:
+            for _ in range(3):
+                async with target.editors(made):
+                    pass
+            assert proxy.num_made == 1
 
 
 async def test_a_record_notices_the_text_of_a_second_server_and_a_second_end() -> None:

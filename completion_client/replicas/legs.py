@@ -1,0 +1,193 @@
+"""The legs of a session: the current one to the best server, and former ones until their requests have ended.
+
+The first request after a change opens the new leg and travels with it, so a move costs no round trip.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+
+from completion_client.backoff import Backoff
+from completion_client.endpoint import Endpoint, Metadata
+from completion_client.errors import ConnectionLostError, ServiceError
+from completion_client.replicas.leg import Leg
+from completion_client.replicas.view import Move, OnMove, Replicas
+from completion_client.session_stream import SessionSettings, StreamListener
+
+_MS_PER_S = 1000
+
+
+class Legs:
+    """Opens and ends the legs of one session, and replaces the current one when it is lost. It is their LegOwner."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        metadata: Metadata,
+        settings: SessionSettings,
+        listener: StreamListener | None,
+        on_move: OnMove | None,
+        on_silent: Callable[[Leg], float | None],
+    ) -> None:
+        """Open none yet; `on_move` gets each change to another server, `on_silent` is as LegOwner's `leg_silent`."""
+        self._replicas = replicas
+        self._metadata = metadata
+        self._settings = settings
+        self._listener = listener
+        self._on_move = on_move
+        self._on_silent = on_silent
+        self._backoff = Backoff(settings.backoff_min_s, settings.backoff_max_s, settings.backoff_seed)
+        self._random = random.Random(settings.backoff_seed)
+        self._loop = asyncio.get_running_loop()
+        self._leg: Leg | None = None
+        """None while the stream is lost. If its server is silent, it gets no new request."""
+        self._former: set[Leg] = set()
+        self._endpoint = replicas.best()
+        self._lost_at_s: float | None = None
+        self._reopening: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._is_dropping = self._is_closing = False
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The server of the current leg, or of the last one."""
+        return self._endpoint
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a request can be sent now."""
+        return self._speaking() is not None or self._replicas.is_usable(self._replicas.best())
+
+    def for_next(self) -> Leg | None:
+        """Return the leg for the next request, on the best server; None if no server can be used."""
+        for _ in self._replicas.regions.endpoints:
+            with suppress(ConnectionLostError):  # that endpoint is passed over from now on
+                return None if self._is_closing else self._best()
+        return self._speaking()
+
+    def open(self, endpoint: Endpoint) -> Leg:
+        """Open a leg, which is the current one then. The one before ends with its last request.
+
+        Raises:
+            ConnectionLostError: a PEM file of the endpoint can't be read.
+
+        """
+        before = self._leg
+        leg = self._leg = Leg(
+            self,
+            self._replicas.regions,
+            self._replicas.connection(endpoint),
+            self._metadata,
+            self._settings,
+            self._lost_at_s,
+            self._replicas.connect_timeout_s,
+        )
+        if self._on_move is not None and endpoint != self._endpoint:
+            self._on_move(Move(self._endpoint, endpoint, self._replicas.why_not(self._endpoint)))
+        self._endpoint = endpoint
+        if before is not None:
+            self._former.add(before)
+            self.tidy(before)
+        return leg
+
+    def to(self, endpoint: Endpoint | None) -> Leg | None:
+        """Return a leg to a server, the current one first; None if there is none."""
+        return next((each for each in reversed(self._all()) if each.endpoint == endpoint), None)
+
+    def tidy(self, leg: Leg) -> None:
+        """End a former leg that has no request any more."""
+        if leg in self._former and not leg.num_open:
+            self._end(leg)
+
+    def drop_nowait(self, error: ServiceError) -> None:
+        """Lose all legs with an error, and open another after the back-off."""
+        self._is_dropping = True
+        try:
+            for leg in self._all():
+                leg.drop_nowait(error)
+        finally:
+            self._is_dropping = False
+
+    def close_nowait(self) -> list[asyncio.Task[None]]:
+        """End all legs, and open no other; return the tasks that end with them, for the caller to await."""
+        self._is_closing = True
+        if self._reopening is not None:
+            self._reopening.cancel()
+            self._ending.add(self._reopening)
+        for leg in self._all():
+            self._ending.update(leg.close_nowait())
+        self._leg = None
+        self._former.clear()
+        return list(self._ending)
+
+    def leg_lost(self, leg: Leg, error: ServiceError) -> None:
+        """See LegOwner."""
+        if not self._is_dropping:
+            leg.may_retry = self._replicas.note_error(leg.connection, error)
+        self._end(leg)
+        if leg is not self._leg:
+            return
+        self._leg = None
+        is_first_loss = self._lost_at_s is None or leg.was_connected
+        if self._lost_at_s is None:  # else this leg replaced one that was lost, but was never accepted
+            self._lost_at_s = self._loop.time()
+        if self._listener is not None and is_first_loss:
+            self._listener.on_lost(error)
+        if self._reopening is None or self._reopening.done():
+            self._reopening = asyncio.create_task(self._reopen(leg.endpoint, error))
+
+    def leg_silent(self, leg: Leg) -> float | None:
+        """See LegOwner."""
+        self._replicas.note_silence(leg.connection)
+        return self._on_silent(leg)
+
+    def leg_accepted(self, leg: Leg, away_s: float) -> None:
+        """See LegOwner."""
+        if leg is self._leg:
+            self._lost_at_s = None
+            self._backoff.reset()
+            if self._listener is not None:
+                self._listener.on_reconnected(away_s)
+
+    def _all(self) -> tuple[Leg, ...]:
+        return (*self._former, *([self._leg] if self._leg else []))
+
+    def _speaking(self) -> Leg | None:
+        """Return the current leg unless its server is silent."""
+        return None if self._leg is None or self._leg.is_silent else self._leg
+
+    def _best(self) -> Leg | None:
+        best, leg = self._replicas.best(), self._speaking()
+        is_current = leg is not None and self._replicas.regions.is_current(leg.connection)
+        if leg is not None and leg.endpoint == best and is_current:
+            return leg
+        if self._replicas.is_usable(best):
+            return self.open(best)
+        if leg is None and self._replicas.connection(best).is_ready:
+            return self.open(best)  # nothing is left to lose
+        return leg
+
+    def _end(self, leg: Leg) -> None:
+        self._former.discard(leg)
+        for task in leg.close_nowait():
+            self._ending.add(task)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        """Forget a task that has ended well; `close_nowait` returns the others."""
+        if task.cancelled() or task.exception() is None:
+            self._ending.discard(task)
+
+    async def _reopen(self, lost: Endpoint, error: ServiceError) -> None:
+        """Open a leg for a session that has nothing to send; its next request opens one at once."""
+        retry_after_s = (error.retry_after_ms or 0) / _MS_PER_S
+        if self._replicas.best() != lost:
+            retry_after_s = self._random.uniform(0, self._replicas.regions.settings.move_spread_s)
+        while self._leg is None:
+            await asyncio.sleep(retry_after_s + self._backoff.next_s())
+            retry_after_s = 0.0
+            with suppress(ConnectionLostError):
+                endpoint = await self._replicas.first_connected()
+                if self._leg is None:
+                    self.open(endpoint)
