@@ -32,7 +32,7 @@ from completion_server.prompt.builder import PromptBuilder
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
 from completion_server.rpc.server import (
-    Health,
+    HealthReporter,
     Listener,
     build_admin_server,
     build_public_server,
@@ -85,7 +85,7 @@ class App:
         self._config = config
         self._clock = clock or MonotonicClock()
         self._started_at = self._clock.now()
-        self._health = Health()
+        self._health = HealthReporter()
         self._start_times = start_times or StartTimes(None)
         usual_start_s = self._start_times.last_s(ENGINE_START + config.engine.start_key)
         self._engine = SupervisedEngine(

@@ -32,7 +32,7 @@ from completion_server.state.leases import LeaseSync
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret, load_secret
 from completion_server.state.status import CacheStatus, ReplicaSeen, ReplicationStatus
-from completion_server.state.subscription import Subscription
+from completion_server.state.subscription import ChannelSubscription
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _PATH_OPTIONS = frozenset({"download_dir"})
 class SharedState:
     """The parts of one server that work with other replicas, or alone if no Redis is configured.
 
-    Implements `pipeline.Replicas`.
+    Implements `pipeline.ReplicaGroup`.
     """
 
     def __init__(self, config: Config, clock: Clock, emit: Emit = lambda _event: None) -> None:
@@ -63,7 +63,7 @@ class SharedState:
         self.secret = load_secret(config.redis)
         self.store: RedisStore | None = None
         self.lanes: SharedLanes | None = None
-        self._subscription: Subscription | None = None
+        self._subscription: ChannelSubscription | None = None
         self.limiters: Ledger | None = None
         """Makes the limits that replicas share; None without Redis."""
         self.leases: LeaseSync | None = None
@@ -91,7 +91,7 @@ class SharedState:
             lambda kind, key: f"{settings.key_prefix}:{kind}:{self.secret.name(kind, key)}",
             settings.replica_id,
         )
-        self._subscription = Subscription(settings, self.store.client, self.lanes.channel, self.lanes.receive)
+        self._subscription = ChannelSubscription(settings, self.store.client, self.lanes.channel, self.lanes.receive)
         self.store.on_change(self._redis_changed)
 
     async def know_model(self, prompts: PromptBuilder) -> None:

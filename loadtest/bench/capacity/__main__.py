@@ -40,7 +40,7 @@ from loadtest.bench.capacity.estimates import is_another_round_due
 from loadtest.bench.capacity.report import Findings, details, headline, picture, print_table
 from loadtest.bench.capacity.rounds import Range
 from loadtest.bench.capacity.runner import RunnerSettings, TrialRunner
-from loadtest.bench.capacity.texts import CONTEXTS, Context
+from loadtest.bench.capacity.texts import CONTEXTS, ContextSize
 from loadtest.bench.capacity.trial import Promise
 from loadtest.bench.common.contest import Turns
 from loadtest.bench.common.figures import report_console
@@ -144,7 +144,7 @@ async def _measure(setup: Setup, options: _Options, console: Console, *, is_one_
     return found
 
 
-def _about(context: Context) -> str:
+def _about(context: ContextSize) -> str:
     return f"{context.prefix_chars:,} + {context.suffix_chars} characters"
 
 

@@ -27,10 +27,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from loadtest.bench.common.figures import report_console
 from loadtest.bench.common.server import config_options
-from loadtest.bench.regions.course import Course, Plan, follow
+from loadtest.bench.regions.course import Course, LossPlan, follow
 from loadtest.bench.regions.figures import figures, gates, invalid_because, judge
 from loadtest.bench.regions.report import Finding, as_json, page, picture, print_tables
-from loadtest.bench.regions.sites import Loss, Place, Site, running_sites, target_of
+from loadtest.bench.regions.sites import Loss, Place, RegionSite, running_sites, target_of
 from loadtest.commands.outcome import NEW_FILE, Exit
 from loadtest.driving.checks import CheckError, check
 from loadtest.processes.child import StartError, end_on_sigterm
@@ -120,7 +120,7 @@ def _measure(config: Path, overrides: tuple[str, ...], options: _Options, consol
     (event,) = scenario.events
     names = [region.name for region in scenario.regions]
     places = [Place(name, round_trip_ms) for name, round_trip_ms in zip(names, ROUND_TRIPS_MS, strict=True)]
-    plan = Plan(how, event.at_s, event.at_s + event.for_s)
+    plan = LossPlan(how, event.at_s, event.at_s + event.for_s)
     console.print(f"making the keys of {scenario.sessions:,} editors", style="dim")
     trace = make_trace(scenario)
     stats = RunStats("regions", scenario.duration_s, scenario.slice_s)
@@ -145,7 +145,13 @@ def _measure(config: Path, overrides: tuple[str, ...], options: _Options, consol
 
 
 def _follow(
-    spec: TargetSpec, scenario: Scenario, trace: Trace, plan: Plan, site: Site, stats: RunStats, console: Console
+    spec: TargetSpec,
+    scenario: Scenario,
+    trace: Trace,
+    plan: LossPlan,
+    site: RegionSite,
+    stats: RunStats,
+    console: Console,
 ) -> Course:
     console.print(f"typing for {scenario.duration_s:g} s; {plan.how.value} at {plan.lost_at_s:g} s", style="dim")
     columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[state]}"))

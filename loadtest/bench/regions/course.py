@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from loadtest.bench.regions.sites import Loss, Site
+from loadtest.bench.regions.sites import Loss, RegionSite
 from loadtest.driving.driver import Callbacks, Driver, lead_in
 from loadtest.driving.worker import client_settings_of, count_present, make_recorder, settle_memory
 from loadtest.stats.run_stats import RunStats
@@ -20,7 +20,7 @@ _TICK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LossPlan:
     """What is done and when; times in seconds from the run's start."""
 
     how: Loss
@@ -53,8 +53,8 @@ async def follow(
     spec: TargetSpec,
     scenario: Scenario,
     trace: Trace,
-    plan: Plan,
-    site: Site,
+    plan: LossPlan,
+    site: RegionSite,
     stats: RunStats,
     on_time: Callable[[float], None],
 ) -> Course:
@@ -103,7 +103,7 @@ async def follow(
     return course
 
 
-async def _lose(site: Site, plan: Plan, clock: RunClock, course: Course) -> None:
+async def _lose(site: RegionSite, plan: LossPlan, clock: RunClock, course: Course) -> None:
     await clock.sleep_until(plan.lost_at_s)
     course.lost_at_s = clock.now_s()
     await site.lose(plan.how)

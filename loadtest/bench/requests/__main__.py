@@ -23,7 +23,7 @@ from completion_server.core.errors import ConfigError
 from loadtest.bench.common.figures import report_console, rounded
 from loadtest.bench.common.front_end import editors
 from loadtest.bench.common.prompts import PromptMaker
-from loadtest.bench.common.served import FrontEnd, Served
+from loadtest.bench.common.served import FrontEnd, TurnCost
 from loadtest.bench.common.server import CommandError, config_options, effective_config
 from loadtest.bench.requests.in_process import InProcess, Passes
 from loadtest.bench.requests.traces import measure as measure_traces
@@ -48,11 +48,11 @@ class _Options(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RoundCosts:
     """All rounds of a run."""
 
-    served: Sequence[Served]
-    bare: Sequence[Served]
+    served: Sequence[TurnCost]
+    bare: Sequence[TurnCost]
     in_process: Sequence[InProcess]
 
     def figures(self) -> dict[str, float | None]:
@@ -143,9 +143,9 @@ def _measure(
     console: Console,
     *,
     in_process_only: bool,
-) -> Measured:
-    served: list[Served] = []
-    bare: list[Served] = []
+) -> RoundCosts:
+    served: list[TurnCost] = []
+    bare: list[TurnCost] = []
     if not in_process_only:
         with FrontEnd.running(config, overrides, scenario, console) as front_end:
             for _ in range(rounds):
@@ -154,7 +154,7 @@ def _measure(
     for reason in sorted({reason for turn in (*served, *bare) for reason in turn.invalid}):
         console.print(f"latencies are not valid, CPU times only if the rate was nearly kept: {reason}", style="yellow")
     passes = _passes(config, overrides, scenario)
-    return Measured(served, bare, [passes.measure() for _ in range(rounds)])
+    return RoundCosts(served, bare, [passes.measure() for _ in range(rounds)])
 
 
 def _passes(config: Path, overrides: Sequence[str], scenario: Scenario) -> Passes:

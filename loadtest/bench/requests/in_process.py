@@ -65,7 +65,7 @@ SETTINGS = PipelineSettings(
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class EngineCall:
     """A generation that the engine was asked for. Times are the event loop's, in seconds."""
 
     request: GenerationRequest
@@ -81,7 +81,7 @@ class Recorded:
 
     prompts: list[str] = field(default_factory=list)
     """Ids of the requests whose prompts were built, in that order."""
-    generations: list[Generation] = field(default_factory=list)
+    generations: list[EngineCall] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def _cpu_s(work: Callable[[], object]) -> float:
 async def _serve(
     keys: Sequence[Key],
     prompts: Prompts,
-    recorded: list[Generation] | None = None,
+    recorded: list[EngineCall] | None = None,
     *,
     has_streams: bool = False,
     tracing: Tracing | None = None,
@@ -186,7 +186,7 @@ async def _serve_pipeline(pipeline: Pipeline, keys: Sequence[Key]) -> None:
 
 @contextlib.asynccontextmanager
 async def _serving(
-    prompts: Prompts, recorded: list[Generation] | None, tracing: Tracing | None
+    prompts: Prompts, recorded: list[EngineCall] | None, tracing: Tracing | None
 ) -> AsyncIterator[Pipeline]:
     clock = LoopClock()
     handle = Metrics(CollectorRegistry()).handle
@@ -231,7 +231,7 @@ class _Reader:
             self.completion.cancel()
 
 
-async def _generate(generations: Sequence[Generation]) -> None:
+async def _generate(generations: Sequence[EngineCall]) -> None:
     """Start the generations at their times, and abort those that were aborted."""
     engine = ScriptedEngine.from_settings(ENGINE)
     await engine.start()
@@ -254,7 +254,7 @@ async def _read(engine: ScriptedEngine, request: GenerationRequest) -> None:
 class _RecordingEngine:
     """Records the generations of the engine behind it."""
 
-    def __init__(self, engine: Generates, generations: list[Generation]) -> None:
+    def __init__(self, engine: Generates, generations: list[EngineCall]) -> None:
         """Add each generation to `generations` when it ends."""
         self._engine = engine
         self._generations = generations
@@ -269,7 +269,7 @@ class _RecordingEngine:
                     is_whole = output.finish is not None
                     yield output
         finally:
-            self._generations.append(Generation(request, began_at, loop.time(), is_whole))
+            self._generations.append(EngineCall(request, began_at, loop.time(), is_whole))
 
 
 class _RecordingPrompts:

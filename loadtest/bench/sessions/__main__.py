@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.bench.common.figures import report_console, rounded
-from loadtest.bench.common.front_end import LARGE_MODEL, Watch, bare_server, editors
+from loadtest.bench.common.front_end import LARGE_MODEL, ProcessWatch, bare_server, editors
 from loadtest.bench.common.server import CommandError, ServerProcess, config_options
 from loadtest.driving.checks import CheckError
 from loadtest.driving.live import Live
-from loadtest.driving.run import Progress, run_scenario
+from loadtest.driving.run import RunProgress, run_scenario
 from loadtest.driving.worker_pool import RunError
 from loadtest.processes.child import StartError, end_on_sigterm
 from loadtest.report.figures import figures, reasons_invalid
@@ -50,12 +50,12 @@ class _Options(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class SessionsMeasurement:
     """The measurements at one session count."""
 
     stats: RunStats
     scenario: Scenario
-    server: Watch
+    server: ProcessWatch
     idle_rss_bytes: int
     bare_cpu_ms_a_request: float
 
@@ -150,13 +150,13 @@ def _scenario(sessions: int, requests_per_s: float, options: _Options) -> Scenar
 
 def _measure(
     config: Path, overrides: Sequence[str], scenario: Scenario, options: _Options, console: Console
-) -> Measured:
+) -> SessionsMeasurement:
     calm = scenario.model_copy(update={"events": ()})
     quick = calm.scaled(duration_s=min(_MOST_BARE_S, options["seconds"] * _BARE_SHARE))
     with ExitStack() as stack:
         server = ServerProcess(config, (*LARGE_MODEL, *overrides), has_metrics=True)
         stack.callback(server.stop)
-        watch = Watch(psutil.Process(server.pid))
+        watch = ProcessWatch(psutil.Process(server.pid))
         idle_rss_bytes = watch.process.memory_info().rss
         address, metrics = server.ready["address"], server.ready["metrics_address"]
         stats = _drive(
@@ -166,7 +166,7 @@ def _measure(
         deltas = max(0, stats.total.counters["messages"] / sent - 1)
         server.process.pause()  # the bare server has the machine to itself
         bare = _bare(quick, deltas, options, console)
-    return Measured(stats, scenario, watch, idle_rss_bytes, bare)
+    return SessionsMeasurement(stats, scenario, watch, idle_rss_bytes, bare)
 
 
 def _shared(options: _Options) -> str:
@@ -176,16 +176,16 @@ def _shared(options: _Options) -> str:
 def _bare(scenario: Scenario, deltas: float, options: _Options, console: Console) -> float:
     """Return the bare server's CPU milliseconds per request."""
     with bare_server(deltas) as (address, pid):
-        watch = Watch(psutil.Process(pid))
+        watch = ProcessWatch(psutil.Process(pid))
         _drive(scenario, f"bare=grpc://{address}?{_shared(options)}", watch, options, console)
     return watch.cpu_ms_a_request
 
 
-def _drive(scenario: Scenario, target: str, watch: Watch, options: _Options, console: Console) -> RunStats:
+def _drive(scenario: Scenario, target: str, watch: ProcessWatch, options: _Options, console: Console) -> RunStats:
     spec = parse_target(target)
     with Live(console) as live:
 
-        def show(progress: Progress) -> None:
+        def show(progress: RunProgress) -> None:
             watch.look(progress)
             live.show(progress)
 
