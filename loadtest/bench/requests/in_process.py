@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.assembly import PipelineSettings, assemble
-from completion_server.completion import ActiveCompletion
 from completion_server.core.outcome import End
 from completion_server.core.request import Request
 from completion_server.core.trace_context import no_trace
@@ -30,8 +28,10 @@ from completion_server.engine.interface import GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.generator import Generates, Prompts
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline.assembly import PipelineSettings, assemble
+from completion_server.pipeline.completion import ActiveCompletion
+from completion_server.pipeline.generator import Generates, Prompts
+from completion_server.pipeline.pipeline import Pipeline
 from completion_server.prompt.builder import Prompt, PromptBuilder
 from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.telemetry.metrics import Metrics

@@ -9,7 +9,7 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
 from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline.pipeline import Pipeline
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionStream, StreamTimes

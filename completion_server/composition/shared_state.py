@@ -13,14 +13,14 @@ from typing import Protocol
 from completion_server import __version__
 from completion_server.admission.ledger import Ledger
 from completion_server.admission.standing import Phase
+from completion_server.composition.model_limits import prompt_budget
 from completion_server.config import Config
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit
 from completion_server.core.outcome import CacheLevel
 from completion_server.core.request import Request
-from completion_server.generator import cache_salt
-from completion_server.model_limits import prompt_budget
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline.generator import cache_salt
+from completion_server.pipeline.pipeline import Pipeline
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.scheduling.queue import QueueEntry
 from completion_server.state.cache.cache import make_cache

@@ -10,8 +10,8 @@ from completion_server.admission.quotas import Quotas
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit, guarded
 from completion_server.engine.settings import CacheScope
-from completion_server.generator import Generates, Generator, Prompts
-from completion_server.pipeline import CompletionCache, Parts, Pipeline, ReplicaGroup
+from completion_server.pipeline.generator import Generates, Generator, Prompts
+from completion_server.pipeline.pipeline import CompletionCache, Parts, Pipeline, ReplicaGroup
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import ORDERS

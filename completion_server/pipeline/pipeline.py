@@ -14,14 +14,14 @@ from completion_server.admission.feedback import RecentAnswers
 from completion_server.admission.gate import Gate, Permit, Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas
-from completion_server.completion import ActiveCompletion, CacheLookup, Services
 from completion_server.core.clock import Clock
 from completion_server.core.errors import CompletionError
 from completion_server.core.events import Emit, Feedback, FeedbackRefused, RequestRefused
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason, Outcome, ServedAnswer, ShedReason
 from completion_server.core.request import Caller, Request, Trigger, key_of
 from completion_server.engine.settings import CacheScope
-from completion_server.generator import Generator, Prompts, cache_salt
+from completion_server.pipeline.completion import ActiveCompletion, CacheLookup, Services
+from completion_server.pipeline.generator import Generator, Prompts, cache_salt
 from completion_server.scheduling.queue import QueueEntry
 from completion_server.scheduling.reattach import AnswerKey, Continuation
 from completion_server.scheduling.runner import Runner
