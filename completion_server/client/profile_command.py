@@ -19,7 +19,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, blocking
 from completion_client.regions.race import open_in_order
 from completion_server.client.cursor import PositionError
-from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
+from completion_server.client.options import fail, server_options
 from completion_server.client.sources import SourcePosition, samples, standard_library
 from completion_server.client.waterfall import PERCENTILES, Stage, summary, waterfall
 
@@ -38,7 +38,7 @@ class _Options(TypedDict):
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server", takes_several=True)
+@server_options
 @click.option("--requests", type=click.IntRange(1), default=100, show_default=True, help="How many requests to send.")
 @click.option("--concurrency", type=click.IntRange(1, 256), default=1, show_default=True, help="How many at a time.")
 @click.option("--mode", type=click.Choice(["single", "multi"]), default="single", show_default=True)

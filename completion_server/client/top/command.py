@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from completion_client import Endpoint, EndpointError
-from completion_server.client.options import DEFAULT_ADMIN, endpoint_options
+from completion_server.client.options import admin_options
 from completion_server.client.top.document import document
 from completion_server.client.top.keys import reading_keys
 from completion_server.client.top.poll import PolledServer, ServerState, poll_all
@@ -32,9 +32,7 @@ _WIDE = 200
 
 
 @click.command()
-@endpoint_options(
-    "--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The servers' admin listeners", takes_several=True
-)
+@admin_options("The servers' admin listeners", takes_several=True)
 @click.option(
     "--interval",
     "interval_s",
