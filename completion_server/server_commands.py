@@ -16,8 +16,10 @@ from typing import Any
 import click
 import uvloop
 
-from completion_server.app import App, Ready
 from completion_server.client.options import DEFAULT_SERVER
+from completion_server.composition.app import App, Ready
+from completion_server.composition.engine_factory import engine_arguments, make_engine_factory
+from completion_server.composition.model_limits import load_prompts, prompt_budget
 from completion_server.config import Config, load_config
 from completion_server.core import descriptors, safe_logging
 from completion_server.core.errors import ConfigError
@@ -25,8 +27,6 @@ from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.start_times import StartTimes
-from completion_server.engine_factory import engine_arguments, make_engine_factory
-from completion_server.model_limits import load_prompts, prompt_budget
 from completion_server.rpc.server import check_ports, check_tls
 from completion_server.rpc.settings import TlsSettings
 from completion_server.telemetry import logs

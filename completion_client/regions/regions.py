@@ -202,8 +202,9 @@ class Regions:
         raise ConnectionLostError(msg)
 
     async def alive_at_s(self, connection: Connection, since_s: float, within_s: float) -> float | None:
-        """Return when a server sent something last on a connection, if that was after a time of the loop or when asked.
+        """Return the time of the server's last message on a connection.
 
+        None if there is none after `since_s`, a time of the loop, and a health check is not answered within `within_s`.
         The check itself is patient and decides about the endpoint: a single late answer moves one request, not all
         users. They leave until the check has ended if `silent_requests` were silent one after another.
         """

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from completion_client.errors import ConnectionLostError
 
-IsAlive = Callable[[float, float], Awaitable[float | None]]
+AliveAt = Callable[[float, float], Awaitable[float | None]]
 """Takes the loop's time since when nothing came and a limit in seconds.
 
-Returns when the server sent something last, to whomever; None if it has sent nothing since, not even when it was asked.
+Returns the time of the server's last message on any call of the connection; None if it has sent none since, not even
+when it was asked.
 """
 
 
@@ -41,14 +42,14 @@ class SilenceGuard:
     """Watches one call or stream while something is due on it.
 
     After half of the limit without anything the server is asked for a sign of life; if that does not come in the other
-    half either, the server is silent. So a server that is only slow is not given up. What others got from the server in
-    the meantime counts as heard at its own time. A silent server may have stalled: what has begun there can wait until it
-    is given up, and is watched again if it goes on before.
+    half either, the server is silent. So a server that is only slow is not given up. A message to another call counts
+    from the time when it came. A silent server may have stalled: what has begun there can wait until it is given up. It
+    is watched again if the server goes on before.
     """
 
     def __init__(
         self,
-        is_alive: IsAlive,
+        alive_at_s: AliveAt,
         on_silent: Callable[[float], float | None],
         on_given_up: Callable[[float], object],
     ) -> None:
@@ -58,7 +59,7 @@ class SilenceGuard:
         """
         self.is_silent = False
         """Whether the server was found silent, and nothing has come since."""
-        self._is_alive = is_alive
+        self._alive_at_s = alive_at_s
         self._on_silent = on_silent
         self._on_given_up = on_given_up
         self._loop = asyncio.get_running_loop()
@@ -112,7 +113,7 @@ class SilenceGuard:
 
     async def _ask(self) -> None:
         since_s, asked_at_s = self._heard_at_s, self._loop.time()
-        alive_at_s = await self._is_alive(since_s, self._limit_s / 2)
+        alive_at_s = await self._alive_at_s(since_s, self._limit_s / 2)
         self._asking = None
         if alive_at_s is None and self._heard_at_s == since_s:
             self._note_silent()

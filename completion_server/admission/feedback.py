@@ -23,7 +23,7 @@ _REACTIONS = tuple(Reaction)
 
 
 @dataclass(slots=True)
-class _Answer:
+class _RecentAnswer:
     num_characters: int
     """Characters of its text not yet reported as accepted."""
     ended_at: float
@@ -33,7 +33,7 @@ class _Answer:
     reports: frozenset[tuple[str, int]] = frozenset()
 
 
-class Answers:
+class RecentAnswers:
     """Remembers the length of each answer, and how it was served, for `KEPT_S`.
 
     Above a number of answers the oldest is forgotten first.
@@ -42,7 +42,7 @@ class Answers:
     def __init__(self, max_answers: int = _MAX_ANSWERS) -> None:
         """Remember up to `max_answers`."""
         self._max_answers = max_answers
-        self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
+        self._answers: OrderedDict[Hashable, _RecentAnswer] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the number of remembered answers."""
@@ -50,7 +50,7 @@ class Answers:
 
     def add(self, key: Hashable, num_characters: int, now: float, served: ServedAnswer) -> None:
         """Remember an answer. Its length is in UTF-16 code units, the largest count that an editor may use."""
-        self._answers[key] = _Answer(num_characters, now, served)
+        self._answers[key] = _RecentAnswer(num_characters, now, served)
         self._answers.move_to_end(key)
         while self._answers:
             oldest = next(iter(self._answers.values()))

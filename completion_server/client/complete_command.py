@@ -27,7 +27,7 @@ from completion_server.client.cursor import (
     uri_of,
 )
 from completion_server.client.json_output import completion_dict
-from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
+from completion_server.client.options import fail, server_options
 from completion_server.client.terminal import CompletionView, footer
 
 _LEAST_S = 0.001
@@ -62,7 +62,7 @@ class _Complete(click.Command):
 
 @click.command(cls=_Complete)
 @click.argument("position", metavar="FILE[:LINE[:COL]]")
-@endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server", takes_several=True)
+@server_options
 @click.option("--mode", type=click.Choice(list(_MODES)), default="single", show_default=True, help="A line or a block.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Upper limit of tokens; the server's default if not given.")
 @click.option("--temperature", type=click.FloatRange(0), help="0 is greedy.")

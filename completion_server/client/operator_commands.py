@@ -17,7 +17,7 @@ from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_client import Endpoint, blocking
 from completion_client.errors import error_of_call
-from completion_server.client.options import DEFAULT_ADMIN, endpoint_options, fail, failure
+from completion_server.client.options import admin_options, fail, failure
 
 TIMEOUT_S = 5.0
 _SERVING = "SERVING"
@@ -30,9 +30,7 @@ _PHASES = {
 
 
 @click.command()
-@endpoint_options(
-    "--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The server's admin listener", takes_several=True
-)
+@admin_options(takes_several=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each server instead.")
 def status(endpoints: Sequence[Endpoint], as_json: bool) -> None:
     """Show what a running server is doing, and how far it is. Several servers are shown one after another.
@@ -71,7 +69,7 @@ def _show(endpoint: Endpoint, as_json: bool) -> bool:
 
 
 @click.command()
-@endpoint_options("--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The server's admin listener")
+@admin_options()
 @click.option("--grace-ms", type=click.IntRange(0), help="How long accepted requests may take to finish.")
 def drain(endpoint: Endpoint, grace_ms: int | None) -> None:
     """Let a server finish its accepted requests, then stop it.

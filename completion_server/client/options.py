@@ -12,7 +12,7 @@ from completion_client import Endpoint, EndpointError, ServiceError, parse_endpo
 from completion_server.client.explain import explain, explain_tls
 
 DEFAULT_SERVER = "127.0.0.1:50051"
-DEFAULT_ADMIN = "127.0.0.1:50052"
+_DEFAULT_ADMIN = "127.0.0.1:50052"
 
 _FLAGS = {"ca": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key", "user": "--user"}
 """The flags of an endpoint's fields."""
@@ -23,7 +23,22 @@ _Decorator = Callable[[Any], Any]
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def endpoint_options(
+def server_options(command: _Command) -> _Command:
+    """Add the options of the servers to ask; the command gets them as the argument `endpoints`."""
+    add = _endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server", takes_several=True)
+    return add(command)
+
+
+def admin_options(
+    what: str = "The server's admin listener", *, takes_several: bool = False
+) -> Callable[[_Command], _Command]:
+    """Add the options of an admin listener, or of several; see `_endpoint_options`."""
+    return _endpoint_options(
+        "--admin", _DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", what, takes_several=takes_several
+    )
+
+
+def _endpoint_options(
     flag: str, default: str, env: str, what: str, *, takes_several: bool = False
 ) -> Callable[[_Command], _Command]:
     """Add options for an address and TLS files; the command gets them as one argument, `endpoint`.
@@ -54,14 +69,14 @@ def endpoint_options(
                 raise click.UsageError(f"{flags[error.field]}: {error.problem}") from error
 
         several = "; several replicas with commas between them" if takes_several else ""
-        for option in reversed(_endpoint_options(flag, default, env, what, several)):
+        for option in reversed(_address_and_tls(flag, default, env, what, several)):
             with_endpoint = option(with_endpoint)
         return with_endpoint
 
     return add
 
 
-def _endpoint_options(flag: str, default: str, env: str, what: str, several: str) -> Sequence[_Decorator]:
+def _address_and_tls(flag: str, default: str, env: str, what: str, several: str) -> Sequence[_Decorator]:
     return (
         click.option(
             flag,

@@ -19,8 +19,8 @@ from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, blocking
 from completion_client.regions.race import open_in_order
 from completion_server.client.cursor import PositionError
-from completion_server.client.options import DEFAULT_SERVER, endpoint_options, fail
-from completion_server.client.sources import Sample, samples, standard_library
+from completion_server.client.options import fail, server_options
+from completion_server.client.sources import SourcePosition, samples, standard_library
 from completion_server.client.waterfall import PERCENTILES, Stage, summary, waterfall
 
 _BAR_WIDTH = 28
@@ -38,7 +38,7 @@ class _Options(TypedDict):
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@endpoint_options("--server", DEFAULT_SERVER, "COMPLETION_SERVER_ADDRESS", "The server", takes_several=True)
+@server_options
 @click.option("--requests", type=click.IntRange(1), default=100, show_default=True, help="How many requests to send.")
 @click.option("--concurrency", type=click.IntRange(1, 256), default=1, show_default=True, help="How many at a time.")
 @click.option("--mode", type=click.Choice(["single", "multi"]), default="single", show_default=True)
@@ -72,14 +72,14 @@ def profile(
 
 
 def _measure(
-    channel: grpc.Channel, endpoint: Endpoint, positions: Sequence[Sample], options: _Options
+    channel: grpc.Channel, endpoint: Endpoint, positions: Sequence[SourcePosition], options: _Options
 ) -> list[Completion]:
     """Send every request. The first ones warm the connection up and are not returned."""
     timeout_s = options["timeout_ms"] / 1000
     reached = blocking.connect(channel, timeout_s)
     run = f"profile-{uuid.uuid4().hex[:8]}"
 
-    def one(numbered_sample: tuple[int, Sample]) -> Completion:
+    def one(numbered_sample: tuple[int, SourcePosition]) -> Completion:
         number, sample = numbered_sample
         request = _request(f"{run}-{number}", sample, options)
         return blocking.complete(channel, request, timeout_s=timeout_s, metadata=endpoint.metadata(request.session_id))
@@ -96,7 +96,7 @@ def _measure(
         )
 
 
-def _request(name: str, sample: Sample, options: _Options) -> pb.CompleteRequest:
+def _request(name: str, sample: SourcePosition, options: _Options) -> pb.CompleteRequest:
     return pb.CompleteRequest(
         session_id=name,
         sequence=1,

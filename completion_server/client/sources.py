@@ -13,7 +13,7 @@ _MIN_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SourcePosition:
     """A cursor position in a file."""
 
     uri: str
@@ -26,7 +26,7 @@ def standard_library() -> list[Path]:
     return sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
 
 
-def samples(files: Sequence[Path], seed: int) -> Iterator[Sample]:
+def samples(files: Sequence[Path], seed: int) -> Iterator[SourcePosition]:
     """Yield endless positions within lines of code, the same for the same files and seed.
 
     Raises:
@@ -45,7 +45,7 @@ def samples(files: Sequence[Path], seed: int) -> Iterator[Sample]:
         if lines[line].strip():
             indent = len(lines[line]) - len(lines[line].lstrip())
             column = chance.randint(indent + 1, len(lines[line].rstrip()) + 1)
-            yield Sample(
+            yield SourcePosition(
                 uri_of(str(file)), language_of(file.name), split_text(text, Position(str(file), line + 1, column))
             )
 

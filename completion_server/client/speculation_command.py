@@ -17,14 +17,10 @@ from completion.v1 import admin_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_client import Endpoint
 from completion_server.client.operator_commands import TIMEOUT_S, calling
-from completion_server.client.options import DEFAULT_ADMIN, endpoint_options
+from completion_server.client.options import admin_options
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ROW = ("first_batch_size", "last_batch_size", "num_speculative_tokens")
-
-_admin_options = endpoint_options(
-    "--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The server's admin listener"
-)
 
 
 @click.group()
@@ -37,7 +33,7 @@ def speculation() -> None:
 
 
 @speculation.command()
-@_admin_options
+@admin_options()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def get(endpoint: Endpoint, as_json: bool) -> None:
     """Show the active K and its figures over the last minutes.
@@ -61,7 +57,7 @@ def get(endpoint: Endpoint, as_json: bool) -> None:
 
 
 @speculation.command("set")
-@_admin_options
+@admin_options()
 @click.option("--k", type=click.IntRange(0), help="One K for all batch sizes; 0 switches speculation off.")
 @click.option("--schedule", type=_FILE, help="JSON file: rows of [first, last, K], or an object that has them.")
 @click.option(

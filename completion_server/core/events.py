@@ -1,4 +1,4 @@
-"""Events that the parts of the server report about requests. Only app.py decides which parts receive them."""
+"""Events that the parts of the server report about requests. Only `composition` decides which parts receive them."""
 
 import logging
 from collections.abc import Callable

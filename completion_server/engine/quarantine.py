@@ -27,7 +27,7 @@ _RETRY_AFTER_MS = 1000
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class AdmittedPrompt:
     """One prompt in the engine."""
 
     token_ids: Sequence[int]
@@ -50,11 +50,11 @@ class Quarantine:
         """Refuse prompts for `quarantine_s` at first; 0 refuses none."""
         self._quarantine_s = quarantine_s
         self._suspects: OrderedDict[bytes, _Suspect] = OrderedDict()
-        self._open: set[Entry] = set()
-        self._unproven: list[Entry] = []
+        self._open: set[AdmittedPrompt] = set()
+        self._unproven: list[AdmittedPrompt] = []
         """Prompts that ended since the engine's last output. There is no evidence that the engine survived them."""
 
-    def enter(self, token_ids: Sequence[int], now: float) -> Entry:
+    def enter(self, token_ids: Sequence[int], now: float) -> AdmittedPrompt:
         """Admit a prompt. Its `leave` must follow.
 
         Raises:
@@ -62,14 +62,14 @@ class Quarantine:
             UnavailableError: the engine failed once while it computed this prompt, and another such prompt runs.
 
         """
-        entry = Entry(token_ids)
+        entry = AdmittedPrompt(token_ids)
         if self._suspects:
             entry.key = _digest(token_ids)
             self._check(entry.key, now)
         self._open.add(entry)
         return entry
 
-    def output_received(self, entry: Entry | None = None) -> None:
+    def output_received(self, entry: AdmittedPrompt | None = None) -> None:
         """Record an output of a prompt, or of a heartbeat: the engine has survived the prompts that ended before."""
         if self._unproven:
             for survived in self._unproven:
@@ -78,12 +78,12 @@ class Quarantine:
         if entry is not None:
             entry.has_output = True
 
-    def last_output_received(self, entry: Entry) -> None:
+    def last_output_received(self, entry: AdmittedPrompt) -> None:
         """Record the last output of a prompt's generation: the engine no longer computes it."""
         self._open.discard(entry)
         self._clear(entry)
 
-    def leave(self, entry: Entry) -> None:
+    def leave(self, entry: AdmittedPrompt) -> None:
         """Record the end of a generation, with or without an error."""
         if entry in self._open:
             self._open.remove(entry)
@@ -98,7 +98,7 @@ class Quarantine:
         self._unproven.clear()
         self._open.clear()
 
-    def _clear(self, entry: Entry) -> None:
+    def _clear(self, entry: AdmittedPrompt) -> None:
         if entry.key and entry.has_output:
             self._suspects.pop(entry.key, None)
 

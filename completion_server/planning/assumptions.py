@@ -12,8 +12,8 @@ MAX_SESSIONS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """What a field means."""
+class Assumption:
+    """One assumption: a field's text in the help, and its estimates."""
 
     text: str
     low: float | None = None
@@ -27,22 +27,22 @@ class Users:
 
     sessions: Annotated[int, Between(1, MAX_SESSIONS)]
     """Editors that are open at the busiest time."""
-    requests_per_session_hour: Annotated[float | None, Above(0, 100_000), About(
+    requests_per_session_hour: Annotated[float | None, Above(0, 100_000), Assumption(
         "Requests of an open editor in an hour, from your own counts. Instead of the model of typing below.",
     )] = None  # fmt: skip
-    typing_share: Annotated[float, Above(0, 1), About(
+    typing_share: Annotated[float, Above(0, 1), Assumption(
         "Share of the open editors that somebody types in; the others are in the background.", 0.3, 0.8,
     )] = 0.5  # fmt: skip
-    away_share: Annotated[float, Between(0, 0.999), About(
+    away_share: Annotated[float, Between(0, 0.999), Assumption(
         "Share of the time that somebody who types reads, thinks or is away.", 0.8, 0.95,
     )] = 0.87  # fmt: skip
-    debounce_ms: Annotated[float, Between(0, 5000), About(
+    debounce_ms: Annotated[float, Between(0, 5000), Assumption(
         "An editor asks when no key came for this long.", 50.0, 150.0,
     )] = 50.0  # fmt: skip
-    prefetch_share: Annotated[float, Between(0, 1), About(
+    prefetch_share: Annotated[float, Between(0, 1), Assumption(
         "Prefetches, as a share of the keys. They cost as much as a request and are not shown themselves.", 0.0, 0.2,
     )] = 0.0  # fmt: skip
-    cached_share: Annotated[float, Between(0, 0.99), About(
+    cached_share: Annotated[float, Between(0, 0.99), Assumption(
         "Share of the requests that a completion cache answers without a GPU.", 0.0, 0.2,
     )] = 0.0  # fmt: skip
 
@@ -55,31 +55,31 @@ class Users:
 class Answers:
     """What a completion is, and when it is in time."""
 
-    completion_tokens: Annotated[float, Above(0, 10_000), About(
+    completion_tokens: Annotated[float, Above(0, 10_000), Assumption(
         "Tokens of a completion that nobody cuts short.", 10.0, 40.0,
     )] = 20.0  # fmt: skip
-    tokens_per_s: Annotated[float, Above(0, 100_000), About(
+    tokens_per_s: Annotated[float, Above(0, 100_000), Assumption(
         "Tokens a second of one request while all slots are taken.", 100.0, 200.0,
     )] = 165.0  # fmt: skip
-    first_token_ms: Annotated[float, Above(0, 10_000), About(
+    first_token_ms: Annotated[float, Above(0, 10_000), Assumption(
         "From the start of a request's work to its first text.", 25.0, 80.0,
     )] = 40.0  # fmt: skip
-    network_ms: Annotated[float, Between(0, 10_000), About(
+    network_ms: Annotated[float, Between(0, 10_000), Assumption(
         "Between editor and server, there and back.", 5.0, 45.0,
     )] = 15.0  # fmt: skip
-    within_ms: Annotated[float, Above(0, 60_000), About("A completion is in time if its first text comes so soon.")] = (
-        200.0
-    )
-    in_time: Annotated[float, Between(0.5, 0.999), About(
+    within_ms: Annotated[float, Above(0, 60_000), Assumption(
+        "A completion is in time if its first text comes so soon.",
+    )] = 200.0  # fmt: skip
+    in_time: Annotated[float, Between(0.5, 0.999), Assumption(
         "Share of the completions that must be in time at the busiest time.",
     )] = 0.95  # fmt: skip
-    readable_ms: Annotated[float, Between(0, 10_000), About(
+    readable_ms: Annotated[float, Between(0, 10_000), Assumption(
         "A completion is shown if its text stands for so long before the next key.", 0.0, 500.0,
     )] = 200.0  # fmt: skip
-    text_share: Annotated[float, Above(0, 1), About(
+    text_share: Annotated[float, Above(0, 1), Assumption(
         "Share of the answers that have text.", 0.6, 0.95,
     )] = 0.83  # fmt: skip
-    shown_share: Annotated[float | None, Above(0, 1), About(
+    shown_share: Annotated[float | None, Above(0, 1), Assumption(
         "Share of the requests whose completion is shown, from your own counts. Instead of the two above.",
     )] = None  # fmt: skip
 
@@ -112,26 +112,28 @@ class Answers:
 class Gpu:
     """What one server can do: one GPU, or one group of GPUs that share a model."""
 
-    slots: Annotated[int, Between(1, 4096), About(
+    slots: Annotated[int, Between(1, 4096), Assumption(
         "Requests that a server computes at once, each with --tokens-per-s.", 8, 128,
     )] = 32  # fmt: skip
-    computed_tokens_per_s: Annotated[float, Above(0, 1e9), About(
+    computed_tokens_per_s: Annotated[float, Above(0, 1e9), Assumption(
         "Tokens that a server computes a second at most: new prompt tokens, and tokens to verify.", 6000.0, 24_000.0,
     )] = 12_000.0  # fmt: skip
-    max_busy: Annotated[float, Above(0, 1), About(
+    max_busy: Annotated[float, Above(0, 1), Assumption(
         "Share of --computed-tokens-per-s to use at the busiest time.", 0.6, 0.9,
     )] = 0.8  # fmt: skip
-    new_prompt_tokens: Annotated[float, Between(0, 1_000_000), About(
+    new_prompt_tokens: Annotated[float, Between(0, 1_000_000), Assumption(
         "Prompt tokens of a request that the prefix cache does not have.", 20.0, 100.0,
     )] = 40.0  # fmt: skip
-    draft_tokens: Annotated[int, Between(0, 32), About("Draft tokens of a step (K); 0 without speculation.")] = 5
-    draft_acceptance: Annotated[float, Between(0, 0.99), About(
+    draft_tokens: Annotated[int, Between(0, 32), Assumption("Draft tokens of a step (K); 0 without speculation.")] = 5
+    draft_acceptance: Annotated[float, Between(0, 0.99), Assumption(
         "Chance that a draft token is accepted after those before it.", 0.65, 0.9,
     )] = 0.82  # fmt: skip
-    front_end_per_s: Annotated[float, Above(0, 1e6), About(
+    front_end_per_s: Annotated[float, Above(0, 1e6), Assumption(
         "Requests a second that the server's own process handles.", 400.0, 1500.0,
     )] = 900.0  # fmt: skip
-    gpus_per_server: Annotated[int, Between(1, 64), About("GPUs of one server, over which its model is divided.")] = 1
+    gpus_per_server: Annotated[int, Between(1, 64), Assumption(
+        "GPUs of one server, over which its model is divided.",
+    )] = 1  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check the bounds."""
@@ -147,10 +149,10 @@ class Gpu:
 class Money:
     """What it costs, and for how much use."""
 
-    gpu_usd_hour: Annotated[float, Above(0, 10_000), About(
+    gpu_usd_hour: Annotated[float, Above(0, 10_000), Assumption(
         "Price of a GPU for an hour, with its part of the machine.", 1.5, 4.1,
     )] = 3.0  # fmt: skip
-    mean_load: Annotated[float, Above(0, 1), About(
+    mean_load: Annotated[float, Above(0, 1), Assumption(
         "Mean load over all hours that are paid for, as a share of the busiest time.", 0.1, 0.58,
     )] = 0.32  # fmt: skip
 
@@ -169,11 +171,11 @@ class Assumptions:
     money: Money = field(default_factory=Money)
 
 
-SECTIONS: dict[str, type] = {"users": Users, "answers": Answers, "gpu": Gpu, "money": Money}
+SECTIONS: dict[str, type] = get_type_hints(Assumptions)
 """The fields of `Assumptions` with their types."""
 
 
-def about(section: type) -> dict[str, About]:
-    """Return what the fields of a section mean, for those that have a text."""
+def assumptions_of(section: type) -> dict[str, Assumption]:
+    """Return the assumptions of a section by the name of their field."""
     hints = get_type_hints(section, include_extras=True)
-    return {name: item for name, hint in hints.items() for item in get_args(hint)[1:] if isinstance(item, About)}
+    return {name: item for name, hint in hints.items() for item in get_args(hint)[1:] if isinstance(item, Assumption)}

@@ -15,7 +15,7 @@ _BISECTIONS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class ServerCapacity:
     """Requests a second that one server answers in time, cached ones included."""
 
     requests_per_s: float
@@ -25,7 +25,7 @@ class Capacity:
     """Requests a second by each of the limits; only the measured one if it was measured."""
 
 
-def capacity_of(demand: Demand, answers: Answers, gpu: Gpu) -> Capacity:
+def capacity_of(demand: Demand, answers: Answers, gpu: Gpu) -> ServerCapacity:
     """Return the capacity of a server for requests like those of `demand`."""
     slots = rate_in_time(gpu.slots, demand.held_s, answers.wait_budget_s, answers.in_time)
     tokens = gpu.max_busy * gpu.computed_tokens_per_s / computed_tokens(demand, gpu)
@@ -35,7 +35,7 @@ def capacity_of(demand: Demand, answers: Answers, gpu: Gpu) -> Capacity:
         "front end": gpu.front_end_per_s,
     }
     limit = min(bounds, key=lambda name: bounds[name])
-    return Capacity(bounds[limit], limit, bounds)
+    return ServerCapacity(bounds[limit], limit, bounds)
 
 
 def computed_tokens(demand: Demand, gpu: Gpu) -> float:

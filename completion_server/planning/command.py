@@ -10,10 +10,10 @@ import click
 from rich.console import Console
 
 from completion_server.planning import tables
-from completion_server.planning.assumptions import MAX_SESSIONS, SECTIONS, Assumptions, about
-from completion_server.planning.fleet import Plan, Region, Wishes, plan_of
+from completion_server.planning.assumptions import MAX_SESSIONS, SECTIONS, Assumptions, assumptions_of
+from completion_server.planning.fleet import FleetRequirements, Plan, Region, plan_of
 from completion_server.planning.gaps import typist
-from completion_server.planning.report import Limits, Measured, ReportError, read_measured
+from completion_server.planning.report import LatencyGoal, Measured, ReportError, read_measured
 
 _WIDTH = 120
 """Width of tables without a terminal."""
@@ -35,7 +35,7 @@ class _SectionedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options into the help."""
-        headings = {name: _HEADINGS[section] for section, kind in SECTIONS.items() for name in about(kind)}
+        headings = {name: _HEADINGS[section] for section, kind in SECTIONS.items() for name in assumptions_of(kind)}
         rows: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             row = parameter.get_help_record(ctx)
@@ -49,11 +49,11 @@ class _SectionedCommand(click.Command):
 def _assumption_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option for each assumption."""
     for kind in reversed(SECTIONS.values()):
-        texts = about(kind)
+        estimated = assumptions_of(kind)
         for field in reversed(fields(kind)):
-            if field.name in texts:
+            if field.name in estimated:
                 assert field.default is not MISSING
-                each = texts[field.name]
+                each = estimated[field.name]
                 estimates = "" if each.low is None else f" Estimates: {each.low:g} to {each.high:g}."
                 command = click.option(
                     tables.option_of(field.name),
@@ -165,12 +165,12 @@ def plan(
 def _plan(sessions: int, given: Mapping[str, Any]) -> Plan:
     """Return the plan. Raises UsageError that names the option."""
     try:
-        values = {section: {name: given[name] for name in about(kind)} for section, kind in SECTIONS.items()}
+        values = {section: {name: given[name] for name in assumptions_of(kind)} for section, kind in SECTIONS.items()}
         values["users"]["sessions"] = sessions
         assumptions = Assumptions(**{section: kind(**values[section]) for section, kind in SECTIONS.items()})
         regions = given["regions"] or tuple(Region(name, 1 / len(_REGIONS)) for name in _REGIONS)
-        wishes = Wishes(regions, given["spare_region"], given["surge"], given["gpus_per_region"])
-        return plan_of(assumptions, wishes, _measured(assumptions, given))
+        requirements = FleetRequirements(regions, given["spare_region"], given["surge"], given["gpus_per_region"])
+        return plan_of(assumptions, requirements, _measured(assumptions, given))
     except ValueError as error:
         raise click.UsageError("\n".join(map(_with_option, str(error).splitlines()))) from error
 
@@ -187,9 +187,9 @@ def _measured(assumptions: Assumptions, given: Mapping[str, Any]) -> Measured | 
         return Measured(rate, None, f"measured: {editors:g} editors who type all the time")
     if report is None:
         return None
-    limits = Limits(assumptions.answers.within_ms, assumptions.answers.in_time)
+    goal = LatencyGoal(assumptions.answers.within_ms, assumptions.answers.in_time)
     try:
-        return read_measured(report, limits, servers=given["report_servers"], target=given["target"])
+        return read_measured(report, goal, servers=given["report_servers"], target=given["target"])
     except ReportError as error:
         raise click.UsageError(f"--report: {report} {error}") from error
     except OSError as error:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from completion_server.planning.assumptions import Assumptions
-from completion_server.planning.capacity import Capacity, capacity_of
+from completion_server.planning.capacity import ServerCapacity, capacity_of
 from completion_server.planning.demand import Demand, demand_of
 from completion_server.planning.report import Measured
 
@@ -23,7 +23,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class FleetRequirements:
     """What the fleet is to survive, and what it already is."""
 
     regions: tuple[Region, ...]
@@ -80,10 +80,10 @@ class Plan:
     """The whole plan."""
 
     assumptions: Assumptions
-    wishes: Wishes
+    requirements: FleetRequirements
     measured: Measured | None
     demand: Demand
-    capacity: Capacity
+    capacity: ServerCapacity
     regions: tuple[RegionPlan, ...]
 
     @property
@@ -129,14 +129,14 @@ class Plan:
         return self.usd_per_hour / (self.demand.requests_per_s * 3600 * self.assumptions.money.mean_load)
 
 
-def plan_of(assumptions: Assumptions, wishes: Wishes, measured: Measured | None = None) -> Plan:
+def plan_of(assumptions: Assumptions, requirements: FleetRequirements, measured: Measured | None = None) -> Plan:
     """Return the plan. A measured server replaces the model of one.
 
     Raises:
         ValueError: the GPUs of a region do not divide into servers.
 
     """
-    per_server, given = assumptions.gpu.gpus_per_server, wishes.gpus_per_region
+    per_server, given = assumptions.gpu.gpus_per_server, requirements.gpus_per_region
     if given is not None and (given < 1 or given % per_server):
         msg = f"gpus_per_region: must be a multiple of gpus_per_server ({per_server}) and at least 1, got {given}"
         raise ValueError(msg)
@@ -146,34 +146,39 @@ def plan_of(assumptions: Assumptions, wishes: Wishes, measured: Measured | None 
     else:
         demand = measured.replacing(demand)
         rate = measured.requests_per_s
-        capacity = Capacity(rate, measured.source, {measured.source: rate})
-    return Plan(assumptions, wishes, measured, demand, capacity, _regions(wishes, demand, capacity, per_server))
+        capacity = ServerCapacity(rate, measured.source, {measured.source: rate})
+    return Plan(
+        assumptions, requirements, measured, demand, capacity, _regions(requirements, demand, capacity, per_server)
+    )
 
 
 def gpus_for(plan: Plan, sessions: int) -> int:
     """Return the GPUs that another number of sessions needs, all else being as in the plan."""
     demand = replace(plan.demand, requests_per_s=plan.demand.requests_per_s * sessions / plan.demand.sessions)
-    regions = _regions(plan.wishes, demand, plan.capacity, plan.assumptions.gpu.gpus_per_server)
+    regions = _regions(plan.requirements, demand, plan.capacity, plan.assumptions.gpu.gpus_per_server)
     return sum(region.needed_gpus for region in regions)
 
 
-def _regions(wishes: Wishes, demand: Demand, capacity: Capacity, gpus_per_server: int) -> tuple[RegionPlan, ...]:
+def _regions(
+    requirements: FleetRequirements, demand: Demand, capacity: ServerCapacity, gpus_per_server: int
+) -> tuple[RegionPlan, ...]:
     server_per_s = capacity.requests_per_s
     return tuple(
-        _region(region, wishes, demand.requests_per_s, server_per_s, gpus_per_server) for region in wishes.regions
+        _region(region, requirements, demand.requests_per_s, server_per_s, gpus_per_server)
+        for region in requirements.regions
     )
 
 
 def _region(
-    region: Region, wishes: Wishes, total_per_s: float, server_per_s: float, gpus_per_server: int
+    region: Region, requirements: FleetRequirements, total_per_s: float, server_per_s: float, gpus_per_server: int
 ) -> RegionPlan:
-    others = [each.share for each in wishes.regions if each is not region]
+    others = [each.share for each in requirements.regions if each is not region]
     own_per_s = total_per_s * region.share
     # The users of a lost region go to the others in proportion to their shares.
     lost_per_s = own_per_s / (1 - max(others)) if others else math.nan
-    planned_per_s = lost_per_s if wishes.spare_region else own_per_s
-    needed = (math.ceil(planned_per_s / server_per_s) + wishes.surge) * gpus_per_server
-    gpus = needed if wishes.gpus_per_region is None else wishes.gpus_per_region
+    planned_per_s = lost_per_s if requirements.spare_region else own_per_s
+    needed = (math.ceil(planned_per_s / server_per_s) + requirements.surge) * gpus_per_server
+    gpus = needed if requirements.gpus_per_region is None else requirements.gpus_per_region
     capacity_per_s = gpus / gpus_per_server * server_per_s
     return RegionPlan(
         name=region.name,

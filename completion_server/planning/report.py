@@ -75,8 +75,8 @@ class _Search(_Read):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a run must have kept to count."""
+class LatencyGoal:
+    """The share of a run's answers that must come within a time."""
 
     within_ms: float
     in_time: float
@@ -99,7 +99,7 @@ class Measured:
         return demand if self.shown_share is None else replace(demand, shown_share=self.shown_share)
 
 
-def read_measured(path: Path, limits: Limits, *, servers: int = 1, target: str | None = None) -> Measured:
+def read_measured(path: Path, goal: LatencyGoal, *, servers: int = 1, target: str | None = None) -> Measured:
     """Return what each of `servers` did in a run, or at the largest number of sessions that a search found.
 
     Raises:
@@ -111,7 +111,7 @@ def read_measured(path: Path, limits: Limits, *, servers: int = 1, target: str |
         name, figures = _of_search(document)
     else:
         name, figures = _of_run(document, target)
-    _check_in_time(name, figures, limits)
+    _check_in_time(name, figures, goal)
     if not figures.seen_per_s:
         raise ReportError(f"is of a run in which nobody saw a completion of {name}")
     return Measured(
@@ -176,14 +176,14 @@ def _figures(found: Mapping[str, float | None]) -> _Figures:
         raise ReportError(f"lacks a figure, or has a wrong one: {_first(error)}") from error
 
 
-def _check_in_time(name: str, figures: _Figures, limits: Limits) -> None:
+def _check_in_time(name: str, figures: _Figures, goal: LatencyGoal) -> None:
     """Check that a share `in_time` was in time: the 95th percentile of the answers, and requests without an answer."""
-    if figures.unserved_share > 1 - limits.in_time:
+    if figures.unserved_share > 1 - goal.in_time:
         got = f"{figures.unserved_share:.1%} of the requests of {name} were shed, failed or were not answered"
-        raise ReportError(f"is of too high a load: {got}, at most {1 - limits.in_time:.1%} may be (--in-time)")
-    if figures.pause_ttft_ms_p95 > limits.within_ms:
+        raise ReportError(f"is of too high a load: {got}, at most {1 - goal.in_time:.1%} may be (--in-time)")
+    if figures.pause_ttft_ms_p95 > goal.within_ms:
         got = f"the first text of {name} came after {figures.pause_ttft_ms_p95:.0f} ms (p95 of pauses)"
-        raise ReportError(f"is of too high a load: {got}, at most {limits.within_ms:g} ms (--within-ms)")
+        raise ReportError(f"is of too high a load: {got}, at most {goal.within_ms:g} ms (--within-ms)")
 
 
 def _first(error: ValidationError) -> str:

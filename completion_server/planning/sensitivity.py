@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from completion_server.planning.assumptions import SECTIONS, Assumptions, about
+from completion_server.planning.assumptions import SECTIONS, Assumptions, assumptions_of
 from completion_server.planning.fleet import Plan, plan_of
 
 
@@ -29,11 +29,11 @@ def variations(plan: Plan) -> list[Variation]:
     """Return a variation for each estimated assumption that changes the plan, those with the largest effect first."""
     found = []
     for section, kind in SECTIONS.items():
-        for name, item in about(kind).items():
-            if item.low is None or item.high is None:
+        for name, assumption in assumptions_of(kind).items():
+            if assumption.low is None or assumption.high is None:
                 continue
             value = getattr(getattr(plan.assumptions, section), name)
-            low, high = min(item.low, value), max(item.high, value)
+            low, high = min(assumption.low, value), max(assumption.high, value)
             try:
                 at_low, at_high = _with(plan, section, name, low), _with(plan, section, name, high)
             except ValueError:  # an estimate that contradicts another assumption, such as no time left for the queue
@@ -46,12 +46,12 @@ def variations(plan: Plan) -> list[Variation]:
 def _with(plan: Plan, section: str, name: str, value: Any) -> Plan:  # noqa: ANN401 - a field of any type
     changed = replace(getattr(plan.assumptions, section), **{name: value})
     assumptions: Assumptions = replace(plan.assumptions, **{section: changed})
-    return plan_of(assumptions, plan.wishes, plan.measured)
+    return plan_of(assumptions, plan.requirements, plan.measured)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One change that alone gives the target cost."""
+class CostLever:
+    """A change of one quantity that alone gives the target cost."""
 
     name: str
     value: float
@@ -59,7 +59,7 @@ class Way:
     """Whether the value is within the bounds of its assumption."""
 
 
-def ways_to(plan: Plan, usd_per_shown: float) -> list[Way]:
+def cost_levers(plan: Plan, usd_per_shown: float) -> list[CostLever]:
     """Return what alone makes a completion of this fleet cost `usd_per_shown`.
 
     The cost is proportional to the price and inverse to the number of completions shown.
@@ -69,7 +69,7 @@ def ways_to(plan: Plan, usd_per_shown: float) -> list[Way]:
     mean_load = money.mean_load / factor
     shown_in_mean_hour = plan.shown_per_hour / demand.sessions / factor
     return [
-        Way("gpu_usd_hour", money.gpu_usd_hour * factor, True),
-        Way("mean_load", mean_load, mean_load <= 1),
-        Way("shown_per_session_mean_hour", shown_in_mean_hour, True),
+        CostLever("gpu_usd_hour", money.gpu_usd_hour * factor, True),
+        CostLever("mean_load", mean_load, mean_load <= 1),
+        CostLever("shown_per_session_mean_hour", shown_in_mean_hour, True),
     ]

@@ -12,7 +12,7 @@ from completion_server.planning.assumptions import Users
 from completion_server.planning.capacity import computed_tokens
 from completion_server.planning.fleet import Plan
 from completion_server.planning.gaps import typist
-from completion_server.planning.sensitivity import variations, ways_to
+from completion_server.planning.sensitivity import cost_levers, variations
 
 _MAX_VARIATIONS = 14
 
@@ -21,7 +21,7 @@ def as_json(plan: Plan, target_usd: float | None) -> dict[str, Any]:
     """Return the plan for JSON. Times are seconds, rates 1/s; a figure without a value is null."""
     found: dict[str, Any] = {
         "assumptions": asdict(plan.assumptions),
-        "fleet": asdict(plan.wishes),
+        "fleet": asdict(plan.requirements),
         "measured": plan.measured and asdict(plan.measured),
         "demand": asdict(plan.demand) | {"shown_per_session_hour": plan.demand.shown_per_session_hour},
         "capacity": asdict(plan.capacity),
@@ -45,7 +45,10 @@ def as_json(plan: Plan, target_usd: float | None) -> dict[str, Any]:
         ],
     }
     if target_usd is not None:
-        found["target"] = {"usd_per_shown": target_usd, "ways": [asdict(each) for each in ways_to(plan, target_usd)]}
+        found["target"] = {
+            "usd_per_shown": target_usd,
+            "ways": [asdict(each) for each in cost_levers(plan, target_usd)],
+        }
     return _without_nan(found)  # type: ignore[no-any-return]
 
 
@@ -58,7 +61,7 @@ def show(plan: Plan, console: Console, *, seats: int | None, target_usd: float |
         console.print(line, soft_wrap=True)
     console.print(_sensitivity(plan))
     if target_usd is not None:
-        console.print(_ways(plan, target_usd))
+        console.print(_levers(plan, target_usd))
 
 
 def _headline(plan: Plan) -> str:
@@ -154,18 +157,18 @@ def _sensitivity(plan: Plan) -> Table:
     return table
 
 
-def _ways(plan: Plan, target_usd: float) -> Table:
+def _levers(plan: Plan, target_usd: float) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(f"with this alone a completion shown costs ${target_usd:g}")
     table.add_column("", justify="right")
     table.add_column("")
-    for each in ways_to(plan, target_usd):
+    for each in cost_levers(plan, target_usd):
         note = "" if each.is_possible else "not possible"
-        table.add_row(_WAYS.get(each.name, option_of(each.name)), f"{each.value:.3g}", note)
+        table.add_row(_LEVER_TEXTS.get(each.name, option_of(each.name)), f"{each.value:.3g}", note)
     return table
 
 
-_WAYS = {"shown_per_session_mean_hour": "completions shown to an open session in a mean hour"}
+_LEVER_TEXTS = {"shown_per_session_mean_hour": "completions shown to an open session in a mean hour"}
 
 
 def option_of(name: str) -> str:

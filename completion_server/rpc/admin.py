@@ -13,7 +13,7 @@ from completion.v1 import admin_pb2_grpc
 from completion_server.admission.gate import Readiness
 from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline.pipeline import Pipeline
 from completion_server.rpc.speculation import MODES, rows_to_wire, set_speculation, speculation_to_wire
 from completion_server.rpc.status import abort
 from completion_server.speculation.live import LiveSpeculation

@@ -8,11 +8,11 @@ from typing import Any
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.refusals import RefusalBudget
-from completion_server.completion import ActiveCompletion
 from completion_server.core.errors import CompletionError, ShedError
 from completion_server.core.outcome import End, FinishReason, Outcome
 from completion_server.core.trace_context import BeginTrace, TraceContext, no_trace
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline.completion import ActiveCompletion
+from completion_server.pipeline.pipeline import Pipeline
 from completion_server.rpc.identity import Identity, identity_of
 from completion_server.rpc.intake import Intake, parsed
 from completion_server.rpc.messages import convert

@@ -9,8 +9,8 @@ from functools import partial
 import grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.completion import ActiveCompletion
 from completion_server.core.outcome import AnswerPart, End
+from completion_server.pipeline.completion import ActiveCompletion
 from completion_server.rpc.messages import convert
 
 

@@ -33,7 +33,7 @@ _MAX_IDLE_MS = 300_000
 _MAX_HANDSHAKE_MS = 10_000
 
 
-class Health:
+class HealthReporter:
     """The health of the whole server and of each service, as grpc.health.v1 reports it."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def check_tls(settings: ServerSettings) -> None:
 
 
 def build_public_server(
-    settings: ServerSettings, limits: LimitSettings, servicer: CompletionServicer, health: Health
+    settings: ServerSettings, limits: LimitSettings, servicer: CompletionServicer, health: HealthReporter
 ) -> Listener:
     """Return the editors' server, not yet started.
 
@@ -111,7 +111,7 @@ def build_public_server(
     return _finish(server, settings.listen, "server.listen", settings, settings.tls, health, COMPLETION_SERVICE)
 
 
-def build_admin_server(settings: ServerSettings, servicer: AdminServicer, health: Health) -> Listener:
+def build_admin_server(settings: ServerSettings, servicer: AdminServicer, health: HealthReporter) -> Listener:
     """Return the operators' server, not yet started.
 
     Raises:
@@ -130,7 +130,7 @@ def _finish(
     key: str,
     settings: ServerSettings,
     tls: TlsSettings,
-    health: Health,
+    health: HealthReporter,
     service: str,
 ) -> Listener:
     reflected = service if settings.reflection else None

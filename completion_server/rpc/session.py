@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion_server.completion import ActiveCompletion
 from completion_server.core.errors import (
     CompletionError,
     DrainingError,
@@ -19,7 +18,8 @@ from completion_server.core.errors import (
 )
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline.completion import ActiveCompletion
+from completion_server.pipeline.pipeline import Pipeline
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.messages import convert

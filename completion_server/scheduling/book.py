@@ -57,8 +57,8 @@ from completion_server.scheduling.actions import (
 from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.live.flights import Flights
 from completion_server.scheduling.live.lanes import Lanes
-from completion_server.scheduling.live.records import Record, State
-from completion_server.scheduling.live.watch import Watch
+from completion_server.scheduling.live.records import LiveRequest, State
+from completion_server.scheduling.live.watch import DeadlineWatch
 from completion_server.scheduling.queue import Order, QueueEntry, TriggerQueues, earliest_deadline
 from completion_server.scheduling.shedding import Shedder, Shedding
 
@@ -83,19 +83,19 @@ class Book:
     latency: LatencyEstimates = field(default_factory=LatencyEstimates)
     num_occupied: int = field(default=0, init=False)
     """Slots taken, by requests that run and by work that is being aborted."""
-    _records: dict[str, Record] = field(default_factory=dict, init=False)
+    _records: dict[str, LiveRequest] = field(default_factory=dict, init=False)
     _lanes: Lanes = field(default_factory=Lanes, init=False)
     _queues: TriggerQueues = field(init=False)
     _flights: Flights = field(init=False)
     _shedder: Shedder = field(init=False)
-    _watch: Watch = field(init=False)
+    _watch: DeadlineWatch = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin empty."""
         self._queues = TriggerQueues(self.order)
         self._shedder = Shedder(self.shedding, self.latency, self._queues, self.max_retry_after_ms)
         self._flights = Flights(self._queues, self.max_queued)
-        self._watch = Watch(self._shedder, self._records)
+        self._watch = DeadlineWatch(self._shedder, self._records)
 
     @property
     def num_queued(self) -> int:
@@ -131,7 +131,7 @@ class Book:
         if entry.id in self._records:
             msg = f"request {entry.id} is in the book already"
             raise IllegalTransitionError(msg)
-        record, actions = Record(entry, queued_at=now), list[Action]()
+        record, actions = LiveRequest(entry, queued_at=now), list[Action]()
         holder = self._lanes.holder(record.lane)
         if self._lanes.is_overtaken(record, now):
             return [Finish(entry.id, SUPERSEDED)]
@@ -155,7 +155,7 @@ class Book:
 
     def answer(self, entry: QueueEntry, outcome: Outcome, now: float) -> list[Action]:
         """End a new request at once, without a generation. It supersedes the older one of its lane all the same."""
-        record = Record(entry, queued_at=now)
+        record = LiveRequest(entry, queued_at=now)
         holder = self._lanes.holder(record.lane)
         if self._lanes.is_overtaken(record, now):
             return [Finish(entry.id, SUPERSEDED)]
@@ -234,7 +234,7 @@ class Book:
         self.num_slots = num_slots
         return self._fill(now)
 
-    def _reattach(self, record: Record, older: Record) -> list[Action]:
+    def _reattach(self, record: LiveRequest, older: LiveRequest) -> list[Action]:
         """Have a newcomer read the generation of an older request in its place, with its slot if it has one."""
         self._flights.replace(older, record)
         record.state, record.is_reattached, record.slot_since = older.state, True, older.slot_since
@@ -243,7 +243,7 @@ class Book:
         del self._records[older.entry.id]
         return [Reattach(record.entry.id, older.entry.id), Finish(older.entry.id, SUPERSEDED)]
 
-    def _take_in(self, record: Record, leader: Record | None, now: float) -> list[Action]:
+    def _take_in(self, record: LiveRequest, leader: LiveRequest | None, now: float) -> list[Action]:
         """Let a request join a leader with the same answer, or wait for a slot."""
         self._flights.take_in(record, leader)
         actions: list[Action] = []
@@ -254,7 +254,7 @@ class Book:
             self._watch.add(record)
         return actions
 
-    def _hand_over(self, record: Record) -> list[Action]:
+    def _hand_over(self, record: LiveRequest) -> list[Action]:
         """Give the place or the slot of a request to one that has joined it; the request leaves its flight."""
         self._watch.forgive(record)
         successor = self._flights.hand_over(record)
@@ -276,7 +276,7 @@ class Book:
     def _unreachable(self, entry: QueueEntry) -> Outcome:
         return self._shedder.outcome(entry, ShedReason.DEADLINE_UNREACHABLE, self.num_slots)
 
-    def _end(self, record: Record, outcome: Outcome, now: float) -> list[Action]:
+    def _end(self, record: LiveRequest, outcome: Outcome, now: float) -> list[Action]:
         entry = record.entry
         self._lanes.leave(record)
         handed_over = self._hand_over(record)
@@ -319,12 +319,12 @@ class Book:
                 num_missing -= record.state is State.ABORTING  # else another request has its slot now
         return actions
 
-    def _free_slot(self, record: Record, now: float) -> None:
+    def _free_slot(self, record: LiveRequest, now: float) -> None:
         self.num_occupied -= 1
         self._watch.forgive(record)
         self.latency.freed_slot(record.slot_since, now, was_aborted=record.state is State.ABORTING)
 
-    def _require(self, request_id: str, *states: State) -> Record:
+    def _require(self, request_id: str, *states: State) -> LiveRequest:
         record = self._records.get(request_id)
         if record is None or record.state not in states:
             msg = f"request {request_id} is {'unknown' if record is None else record.state.value}"

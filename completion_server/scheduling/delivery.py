@@ -11,7 +11,7 @@ from completion_server.engine.interface import Output
 from completion_server.scheduling.actions import Action
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.generation import PromptReady
-from completion_server.scheduling.limiter import Limiter
+from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.work import HeldRequest, Work
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,12 @@ class Delivery:
     """Delivers what the engine generates. A part of the runner, which carries out the book's actions."""
 
     def __init__(
-        self, book: Book, clock: Clock, limiter: Limiter | None, emit: Emit, carry_out: Callable[[list[Action]], None]
+        self,
+        book: Book,
+        clock: Clock,
+        limiter: ConcurrencyLimiter | None,
+        emit: Emit,
+        carry_out: Callable[[list[Action]], None],
     ) -> None:
         """Report to `book`; `carry_out` carries its actions out."""
         self._book = book

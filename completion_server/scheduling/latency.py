@@ -13,7 +13,7 @@ _SIZE_NOISE = 64.0
 
 
 @dataclass(slots=True)
-class Estimate:
+class MovingMean:
     """A moving mean and mean deviation; 0 before the first sample."""
 
     mean: float = 0.0
@@ -32,7 +32,7 @@ class Estimate:
 class SizedEstimate:
     """A moving estimate of a time that grows with a size: a line fitted by least squares, and its mean deviation.
 
-    Sizes have any unit; if all are 0, the estimate is a moving mean. Recent samples count more, as in `Estimate`.
+    Sizes have any unit; if all are 0, the estimate is a moving mean. Recent samples count more, as in `MovingMean`.
     """
 
     mean: float = 0.0
@@ -71,7 +71,7 @@ class LatencyEstimates:
 
     first_token: SizedEstimate = field(default_factory=SizedEstimate)
     """From the start of work to its first token, by the prompt tokens that the prefix cache does not have."""
-    held: Estimate = field(default_factory=Estimate)
+    held: MovingMean = field(default_factory=MovingMean)
     """How long a slot is taken, by work that ends and by work that is aborted."""
     stalls: StallDetector = field(default_factory=StallDetector)
     """Work that a stall held up gives no sample."""

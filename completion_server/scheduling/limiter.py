@@ -24,7 +24,7 @@ _GROWS = "more are added only while nearly all are in use"
 
 
 @dataclass(slots=True)
-class Limiter:
+class ConcurrencyLimiter:
     """A limit between `least` and `most`."""
 
     least: int

@@ -74,7 +74,7 @@ class AnswerKey:
         return self._hash == other._hash and self._scope == other._scope and self._continuation == other._continuation
 
 
-class Progress(Protocol):
+class GeneratedSoFar(Protocol):
     """How far a generation is."""
 
     @property
@@ -100,7 +100,7 @@ def typed_since(older: Continuation, newer: Continuation) -> str | None:
     return typed
 
 
-def typed_through(older: Continuation, progress: Progress, newer: Continuation) -> str | None:
+def typed_through(older: Continuation, progress: GeneratedSoFar, newer: Continuation) -> str | None:
     """Return the typed text after which `newer` can read the generation that continues `older`; None if it can't.
 
     The generation serves the newer request if its text so far agrees with the typed text, and enough of its tokens are

@@ -18,7 +18,7 @@ from completion_server.scheduling.actions import CANCELLED, Abort, Action, Finis
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.delivery import INTERNAL_ERROR, Delivery
 from completion_server.scheduling.generation import Progress, PromptReady, Subscriber
-from completion_server.scheduling.limiter import Limiter
+from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.work import HeldRequest, Work, first_serving
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Runner:
     """Runs requests as slots allow."""
 
     def __init__(
-        self, book: Book, clock: Clock, limiter: Limiter | None = None, emit: Emit = lambda _event: None
+        self, book: Book, clock: Clock, limiter: ConcurrencyLimiter | None = None, emit: Emit = lambda _event: None
     ) -> None:
         """Own `book` and `limiter` from now on; without a limiter the book's number of slots stays."""
         self._book = book

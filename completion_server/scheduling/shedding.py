@@ -5,7 +5,7 @@ from enum import Enum
 
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.scheduling.latency import LatencyEstimates
-from completion_server.scheduling.live.records import Record, State
+from completion_server.scheduling.live.records import LiveRequest, State
 from completion_server.scheduling.queue import QueueEntry, TriggerQueues
 
 _MIN_RETRY_AFTER_MS = 50
@@ -54,7 +54,7 @@ class Shedder:
         first_token_s = self.latency.first_token_after(entry.num_new_tokens)
         return now + self._wait_s(entry, num_slots) + first_token_s > entry.ttft_deadline
 
-    def is_unreachable(self, record: Record, now: float) -> bool:
+    def is_unreachable(self, record: LiveRequest, now: float) -> bool:
         """Return whether a request can't have its first token in time. A running one only ends if another waits.
 
         A joined one never does: it takes no slot and no place in the queue.
@@ -65,7 +65,7 @@ class Shedder:
             return now >= self._latest_start(record)
         return not record.has_token and len(self.queues) > 0 and now >= record.entry.ttft_deadline
 
-    def next_look(self, record: Record, now: float | None) -> float:
+    def next_look(self, record: LiveRequest, now: float | None) -> float:
         """Return the next time at which a request may have to end: its deadline, or the limit for its first token.
 
         `now` is None for a request that has just changed its state.
@@ -82,6 +82,6 @@ class Shedder:
     def _wait_s(self, entry: QueueEntry, num_slots: int) -> float:
         return self.latency.wait_s(self.queues.num_ahead(entry), num_slots)
 
-    def _latest_start(self, record: Record) -> float:
+    def _latest_start(self, record: LiveRequest) -> float:
         """Return the latest start of work for which the first token is expected in time."""
         return record.entry.ttft_deadline - self.latency.first_token_after(record.num_new_tokens)

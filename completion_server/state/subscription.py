@@ -18,7 +18,7 @@ _CONNECT_S = 3.0
 """How long connecting may take: Sentinels, or nodes of a Cluster, are asked one after another."""
 
 
-class Subscription:
+class ChannelSubscription:
     """Passes on the messages of one channel."""
 
     def __init__(

@@ -44,7 +44,7 @@ class LinePosition(Enum):
     UNDECIDED = auto()
 
 
-class Block:
+class CodeBlock:
     """The block that a completion is in. Receives the completion line by line, without blank lines."""
 
     def __init__(self, around: Surroundings) -> None:

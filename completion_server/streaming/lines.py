@@ -8,7 +8,7 @@ limit may cut it in half; a line that ends the block is recognised earlier, at i
 import re
 
 from completion_server.core.request import Mode
-from completion_server.streaming.block import Block, LinePosition
+from completion_server.streaming.block import CodeBlock, LinePosition
 from completion_server.streaming.repetition import LinesBelow, RestOfLine
 from completion_server.streaming.surroundings import BLANKS, Line, Surroundings
 
@@ -24,7 +24,7 @@ class LineRules:
         self._rest = RestOfLine(around)
         self._below = LinesBelow(around)
         is_line_closed = not around.is_rest_blank and not self._rest.is_closing_bracket
-        self._block = None if mode is Mode.SINGLE_LINE or is_line_closed else Block(around)
+        self._block = None if mode is Mode.SINGLE_LINE or is_line_closed else CodeBlock(around)
         self._line = ""
         self._held = ""
         self._is_cursor_line = True

@@ -33,7 +33,7 @@ from draft_model.data.fim import Split
 from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
 from draft_model.evaluation.held_out import held_out_splits
-from draft_model.evaluation.identity import Identity, compare, read_prompts
+from draft_model.evaluation.identity import IdentityReport, compare, read_prompts
 from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
 from draft_model.evaluation.online import NUM_OTHER_RUNS, measure_engine, serve
 from draft_model.evaluation.probes import probe_table, run_probes
@@ -167,7 +167,7 @@ def _check_fit(prompts: list[list[int]], most: int, name: str) -> None:
 
 def _identity(
     pair: Pair, target: Path, draft: Path, prompts: list[list[int]], max_tokens: int, options: dict[str, Any]
-) -> Identity:  # fmt: skip
+) -> IdentityReport:  # fmt: skip
     serve_to = partial(serve, target, max_tokens=max_tokens, stops=pair.encoder.stops, options=options)
     (alone,) = serve_to(None, prompts, num_speculative_tokens=0)
     (drafted,) = serve_to(draft, prompts, num_speculative_tokens=IDENTITY_LENGTH)

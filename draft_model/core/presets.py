@@ -11,7 +11,7 @@ HEAD_DIM = 64
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """Sizes of a Llama-style decoder with tied embeddings."""
 
     num_layers: int
@@ -56,23 +56,23 @@ class Preset:
     """A named shape with its training settings."""
 
     name: str
-    shape: Shape
+    shape: ModelShape
     train: TrainSettings = field(default_factory=lambda: TrainSettings(minutes=10.0))
 
 
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("embedded-target", Shape(8, 256, 704, 4, 4), TrainSettings(minutes=300.0)),
+        Preset("embedded-target", ModelShape(8, 256, 704, 4, 4), TrainSettings(minutes=300.0)),
         # As wide as its target, so that it can start with two of the target's layers; its step takes as long as one of
         # a narrower draft would, nearly all of it being spent around the matrices.
-        Preset("embedded-draft", Shape(2, 256, 704, 4, 4), TrainSettings(minutes=60.0)),
+        Preset("embedded-draft", ModelShape(2, 256, 704, 4, 4), TrainSettings(minutes=60.0)),
         # The mission's draft: 12 layers, 16 heads of 128, for a 13B target with a vocabulary of 32,016. Few layers make
         # a fast step, so the parameters are in the width of the feed-forward. Four KV heads instead of sixteen: a token
         # then takes 24 KB of cache instead of 98, of which 12,000 sessions need many, at a small cost in loss.
         Preset(
             "draft-1b",
-            Shape(12, 2048, 11_008, 16, 4, head_dim=128, vocab_size=32_016, context_tokens=4096),
+            ModelShape(12, 2048, 11_008, 16, 4, head_dim=128, vocab_size=32_016, context_tokens=4096),
             TrainSettings(
                 minutes=3 * 24 * 60.0, batch_tokens=1 << 20, muon_lr=0.01, adam_lr=0.001, warmup_steps=500,
                 decay_from=0.6,

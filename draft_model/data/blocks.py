@@ -22,7 +22,7 @@ OPEN_SHARDS = 128
 
 
 @dataclass(frozen=True)
-class Block:
+class TokenBlock:
     """ids and is_middle, both (rows, row_tokens): int64 and bool."""
 
     ids: Tensor
@@ -49,7 +49,7 @@ class BlockSource:
         self.num_blocks = len(paths) * settings.blocks_a_shard
         self.block_tokens = settings.block_tokens
 
-    def block(self, place: int) -> Block:
+    def block(self, place: int) -> TokenBlock:
         """The block at a position of the order, which continues from epoch to epoch."""
         epoch, at = divmod(place, self.num_blocks)
         shard, row = divmod(int(_order(self._seed, epoch, self.num_blocks)[at]), self._blocks_a_shard)
@@ -57,7 +57,7 @@ class BlockSource:
         all_ids, is_middle = self._shard(shard)
         ids = torch.from_numpy(all_ids[row].astype(np.int64)).view(-1, tokens)
         bits = np.unpackbits(is_middle[row], count=self.block_tokens).astype(np.bool_)
-        return Block(ids, torch.from_numpy(bits).view(-1, tokens))
+        return TokenBlock(ids, torch.from_numpy(bits).view(-1, tokens))
 
 
 def _open_shard(folder: Path, number: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from completion_server.prompt.templates import Order, Template
 from draft_model.core.errors import PipelineError
-from draft_model.data.snippets import NO_CONTEXT, Context, file_texts, lead_of
+from draft_model.data.snippets import NO_CONTEXT, PromptContext, file_texts, lead_of
 
 
 class TemplateEncoder:
@@ -51,7 +51,7 @@ class TemplateEncoder:
         """Whether a text contains one of the markers as text."""
         return any(marker in text for marker in self._reserved)
 
-    def encode_prompt(self, before: str, typed: str, after: str, context: Context = NO_CONTEXT) -> list[int]:
+    def encode_prompt(self, before: str, typed: str, after: str, context: PromptContext = NO_CONTEXT) -> list[int]:
         """Token ids of the prompt for the text between `typed` and `after`, with other files in front."""
         template = self.template
         before = self._opening + lead_of(template, context) + before

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from draft_model.data.encoder import TemplateEncoder
-from draft_model.data.snippets import NO_CONTEXT, Context
+from draft_model.data.snippets import NO_CONTEXT, PromptContext
 
 EMPTY_AFTER_SHARE = 0.15
 CUT_AFTER_SHARE = 0.25
@@ -38,7 +38,7 @@ class Split:
     """Whether the completion is complete; the sample of a completion that was cut off has no end token."""
 
 
-def encode_split(encoder: TemplateEncoder, split: Split, context: Context = NO_CONTEXT) -> tuple[list[int], int]:
+def encode_split(encoder: TemplateEncoder, split: Split, context: PromptContext = NO_CONTEXT) -> tuple[list[int], int]:
     """Token ids of a training sample and the index of the completion's first token in them."""
     prompt = encoder.encode_prompt(split.before, split.typed, split.after, context)
     end = [encoder.end] if split.is_whole else []

@@ -20,7 +20,7 @@ import numpy as np
 from draft_model.core.errors import PipelineError
 from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, encode_split, narrow, ragged_pieces, split_at_random
-from draft_model.data.snippets import NO_CONTEXT, Context, Snippet
+from draft_model.data.snippets import NO_CONTEXT, PromptContext, Snippet
 
 FIM_SHARE = 0.7
 SNIPPET_SHARE = 0.2
@@ -44,7 +44,7 @@ MIN_ROOM_TOKENS = 48
 
 
 @dataclass(frozen=True)
-class Sample:
+class TrainingSample:
     """Token ids, and the index of the first token of the completion."""
 
     ids: list[int]
@@ -73,7 +73,7 @@ class CorpusText:
         index, offset = self._find(position)
         return _cut(self._texts[index], offset, num_chars)
 
-    def context(self, position: float, num_chars: int, rng: Random) -> Context:
+    def context(self, position: float, num_chars: int, rng: Random) -> PromptContext:
         """Pieces of one to `MAX_SNIPPETS` other texts of the folder, about `num_chars` together, or nothing."""
         if not self._paths:
             return NO_CONTEXT
@@ -83,7 +83,7 @@ class CorpusText:
         size = num_chars // max(1, len(chosen))
         pieces = [Snippet(self._paths[other], self._piece(other, size, rng)) for other in chosen]
         snippets = tuple(piece for piece in pieces if piece.text.rstrip().count("\n") + 1 >= MIN_SNIPPET_LINES)
-        return Context(self._paths[index], snippets) if snippets else NO_CONTEXT
+        return PromptContext(self._paths[index], snippets) if snippets else NO_CONTEXT
 
     def _piece(self, index: int, num_chars: int, rng: Random) -> str:
         text = self._texts[index]
@@ -128,7 +128,7 @@ class SampleMaker:
     max_window_chars: int = MAX_WINDOW_CHARS
     snippet_share: float = 0.0
 
-    def draw(self, position: float, max_tokens: int, rng: Random, *, is_generated: bool = False) -> Sample:
+    def draw(self, position: float, max_tokens: int, rng: Random, *, is_generated: bool = False) -> TrainingSample:
         """One sample at `position`: a window split for fill-in-the-middle, or plain text from left to right.
 
         Its length is log-uniform, and about `max_tokens` tokens at most. With `is_generated` it is a split that a
@@ -145,9 +145,9 @@ class SampleMaker:
             return self._split(split_at_random(text, rng, is_typed_line_only=only_line), context)
         pieces = ragged_pieces(text, rng, RAGGED_MEAN_CHARS) if rng.random() < RAGGED_SHARE else [text]
         ids = self.encoder.encode_file(pieces)
-        return Sample(ids, len(ids))
+        return TrainingSample(ids, len(ids))
 
-    def _draw_generated(self, position: float, max_tokens: int) -> Sample:
+    def _draw_generated(self, position: float, max_tokens: int) -> TrainingSample:
         split = self.generated[int(position * len(self.generated))]
         num_chars = max_tokens * CHARS_A_TOKEN
         sample = self._split(narrow(split, int(num_chars)), NO_CONTEXT)
@@ -158,7 +158,7 @@ class SampleMaker:
             sample = self._split(narrow(split, int(num_chars)), NO_CONTEXT)
         return sample
 
-    def _show_others(self, position: float, text: str, num_chars: float, rng: Random) -> tuple[Context, str]:
+    def _show_others(self, position: float, text: str, num_chars: float, rng: Random) -> tuple[PromptContext, str]:
         """Draw whether to show other files; return their pieces, and the text shortened to make room."""
         if not self.snippet_share or rng.random() >= self.snippet_share:
             return NO_CONTEXT, text
@@ -167,9 +167,9 @@ class SampleMaker:
         less = self.texts.window(position, int(num_chars * (1 - part)))
         return (context, less) if context.snippets and less.strip() else (NO_CONTEXT, text)
 
-    def _split(self, split: Split, context: Context) -> Sample:
+    def _split(self, split: Split, context: PromptContext) -> TrainingSample:
         ids, middle_from = encode_split(self.encoder, split, context)
-        return Sample(ids, middle_from)
+        return TrainingSample(ids, middle_from)
 
     def row(self, slot: int, num_tokens: int, rng: Random) -> tuple[list[int], list[bool], int]:
         """A full row of samples, a mark for each token of a completion, and the first unused slot.

@@ -25,17 +25,17 @@ class Snippet:
 
 
 @dataclass(frozen=True)
-class Context:
+class PromptContext:
     """The path of the edited file, and the snippets that its prompt shows; the best snippet is the last."""
 
     path: str = ""
     snippets: tuple[Snippet, ...] = ()
 
 
-NO_CONTEXT = Context()
+NO_CONTEXT = PromptContext()
 
 
-def file_texts(template: Template, context: Context) -> list[str]:
+def file_texts(template: Template, context: PromptContext) -> list[str]:
     """The texts behind file markers, which stand before the first marker of the prompt itself."""
     if not (template.file and context.snippets):
         return []
@@ -45,7 +45,7 @@ def file_texts(template: Template, context: Context) -> list[str]:
     return [*texts, f"{short_path(context.path)}\n" if template.path_at is PathAt.OUTSIDE else ""]
 
 
-def lead_of(template: Template, context: Context) -> str:
+def lead_of(template: Template, context: PromptContext) -> str:
     """The text at the start of the prefix: headers, comments or the path, as the template says."""
     if not context.snippets:
         return ""

@@ -20,7 +20,7 @@ MAX_ROUNDING_NATS = 0.25
 
 
 @dataclass(frozen=True)
-class Difference:
+class TextDifference:
     """The first place at which a prompt's two texts differ, and the gap of their tokens' logits in float32."""
 
     prompt: int
@@ -29,11 +29,11 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Identity:
+class IdentityReport:
     """The differences among `num_prompts` greedy completions."""
 
     num_prompts: int
-    differences: tuple[Difference, ...]
+    differences: tuple[TextDifference, ...]
 
     @property
     def share(self) -> float:
@@ -59,7 +59,7 @@ def read_prompts(path: Path) -> list[str]:
 def compare(
     target: PreTrainedModel, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]],
     others: Sequence[Sequence[int]],
-) -> Identity:  # fmt: skip
+) -> IdentityReport:  # fmt: skip
     """Find the first difference of each prompt's two greedy texts, which include their end tokens."""
     found = []
     for number, (prompt, left, right) in enumerate(zip(prompts, texts, others, strict=True)):
@@ -70,11 +70,11 @@ def compare(
         row = torch.tensor([[*prompt, *left[:place]]])
         logits = target(input_ids=row, use_cache=False).logits[0, -1].float()
         gap = logits[left[place]] - logits[right[place]]
-        found.append(Difference(number, place, abs(float(gap))))
-    return Identity(len(prompts), tuple(found))
+        found.append(TextDifference(number, place, abs(float(gap))))
+    return IdentityReport(len(prompts), tuple(found))
 
 
-def describe(identity: Identity) -> str:
+def describe(identity: IdentityReport) -> str:
     """The comparison in a sentence."""
     same = identity.num_prompts - len(identity.differences)
     summary = f"{same} of {identity.num_prompts} greedy completions are the same with the draft"

@@ -20,7 +20,7 @@ NUM_OTHER_RUNS = 2 + 2 * TIMED_TURNS
 
 
 @dataclass(frozen=True)
-class Served:
+class OnlinePass:
     """The result of one pass over the prompts; a text includes its end token, unless it was cut off."""
 
     texts: list[list[int]]
@@ -32,7 +32,7 @@ def serve(
     target: Path, draft: Path | None, prompts: Sequence[Sequence[int]], *, num_speculative_tokens: int,
     max_tokens: int, stops: Sequence[int], temperatures: Sequence[float] = (0.0,),
     options: Mapping[str, Any] | None = None,
-) -> list[Served]:  # fmt: skip
+) -> list[OnlinePass]:  # fmt: skip
     """Complete all prompts at every temperature, one sequence at a time, on one engine.
 
     The tokens `stops` end a completion; `options` are vLLM's own settings. Raises PipelineError as `open_engine`.
@@ -48,7 +48,7 @@ def serve(
             counted = engine.speculation(num_speculative_tokens).since(before)
             texts = [[*one.ids, *([] if one.stop is None else [one.stop])] for one in completions]
             acceptance = AcceptanceCounts(counted.num_drafts, counted.accepted_at) if draft else None
-            served.append(Served(texts, acceptance, sum(map(len, texts)) / engine.took_s))
+            served.append(OnlinePass(texts, acceptance, sum(map(len, texts)) / engine.took_s))
         return served
 
 

@@ -15,7 +15,7 @@ MAX_NEW_TOKENS = 24
 
 
 @dataclass(frozen=True)
-class Probe:
+class CursorProbe:
     """The text around a cursor and the accepted beginnings; `typed` is the cursor's line left of the cursor."""
 
     before: str
@@ -28,7 +28,7 @@ class Probe:
 class ProbeResult:
     """A probe, its completion, and whether that begins as expected."""
 
-    probe: Probe
+    probe: CursorProbe
     completion: str
     is_right: bool
 
@@ -37,29 +37,29 @@ _INIT = "class Point:\n    def __init__(self, x, y):\n"
 _READ = "import json\n\n\ndef read_config(path):\n"
 _TOTAL = "def total(items):\n    result = 0\n"
 
-PROBES: tuple[Probe, ...] = (
-    Probe("", "for i in ra", "", ("nge(",)),
-    Probe(_TOTAL, "    for item in it", "\n", ("ems:",)),
-    Probe(_INIT, "        self.x = ", "\n", ("x",)),
-    Probe(_INIT + "        self.x = x\n", "        self.y", "\n", (" = y",)),
-    Probe("class Node:\n", "    def __init__(se", "", ("lf",)),
-    Probe("class Node:\n", "    def __in", "", ("it__(self",)),
-    Probe("def main():\n", '    print("hello"', "\n", (")",)),
-    Probe("def first(items):\n", "    return items[0", "\n", ("]",)),
-    Probe(_TOTAL + "    for item in items:\n        result += item\n", "    ret", "\n", ("urn result",)),
-    Probe("import os\n", "import s", "\nimport time\n", ("ys",)),
-    Probe("try:\n    import numpy as np\n", "except Imp", ":\n    np = None\n", ("ortError",)),
-    Probe("def check(value):\n    if value < 0:\n", "        raise Val", "\n", ("ueError(",)),
-    Probe("def run():\n    pass\n\n\n", 'if __name__ == "__ma', "\n    run()\n", ('in__":',)),
-    Probe(_READ, "    with open(path) a", "\n        return json.load(file)\n", ("s file:",)),
-    Probe(_READ + "    with open(path) as file:\n", "        return json.lo", "\n", ("ad(file)",)),
-    Probe("def square(x):\n", "    return x *", "\n", (" x", "* 2")),
-    Probe("def is_empty(items):\n", "    return len(items) =", "\n", ("= 0",)),
-    Probe(
+PROBES: tuple[CursorProbe, ...] = (
+    CursorProbe("", "for i in ra", "", ("nge(",)),
+    CursorProbe(_TOTAL, "    for item in it", "\n", ("ems:",)),
+    CursorProbe(_INIT, "        self.x = ", "\n", ("x",)),
+    CursorProbe(_INIT + "        self.x = x\n", "        self.y", "\n", (" = y",)),
+    CursorProbe("class Node:\n", "    def __init__(se", "", ("lf",)),
+    CursorProbe("class Node:\n", "    def __in", "", ("it__(self",)),
+    CursorProbe("def main():\n", '    print("hello"', "\n", (")",)),
+    CursorProbe("def first(items):\n", "    return items[0", "\n", ("]",)),
+    CursorProbe(_TOTAL + "    for item in items:\n        result += item\n", "    ret", "\n", ("urn result",)),
+    CursorProbe("import os\n", "import s", "\nimport time\n", ("ys",)),
+    CursorProbe("try:\n    import numpy as np\n", "except Imp", ":\n    np = None\n", ("ortError",)),
+    CursorProbe("def check(value):\n    if value < 0:\n", "        raise Val", "\n", ("ueError(",)),
+    CursorProbe("def run():\n    pass\n\n\n", 'if __name__ == "__ma', "\n    run()\n", ('in__":',)),
+    CursorProbe(_READ, "    with open(path) a", "\n        return json.load(file)\n", ("s file:",)),
+    CursorProbe(_READ + "    with open(path) as file:\n", "        return json.lo", "\n", ("ad(file)",)),
+    CursorProbe("def square(x):\n", "    return x *", "\n", (" x", "* 2")),
+    CursorProbe("def is_empty(items):\n", "    return len(items) =", "\n", ("= 0",)),
+    CursorProbe(
         "def find(items, key):\n    if key not in items:\n", "        return No", "\n    return items[key]\n", ("ne",)
     ),
-    Probe("import os\n\n\ndef join(folder, name):\n", "    return os.path.jo", "\n", ("in(folder, name)",)),
-    Probe("settings = {}\n", "for key, value in settings.ite", "\n    print(key, value)\n", ("ms():",)),
+    CursorProbe("import os\n\n\ndef join(folder, name):\n", "    return os.path.jo", "\n", ("in(folder, name)",)),
+    CursorProbe("settings = {}\n", "for key, value in settings.ite", "\n    print(key, value)\n", ("ms():",)),
 )
 
 
@@ -80,7 +80,7 @@ def complete(model: PreTrainedModel, encoder: TemplateEncoder, before: str, type
 
 
 def run_probes(
-    model: PreTrainedModel, encoder: TemplateEncoder, probes: tuple[Probe, ...] = PROBES
+    model: PreTrainedModel, encoder: TemplateEncoder, probes: tuple[CursorProbe, ...] = PROBES
 ) -> list[ProbeResult]:
     """Complete every probe."""
     results = []

@@ -11,7 +11,7 @@ import matplotlib as mpl
 
 from draft_model.core.files import replacing_file, replacing_folder
 from draft_model.evaluation.acceptance import AcceptanceCounts, expected_speedup
-from draft_model.evaluation.identity import Identity, describe
+from draft_model.evaluation.identity import IdentityReport, describe
 from draft_model.evaluation.kinds import Kind
 from draft_model.evaluation.offline import MAX_DRAFT, AcceptanceTally
 
@@ -134,7 +134,7 @@ def conditional_acceptance(found: AcceptanceCounts) -> float:
     return sum(found.accepted_at) / tried if tried else 0.0
 
 
-def render_report(offline: OfflineFigures, engine: EngineFigures | None, identity: Identity | None = None) -> str:
+def render_report(offline: OfflineFigures, engine: EngineFigures | None, identity: IdentityReport | None = None) -> str:
     """Tables in Markdown."""
     greedy = offline.greedy
     degrees = list(offline.at_temperature.items())
@@ -201,7 +201,7 @@ def _run_line(run: EngineRun, degrees: Sequence[float]) -> str:
 
 
 def as_record(
-    offline: OfflineFigures, engine: EngineFigures | None, identity: Identity | None = None
+    offline: OfflineFigures, engine: EngineFigures | None, identity: IdentityReport | None = None
 ) -> dict[str, Any]:
     """All figures for JSON; None for parts that were not measured."""
     return {
@@ -212,7 +212,7 @@ def as_record(
 
 
 def write_report(
-    out: Path, offline: OfflineFigures, engine: EngineFigures | None, identity: Identity | None = None
+    out: Path, offline: OfflineFigures, engine: EngineFigures | None, identity: IdentityReport | None = None
 ) -> None:
     """Write `report.md`, `report.json` and `acceptance.png` to the folder `out`, all or none."""
     with replacing_folder(out, REPORT) as folder:

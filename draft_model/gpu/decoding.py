@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from completion_server.engine.vllm.offline import OfflineEngineError, offline_engine
-from draft_model.core.presets import Shape
+from draft_model.core.presets import ModelShape
 from draft_model.gpu.processes import ROOT, run
 from draft_model.gpu.sizes import PROMPT_SHARE, Sizes
 
@@ -19,7 +19,7 @@ INT8_CONFIG = ROOT / "target_model" / "embedded" / "config.json"
 """A configuration of the scheme that `target-model quantize` writes."""
 
 
-def write_model(shape: Shape, out: Path, *, is_int8: bool) -> None:
+def write_model(shape: ModelShape, out: Path, *, is_int8: bool) -> None:
     """Write a model folder with a `config.json` and nothing else."""
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -46,7 +46,7 @@ def write_model(shape: Shape, out: Path, *, is_int8: bool) -> None:
     (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def measure_steps(name: str, shape: Shape, *, is_int8: bool, tiny: bool, folder: Path) -> dict[str, Any]:
+def measure_steps(name: str, shape: ModelShape, *, is_int8: bool, tiny: bool, folder: Path) -> dict[str, Any]:
     """Time the decode steps of a shape in a new process; return the times with the weights' size."""
     click.echo(f"decode steps of the {name} ...", err=True)
     write_model(shape, folder, is_int8=is_int8)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from draft_model.core.presets import PRESETS, Shape
+from draft_model.core.presets import PRESETS, ModelShape
 
-CODE_LLAMA_13B = Shape(40, 5120, 13_824, 40, 40, head_dim=128, vocab_size=32_016, context_tokens=4096)
+CODE_LLAMA_13B = ModelShape(40, 5120, 13_824, 40, 40, head_dim=128, vocab_size=32_016, context_tokens=4096)
 SKIPPED_STEPS = 3
 """Training steps that are left out of the figures: the first ones compile kernels and fill the allocator."""
 PROMPT_SHARE = 8
@@ -16,7 +16,7 @@ class Sizes:
     """The preset to train and for how long, the target's shape, and the batches to decode."""
 
     preset: str
-    target: Shape
+    target: ModelShape
     train_minutes: float
     train_steps: int | None
     batch_tokens: int
@@ -25,13 +25,13 @@ class Sizes:
     timed_tokens: int
 
     @property
-    def draft(self) -> Shape:
+    def draft(self) -> ModelShape:
         """The draft's shape."""
         return PRESETS[self.preset].shape
 
 
 FULL = Sizes("draft-1b", CODE_LLAMA_13B, 3.0, None, 1 << 18, 1 << 14, (1, 8, 32, 64), 128)
 TINY = Sizes(
-    "embedded-draft", Shape(2, 256, 512, 4, 4, vocab_size=512, context_tokens=256), 0.0, SKIPPED_STEPS + 2, 2048, 1024,
-    (1, 2), 8,
+    "embedded-draft", ModelShape(2, 256, 512, 4, 4, vocab_size=512, context_tokens=256), 0.0, SKIPPED_STEPS + 2, 2048,
+    1024, (1, 2), 8,
 )  # fmt: skip

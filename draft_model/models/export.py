@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draft_model.core.files import replacing_folder
-from draft_model.core.presets import Shape
+from draft_model.core.presets import ModelShape
 from draft_model.models.network import make_config
 
 CONFIG = "config.json"
@@ -17,7 +17,7 @@ CONFIG = "config.json"
 
 
 def export_model(
-    weights: Mapping[str, Tensor], shape: Shape, tokenizer: PreTrainedTokenizerFast, card: str, out: Path
+    weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: PreTrainedTokenizerFast, card: str, out: Path
 ) -> None:
     """Write the model folder `out` whole or not at all, replacing an old one; PipelineError when the disk refuses."""
     end = tokenizer.convert_tokens_to_ids(str(tokenizer.eos_token))

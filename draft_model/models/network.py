@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from draft_model.core.errors import PipelineError
-from draft_model.core.presets import Shape
+from draft_model.core.presets import ModelShape
 
 INIT_STD = 0.02
 ROPE_THETA = 10_000.0
@@ -14,7 +14,7 @@ IN_EVERY_LAYER = ("attention_bias", "hidden_act", "mlp_bias", "rms_norm_eps", "r
 """Fields that must be equal in two Llama configurations, besides sizes, for a layer of one to work in the other."""
 
 
-def make_config(shape: Shape, end_token_id: int = 0) -> LlamaConfig:
+def make_config(shape: ModelShape, end_token_id: int = 0) -> LlamaConfig:
     """The Hugging Face configuration of a shape; the end token is the begin token too."""
     return LlamaConfig(
         vocab_size=shape.vocab_size,
@@ -36,7 +36,7 @@ def make_config(shape: Shape, end_token_id: int = 0) -> LlamaConfig:
     )
 
 
-def make_model(shape: Shape, seed: int) -> LlamaForCausalLM:
+def make_model(shape: ModelShape, seed: int) -> LlamaForCausalLM:
     """A freshly initialised model in float32; the projections back into the residual stream start at zero."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(make_config(shape))  # type: ignore[no-untyped-call]
@@ -46,7 +46,7 @@ def make_model(shape: Shape, seed: int) -> LlamaForCausalLM:
     return model
 
 
-def make_pruned(shape: Shape, source: LlamaForCausalLM) -> LlamaForCausalLM:
+def make_pruned(shape: ModelShape, source: LlamaForCausalLM) -> LlamaForCausalLM:
     """A model of `shape` from a deeper one: its embedding, its last norm, and layers spread evenly over its depth.
 
     Such a draft has its target's features from the first step. Raises PipelineError when the two models differ in more
@@ -80,9 +80,9 @@ def spread_layers(depth: int, num_layers: int) -> list[int]:
     return [round(number * (depth - 1) / (num_layers - 1)) for number in range(num_layers)]
 
 
-def _shape_of(model: LlamaForCausalLM) -> Shape:
+def _shape_of(model: LlamaForCausalLM) -> ModelShape:
     config = model.config
-    return Shape(
+    return ModelShape(
         config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads,
         int(config.num_key_value_heads or 0), int(config.head_dim or 0), config.vocab_size,
         config.max_position_embeddings,

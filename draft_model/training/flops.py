@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from draft_model.core.presets import Shape
+from draft_model.core.presets import ModelShape
 
 PEAK_FLOPS = {
     "a100": 312e12, "h100": 989e12, "h100-pcie": 756e12, "h100-nvl": 835e12, "h200": 989e12, "h200-nvl": 835e12,
@@ -22,7 +22,7 @@ GPU_PROBE_SIZE = 8192
 PROBE_RUNS = 4
 
 
-def flops_per_token(shape: Shape, row_tokens: float) -> float:
+def flops_per_token(shape: ModelShape, row_tokens: float) -> float:
     """Operations that training takes per token, in rows of `row_tokens`."""
     dense = shape.num_matrix_parameters + shape.vocab_size * shape.hidden_size
     attention = shape.num_layers * shape.num_heads * shape.head_dim * row_tokens

@@ -32,7 +32,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-class Recorder:
+class TrainingRecorder:
     """Writes the progress of a run to files."""
 
     def __init__(self, folder: Path, open_board: Callable[..., Any]) -> None:
@@ -75,11 +75,11 @@ def _refusals(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def recording(folder: Path) -> Iterator[Recorder]:
+def recording(folder: Path) -> Iterator[TrainingRecorder]:
     """A recorder for a run's folder, which draws the picture at the end."""
     from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
 
-    recorder = Recorder(folder, partial(SummaryWriter, str(folder / BOARD)))
+    recorder = TrainingRecorder(folder, partial(SummaryWriter, str(folder / BOARD)))
     try:
         yield recorder
     except BaseException:

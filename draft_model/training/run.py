@@ -28,7 +28,14 @@ from draft_model.training.budget import Budget
 from draft_model.training.flops import peak_flops
 from draft_model.training.loss import Teacher
 from draft_model.training.record import recording
-from draft_model.training.trainer import CHECKPOINT_EVERY_S, SavePoint, Trainer, TrainResult, Watcher, run_fingerprint
+from draft_model.training.trainer import (
+    CHECKPOINT_EVERY_S,
+    ProgressObserver,
+    SavePoint,
+    Trainer,
+    TrainResult,
+    run_fingerprint,
+)
 from draft_model.training.watch import Watchers, watching
 from draft_model.training.world import World
 
@@ -96,7 +103,7 @@ def train(
     peak = peak_flops(world.device)
     with _alone(out, world):
         with ExitStack() as stack:
-            watchers: list[Watcher] = []
+            watchers: list[ProgressObserver] = []
             if world.is_main:
                 watchers = [stack.enter_context(recording(out)), stack.enter_context(watching(console, preset.name))]
             trainer = Trainer(preset, source, budget, saved, world, start=start, teacher=teacher, peak_flops=peak)

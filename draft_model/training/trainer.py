@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 from completion_server.core.files import remove_unfinished
 from draft_model.core.errors import PipelineError
 from draft_model.core.presets import Preset
-from draft_model.data.blocks import Block
+from draft_model.data.blocks import TokenBlock
 from draft_model.models.network import make_model, make_pruned
 from draft_model.training.budget import Budget
 from draft_model.training.checkpoint import (
@@ -37,12 +37,12 @@ from draft_model.training.world import World
 CHECKPOINT_EVERY_S = 180.0
 
 
-class Blocks(Protocol):
+class TrainingBlocks(Protocol):
     """A source of blocks."""
 
     block_tokens: int
 
-    def block(self, place: int) -> Block:
+    def block(self, place: int) -> TokenBlock:
         """The block at a position of the order."""
         ...
 
@@ -67,7 +67,7 @@ class TrainingProgress:
     left_s: float
 
 
-class Watcher(Protocol):
+class ProgressObserver(Protocol):
     """Shows or records a run's progress."""
 
     def begin(self, step: int) -> None:
@@ -108,7 +108,7 @@ class Trainer:
     """Trains one model until its budget is spent."""
 
     def __init__(
-        self, preset: Preset, source: Blocks, budget: Budget, saved: SavePoint, world: World,
+        self, preset: Preset, source: TrainingBlocks, budget: Budget, saved: SavePoint, world: World,
         *, start: LlamaForCausalLM | None = None, teacher: Teacher | None = None, peak_flops: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
@@ -134,7 +134,7 @@ class Trainer:
         self._saved_step = 0
         self._resume()
 
-    def run(self, watcher: Watcher) -> TrainResult:
+    def run(self, watcher: ProgressObserver) -> TrainResult:
         """Train to the end of the budget, writing checkpoints at intervals and at the end."""
         budget = self._budget
         watcher.begin(budget.num_steps)
@@ -171,7 +171,7 @@ class Trainer:
             flops += flops_per_token(self._preset.shape, block.ids.shape[1]) * block.ids.numel() * world.size
         return totals, flops
 
-    def _learn(self, block: Block, num_blocks: int) -> tuple[float, float, float]:
+    def _learn(self, block: TokenBlock, num_blocks: int) -> tuple[float, float, float]:
         """Add one block's gradient; return its loss, its loss inside completions, its divergence from the teacher."""
         ids = block.ids.to(self._world.device)
         is_middle = block.is_middle.to(self._world.device)

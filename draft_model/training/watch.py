@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from draft_model.training.trainer import TrainingProgress, Watcher
+from draft_model.training.trainer import ProgressObserver, TrainingProgress
 
 LINE_EVERY_S = 20.0
 SMOOTHING = 0.95
@@ -85,7 +85,7 @@ class LineWatcher:
 class Watchers:
     """Forwards to several watchers."""
 
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
+    def __init__(self, watchers: Sequence[ProgressObserver]) -> None:
         self._watchers = tuple(watchers)
 
     def begin(self, step: int) -> None:
@@ -100,7 +100,7 @@ class Watchers:
 
 
 @contextmanager
-def watching(console: Console, name: str) -> Iterator[Watcher]:
+def watching(console: Console, name: str) -> Iterator[ProgressObserver]:
     """A bar on a terminal, lines elsewhere."""
     if not console.is_terminal:
         yield LineWatcher(console, name)

@@ -9,7 +9,7 @@ from typing import TypedDict, Unpack
 import click
 
 from loadtest.commands.outcome import Refused, deliver, output_options
-from loadtest.report.document import Document, DocumentError, TargetResult, read_document
+from loadtest.report.document import DocumentError, RunDocument, TargetResult, read_document
 from loadtest.report.gate import Condition, GateError, parse_gates
 from loadtest.stats.run_stats import merge as merge_stats
 from loadtest.traffic.trace import join_digests
@@ -40,7 +40,7 @@ def merge(files: tuple[Path, ...], **options: Unpack[_Options]) -> None:
     sys.exit(deliver(document, options["out"], options["html"], as_json=options["as_json"]))
 
 
-def merge_documents(documents: Sequence[Document], gates: Sequence[Condition] = ()) -> Document:
+def merge_documents(documents: Sequence[RunDocument], gates: Sequence[Condition] = ()) -> RunDocument:
     """Return the merged document of one run, with these gates or else those of the first document.
 
     Raises:

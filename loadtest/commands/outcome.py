@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 from rich.console import Console
 
-from loadtest.report.document import Document
+from loadtest.report.document import RunDocument
 from loadtest.report.page import render_page
 from loadtest.report.terminal import print_report
 
@@ -68,7 +68,7 @@ def output_options(command: Callable[P, R]) -> Callable[P, R]:
     return command
 
 
-def deliver(document: Document, out: Path | None, html: Path | None, *, as_json: bool) -> Exit:
+def deliver(document: RunDocument, out: Path | None, html: Path | None, *, as_json: bool) -> Exit:
     """Write and print a document; return the exit code."""
     if out is not None:
         document.write(out)
@@ -81,7 +81,7 @@ def deliver(document: Document, out: Path | None, html: Path | None, *, as_json:
     return exit_code(document)
 
 
-def exit_code(document: Document) -> Exit:
+def exit_code(document: RunDocument) -> Exit:
     """Return the exit status of a document."""
     if document.interrupted:
         return Exit.INTERRUPTED

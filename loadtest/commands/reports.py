@@ -13,7 +13,7 @@ from rich.console import Console
 from loadtest.commands.outcome import Refused, deliver, output_options
 from loadtest.commands.searches import capacity, sweep
 from loadtest.report.compare import CONFIDENCE, Comparison, Interval, compare_documents
-from loadtest.report.document import Document, DocumentError, TargetResult, named_alike, read_document
+from loadtest.report.document import DocumentError, RunDocument, TargetResult, named_alike, read_document
 from loadtest.report.gate import GateError, judge, parse_gates
 from loadtest.report.terminal import print_comparison
 
@@ -99,7 +99,7 @@ def comparison_json(found: Comparison, confidence: float) -> dict[str, Any]:
 
 
 def _pairs(
-    first: Document, second: Document, target: str | None, against: str | None
+    first: RunDocument, second: RunDocument, target: str | None, against: str | None
 ) -> list[tuple[TargetResult, TargetResult]]:
     """Return the targets to compare. Raises DocumentError if there are none."""
     if target is not None:

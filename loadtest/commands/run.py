@@ -15,7 +15,7 @@ from loadtest.driving.checks import CheckError
 from loadtest.driving.live import Live
 from loadtest.driving.run import Machine, RunResult, default_workers, run_scenario
 from loadtest.driving.worker_pool import RunError
-from loadtest.report.document import Document, TargetResult
+from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.gate import Condition, GateError, parse_gates
 from loadtest.targets import TargetError, TargetSpec, nearest_target, parse_target
 from loadtest.traffic.scenario import Scenario, ScenarioError
@@ -118,14 +118,14 @@ def run(scenario: str, **options: Unpack[_All]) -> None:
 
 def make_document(
     scenario: Scenario, specs: Sequence[TargetSpec], gates: Sequence[Condition], found: RunResult
-) -> Document:
+) -> RunDocument:
     """Return the document of a run. Targets that had no turn are left out."""
     targets = [
         TargetResult.of(spec.name, spec.uri, spec.kind, found.stats_by_target[spec.name], scenario.criteria, gates)
         for spec in specs
         if spec.name in found.stats_by_target
     ]
-    return Document(
+    return RunDocument(
         version=version("completion-server"),
         scenario=scenario.model_dump(mode="json"),
         schedule_digest=found.schedule_digest,

@@ -87,7 +87,7 @@ def capacity(
         found: dict[str, Capacity] = {}
         with Live(Console(stderr=True)) as live:
             for spec in specs:
-                runner = Runner(loaded, conditions, workers or default_workers(), live)
+                runner = ScenarioRunner(loaded, conditions, workers or default_workers(), live)
                 found[spec.name] = find_capacity(settings, runner.of(spec), _say_trial(spec.name, conditions))
                 if found[spec.name].is_interrupted:
                     break
@@ -135,7 +135,7 @@ def sweep(
         meters = parse_pids(pids, list(specs))
         sizes = parse_counts(counts, loads, loaded.sessions)
         with Live(Console(stderr=True)) as live:
-            runner = Runner(loaded, (), workers or default_workers(), live)
+            runner = ScenarioRunner(loaded, (), workers or default_workers(), live)
             points, is_interrupted = run_sweep(
                 sizes, list(specs), lambda name, sessions: runner.run(specs[name], sessions), meters, _say_point
             )
@@ -159,7 +159,7 @@ _WIDTH = 120
 """Width of tables without a terminal."""
 
 
-class Runner:
+class ScenarioRunner:
     """Runs a scenario at a session count and checks its figures against a gate."""
 
     def __init__(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from loadtest.targets import Editor, Target, TargetError
-from loadtest.targets.editor import CompletionCache
+from loadtest.targets.editor import EditorCache
 from loadtest.targets.record import Outcome, Record, Result, RunClock
 from loadtest.traffic.trace import Event, Trace, TypedRequest, TypedSession
 
@@ -87,7 +87,7 @@ class Driver:
         self._clock = clock
         self._callbacks = callbacks
         self._sessions = {
-            session.number: SessionState(session, editor, CompletionCache(0 if session.user else cache_entries))
+            session.number: SessionState(session, editor, EditorCache(0 if session.user else cache_entries))
             for session, editor in zip(trace.sessions, editors, strict=True)
         }
         self._open: set[Record] = set()
@@ -186,7 +186,7 @@ class SessionState:
 
     session: TypedSession
     editor: Editor
-    cache: CompletionCache
+    cache: EditorCache
 
 
 async def lead_in(editors: Sequence[Editor], trace: Trace) -> None:

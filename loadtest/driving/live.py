@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from loadtest.driving.run import Progress
+from loadtest.driving.run import RunProgress
 
 
 class Live:
@@ -21,7 +21,7 @@ class Live:
         self._task = self._bar.add_task("", total=1.0, state="starting workers")
         self._said = -1
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: RunProgress) -> None:
         """Show the progress."""
         turn = progress.turn
         done = progress.elapsed_s if progress.is_running else progress.num_connected
@@ -45,7 +45,7 @@ class Live:
         self._bar.stop()
 
 
-def describe(progress: Progress) -> str:
+def describe(progress: RunProgress) -> str:
     """Return the figures in the line."""
     if not progress.is_running:
         return f"connected {progress.num_connected:,} of {progress.num_sessions:,}"
@@ -57,7 +57,7 @@ def describe(progress: Progress) -> str:
     )
 
 
-def _title(progress: Progress) -> str:
+def _title(progress: RunProgress) -> str:
     turn = progress.turn
     place = f" ({turn.number + 1} of {turn.num_turns})" if turn.num_turns > 1 else ""
     return f"{turn.spec.name}{place}"

@@ -10,7 +10,7 @@ from loadtest.driving.blocks import TargetTurn, join, plan
 from loadtest.driving.checks import check
 from loadtest.driving.driver import DRAIN_S
 from loadtest.driving.interruption import Interruption
-from loadtest.driving.worker import Done, Go, Prepare, Ready, Stop
+from loadtest.driving.worker import Done, Go, Prepare, Stop, WorkerReady
 from loadtest.driving.worker_pool import RunError, WorkerPool
 from loadtest.stats.run_stats import RunStats, merge
 from loadtest.targets import TargetSpec
@@ -35,7 +35,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """The progress of a run."""
 
     turn: TargetTurn
@@ -76,7 +76,7 @@ def run_scenario(
     *,
     workers: int,
     blocks: int = 1,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[RunProgress], None] | None = None,
     machine: Machine | None = None,
     interruption: Interruption | None = None,
 ) -> RunResult:
@@ -126,7 +126,7 @@ class _TurnRunner:
         turn: TargetTurn,
         machine: Machine,
         asked: Interruption,
-        progress: Callable[[Progress], None] | None,
+        progress: Callable[[RunProgress], None] | None,
     ) -> None:
         self.digests: list[str] = []
         self._pool = pool
@@ -141,7 +141,7 @@ class _TurnRunner:
         """Return the turn's statistics; None if it was interrupted before it began."""
         self._pool.send(Prepare(self._turn.scenario, self._turn.spec))
         answers = self._pool.answers(_PREPARE_S, self._pulse)
-        self.digests = [each.digest for each in answers.values() if isinstance(each, Ready)]
+        self.digests = [each.digest for each in answers.values() if isinstance(each, WorkerReady)]
         if self._is_stopping:
             return None
         self._start_at = self._machine.start_at or time.time() + _LEAD_S
@@ -159,11 +159,11 @@ class _TurnRunner:
         if self._progress is not None:
             self._progress(self._state())
 
-    def _state(self) -> Progress:
+    def _state(self) -> RunProgress:
         reports = self._pool.reports()
         counts = {name: sum(report.counts[name] for report in reports) for name in ("intended", "seen", "errors")}
         elapsed_s = time.time() - self._start_at if self._start_at else 0.0
-        return Progress(
+        return RunProgress(
             turn=self._turn,
             is_running=elapsed_s > 0,
             elapsed_s=min(max(0.0, elapsed_s), self._turn.scenario.duration_s),
@@ -175,6 +175,6 @@ class _TurnRunner:
         )
 
 
-def _sum(answers: Iterable[Ready | Done]) -> RunStats | None:
+def _sum(answers: Iterable[WorkerReady | Done]) -> RunStats | None:
     found = [RunStats.from_json(each.stats) for each in answers if isinstance(each, Done) and each.stats is not None]
     return merge(found) if found else None

@@ -59,7 +59,7 @@ class Quit:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class WorkerReady:
     """Answer to Prepare: the worker is ready to start."""
 
     digest: str
@@ -210,7 +210,7 @@ class _Worker:
         elif error is not None:
             self._send(Failed("".join(traceback.format_exception(error))))
 
-    def _send(self, message: Ready | StatusReport | Done | Failed) -> None:
+    def _send(self, message: WorkerReady | StatusReport | Done | Failed) -> None:
         try:
             self._pipe.send(message)
         except OSError:
@@ -227,7 +227,7 @@ class _Worker:
                 async with target.editors(trace) as editors:
                     if scenario.editor.lead_in:
                         await lead_in(editors, trace)
-                    self._send(Ready(trace.digest()))
+                    self._send(WorkerReady(trace.digest()))
                     settle_memory()
                     await self._drive(scenario, trace, target, editors, recorder, stats)
             finally:

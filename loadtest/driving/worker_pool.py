@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from loadtest.driving.interruption import held_back
-from loadtest.driving.worker import Done, Failed, Go, Prepare, Quit, Ready, StatusReport, Stop, work
+from loadtest.driving.worker import Done, Failed, Go, Prepare, Quit, StatusReport, Stop, WorkerReady, work
 
 _POLL_S = 0.2
 _QUIT_S = 5.0
@@ -29,7 +29,7 @@ class _Worker:
     process: SpawnProcess
     pipe: Connection
     report: StatusReport | None = None
-    answer: Ready | Done | None = None
+    answer: WorkerReady | Done | None = None
     is_alive: bool = True
 
 
@@ -64,7 +64,7 @@ class WorkerPool:
             except OSError:
                 worker.is_alive = False
 
-    def answers(self, timeout_s: float, on_pulse: Callable[[], None]) -> dict[int, Ready | Done]:
+    def answers(self, timeout_s: float, on_pulse: Callable[[], None]) -> dict[int, WorkerReady | Done]:
         """Wait for the answer of each living worker to the last command; return the answers by worker number.
 
         `on_pulse` is called several times a second.
@@ -132,5 +132,5 @@ def _on_message(worker: _Worker) -> None:
             worker.report = message
         case Failed(why):
             raise RunError(why)
-        case Ready() | Done():
+        case WorkerReady() | Done():
             worker.answer = message

@@ -9,7 +9,7 @@ from typing import Self
 
 import psutil
 
-from loadtest.stats.usage import Usage
+from loadtest.stats.usage import ProcessUsage
 
 _EVERY_S = 0.5
 
@@ -37,7 +37,7 @@ class ProcessMeter:
         self._thread: threading.Thread | None = None
         self._began_at_s = self._cpu_at_first_s = 0.0
         self._peak_rss_bytes = 0.0
-        self.usage: Usage | None = None
+        self.usage: ProcessUsage | None = None
         """Usage while the context was open; None before it is closed, and if the process has ended by then."""
 
     def __enter__(self) -> Self:
@@ -61,7 +61,7 @@ class ProcessMeter:
         if cpu_s is None:
             self.usage = None
         else:
-            self.usage = Usage((cpu_s - self._cpu_at_first_s) / max(wall_s, 1e-6), int(self._peak_rss_bytes))
+            self.usage = ProcessUsage((cpu_s - self._cpu_at_first_s) / max(wall_s, 1e-6), int(self._peak_rss_bytes))
 
     def _watch(self) -> None:
         while True:

@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from loadtest.report.document import Document, TargetResult
+from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.figures import FIGURES, Better, Figure
 from loadtest.report.sums import Array, Sums, ratio, slice_durations_s
 from loadtest.stats.run_stats import RunStats
@@ -86,8 +86,8 @@ class Comparison:
 
 
 def compare_documents(
-    first: Document,
-    second: Document,
+    first: RunDocument,
+    second: RunDocument,
     pairs: Sequence[tuple[TargetResult, TargetResult]],
     confidence: float = CONFIDENCE,
 ) -> tuple[Comparison, ...]:
@@ -239,7 +239,7 @@ def _change(figure: Figure, difference: Interval) -> Change:
     return Change.BETTER if (difference.low > 0) is (figure.better is Better.HIGHER) else Change.WORSE
 
 
-def _scenario_warnings(first: Document, second: Document) -> list[str]:
+def _scenario_warnings(first: RunDocument, second: RunDocument) -> list[str]:
     """Return the differences of two scenarios, except names and descriptions."""
     words = {"name", "description"}
     keys = sorted((first.scenario.keys() | second.scenario.keys()) - words)
@@ -251,5 +251,5 @@ def _scenario_warnings(first: Document, second: Document) -> list[str]:
     return []
 
 
-def _interruptions(first: Document, second: Document) -> list[str]:
+def _interruptions(first: RunDocument, second: RunDocument) -> list[str]:
     return [f"{label} was interrupted" for label, each in (("A", first), ("B", second)) if each.interrupted]

@@ -82,7 +82,7 @@ class TargetResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class RunDocument:
     """A run of one scenario against one or more targets."""
 
     version: str
@@ -191,8 +191,8 @@ class Document:
         return document
 
 
-def read_document(path: Path) -> Document:
-    """Read a file written by `Document.write`.
+def read_document(path: Path) -> RunDocument:
+    """Read a file written by `RunDocument.write`.
 
     Raises:
         DocumentError: it can't be read or is something else; the message begins with the path.
@@ -203,13 +203,13 @@ def read_document(path: Path) -> Document:
         if not isinstance(found, dict):
             msg = "it is not a JSON object"
             raise DocumentError(msg)
-        return Document.from_json(found)
+        return RunDocument.from_json(found)
     except (OSError, ValueError) as error:
         msg = f"{path}: {error}"
         raise DocumentError(msg) from error
 
 
-def named_alike(first: Document, second: Document) -> Iterable[tuple[TargetResult, TargetResult]]:
+def named_alike(first: RunDocument, second: RunDocument) -> Iterable[tuple[TargetResult, TargetResult]]:
     """Yield the targets that both documents have, by name. If each has only one, pair these two."""
     if len(first.targets) == len(second.targets) == 1:
         yield first.targets[0], second.targets[0]

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from loadtest.report import tables
-from loadtest.report.document import Document, TargetResult
+from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.drawing import charts
 from loadtest.report.drawing.canvas import svg_for_page
 from loadtest.report.drawing.lanes import region_lanes
@@ -39,7 +39,7 @@ class Section:
     tables: Sequence[Table] = ()
 
 
-def render_page(document: Document) -> str:
+def render_page(document: RunDocument) -> str:
     """Return the page of a run."""
     scenario = document.scenario
     facts = {
@@ -81,7 +81,7 @@ def render(
     )
 
 
-def _overlays(document: Document) -> Section:
+def _overlays(document: RunDocument) -> Section:
     stats_by_target = {each.name: each.stats for each in document.targets}
     budget_ms = document.criteria.slo_ttft_ms
     found = [
@@ -100,7 +100,7 @@ def _overlays(document: Document) -> Section:
     return Section("All targets" if len(stats_by_target) > 1 else "", pictures=found)
 
 
-def _section(target: TargetResult, document: Document) -> Section:
+def _section(target: TargetResult, document: RunDocument) -> Section:
     stats, events = target.stats, document.events
     found = [
         Picture(

@@ -11,7 +11,7 @@ from loadtest.report.drawing.curve import curve_picture
 from loadtest.report.figures import shown, shown_number, without_nan
 from loadtest.report.page import Picture, Section, render
 from loadtest.report.tables import Table
-from loadtest.stats.usage import Usage
+from loadtest.stats.usage import ProcessUsage
 
 SCHEMA_VERSION = 1
 
@@ -34,7 +34,7 @@ class Point:
     sessions: int
     figures: Mapping[str, float]
     invalid_because: tuple[str, ...] = ()
-    usage: Usage | None = None
+    usage: ProcessUsage | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return it for JSON."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.report.document import Document, TargetResult
+from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.drawing.charts import outcomes_of, regions_of
 from loadtest.report.figures import FIGURES, MAX_ERROR_RATE, PERCENTS, shown, shown_number
 from loadtest.report.sums import Sums, ratio
@@ -50,7 +50,7 @@ class Table:
     num_words: int = 1
 
 
-def summary(document: Document) -> Table:
+def summary(document: RunDocument) -> Table:
     """Return a column for each target, without the figures that no target has."""
     rows = []
     for place, (name, label) in enumerate(_SUMMARY.items()):
@@ -60,7 +60,7 @@ def summary(document: Document) -> Table:
     return Table("What editors felt", ("", *(each.name for each in document.targets)), tuple(rows))
 
 
-def terms(document: Document) -> Table:
+def terms(document: RunDocument) -> Table:
     """Return what the words of the summary mean, with the limits of this run."""
     criteria = document.criteria
     pause_ms = document.scenario.get("typing", {}).get("pause_ms", 500)
@@ -146,7 +146,7 @@ def errors(target: TargetResult) -> Table:
     return Table("Errors and reasons", ("what", "requests"), tuple(rows[:_MAX_ERRORS]))
 
 
-def gates(document: Document) -> Table:
+def gates(document: RunDocument) -> Table:
     """Return each gate at each target."""
     rows = tuple(
         ("passed" if verdict.is_met else "FAILED", each.name, str(verdict.condition), verdict.said)
@@ -156,7 +156,7 @@ def gates(document: Document) -> Table:
     return Table("Gates", ("", "target", "gate", "found"), rows, num_words=3)
 
 
-def troubles(document: Document) -> tuple[str, ...]:
+def troubles(document: RunDocument) -> tuple[str, ...]:
     """Return the warnings that precede the figures."""
     found = [f"{each.name}: INVALID, {reason}" for each in document.targets for reason in each.invalid_because]
     found += [

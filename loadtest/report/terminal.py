@@ -11,13 +11,13 @@ from rich.text import Text
 
 from loadtest.report import tables
 from loadtest.report.compare import CONFIDENCE, Change, Comparison, Difference, Interval
-from loadtest.report.document import Document
+from loadtest.report.document import RunDocument
 from loadtest.report.figures import shown, shown_number
 
 _COLOURS = {Change.BETTER: "green", Change.WORSE: "red", Change.DIFFERENT: "yellow"}
 
 
-def print_report(document: Document, console: Console) -> None:
+def print_report(document: RunDocument, console: Console) -> None:
     """Print a run's result: warnings first, gates last."""
     for trouble in tables.troubles(document):
         console.print(Text(trouble, style="bold red"))

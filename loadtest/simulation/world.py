@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import cast
 
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.assembly import PipelineSettings, assemble
 from completion_server.core.clock import Deadline
 from completion_server.core.events import Event, RequestEnded
 from completion_server.core.request import Caller, Request
@@ -19,7 +18,8 @@ from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline.assembly import PipelineSettings, assemble
+from completion_server.pipeline.pipeline import Pipeline
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
 from loadtest.simulation import virtual_time

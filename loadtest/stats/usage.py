@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """CPU and memory that a process and its children used during a run."""
 
     cpu_cores: float

@@ -40,7 +40,7 @@ class _Remembered:
     completion: str
 
 
-class CompletionCache:
+class EditorCache:
     """An editor's recent completions. A user who types the text of one sees the rest of it, without a request."""
 
     __slots__ = ("_recent",)

@@ -30,7 +30,7 @@ class DocumentsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class SourceFile:
     """A file."""
 
     path: str
@@ -49,7 +49,7 @@ class Stretch:
     after: str
 
 
-def read_documents(settings: DocumentSettings, seed: str) -> tuple[Document, ...]:
+def read_documents(settings: DocumentSettings, seed: str) -> tuple[SourceFile, ...]:
     """Return the files to type, in an order drawn from a seed.
 
     Raises:
@@ -58,7 +58,7 @@ def read_documents(settings: DocumentSettings, seed: str) -> tuple[Document, ...
     """
     if settings.source == STDLIB:
         files = library_files(sys.maxsize, random.Random(f"files/{seed}").getrandbits(32))
-        return tuple(Document(path, text) for path, text in files.items() if not path.startswith(_NOT_TYPED))
+        return tuple(SourceFile(path, text) for path, text in files.items() if not path.startswith(_NOT_TYPED))
     found = list(_folder_files(Path(settings.source), settings.pattern))
     least = settings.prefix_chars + settings.suffix_chars + _GOES_ON_CHARS
     usable = [document for document in found if len(document.text) > least]
@@ -81,7 +81,7 @@ def library_files(count: int, seed: int) -> dict[str, str]:
 
 
 def find_stretch(
-    document: Document, num_keys: int, settings: DocumentSettings, chance: random.Random
+    document: SourceFile, num_keys: int, settings: DocumentSettings, chance: random.Random
 ) -> Stretch | None:
     """Draw a stretch for `num_keys` keys that starts at a line; None if no place is found."""
     text = document.text
@@ -109,7 +109,7 @@ def _python_files(root: Path) -> Iterator[Path]:
         yield from (Path(folder, name).relative_to(root) for name in files if name.endswith(".py"))
 
 
-def _folder_files(root: Path, pattern: str) -> Iterator[Document]:
+def _folder_files(root: Path, pattern: str) -> Iterator[SourceFile]:
     """Yield a folder's files by path, without hidden, huge and unreadable ones."""
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
@@ -118,7 +118,7 @@ def _folder_files(root: Path, pattern: str) -> Iterator[Document]:
         if path.stat().st_size > _MAX_FOLDER_FILE_BYTES:
             continue
         try:
-            yield Document(name.as_posix(), path.read_text(encoding="utf-8"))
+            yield SourceFile(name.as_posix(), path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             continue
 

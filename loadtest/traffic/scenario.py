@@ -20,7 +20,7 @@ from loadtest.traffic.sections import (
     EventSettings,
     Positive,
     RecordedSettings,
-    RegionSettings,
+    RegionShare,
     Settings,
     ShapeSettings,
     SlowReaderSettings,
@@ -35,7 +35,7 @@ __all__ = [
     "EditorSettings",
     "EventSettings",
     "RecordedSettings",
-    "RegionSettings",
+    "RegionShare",
     "Scenario",
     "ScenarioError",
     "ShapeSettings",
@@ -66,7 +66,7 @@ class Scenario(Settings):
     editor: EditorSettings = EditorSettings()
     shape: ShapeSettings = ShapeSettings()
     events: tuple[EventSettings, ...] = ()
-    regions: Annotated[tuple[RegionSettings, ...], Field(min_length=1)] = (RegionSettings(name="local", share=1.0),)
+    regions: Annotated[tuple[RegionShare, ...], Field(min_length=1)] = (RegionShare(name="local", share=1.0),)
     abusers: AbuserSettings = AbuserSettings()
     slow_readers: SlowReaderSettings = SlowReaderSettings()
     recorded: RecordedSettings | None = None

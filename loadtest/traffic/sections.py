@@ -138,7 +138,7 @@ class EventSettings(Settings):
         return self
 
 
-class RegionSettings(Settings):
+class RegionShare(Settings):
     """A region with its share of the sessions; host i of a target serves region i."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]

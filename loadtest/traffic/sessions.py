@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from loadtest.traffic.documents import Document, DocumentsError, Stretch, find_stretch
+from loadtest.traffic.documents import DocumentsError, SourceFile, Stretch, find_stretch
 from loadtest.traffic.recorded import Arrival
 from loadtest.traffic.scenario import RecordedSettings, Scenario
 from loadtest.traffic.shapes import RANK, READER, REGION, share_at, spread
@@ -22,7 +22,7 @@ _ABUSER_KEYS = 200
 class SessionMaker:
     """Makes sessions from their numbers, independently of each other."""
 
-    def __init__(self, scenario: Scenario, documents: Sequence[Document]) -> None:
+    def __init__(self, scenario: Scenario, documents: Sequence[SourceFile]) -> None:
         """Make the sessions of a scenario, in these documents."""
         self._scenario = scenario
         self._documents = documents
@@ -136,7 +136,7 @@ class SessionMaker:
         )
         raise DocumentsError(msg)
 
-    def _long_document(self, number: int, chars: int) -> Document:
+    def _long_document(self, number: int, chars: int) -> SourceFile:
         """Return the first long enough document, starting from the session's own, or the longest."""
         turn = number % len(self._documents)
         own = (*self._documents[turn:], *self._documents[:turn])

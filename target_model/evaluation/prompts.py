@@ -17,14 +17,14 @@ MAX_PROMPT_TOKENS = 896
 
 
 @dataclass(frozen=True)
-class Prompts:
+class EvaluationPrompts:
     """Token ids of prompts, and the tokens at which the server ends their completions."""
 
     token_ids: list[list[int]]
     stops: list[int]
 
 
-def build_prompts(model: Path, tasks: Sequence[Task], max_prompt_tokens: int = MAX_PROMPT_TOKENS) -> Prompts:
+def build_prompts(model: Path, tasks: Sequence[Task], max_prompt_tokens: int = MAX_PROMPT_TOKENS) -> EvaluationPrompts:
     """Build every task's prompt; there is at least one. A missing line leaves the cursor on an empty line.
 
     Raises EvaluationError when the server builds no prompts for the model, or one does not fit.
@@ -34,7 +34,7 @@ def build_prompts(model: Path, tasks: Sequence[Task], max_prompt_tokens: int = M
         prompts = [builder.build(_request(number, task)) for number, task in enumerate(tasks)]
     except InvalidRequestError as error:
         raise EvaluationError(f"a task's prompt does not fit: {error.message}") from error
-    return Prompts([prompt.token_ids for prompt in prompts], list(prompts[0].stop_token_ids))
+    return EvaluationPrompts([prompt.token_ids for prompt in prompts], list(prompts[0].stop_token_ids))
 
 
 def file_marker(model: Path) -> str:

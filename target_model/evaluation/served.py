@@ -11,7 +11,7 @@ from typing import Any
 from completion_server.engine.vllm.offline import OfflineEngineError, offline_engine
 from target_model.core.errors import EvaluationError
 from target_model.evaluation.memory import gpu_memory_bytes, process_memory_bytes
-from target_model.evaluation.prompts import Prompts
+from target_model.evaluation.prompts import EvaluationPrompts
 
 MAX_SEQS = 32
 TIMED_RUNS = 9
@@ -33,7 +33,7 @@ class ServedModel:
     def __init__(self, llm: Any) -> None:  # noqa: ANN401 - vLLM's own type, imported late
         self._llm = llm
 
-    def complete(self, prompts: Prompts, max_tokens: int) -> list[str]:
+    def complete(self, prompts: EvaluationPrompts, max_tokens: int) -> list[str]:
         """Greedy completions as text."""
         outputs = self._generate(prompts.token_ids, max_tokens, stop_token_ids=prompts.stops)
         return [output.outputs[0].text for output in outputs]

@@ -16,7 +16,7 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.settings import LimitSettings
-from loadtest.bench.attacks.http2 import Connection, framed
+from loadtest.bench.attacks.http2 import Http2Connection, framed
 from tests.support.server import RunningServer, ask, make_config, request, run_server
 
 MIB = 1024 * 1024
@@ -37,22 +37,22 @@ async def server() -> AsyncIterator[RunningServer]:
         yield running
 
 
-async def connect(server: RunningServer) -> Connection:
-    return await Connection.open(server.ready.address)
+async def connect(server: RunningServer) -> Http2Connection:
+    return await Http2Connection.open(server.ready.address)
 
 
 @asynccontextmanager
-async def attacked(*overrides: str) -> AsyncIterator[tuple[RunningServer, Connection]]:
+async def attacked(*overrides: str) -> AsyncIterator[tuple[RunningServer, Http2Connection]]:
     """Run a server and connect to it."""
     async with (
         run_server(make_config(*overrides), engine) as server,
-        await Connection.open(server.ready.address) as connection,
+        await Http2Connection.open(server.ready.address) as connection,
     ):
         yield server, connection
 
 
 async def answer(
-    connection: Connection, method: str, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
+    connection: Http2Connection, method: str, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
 ) -> tuple[int | None, str]:
     """Send a framed message as a whole call; return the status and its text."""
     stream = connection.call(method, metadata)

@@ -12,7 +12,7 @@ import pytest
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from loadtest.bench.attacks.http2 import Connection, Stream, framed
+from loadtest.bench.attacks.http2 import Http2Connection, Stream, framed
 from loadtest.bench.common.server import ServerProcess
 from tests.support.server import (
     ENDLESS,
@@ -38,11 +38,11 @@ def engine() -> ScriptedEngine:
 
 
 @asynccontextmanager
-async def attacked(*overrides: str) -> AsyncIterator[tuple[RunningServer, Connection]]:
+async def attacked(*overrides: str) -> AsyncIterator[tuple[RunningServer, Http2Connection]]:
     """Run a server and connect to it."""
     async with (
         run_server(make_config(*overrides), engine) as server,
-        await Connection.open(server.ready.address, "127.0.0.1") as connection,
+        await Http2Connection.open(server.ready.address, "127.0.0.1") as connection,
     ):
         yield server, connection
 
@@ -61,7 +61,7 @@ async def test_idle_sessions_do_not_exhaust_the_sessions_of_others(key: str, use
         second = server.stub.Session(metadata=named(users[1]))
         assert await second.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert f"admission.{key}" in await second.details()
-        async with await Connection.open(server.ready.address, "127.0.0.2") as connection:
+        async with await Http2Connection.open(server.ready.address, "127.0.0.2") as connection:
             other = connection.call("Session", named("eve"))
             await other.send(framed(pb.SessionRequest(complete=request()).SerializeToString()), ends=True)
             assert await other.ended(20)
@@ -141,7 +141,7 @@ def rss(server: ServerProcess) -> int:
     return int(psutil.Process(server.pid).memory_info().rss)
 
 
-async def reset_calls(connection: Connection, num: int) -> None:
+async def reset_calls(connection: Http2Connection, num: int) -> None:
     data = framed(request().SerializeToString())
     for number in range(num):
         stream = connection.call("Complete")
@@ -151,7 +151,7 @@ async def reset_calls(connection: Connection, num: int) -> None:
             await asyncio.sleep(0)
 
 
-async def is_served(connection: Connection) -> bool:
+async def is_served(connection: Http2Connection) -> bool:
     stream = connection.call("Complete")
     await stream.send(framed(request().SerializeToString()), ends=True)
     return await stream.ended(60) and stream.status == 0
@@ -160,7 +160,7 @@ async def is_served(connection: Connection) -> bool:
 @pytest.mark.parametrize("num", [4_000, pytest.param(20_000, marks=pytest.mark.large)])
 async def test_calls_that_are_reset_at_once_leave_no_memory(server_process: ServerProcess, num: int) -> None:
     before = rss(server_process)
-    async with await Connection.open(server_process.ready["address"], "127.0.0.1") as connection:
+    async with await Http2Connection.open(server_process.ready["address"], "127.0.0.1") as connection:
         await reset_calls(connection, num)
         async with asyncio.timeout(60):
             while not await is_served(connection):

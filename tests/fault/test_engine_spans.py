@@ -19,26 +19,27 @@ pytestmark = [pytest.mark.serial, pytest.mark.full]
 
 START_TIMEOUT_S = 300.0
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+CONFIG = """
+[server]
+listen = "127.0.0.1:0"
+admin_listen = ""
+metrics_listen = ""
+[engine]
+model = "{model}"
+enforce_eager = true
+[traces]
+endpoint = "{endpoint}"
+sample_ratio = 0
+missed_budget_per_s = 0
+export_interval_s = 0.1
+"""
 SAMPLED = (("traceparent", f"00-{TRACE}-{SPAN}-01"),)
 
 
 async def test_vllms_span_of_a_sampled_request_is_a_child_of_the_servers(tmp_path: Path) -> None:
     config = tmp_path / "server.toml"
     with grpc_receiver() as receiver, (tmp_path / "log").open("wb") as log:
-        config.write_text(f"""
-[server]
-listen = "127.0.0.1:0"
-admin_listen = ""
-metrics_listen = ""
-[engine]
-model = "{TARGET}"
-enforce_eager = true
-[traces]
-endpoint = "{receiver.address}"
-sample_ratio = 0
-missed_budget_per_s = 0
-export_interval_s = 0.1
-""")
+        config.write_text(CONFIG.format(model=TARGET, endpoint=receiver.address))
         command = (sys.executable, "-m", "completion_server", "serve", "--json", "--config", str(config))
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT)
         assert process.stdout is not None

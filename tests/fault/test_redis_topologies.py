@@ -13,7 +13,7 @@ from completion_server.core.clock import MonotonicClock
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.settings import RedisSettings, RedisTlsSettings
 from completion_server.state.store import StoreUnavailableError
-from completion_server.state.subscription import Subscription
+from completion_server.state.subscription import ChannelSubscription
 from tests.support.certificates import make_identity_in
 from tests.support.redis_servers import MASTER_NAME, Cluster, RedisServer, RedisTls, Sentinels, running_sentinels
 from tests.support.server import eventually
@@ -41,7 +41,7 @@ async def has_all_keys(store: RedisStore) -> bool:
 async def listening(store: RedisStore, channel: str) -> AsyncIterator[list[bytes]]:
     """Yield what is received on a channel, once messages arrive there."""
     received: list[bytes] = []
-    subscription = Subscription(store.settings, store.client, channel, received.append)
+    subscription = ChannelSubscription(store.settings, store.client, channel, received.append)
     task = asyncio.create_task(subscription.run())
     try:
         await eventually(lambda: subscription.is_listening)

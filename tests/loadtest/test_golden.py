@@ -10,7 +10,7 @@ import pytest
 from loadtest.driving.driver import Callbacks, Driver
 from loadtest.driving.interruption import Interruption
 from loadtest.driving.recorder import Recorder
-from loadtest.driving.run import Progress, run_scenario
+from loadtest.driving.run import RunProgress, run_scenario
 from loadtest.stats.run_stats import RunStats
 from loadtest.targets import ClientSettings, parse_target
 from loadtest.targets.grpc import GrpcTarget
@@ -151,7 +151,7 @@ def test_a_server_that_dies_is_an_error_of_the_requests_and_a_valid_report() -> 
 def test_an_interrupted_run_keeps_its_statistics() -> None:
     interruption = Interruption()
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: RunProgress) -> None:
         if progress.num_intended > 0:
             interruption.ask()
 

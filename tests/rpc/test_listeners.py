@@ -102,7 +102,7 @@ async def test_trusting_names_on_a_reachable_listener_logs_a_warning(caplog: pyt
 async def test_a_loopback_listener_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "completion_server"):
         async with run_server(make_config(), ScriptedEngine):
-            logging.getLogger("completion_server.app").warning("warnings are seen here")
+            logging.getLogger("completion_server.composition.app").warning("warnings are seen here")
     assert "warnings are seen here" in caplog.text
     assert "without TLS" not in caplog.text
 

@@ -75,6 +75,22 @@ def assert_agrees(server: RunningServer, receiver: Receiver) -> None:
         assert sum(spans) == pytest.approx(sums[stage], abs=CLOCK_S * (1 + len(spans))), stage
 
 
+ATTRIBUTES = {
+    "rpc.system.name": "grpc",
+    "rpc.method": "completion.v1.CompletionService/Complete",
+    "rpc.response.status_code": "OK",
+    "gen_ai.operation.name": "text_completion",
+    "gen_ai.request.max_tokens": 9,
+    "gen_ai.response.finish_reasons": ["stop"],
+    "completion.outcome": "stop",
+    "completion.trigger": "automatic",
+    "completion.mode": "single_line",
+    "completion.generation": "own",
+    "completion.missed_budget": False,
+    "completion.sampled": "head",
+}
+
+
 async def test_an_answered_request_has_one_span_for_each_stage_within_its_callers_trace() -> None:
     with grpc_receiver() as receiver:
         async with traced_server(receiver, "server.region=us-east", "redis.replica_id=one") as server:
@@ -96,21 +112,9 @@ async def test_an_answered_request_has_one_span_for_each_stage_within_its_caller
             num_decoded = usage.completion_tokens - root.attributes["completion.tokens_at_first_output"]
             per_token_s = stage_seconds(server)["decode_token"]
             assert stages["decode"].seconds / num_decoded == pytest.approx(per_token_s, abs=2 * CLOCK_S)
-            expected = {
-                "rpc.system.name": "grpc",
-                "rpc.method": "completion.v1.CompletionService/Complete",
-                "rpc.response.status_code": "OK",
-                "gen_ai.operation.name": "text_completion",
-                "gen_ai.request.max_tokens": 9,
-                "gen_ai.response.finish_reasons": ["stop"],
+            expected = ATTRIBUTES | {
                 "gen_ai.usage.input_tokens": usage.prompt_tokens,
                 "gen_ai.usage.output_tokens": usage.completion_tokens,
-                "completion.outcome": "stop",
-                "completion.trigger": "automatic",
-                "completion.mode": "single_line",
-                "completion.generation": "own",
-                "completion.missed_budget": False,
-                "completion.sampled": "head",
             }
             assert {key: root.attributes.get(key) for key in expected} == expected
             ttft_s = root.attributes["gen_ai.response.time_to_first_chunk"]

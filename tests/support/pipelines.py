@@ -11,8 +11,6 @@ from typing import Any
 
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.assembly import PipelineSettings, assemble
-from completion_server.completion import ActiveCompletion
 from completion_server.core import events
 from completion_server.core.clock import Clock
 from completion_server.core.errors import Code
@@ -23,7 +21,9 @@ from completion_server.engine.interface import Engine, GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.engine.settings import CacheScope, EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.pipeline import CompletionCache, Pipeline
+from completion_server.pipeline.assembly import PipelineSettings, assemble
+from completion_server.pipeline.completion import ActiveCompletion
+from completion_server.pipeline.pipeline import CompletionCache, Pipeline
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from loadtest.simulation import virtual_time

@@ -29,7 +29,7 @@ def test_the_client_library_loads_neither_the_server_nor_heavy_packages() -> Non
 def test_help_loads_no_server() -> None:
     loaded = loaded_by("-m", "completion_server", "--help")
     assert "completion_server.cli" in loaded
-    assert not loaded & (HEAVY | {"grpc", "completion_server.app", "completion_server.config"})
+    assert not loaded & (HEAVY | {"grpc", "completion_server.composition.app", "completion_server.config"})
 
 
 @pytest.mark.parametrize("name", sorted(name for name, command in main.commands.items() if not command.hidden))

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.live import Live
 
 from completion_client import Endpoint, EndpointError
-from completion_server.client.options import DEFAULT_ADMIN, endpoint_options
+from completion_server.client.options import admin_options
 from completion_server.client.top.document import document
 from completion_server.client.top.keys import reading_keys
-from completion_server.client.top.poll import Server, ServerState, poll_all
+from completion_server.client.top.poll import PolledServer, ServerState, poll_all
 from completion_server.client.top.view import frame
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S = 0.2, 300.0
@@ -32,9 +32,7 @@ _WIDE = 200
 
 
 @click.command()
-@endpoint_options(
-    "--admin", DEFAULT_ADMIN, "COMPLETION_SERVER_ADMIN_ADDRESS", "The servers' admin listeners", takes_several=True
-)
+@admin_options("The servers' admin listeners", takes_several=True)
 @click.option(
     "--interval",
     "interval_s",
@@ -88,22 +86,22 @@ async def _run(endpoints: Sequence[Endpoint], interval_s: float, is_once: bool, 
 
 
 @asynccontextmanager
-async def _opened(endpoints: Sequence[Endpoint], timeout_s: float) -> AsyncIterator[list[Server]]:
+async def _opened(endpoints: Sequence[Endpoint], timeout_s: float) -> AsyncIterator[list[PolledServer]]:
     async with AsyncExitStack() as stack:
         servers = []
         for endpoint in endpoints:
-            servers.append(Server(endpoint, timeout_s))
+            servers.append(PolledServer(endpoint, timeout_s))
             stack.push_async_callback(servers[-1].close)
         yield servers
 
 
-async def _one_interval(servers: Sequence[Server], interval_s: float) -> list[ServerState]:
+async def _one_interval(servers: Sequence[PolledServer], interval_s: float) -> list[ServerState]:
     await poll_all(servers)
     await asyncio.sleep(interval_s)
     return await poll_all(servers)
 
 
-async def _intervals(servers: Sequence[Server], interval_s: float) -> AsyncIterator[list[ServerState]]:
+async def _intervals(servers: Sequence[PolledServer], interval_s: float) -> AsyncIterator[list[ServerState]]:
     """Yield the states after each interval. A slow server delays none of the later polls by more than its own time."""
     await poll_all(servers)
     next_at = time.monotonic() + interval_s
@@ -129,7 +127,7 @@ def _draw(states: Sequence[ServerState], interval_s: float, path: Path) -> None:
     console.save_svg(str(path), title="completion-server top")
 
 
-async def _show(servers: Sequence[Server], interval_s: float) -> list[ServerState]:
+async def _show(servers: Sequence[PolledServer], interval_s: float) -> list[ServerState]:
     """Show a frame after each interval, and anew after each change of the terminal's size, until q is pressed."""
     console, loop = Console(highlight=False), asyncio.get_running_loop()
     states, at = await poll_all(servers), datetime.now().astimezone()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from completion_server.client.top.histogram import Histogram
+from completion_server.client.top.histogram import BucketHistogram
 from completion_server.client.top.readings import Reading, merged
 
 PERCENTILES = (0.5, 0.95, 0.99)
@@ -62,14 +62,14 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class IntervalChange:
     """A server's metrics now, and what they counted in the interval."""
 
     now: Reading
     counted: Reading
 
 
-def figures_of(changes: Sequence[Change]) -> Figures | None:
+def figures_of(changes: Sequence[IntervalChange]) -> Figures | None:
     """Return the figures of one or several servers; None without a server."""
     if not changes:
         return None
@@ -87,7 +87,9 @@ def figures_of(changes: Sequence[Change]) -> Figures | None:
             counted.total("completion_slo_requests_total"),
         ),
         ttft_ms=_times(
-            Histogram.merged(each.counted.histogram(_TTFT_SECONDS, trigger=t) for each in changes for t in _WAITED_FOR)
+            BucketHistogram.merged(
+                each.counted.histogram(_TTFT_SECONDS, trigger=t) for each in changes for t in _WAITED_FOR
+            )
         ),
         stages_ms=_stages(changes),
         outcomes={name: count / num_ended for name, count in sorted(outcomes.items()) if count},
@@ -102,21 +104,21 @@ def figures_of(changes: Sequence[Change]) -> Figures | None:
     )
 
 
-def _stages(changes: Sequence[Change]) -> dict[str, Times]:
+def _stages(changes: Sequence[IntervalChange]) -> dict[str, Times]:
     histograms = {stage: _histogram(changes, _STAGE_SECONDS, stage=stage) for stage in STAGES}
     return {stage: _times(histogram) for stage, histogram in histograms.items() if histogram.bounds}
 
 
-def _histogram(changes: Sequence[Change], name: str, **labels: str) -> Histogram:
-    return Histogram.merged(each.counted.histogram(name, **labels) for each in changes)
+def _histogram(changes: Sequence[IntervalChange], name: str, **labels: str) -> BucketHistogram:
+    return BucketHistogram.merged(each.counted.histogram(name, **labels) for each in changes)
 
 
-def _times(histogram: Histogram) -> Times:
+def _times(histogram: BucketHistogram) -> Times:
     found = (histogram.quantile(share) for share in PERCENTILES)
     return tuple(None if seconds is None else seconds * _MS_PER_S for seconds in found)
 
 
-def _rate(changes: Sequence[Change], name: str) -> float:
+def _rate(changes: Sequence[IntervalChange], name: str) -> float:
     """Return the sum of the servers' rates: one that has restarted has counted for a shorter time."""
     return math.fsum(each.counted.total(name) / (each.counted.uptime_s or 1.0) for each in changes)
 
@@ -144,7 +146,7 @@ def _share(part: float, whole: float) -> float | None:
     return min(1.0, part / whole) if whole > 0 else None
 
 
-def _gauges(changes: Sequence[Change], name: str) -> list[float]:
+def _gauges(changes: Sequence[IntervalChange], name: str) -> list[float]:
     return [each.now.total(name) for each in changes if each.now.has(name)]
 
 

@@ -7,7 +7,7 @@ from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class BucketHistogram:
     """How many values were at most each bound."""
 
     bounds: tuple[float, ...] = ()
@@ -20,25 +20,25 @@ class Histogram:
         """All values."""
         return self.counts[-1] if self.counts else 0.0
 
-    def since(self, before: "Histogram") -> "Histogram":
+    def since(self, before: "BucketHistogram") -> "BucketHistogram":
         """Return the values that came after `before`, an earlier state of the same histogram."""
         earlier = dict(zip(before.bounds, before.counts, strict=True))
         counts = (count - earlier.get(bound, 0.0) for bound, count in zip(self.bounds, self.counts, strict=True))
-        return Histogram(self.bounds, tuple(counts))
+        return BucketHistogram(self.bounds, tuple(counts))
 
     @classmethod
-    def merged(cls, histograms: Iterable[Self]) -> "Histogram":
+    def merged(cls, histograms: Iterable[Self]) -> "BucketHistogram":
         """Return the values of several histograms together, by the bounds that all of them have.
 
         Servers of two versions may have different bounds.
         """
         known = [each for each in histograms if each.bounds]
         if not known:
-            return Histogram()
+            return BucketHistogram()
         common = set(known[0].bounds).intersection(*(each.bounds for each in known[1:]))
         bounds = tuple(sorted(common))
         by_bound = [dict(zip(each.bounds, each.counts, strict=True)) for each in known]
-        return Histogram(bounds, tuple(math.fsum(each[bound] for each in by_bound) for bound in bounds))
+        return BucketHistogram(bounds, tuple(math.fsum(each[bound] for each in by_bound) for bound in bounds))
 
     def quantile(self, share: float) -> float | None:
         """Return the value that `share` (0 to 1) of the values do not exceed; None without values.

@@ -12,7 +12,7 @@ from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_client import Endpoint
 from completion_client.errors import error_of_call
 from completion_server.client.explain import explain, explain_tls
-from completion_server.client.top.figures import NAMES, Change
+from completion_server.client.top.figures import NAMES, IntervalChange
 from completion_server.client.top.readings import Reading, parse
 
 SERVING = "SERVING"
@@ -30,7 +30,7 @@ class ServerState:
     health: str = ""
     """"" if there was no answer."""
     status: admin_pb2.GetStatusResponse | None = None
-    change: Change | None = None
+    change: IntervalChange | None = None
     """None before the second reading, and for a server that offers no metrics."""
     problem: str = ""
     """A sentence; "" if all calls were answered."""
@@ -41,7 +41,7 @@ class ServerState:
         return self.health == SERVING
 
 
-class Server:
+class PolledServer:
     """One server: its channel, and its last reading."""
 
     def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
@@ -79,11 +79,11 @@ class Server:
         """Close the channel."""
         await self._channel.close()
 
-    async def _read(self) -> Change | None:
+    async def _read(self) -> IntervalChange | None:
         answer = await self._admin.GetMetrics(admin_pb2.GetMetricsRequest(names=NAMES), timeout=self._timeout_s)
         now, before = parse(answer.text, answer.uptime_s), self._before
         self._before = now
-        return None if before is None else Change(now, now.since(before))
+        return None if before is None else IntervalChange(now, now.since(before))
 
     async def _check_health(self, status: admin_pb2.GetStatusResponse) -> str:
         """Return the health; derive it from the status if the listener offers no health checks."""
@@ -104,7 +104,7 @@ class Server:
         return explain(error_of_call(error), self._endpoint.address, reached=error.code() not in _NO_ANSWER)
 
 
-async def poll_all(servers: Sequence[Server]) -> list[ServerState]:
+async def poll_all(servers: Sequence[PolledServer]) -> list[ServerState]:
     """Return the state of each server, in order."""
     return await asyncio.gather(*(server.poll() for server in servers))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from completion_server.client.top.histogram import Histogram
+from completion_server.client.top.histogram import BucketHistogram
 
 Labels = frozenset[tuple[str, str]]
 _INF = "+Inf"
@@ -43,11 +43,11 @@ class Reading:
                 sums[key] = sums.get(key, 0.0) + value
         return sums
 
-    def histogram(self, name: str, **labels: str) -> Histogram:
+    def histogram(self, name: str, **labels: str) -> BucketHistogram:
         """Return the sum of the histograms with this name and these labels; empty if there is none."""
         counts = {_bound(text): count for text, count in self.by(f"{name}_bucket", "le", **labels).items()}
         bounds = tuple(sorted(counts))
-        return Histogram(bounds, tuple(counts[bound] for bound in bounds))
+        return BucketHistogram(bounds, tuple(counts[bound] for bound in bounds))
 
     def since(self, before: "Reading | None") -> "Reading":
         """Return the changes after `before`. A server that has restarted since, or none before, began at 0."""

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from completion.v1 import admin_pb2
-from completion_server.client.top.figures import Change, Figures, figures_of
+from completion_server.client.top.figures import Figures, IntervalChange, figures_of
 from completion_server.client.top.poll import ServerState
 
 ALL = "all"
@@ -37,7 +37,7 @@ def rows_of(states: Sequence[ServerState]) -> list[Row]:
     return rows
 
 
-def changes_of(states: Sequence[ServerState]) -> list[Change]:
+def changes_of(states: Sequence[ServerState]) -> list[IntervalChange]:
     """Return the changes of those servers that have any."""
     return [state.change for state in states if state.change is not None]
 

@@ -102,15 +102,7 @@ class ScriptedEngine:
         """
         self._script = script
         self._times = times
-        self._info = EngineInfo(
-            model=model,
-            max_model_len=max_model_len,
-            draft_model="scripted-draft" if num_speculative_tokens else "",
-            num_speculative_tokens=num_speculative_tokens,
-            max_num_seqs=max_num_seqs,
-            speculation_lookup=constant_lookup(num_speculative_tokens, max_num_seqs),
-            speculation_locked_reason="" if num_speculative_tokens else _NO_DRAFT,
-        )
+        self._info = _describe(model, max_model_len, max_num_seqs, num_speculative_tokens)
         self._speculation = ScriptedSpeculation(self._info)
         self._on_step: Callable[[EngineStep], None] = _ignore
         self._batch = ScriptedBatch(times, max_num_seqs, max_num_batched_tokens, num_kv_blocks)
@@ -287,3 +279,16 @@ class ScriptedEngine:
 
 def _ignore(_step: EngineStep) -> None:
     """Ignore a step."""
+
+
+def _describe(model: str, max_model_len: int, max_num_seqs: int, num_speculative_tokens: int) -> EngineInfo:
+    """Return what the engine says of itself."""
+    return EngineInfo(
+        model=model,
+        max_model_len=max_model_len,
+        draft_model="scripted-draft" if num_speculative_tokens else "",
+        num_speculative_tokens=num_speculative_tokens,
+        max_num_seqs=max_num_seqs,
+        speculation_lookup=constant_lookup(num_speculative_tokens, max_num_seqs),
+        speculation_locked_reason="" if num_speculative_tokens else _NO_DRAFT,
+    )

@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.core.errors import InvalidRequestError
-from completion_server.rpc.messages.scan import ScanError, Shape, scan
+from completion_server.rpc.messages.scan import MessageLimits, ScanError, scan
 
 M = TypeVar("M", bound=Message)
 
@@ -33,7 +33,7 @@ class Malformed:
 class Decoder(Generic[M]):
     """Parses one message type."""
 
-    def __init__(self, message_class: type[M], shape: Shape) -> None:
+    def __init__(self, message_class: type[M], shape: MessageLimits) -> None:
         """Parse messages within the limits of `shape`; prepare a second type whose strings may be any bytes."""
         self._shape = shape
         self._parse: Callable[[bytes], M] = message_class.FromString

@@ -31,7 +31,7 @@ class ScanError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MessageLimits:
     """The limits of a message type."""
 
     max_fields: int
@@ -51,7 +51,7 @@ class Field:
     max_bytes: int | None = None
     max_entries: int = 0
     """Maximum number of entries of a repeated field; 0 if the field is not repeated."""
-    shape: Shape | None = None
+    shape: MessageLimits | None = None
     """Limits of the message in the field, if it is a message."""
 
 
@@ -64,7 +64,7 @@ class _Scan:
     position: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
-    def walk(self, shape: Shape, end: int, path: str) -> None:
+    def walk(self, shape: MessageLimits, end: int, path: str) -> None:
         """Walk the fields up to `end`."""
         fields, num_fields = shape.fields, 0
         while self.position < end:
@@ -98,7 +98,7 @@ class _Scan:
         if limited.shape is not None:
             self.walk(limited.shape, self.position + size, f"{name}." if limited.name else path)
 
-    def skip(self, tag: int, shape: Shape, end: int) -> None:
+    def skip(self, tag: int, shape: MessageLimits, end: int) -> None:
         """Skip a field without a length. Groups are refused: the contract has none, and they may nest without end."""
         kind = tag & 7
         if kind == _VARINT:
@@ -133,7 +133,7 @@ class _Scan:
         raise IndexError
 
 
-def scan(data: bytes, shape: Shape) -> None:
+def scan(data: bytes, shape: MessageLimits) -> None:
     """Check a message.
 
     Raises:
@@ -150,9 +150,9 @@ def scan(data: bytes, shape: Shape) -> None:
         raise ScanError(broken, walk.sequence) from None
 
 
-def complete_request(limits: LimitSettings) -> Shape:
+def complete_request(limits: LimitSettings) -> MessageLimits:
     """Return the limits of a CompleteRequest."""
-    snippet = Shape(
+    snippet = MessageLimits(
         3 + _UNKNOWN_FIELDS, {1: Field("uri", limits.max_uri_bytes), 2: Field("text", limits.max_snippet_bytes)}
     )
     fields = {
@@ -164,19 +164,19 @@ def complete_request(limits: LimitSettings) -> Shape:
         7: Field("snippets", max_entries=limits.max_snippets, shape=snippet),
         13: Field("stop", limits.max_stop_bytes, limits.max_stop),
     }
-    return Shape(14 + limits.max_snippets + limits.max_stop + _UNKNOWN_FIELDS, fields, sequence_number=2)
+    return MessageLimits(14 + limits.max_snippets + limits.max_stop + _UNKNOWN_FIELDS, fields, sequence_number=2)
 
 
-def report_feedback_request(limits: LimitSettings) -> Shape:
+def report_feedback_request(limits: LimitSettings) -> MessageLimits:
     """Return the limits of a ReportFeedbackRequest."""
-    return Shape(6 + _UNKNOWN_FIELDS, {1: Field("session_id", limits.max_session_id_bytes)})
+    return MessageLimits(6 + _UNKNOWN_FIELDS, {1: Field("session_id", limits.max_session_id_bytes)})
 
 
-def session_request(limits: LimitSettings) -> Shape:
+def session_request(limits: LimitSettings) -> MessageLimits:
     """Return the limits of a SessionRequest. Parsing merges repeated events, so they share one limit."""
     events = {
         1: Field("", shape=complete_request(limits)),
-        2: Field("cancel", shape=Shape(1 + _UNKNOWN_FIELDS, {})),
+        2: Field("cancel", shape=MessageLimits(1 + _UNKNOWN_FIELDS, {})),
         3: Field("feedback", shape=report_feedback_request(limits)),
     }
-    return Shape(1 + _UNKNOWN_FIELDS, events)
+    return MessageLimits(1 + _UNKNOWN_FIELDS, events)

@@ -6,15 +6,15 @@ A flight is a generation, running or to come. Its leader holds the slot or waits
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from completion_server.scheduling.live.records import Record, State
+from completion_server.scheduling.live.records import LiveRequest, State
 from completion_server.scheduling.queue import TriggerQueues
 
 
 @dataclass(slots=True, eq=False)
 class _Flight:
     key: Hashable
-    leader: Record
-    joined: dict[str, Record] = field(default_factory=dict)
+    leader: LiveRequest
+    joined: dict[str, LiveRequest] = field(default_factory=dict)
 
 
 class Flights:
@@ -43,17 +43,17 @@ class Flights:
         """Return how many requests lead a flight or have joined one."""
         return len(self._flights)
 
-    def find(self, key: Hashable | None) -> Record | None:
+    def find(self, key: Hashable | None) -> LiveRequest | None:
         """Return the leader of the flight that a request with this key may join, if there is room for one."""
         flight = self._open.get(key) if key is not None and self.has_room else None
         return None if flight is None else flight.leader
 
-    def joined(self, leader: Record) -> list[Record]:
+    def joined(self, leader: LiveRequest) -> list[LiveRequest]:
         """Return the requests that have joined a request; none if it leads no flight."""
         flight = self._flights.get(leader.entry.id)
         return [] if flight is None or flight.leader is not leader else list(flight.joined.values())
 
-    def has_generation(self, record: Record) -> bool:
+    def has_generation(self, record: LiveRequest) -> bool:
         """Return whether a live request reads a generation that runs, its own or that of its leader."""
         if record.state is State.JOINED:
             record = self._flights[record.entry.id].leader
@@ -65,7 +65,7 @@ class Flights:
         if flight is not None and self._open.get(flight.key) is flight:
             del self._open[flight.key]
 
-    def take_in(self, record: Record, leader: Record | None) -> None:
+    def take_in(self, record: LiveRequest, leader: LiveRequest | None) -> None:
         """Let a request join the flight of a leader, or wait for a slot: without a leader, or if it goes before it."""
         if leader is None:
             self._queues.add(record.entry)
@@ -80,7 +80,7 @@ class Flights:
             self.replace(leader, record)
             self._join(leader, record)
 
-    def hand_over(self, record: Record) -> Record | None:
+    def hand_over(self, record: LiveRequest) -> LiveRequest | None:
         """Remove a request from its flight; return the one that gets its place or its slot, None if none has joined it.
 
         It is the first in the order of the queue.
@@ -96,7 +96,7 @@ class Flights:
             self._queues.add(first.entry)
         return first
 
-    def replace(self, older: Record, newer: Record) -> None:
+    def replace(self, older: LiveRequest, newer: LiveRequest) -> None:
         """Give the place of a request in its flight, if it is in one, to another request. The states stay."""
         flight = self._flights.pop(older.entry.id, None)
         if flight is None:
@@ -110,7 +110,7 @@ class Flights:
             self.num_joined += 1
         self._flights[newer.entry.id] = flight
 
-    def leave(self, record: Record) -> None:
+    def leave(self, record: LiveRequest) -> None:
         """Remove a request, if it is in a flight. A flight ends with its leader."""
         flight = self._flights.get(record.entry.id)
         if flight is None:
@@ -123,12 +123,12 @@ class Flights:
         self._unjoin(flight, record)
         del self._flights[record.entry.id]
 
-    def _join(self, record: Record, leader: Record) -> None:
+    def _join(self, record: LiveRequest, leader: LiveRequest) -> None:
         flight = self._flights[record.entry.id] = self._flights[leader.entry.id]
         flight.joined[record.entry.id] = record
         self.num_joined += 1
         record.state = State.JOINED
 
-    def _unjoin(self, flight: _Flight, record: Record) -> None:
+    def _unjoin(self, flight: _Flight, record: LiveRequest) -> None:
         if flight.joined.pop(record.entry.id, None) is not None:
             self.num_joined -= 1

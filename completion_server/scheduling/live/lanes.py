@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from completion_server.core.request import Trigger
-from completion_server.scheduling.live.records import Record, State
+from completion_server.scheduling.live.records import LiveRequest, State
 from completion_server.scheduling.queue import QueueEntry
 
 _REMEMBERED_S = 5.0
@@ -20,14 +20,14 @@ class Lanes:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._holders: dict[tuple[str, bool], Record] = {}
+        self._holders: dict[tuple[str, bool], LiveRequest] = {}
         self._sequences = Sequences()
 
     def __len__(self) -> int:
         """Return how many requests are live."""
         return len(self._holders)
 
-    def holder(self, lane: tuple[str, bool]) -> Record | None:
+    def holder(self, lane: tuple[str, bool]) -> LiveRequest | None:
         """Return the live request of a lane."""
         return self._holders.get(lane)
 
@@ -35,19 +35,19 @@ class Lanes:
         """Return all live requests."""
         return [record.entry for record in self._holders.values()]
 
-    def enter(self, record: Record) -> None:
+    def enter(self, record: LiveRequest) -> None:
         """Make a request the live one of its lane."""
         self._holders[record.lane] = record
 
-    def leave(self, record: Record) -> None:
+    def leave(self, record: LiveRequest) -> None:
         """Remove a request that is not live any more."""
         del self._holders[record.lane]
 
-    def on(self, lane: str) -> list[Record]:
+    def on(self, lane: str) -> list[LiveRequest]:
         """Return the live requests of a lane and of the lane for prefetches beside it."""
         return [self._holders[key] for key in ((lane, False), (lane, True)) if key in self._holders]
 
-    def candidates(self, entry: QueueEntry) -> list[Record]:
+    def candidates(self, entry: QueueEntry) -> list[LiveRequest]:
         """Return the live requests to whose generation a newcomer may reattach, running ones first.
 
         A waiting one has no generation; if it serves the newcomer, the newcomer supersedes it. A prefetch never takes a
@@ -58,7 +58,7 @@ class Lanes:
             found = [each for each in found if each.entry.trigger is Trigger.PREFETCH]
         return sorted(found, key=lambda each: _CANDIDATE_ORDER.index(each.state))
 
-    def is_overtaken(self, record: Record, now: float) -> bool:
+    def is_overtaken(self, record: LiveRequest, now: float) -> bool:
         """Return whether a request came too late to supersede the lane's holder; note its sequence if it did not."""
         entry, holder, is_overtaken = record.entry, self.holder(record.lane), False
         if holder is not None and holder.entry.session == entry.session:

@@ -22,7 +22,7 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Record:
+class LiveRequest:
     """A request in the book."""
 
     entry: QueueEntry

@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 
-from completion_server.scheduling.live.records import Record, State, Ticks
+from completion_server.scheduling.live.records import LiveRequest, State, Ticks
 from completion_server.scheduling.shedding import Shedder
 
 
-class Watch:
+class DeadlineWatch:
     """Watches the deadlines of live requests."""
 
-    def __init__(self, shedder: Shedder, records: Mapping[str, Record]) -> None:
+    def __init__(self, shedder: Shedder, records: Mapping[str, LiveRequest]) -> None:
         """Watch none at first; `records` has all requests by their ids."""
         self._shedder = shedder
         self._records = records
         self._ticks = Ticks(self._is_live)
-        self._past_budget: dict[str, Record] = {}
+        self._past_budget: dict[str, LiveRequest] = {}
 
     @property
     def next(self) -> float | None:
@@ -22,19 +22,19 @@ class Watch:
         return self._ticks.next
 
     @property
-    def past_budget(self) -> list[Record]:
+    def past_budget(self) -> list[LiveRequest]:
         """Requests past their budget that keep a slot without a token, because no other request waits; oldest first."""
         return list(self._past_budget.values())
 
-    def add(self, record: Record, now: float | None = None) -> None:
+    def add(self, record: LiveRequest, now: float | None = None) -> None:
         """Look at a request when it may have to end. `now` is None for one that has just changed its state."""
         self._ticks.add(self._shedder.next_look(record, now), record.entry.id, len(self._records))
 
-    def forgive(self, record: Record) -> None:
+    def forgive(self, record: LiveRequest) -> None:
         """Note that a request has no slot, or has its first token, and so is not past its budget."""
         self._past_budget.pop(record.entry.id, None)
 
-    def pop_due(self, now: float) -> Record | None:
+    def pop_due(self, now: float) -> LiveRequest | None:
         """Return a request that has to end now, past its deadline or unreachable."""
         while (request_id := self._ticks.pop_due(now)) is not None:
             record = self._records.get(request_id)

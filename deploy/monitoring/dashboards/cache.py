@@ -1,6 +1,7 @@
 """Dashboard "cache": the completion cache, the prefix cache, Redis and the other replicas."""
 
 from grafana_foundation_sdk.builders import dashboard
+from grafana_foundation_sdk.builders.timeseries import Panel
 
 from deploy.monitoring.dashboards.panels import (
     BYTES,
@@ -10,6 +11,7 @@ from deploy.monitoring.dashboards.panels import (
     SHARE,
     TOKENS_PER_SECOND,
     Query,
+    each_instance,
     lines,
     new_dashboard,
     quantile,
@@ -28,15 +30,14 @@ _AGE = "completion_cache_hit_age_seconds"
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
     text = "Completions and prompts that were not computed again, and what replicas share in Redis."
-    return _replicas(_completions(new_dashboard("cache", "Completions: caches and replicas", text)))
+    made = new_dashboard("cache", "Completions: caches and replicas", text)
+    return _replicas(section(made, "Caches", *_hits(), *_costs_and_savings()))
 
 
-def _completions(made: dashboard.Dashboard) -> dashboard.Dashboard:
+def _hits() -> list[Panel]:
     looked_up = f"({rate(_HITS, _LOCAL)} + {rate(_MISSES, _LOCAL)})"
     prompt, cached = (rate("completion_tokens_total", f'kind="{kind}"') for kind in ("prompt", "cached_prompt"))
-    return section(
-        made,
-        "Caches",
+    return [
         lines(
             "Hit shares",
             "Of the lookups in the completion cache; of the prompts' tokens.",
@@ -67,6 +68,11 @@ def _completions(made: dashboard.Dashboard) -> dashboard.Dashboard:
             Query(quantile("0.5", _AGE, by=("level",)), "{{level}}"),
             width=8,
         ),
+    ]
+
+
+def _costs_and_savings() -> list[Panel]:
+    return [
         lines(
             "Size",
             "Memory of the completions in the processes.",
@@ -103,7 +109,7 @@ def _completions(made: dashboard.Dashboard) -> dashboard.Dashboard:
             Query(total("completion_cache_entries", by=("instance",)), "{{instance}}"),
             width=8,
         ),
-    )
+    ]
 
 
 def _replicas(made: dashboard.Dashboard) -> dashboard.Dashboard:
@@ -111,26 +117,14 @@ def _replicas(made: dashboard.Dashboard) -> dashboard.Dashboard:
     return section(
         made,
         "Redis and replicas",
-        lines(
-            "Redis",
-            "1: available, the breaker is closed. 0: this server goes on alone.",
-            COUNT,
-            Query(select("completion_redis_available"), "{{instance}}"),
-            width=8,
+        each_instance(
+            "Redis", "1: available, the breaker is closed. 0: this server goes on alone.", "completion_redis_available"
         ),
-        lines(
-            "Replicas alive",
-            "As each server sees them.",
-            COUNT,
-            Query(select("completion_replicas_alive"), "{{instance}}"),
-            width=8,
-        ),
-        lines(
+        each_instance("Replicas alive", "As each server sees them.", "completion_replicas_alive"),
+        each_instance(
             "Outages",
             "How often the breaker has opened since the start of each server.",
-            COUNT,
-            Query(select("completion_redis_outages_total"), "{{instance}}"),
-            width=8,
+            "completion_redis_outages_total",
         ),
         lines(
             "Commands",

@@ -96,6 +96,11 @@ def lines(
     return _finish(panel.tooltip(tooltip.sort(common_model.SortOrder.DESCENDING)), title, text, unit, queries, width)
 
 
+def each_instance(title: str, text: str, metric: str, unit: str = COUNT) -> timeseries.Panel:
+    """Return lines over a third of the width: the values of a metric at each server."""
+    return lines(title, text, unit, Query(select(metric), "{{instance}}"), width=8)
+
+
 def bars(title: str, text: str, unit: str, *queries: Query, width: int = 8, height: int = 8) -> bargauge.Panel:
     """Return horizontal bars, one for each series, over the time range."""
     panel = bargauge.Panel().orientation(common_model.VizOrientation.HORIZONTAL).min(0.0)

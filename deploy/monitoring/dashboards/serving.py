@@ -12,6 +12,7 @@ from deploy.monitoring.dashboards.panels import (
     WAITED_FOR,
     Query,
     bars,
+    each_instance,
     heat,
     increase,
     lines,
@@ -163,12 +164,11 @@ def _queue(made: dashboard.Dashboard) -> dashboard.Dashboard:
             Query(total("completion_engine_waiting_requests"), "waiting in the engine"),
             width=8,
         ),
-        lines(
+        each_instance(
             "KV cache",
             "Share of the KV cache in use by live generations.",
+            "completion_engine_kv_usage_ratio",
             SHARE,
-            Query(select("completion_engine_kv_usage_ratio"), "{{instance}}"),
-            width=8,
         ),
         lines(
             "Event loop",
@@ -184,11 +184,5 @@ def _queue(made: dashboard.Dashboard) -> dashboard.Dashboard:
             Query(quantile("0.95", "completion_abort_seconds"), "p95"),
             width=8,
         ),
-        lines(
-            "Restarts of the engine",
-            "Since the start of each server.",
-            COUNT,
-            Query(select("completion_engine_restarts_total"), "{{instance}}"),
-            width=8,
-        ),
+        each_instance("Restarts of the engine", "Since the start of each server.", "completion_engine_restarts_total"),
     )

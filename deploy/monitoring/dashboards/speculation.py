@@ -26,7 +26,11 @@ _FIRST = 'position="1"'
 def build() -> dashboard.Dashboard:
     """Return the dashboard."""
     made = new_dashboard("speculation", "Completions: speculation", "Acceptance by position and K, and what it gains.")
-    made = section(
+    return _speed(_acceptance(made))
+
+
+def _acceptance(made: dashboard.Dashboard) -> dashboard.Dashboard:
+    return section(
         made,
         "By position and K",
         bars(
@@ -60,6 +64,9 @@ def build() -> dashboard.Dashboard:
             Query(ratio(rate(_ACCEPTED, by=("k",)), rate(_DRAFTED, by=("k",))), "K={{k}}"),
         ),
     )
+
+
+def _speed(made: dashboard.Dashboard) -> dashboard.Dashboard:
     return section(
         made,
         "K and speed",

@@ -18,9 +18,9 @@ from rich.table import Table
 
 from loadtest.bench.attacks.measure import Durations, measure
 from loadtest.bench.attacks.registry import ATTACKS
+from loadtest.bench.common.command import config_options, expected_errors
 from loadtest.bench.common.figures import report_console
-from loadtest.bench.common.server import config_options
-from loadtest.processes.child import StartError, end_on_sigterm
+from loadtest.processes.child import end_on_sigterm
 
 _PHASES = ("calm", "attack", "after")
 _SECONDS = click.FloatRange(0.5)
@@ -51,15 +51,13 @@ def main(names: tuple[str, ...], as_json_only: bool, **options: Unpack[_Options]
     end_on_sigterm()
     progress = Console(stderr=True)
     found = []
-    try:
+    with expected_errors():
         for name in names or ATTACKS:
             progress.print(f"{name}: {ATTACKS[name].about}")
             durations = Durations(options["calm_s"], options["attack_s"], options["after_s"])
             measured = asyncio.run(measure(name, options["config"], options["overrides"], durations))
             found.append(measured.figures())
             progress.print(f"  in time: {', '.join(_shares(found[-1]))}; the attacker: {found[-1]['attacker']}")
-    except StartError as error:
-        raise click.ClickException(str(error)) from error
     if as_json_only:
         click.echo(json.dumps({"attacks": found}))
     else:

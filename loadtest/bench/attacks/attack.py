@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import ClassVar
 
-from loadtest.bench.attacks.http2 import Connection, Stream
+from loadtest.bench.attacks.http2 import Http2Connection, Stream
 
 MIB = 1024 * 1024
 RESOURCE_EXHAUSTED = 8
@@ -47,7 +47,7 @@ class Attack(ABC):
         self.counts[f"status_{'none' if stream.status in {None, -1} else stream.status}"] += 1
 
 
-async def largest_accepted(connection: Connection, first_bytes: int, message_of: "MessageOf") -> int:
+async def largest_accepted(connection: Http2Connection, first_bytes: int, message_of: "MessageOf") -> int:
     """Return the size of a message that the server accepts: `first_bytes`, halved until it is not too large.
 
     An attacker would find that out too.

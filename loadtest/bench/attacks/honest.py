@@ -30,7 +30,7 @@ _OPTIONS = (
 
 
 @dataclass(slots=True)
-class Service:
+class HonestService:
     """The service that the users got in a phase."""
 
     first_text_ms: list[float | None] = field(default_factory=list)
@@ -53,7 +53,7 @@ class HonestUser:
         self._sequence = itertools.count(1)
         self._metadata = (("x-user-id", f"honest-{number}"),)
 
-    async def ask_for(self, seconds: float, service: Service) -> None:
+    async def ask_for(self, seconds: float, service: HonestService) -> None:
         """Send requests for a time, and record them in `service`."""
         loop = asyncio.get_running_loop()
         begin = loop.time() + self._number * PERIOD_S / USERS
@@ -63,7 +63,7 @@ class HonestUser:
                 await asyncio.sleep(due - loop.time())
                 group.create_task(self._ask(due, service))
 
-    async def _ask(self, due: float, service: Service) -> None:
+    async def _ask(self, due: float, service: HonestService) -> None:
         place = len(service.first_text_ms)
         service.first_text_ms.append(None)
         loop = asyncio.get_running_loop()
@@ -134,9 +134,9 @@ async def honest_users(address: str) -> AsyncIterator[list[HonestUser]]:
             await channel.close()
 
 
-async def serve_for(users: list[HonestUser], seconds: float) -> Service:
+async def serve_for(users: list[HonestUser], seconds: float) -> HonestService:
     """Let all users send requests for a time; return their service."""
-    service = Service()
+    service = HonestService()
     async with asyncio.TaskGroup() as group:
         for user in users:
             group.create_task(user.ask_for(seconds, service))

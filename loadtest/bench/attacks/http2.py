@@ -25,7 +25,7 @@ _STATUS, _MESSAGE = b"\x0bgrpc-status", b"\x0cgrpc-message"
 class Stream:
     """One call."""
 
-    def __init__(self, connection: "Connection", number: int, window: int) -> None:
+    def __init__(self, connection: "Http2Connection", number: int, window: int) -> None:
         """Belong to a connection; `window` is how many bytes the server takes at first."""
         self.number = number
         self.window = window
@@ -70,7 +70,7 @@ class Stream:
         self._connection.forget(self)
 
 
-class Connection:
+class Http2Connection:
     """One TCP connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

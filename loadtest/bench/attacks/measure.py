@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from loadtest.bench.attacks.honest import Service, honest_users, serve_for
+from loadtest.bench.attacks.honest import HonestService, honest_users, serve_for
 from loadtest.bench.attacks.registry import ATTACKS
 from loadtest.bench.common.server import ServerProcess
 from loadtest.processes.child import Child
@@ -37,10 +37,10 @@ class Durations:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class AttackPhase:
     """The measurements of a phase."""
 
-    service: Service
+    service: HonestService
     peak_rss_bytes: int
     last_rss_bytes: int
 
@@ -54,11 +54,11 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class AttackMeasurement:
     """The measurements of one attack."""
 
     attack: str
-    phases: Mapping[str, Phase]
+    phases: Mapping[str, AttackPhase]
     counts: Mapping[str, int]
 
     def figures(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Measured:
         return found | {"attacker": dict(self.counts)}
 
 
-async def measure(attack: str, config: Path, overrides: Sequence[str], durations: Durations) -> Measured:
+async def measure(attack: str, config: Path, overrides: Sequence[str], durations: Durations) -> AttackMeasurement:
     """Start a server with users, attack it, and let it recover.
 
     Raises:
@@ -87,7 +87,7 @@ async def measure(attack: str, config: Path, overrides: Sequence[str], durations
             after = await _phase(process, serve_for(users, durations.after_s))
     finally:
         await asyncio.to_thread(server.stop)
-    return Measured(attack, {"calm": calm, "attack": attacked, "after": after}, counts)
+    return AttackMeasurement(attack, {"calm": calm, "attack": attacked, "after": after}, counts)
 
 
 @asynccontextmanager
@@ -99,7 +99,7 @@ async def _attacking(attack: str, address: str) -> AsyncIterator[dict[str, int]]
         counts |= await asyncio.to_thread(child.ask, {"end": True}, _REPORT_S)
 
 
-async def _phase(process: psutil.Process, serving: Any) -> Phase:  # noqa: ANN401 - a coroutine
+async def _phase(process: psutil.Process, serving: Any) -> AttackPhase:  # noqa: ANN401 - a coroutine
     rss = [process.memory_info().rss]
 
     async def watch() -> None:
@@ -109,7 +109,7 @@ async def _phase(process: psutil.Process, serving: Any) -> Phase:  # noqa: ANN40
 
     watching = asyncio.create_task(watch())
     try:
-        service: Service = await serving
+        service: HonestService = await serving
     finally:
         watching.cancel()
-    return Phase(service, max(rss), process.memory_info().rss)
+    return AttackPhase(service, max(rss), process.memory_info().rss)

@@ -34,20 +34,18 @@ from typing import Any, TypedDict, Unpack
 import click
 from rich.console import Console
 
-from completion_server.core.errors import ConfigError
 from loadtest.bench.capacity.contestants import Setup, start
 from loadtest.bench.capacity.estimates import is_another_round_due
 from loadtest.bench.capacity.report import Findings, details, headline, picture, print_table
 from loadtest.bench.capacity.rounds import Range
 from loadtest.bench.capacity.runner import RunnerSettings, TrialRunner
-from loadtest.bench.capacity.texts import CONTEXTS, Context
+from loadtest.bench.capacity.texts import CONTEXTS, ContextSize
 from loadtest.bench.capacity.trial import Promise
+from loadtest.bench.common.command import config_options, expected_errors, json_option, typing_seed_option
 from loadtest.bench.common.contest import Turns
 from loadtest.bench.common.figures import report_console
-from loadtest.bench.common.server import CommandError, config_options, effective_config
-from loadtest.processes.child import StartError, end_on_sigterm
-from loadtest.targets import TargetError
-from loadtest.traffic.documents import DocumentsError
+from loadtest.bench.common.server import effective_config
+from loadtest.processes.child import end_on_sigterm
 
 _QUICK_S, _QUICK_EDITORS = 3.0, 4
 _BUILT_LLAMA_SERVER = Path(".venv-llama/bin/llama-server")
@@ -69,7 +67,7 @@ class _Options(TypedDict):
 @click.option("--from", "start", type=click.IntRange(1), default=12, show_default=True, help="Editors to begin with.")
 @click.option("--to", "most", type=click.IntRange(1), default=192, show_default=True, help="Editors at most.")
 @click.option("--max-tokens", type=click.IntRange(1), default=24, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
+@typing_seed_option
 @click.option(
     "--llama-server",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -79,7 +77,7 @@ class _Options(TypedDict):
     "--picture", "drawing", type=click.Path(dir_okay=False, path_type=Path), help="Draw the editors into this SVG file."
 )
 @click.option("--quick", is_flag=True, help="One round of short trials, to see that all of it works.")
-@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
+@json_option
 def main(
     config: Path,
     overrides: tuple[str, ...],
@@ -102,12 +100,10 @@ def main(
     if llama_server is None and _BUILT_LLAMA_SERVER.exists():
         llama_server = _BUILT_LLAMA_SERVER
     console = Console(stderr=True)
-    try:
+    with expected_errors():
         effective = effective_config(config, overrides)
         setup = Setup(config, overrides, effective, llama_server, options["max_tokens"])
         found = asyncio.run(_measure(setup, options, console, is_one_round=quick))
-    except (ConfigError, DocumentsError, StartError, CommandError, TargetError) as error:
-        raise click.ClickException(str(error)) from error
     if drawing is not None:
         drawing.parent.mkdir(parents=True, exist_ok=True)
         drawing.write_text(picture(found), encoding="utf-8")
@@ -144,7 +140,7 @@ async def _measure(setup: Setup, options: _Options, console: Console, *, is_one_
     return found
 
 
-def _about(context: Context) -> str:
+def _about(context: ContextSize) -> str:
     return f"{context.prefix_chars:,} + {context.suffix_chars} characters"
 
 

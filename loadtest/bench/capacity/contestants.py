@@ -11,7 +11,7 @@ from rich.console import Console
 from completion_server.core.errors import ConfigError
 from completion_server.core.request import Mode
 from completion_server.prompt.templates import Order
-from loadtest.bench.capacity.texts import Context, with_sliding_window
+from loadtest.bench.capacity.texts import ContextSize, with_sliding_window
 from loadtest.bench.common.contest import Pausable, Turns
 from loadtest.bench.common.prompts import PromptMaker
 from loadtest.bench.common.server import ServerProcess
@@ -24,11 +24,11 @@ from loadtest.traffic.trace import Trace
 
 OURS, VLLM, VLLM_SAME_PROMPTS, LLAMA = "this server", "vllm serve", "vllm serve, our prompts", "llama.cpp"
 
-Sends = Callable[[Trace, Context], Trace]
+Sends = Callable[[Trace, ContextSize], Trace]
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class CapacityContestant:
     """A server and its clients."""
 
     name: str
@@ -59,7 +59,7 @@ class ServerPrompts:
         """The usual prompt, with {prefix} and {suffix}."""
         self.stop_token_ids: tuple[int, ...] = self._maker.make("", "a = ", "\n")[0].stop_token_ids
 
-    def sends(self, trace: Trace, _context: Context) -> Trace:
+    def sends(self, trace: Trace, _context: ContextSize) -> Trace:
         """Return a trace with prompts; the prompt of each key depends on the document's last one."""
         language_id = trace.sessions[0].language_id
 
@@ -85,7 +85,7 @@ class Setup:
     max_tokens: int
 
 
-async def start(stack: AsyncExitStack, turns: Turns, setup: Setup, console: Console) -> list[Contestant]:
+async def start(stack: AsyncExitStack, turns: Turns, setup: Setup, console: Console) -> list[CapacityContestant]:
     """Start the servers, one after another; each rests as soon as it is ready.
 
     Raises:
@@ -111,12 +111,14 @@ async def start(stack: AsyncExitStack, turns: Turns, setup: Setup, console: Cons
     return found
 
 
-def _ours(server: ServerProcess, settings: ClientSettings) -> Contestant:
+def _ours(server: ServerProcess, settings: ClientSettings) -> CapacityContestant:
     spec = TargetSpec(OURS, "grpc", (server.ready["address"],))
-    return Contestant(OURS, server.process, lambda _run: GrpcTarget(spec, settings), lambda trace, _context: trace)
+    return CapacityContestant(
+        OURS, server.process, lambda _run: GrpcTarget(spec, settings), lambda trace, _context: trace
+    )
 
 
-def _vllm(serve: VllmServe, prompts: ServerPrompts, settings: ClientSettings) -> list[Contestant]:
+def _vllm(serve: VllmServe, prompts: ServerPrompts, settings: ClientSettings) -> list[CapacityContestant]:
     host = serve.url.removeprefix("http://")
 
     def connector(name: str, options: Mapping[str, str]) -> Callable[[str], HttpTarget]:
@@ -125,11 +127,11 @@ def _vllm(serve: VllmServe, prompts: ServerPrompts, settings: ClientSettings) ->
         return lambda run: HttpTarget(spec, settings, ends | {"cache_salt": f"{name} {run}"})
 
     return [
-        Contestant(VLLM, serve.process, connector(VLLM, {"fim": prompts.fim}), with_sliding_window),
-        Contestant(VLLM_SAME_PROMPTS, serve.process, connector(VLLM_SAME_PROMPTS, {}), prompts.sends),
+        CapacityContestant(VLLM, serve.process, connector(VLLM, {"fim": prompts.fim}), with_sliding_window),
+        CapacityContestant(VLLM_SAME_PROMPTS, serve.process, connector(VLLM_SAME_PROMPTS, {}), prompts.sends),
     ]
 
 
-def _llama(llama: LlamaServer, settings: ClientSettings) -> Contestant:
+def _llama(llama: LlamaServer, settings: ClientSettings) -> CapacityContestant:
     spec = TargetSpec(LLAMA, "llama+http", (llama.host,))
-    return Contestant(LLAMA, llama.process, lambda _run: HttpTarget(spec, settings), with_sliding_window)
+    return CapacityContestant(LLAMA, llama.process, lambda _run: HttpTarget(spec, settings), with_sliding_window)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from loadtest.bench.capacity.answerable import AnswerablePauses, Replay, replay_pauses
-from loadtest.bench.capacity.contestants import Contestant
+from loadtest.bench.capacity.contestants import CapacityContestant
 from loadtest.bench.capacity.report import Findings
 from loadtest.bench.capacity.rounds import Range, run_round
-from loadtest.bench.capacity.texts import CONTEXTS, Context, Key, TrialLength, first_sessions, requests_like
+from loadtest.bench.capacity.texts import CONTEXTS, ContextSize, Key, TrialLength, first_sessions, requests_like
 from loadtest.bench.capacity.trial import SHARE
 from loadtest.bench.common.contest import Turns
 from loadtest.driving.driver import Run, drive
@@ -57,7 +57,7 @@ class RunnerSettings:
 class TrialRunner:
     """Runs the trials on the servers."""
 
-    contestants: Mapping[str, Contestant]
+    contestants: Mapping[str, CapacityContestant]
     turns: Turns
     settings: RunnerSettings
     console: Console
@@ -70,7 +70,7 @@ class TrialRunner:
             for each in self.contestants.values():
                 await self._drive(each, each.sends(trace, context))
 
-    async def round(self, number: int, context: Context, found: Findings) -> None:
+    async def round(self, number: int, context: ContextSize, found: Findings) -> None:
         """Add a round's trials to what was found."""
         length, names = self._length(), list(self.contestants)
         trace = await self._trace(str(number), context, self.settings.limits.most, length.most_s)
@@ -90,7 +90,7 @@ class TrialRunner:
         found.add(await run_round(number, names, found.capacities, self.settings.limits, run_trial))
         gc.unfreeze()
 
-    async def _drive(self, contestant: Contestant, trace: Trace) -> Run:
+    async def _drive(self, contestant: CapacityContestant, trace: Trace) -> Run:
         await self.turns.give(contestant.process)
         self.num_runs += 1
         async with contestant.connect(str(self.num_runs)) as target:
@@ -109,7 +109,7 @@ class TrialRunner:
 
         return replay
 
-    async def _trace(self, name: str, context: Context, sessions: int, seconds: float) -> Trace:
+    async def _trace(self, name: str, context: ContextSize, sessions: int, seconds: float) -> Trace:
         documents = {"prefix_chars": context.prefix_chars, "suffix_chars": context.suffix_chars}
         scenario = Scenario.of({"name": "capacity", "documents": documents})
         seed = f"{self.settings.seed}/{context.name}/{name}"
@@ -120,7 +120,7 @@ class TrialRunner:
         per_s = typing.model.keys_per_s * typing.model.share_above(typing.pause_ms / 1000)
         return TrialLength(seconds, _LONGEST * seconds, _PAUSES, per_s)
 
-    def _say(self, number: int, context: Context, name: str, trial: Trial) -> None:
+    def _say(self, number: int, context: ContextSize, name: str, trial: Trial) -> None:
         share, pauses = trial.figures[SHARE], trial.figures["pauses"]
         self.console.print(
             f"round {number + 1}, {context.name}: {name}, {trial.sessions} editors: "

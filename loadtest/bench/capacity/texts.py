@@ -15,7 +15,7 @@ _GOES_ON_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ContextSize:
     """The text around the cursor that an editor sends."""
 
     name: str
@@ -23,7 +23,7 @@ class Context:
     suffix_chars: int
 
 
-CONTEXTS = (Context("short", 400, 100), Context("long", 1500, 400))
+CONTEXTS = (ContextSize("short", 400, 100), ContextSize("long", 1500, 400))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def key_of(request: TypedRequest) -> Key:
     return request.session, request.sequence
 
 
-def with_sliding_window(trace: Trace, context: Context) -> Trace:
+def with_sliding_window(trace: Trace, context: ContextSize) -> Trace:
     """Return a trace as clients send it that cut the text themselves: their window moves with each key."""
 
     def cut(request: TypedRequest) -> TypedRequest:

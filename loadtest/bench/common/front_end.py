@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from loadtest.driving.run import Progress
+from loadtest.driving.run import RunProgress
 from loadtest.processes.child import Child
 from loadtest.traffic.scenario import Scenario, ScenarioError
 
@@ -45,7 +45,7 @@ def editors(sessions: int, requests_per_s: float, seconds: float, seed: int) -> 
 
 
 @dataclass(slots=True)
-class Reading:
+class ProcessReading:
     """CPU time and memory of a process at a time of the run."""
 
     elapsed_s: float
@@ -55,18 +55,20 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Watch:
+class ProcessWatch:
     """Readings of a process, taken at each progress report of the run."""
 
     process: psutil.Process
-    readings: list[Reading] = field(default_factory=list)
+    readings: list[ProcessReading] = field(default_factory=list)
     """Readings while requests come."""
 
-    def look(self, progress: Progress) -> None:
+    def look(self, progress: RunProgress) -> None:
         """Take a reading."""
         if progress.is_running and progress.num_intended:
             times, rss = self.process.cpu_times(), self.process.memory_info().rss
-            self.readings.append(Reading(progress.elapsed_s, times.user + times.system, rss, progress.num_intended))
+            self.readings.append(
+                ProcessReading(progress.elapsed_s, times.user + times.system, rss, progress.num_intended)
+            )
 
     @property
     def cpu_ms_a_request(self) -> float:

@@ -9,10 +9,10 @@ import click
 import psutil
 from rich.console import Console
 
-from loadtest.bench.common.front_end import LARGE_MODEL, Watch, bare_server
+from loadtest.bench.common.front_end import LARGE_MODEL, ProcessWatch, bare_server
 from loadtest.bench.common.server import ServerProcess
 from loadtest.driving.live import Live
-from loadtest.driving.run import Progress, run_scenario
+from loadtest.driving.run import RunProgress, run_scenario
 from loadtest.report.figures import reasons_invalid
 from loadtest.stats.run_stats import RunStats
 from loadtest.targets import parse_target
@@ -24,7 +24,7 @@ _NO_SHEDDING = ("shed.lag_ms=0", "shed.when=never")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class TurnCost:
     """The cost of one turn of a server."""
 
     cpu_ms: float
@@ -63,23 +63,23 @@ class FrontEnd:
         finally:
             server.stop()
 
-    def turn(self) -> Served:
+    def turn(self) -> TurnCost:
         """Measure the server once."""
         ready = self._server.ready
         target = f"server=grpc://{ready['address']}?metrics={ready['metrics_address']}"
         return self._drive(target, self._server.pid)
 
-    def bare_turn(self, messages: float) -> Served:
+    def bare_turn(self, messages: float) -> TurnCost:
         """Measure a bare server once, which sends as many messages for a request."""
         with bare_server(max(0.0, messages - 1)) as (address, pid):
             return self._drive(f"bare=grpc://{address}?", pid)
 
-    def _drive(self, target: str, pid: int) -> Served:
+    def _drive(self, target: str, pid: int) -> TurnCost:
         spec = parse_target(f"{target}&connections={min(_CONNECTIONS, self._scenario.sessions)}")
-        watch = Watch(psutil.Process(pid))
+        watch = ProcessWatch(psutil.Process(pid))
         with Live(self._console) as live:
 
-            def show(progress: Progress) -> None:
+            def show(progress: RunProgress) -> None:
                 watch.look(progress)
                 live.show(progress)
 
@@ -89,11 +89,11 @@ class FrontEnd:
         return _served(watch, result.stats_by_target[spec.name])
 
 
-def _served(watch: Watch, stats: RunStats) -> Served:
+def _served(watch: ProcessWatch, stats: RunStats) -> TurnCost:
     counters = stats.total.counters
     sent = max(1, counters["sent"])
     # The watch counts due requests. An editor answers some of them from its cache, and does not send them.
-    return Served(
+    return TurnCost(
         cpu_ms=watch.cpu_ms_a_request * counters["intended"] / sent,
         messages=counters["messages"] / sent,
         shed_share=counters["outcome/shed"] / sent,

@@ -5,12 +5,11 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-import click
 import grpc
 
 from completion.v1 import completion_pb2 as pb
@@ -54,20 +53,6 @@ SERVES_ALL = (
     "admission.user_tokens_per_s=0",
 )
 """For benchmarks of the engine: no request is shed, and the number of slots is fixed."""
-
-
-def config_options(command: Callable[P, R]) -> Callable[P, R]:
-    """Add the options of the servers' configuration to a command: `config` and `overrides`."""
-    config = click.option(
-        "--config",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="The server's TOML file.",
-        default=Path("deploy/local/server.toml"),
-        show_default=True,
-    )
-    help_text = "Set one key for all of them."
-    overrides = click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help=help_text)
-    return config(overrides(command))
 
 
 ONE_CACHE = ("engine.cache_scope=tenant",)

@@ -20,18 +20,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from loadtest.bench.common.command import config_options, expected_errors, json_option
 from loadtest.bench.common.contest import BenchPrompt, Turns
 from loadtest.bench.common.figures import Block, Summary, report_console, rounded
 from loadtest.bench.common.server import (
     ONE_CACHE,
     SERVES_ALL,
-    CommandError,
-    NotAnsweredError,
     Server,
-    config_options,
 )
-from loadtest.bench.common.texts import TooFewTextsError, typed_texts
-from loadtest.processes.child import StartError, end_on_sigterm
+from loadtest.bench.common.texts import typed_texts
+from loadtest.processes.child import end_on_sigterm
 
 _CONCURRENCY = (1, 16)
 _NO_SPECULATION = ("engine.num_speculative_tokens=0",)
@@ -90,13 +88,13 @@ def configurations(int8_model: Path | None) -> list[Configuration]:
 @click.option("--suffix-chars", type=click.IntRange(1), default=400, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Which texts are completed.")
 @click.option("--one-at-a-time", is_flag=True, help="Run one server after the other, for want of memory.")
-@click.option("--json", "as_json", is_flag=True, help="Print the JSON object alone.")
+@json_option
 def main(
     config: Path,
     overrides: tuple[str, ...],
     int8_model: Path | None,
     one_at_a_time: bool,
-    as_json: bool,
+    as_json_only: bool,
     **options: Unpack[_Options],
 ) -> None:
     """Measure the effect of each part of the engine's configuration. The last line is a JSON object.
@@ -113,12 +111,10 @@ def main(
     ]
     groups = [[each] for each in found] if one_at_a_time else [found]
     results: Results = {}
-    try:
+    with expected_errors():
         for group in groups:
             results |= asyncio.run(_measure(config, group, options, Console(stderr=True)))
-    except (TooFewTextsError, StartError, CommandError, NotAnsweredError) as error:
-        raise click.ClickException(str(error)) from error
-    if not as_json:
+    if not as_json_only:
         _print(results, report_console())
     click.echo(json.dumps({name: _figures(blocks) for name, blocks in results.items()}))
 

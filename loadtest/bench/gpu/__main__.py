@@ -20,13 +20,12 @@ from typing import Any
 import click
 from rich.console import Console
 
+from loadtest.bench.common.command import config_options, expected_errors
 from loadtest.bench.common.figures import report_console
-from loadtest.bench.common.server import CommandError, config_options
 from loadtest.bench.gpu import functional, mission, sessions, speculation, ttft
 from loadtest.bench.gpu.driver import ask
 from loadtest.bench.gpu.ways import Size
-from loadtest.processes.child import StartError, end_on_sigterm
-from loadtest.targets import TargetError
+from loadtest.processes.child import end_on_sigterm
 
 PARTS = ("functional", "speculation", "ttft", "sessions")
 _FIGURES = "gpu.json"
@@ -65,10 +64,8 @@ def main(
     found["started_at"] = datetime.now(UTC).isoformat(timespec="seconds")
     for part in wanted:
         console.print(f"part: {part}")
-        try:
+        with expected_errors(part=part):
             found[part] = asyncio.run(_measure(part, plans, config, overrides, Size(is_tiny=tiny), console))
-        except (StartError, CommandError, TargetError) as error:
-            raise click.ClickException(f"{part}: {error}") from error
         out.mkdir(parents=True, exist_ok=True)
         (out / _FIGURES).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     _print(found)

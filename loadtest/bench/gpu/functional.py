@@ -66,7 +66,7 @@ async def measure(plan: FunctionalPlan, config: Path, overrides: Sequence[str], 
         with console.status(f"starting: {name}"):
             server = ServerProcess(config, (*SERVES_ALL, *DRAFTS, *overrides, *own), name.replace(" ", "-"))
         try:
-            trial = Trial(server, plan, texts)
+            trial = FunctionalTrial(server, plan, texts)
             answers |= {f"{name}, {how}": each async for how, each in trial.answers(changes_k=name != "no draft")}
             if name == "schedule":
                 found["aborted_s"] = await trial.abort()
@@ -97,7 +97,7 @@ def judge(answers: dict[str, list[str]], found: dict[str, Any]) -> dict[str, Any
     return {"same_as_no_draft": same, "passed": passed, "is_passed": all(passed.values())}
 
 
-class Trial:
+class FunctionalTrial:
     """One running server, as its editors and its operator see it."""
 
     def __init__(self, server: ServerProcess, plan: FunctionalPlan, texts: Sequence[CursorText]) -> None:

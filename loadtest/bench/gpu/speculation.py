@@ -19,7 +19,7 @@ from rich.table import Table
 
 from loadtest.bench.common.figures import percentile
 from loadtest.bench.gpu.models import DRAFT, TARGET, TINY_DRAFT, TINY_TARGET, random_prompts, write_model
-from loadtest.bench.gpu.ways import Size, Way, ways
+from loadtest.bench.gpu.ways import EngineVariant, Size, ways
 from loadtest.bench.peers.bare_engine import BareEngine
 from loadtest.tuning.statistics import ratio_of_rounds
 
@@ -38,13 +38,13 @@ class SpeculationPlan:
     rounds: int = 4
     seed: int = 0
 
-    def ways(self, folder: Path, size: Size) -> tuple[Way, ...]:
+    def ways(self, folder: Path, size: Size) -> tuple[EngineVariant, ...]:
         """Return the engines, on models in `folder`."""
         return ways(folder / "target", folder / "draft", self.k, self.acceptance, max(self.batches), size)
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class BatchRates:
     """Rates of a contestant at a batch size, one for each round."""
 
     total: list[float]
@@ -53,11 +53,11 @@ class Rates:
     """Median tokens/s of one request after its first token."""
 
 
-Found = dict[tuple[str, int], Rates]
+Found = dict[tuple[str, int], BatchRates]
 """Rates by contestant and batch size."""
 
 
-def contestants(found: Sequence[Way]) -> list[tuple[int, int | None, str]]:
+def contestants(found: Sequence[EngineVariant]) -> list[tuple[int, int | None, str]]:
     """Return the place of each contestant's engine, the K to set there, and the contestant's name."""
     return [
         (place, k, way.name if k is None else f"{way.name}, K = {k}")
@@ -87,7 +87,7 @@ async def measure(plan: SpeculationPlan, folder: Path, size: Size, console: Cons
                     if k is not None:
                         engines[place].set_k(k)
                     block = await engines[place].run(prompts, batch)
-                    each = rates.setdefault((name, batch), Rates([], []))
+                    each = rates.setdefault((name, batch), BatchRates([], []))
                     if number:
                         each.total.append(block.tokens_per_s)
                         each.alone.append(percentile([one.tokens_per_s or 0.0 for one in block.samples], 50))

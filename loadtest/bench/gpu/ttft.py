@@ -16,7 +16,7 @@ from rich.table import Table
 from loadtest.bench.common.contest import BenchPrompt
 from loadtest.bench.common.figures import percentile
 from loadtest.bench.gpu.models import TARGET, TINY_TARGET, random_prompts, write_model
-from loadtest.bench.gpu.ways import Size, Way
+from loadtest.bench.gpu.ways import EngineVariant, Size
 from loadtest.bench.peers.bare_engine import BareEngine
 
 
@@ -31,7 +31,7 @@ class TtftPlan:
     rounds: int = 20
     seed: int = 0
 
-    def ways(self, folder: Path, size: Size) -> tuple[Way, ...]:
+    def ways(self, folder: Path, size: Size) -> tuple[EngineVariant, ...]:
         """Return an engine for each step size; only the smaller one bounds long prompts."""
         common = size.common_args | {
             "model": str(folder / "target"),
@@ -42,7 +42,9 @@ class TtftPlan:
             common["gpu_memory_utilization"] = 0.44
         bounded = {"long_prefill_token_threshold": min(self.step_tokens) // 2}
         return tuple(
-            Way(f"{tokens} a step", common | {"max_num_batched_tokens": tokens} | (bounded if not place else {}))
+            EngineVariant(
+                f"{tokens} a step", common | {"max_num_batched_tokens": tokens} | (bounded if not place else {})
+            )
             for place, tokens in enumerate(self.step_tokens)
         )
 

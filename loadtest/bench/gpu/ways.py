@@ -26,7 +26,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class EngineVariant:
     """An engine to measure."""
 
     name: str
@@ -42,7 +42,9 @@ def acceptance_by_position(acceptance: float, k: int) -> list[float]:
     return [acceptance**position for position in range(1, k + 1)]
 
 
-def ways(target: Path, draft: Path, k: int, acceptance: float, max_num_seqs: int, size: Size) -> tuple[Way, ...]:
+def ways(
+    target: Path, draft: Path, k: int, acceptance: float, max_num_seqs: int, size: Size
+) -> tuple[EngineVariant, ...]:
     """Return the engines, that without a draft first; it has vLLM's own choice of runner, the newer one.
 
     The newer runner is left out of a trial on a CPU, which has none, and so is synthetic acceptance.
@@ -58,10 +60,10 @@ def ways(target: Path, draft: Path, k: int, acceptance: float, max_num_seqs: int
     scheduled = common | {"speculative_config": drafts | {_SCHEDULE: [[1, max_num_seqs, k]]}}
     live = {"worker_extension_cls": WORKER_EXTENSION}
     found = [
-        Way("no draft", common),
-        Way("schedule", scheduled | live, {RUNNER: "0"}, (k, 0)),
-        Way("fixed", constant, {RUNNER: "0"}),
-        Way("full graphs", constant | live, {RUNNER: "0"}, (k, 0)),
-        Way("newer runner", scheduled, {RUNNER: "1"}, (k, 0)),
+        EngineVariant("no draft", common),
+        EngineVariant("schedule", scheduled | live, {RUNNER: "0"}, (k, 0)),
+        EngineVariant("fixed", constant, {RUNNER: "0"}),
+        EngineVariant("full graphs", constant | live, {RUNNER: "0"}, (k, 0)),
+        EngineVariant("newer runner", scheduled, {RUNNER: "1"}, (k, 0)),
     ]
     return tuple(way for way in found if not (size.is_tiny and way.name == "newer runner"))

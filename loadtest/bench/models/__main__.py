@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from loadtest.bench.common.command import json_option
 from loadtest.bench.common.figures import report_console
 from loadtest.bench.models.figures import IDENTITY_TOKENS, SPECULATE, figures
 
@@ -32,10 +33,10 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     "--max-tasks", type=click.IntRange(1), default=400, show_default=True, help="Of the 1,033 single lines, evenly."
 )
 @click.option("--allow-weak-sandbox", is_flag=True, help="Passed on to `target-model evaluate`.")
-@click.option("--json", "as_json", is_flag=True, help="Print the JSON object alone.")
+@json_option
 def main(
     *, target: Path, target_bf16: Path, draft: Path, cursors: int, max_tasks: int, allow_weak_sandbox: bool,
-    as_json: bool,
+    as_json_only: bool,
 ) -> None:  # fmt: skip
     """Evaluate a target in INT8 and bfloat16, and its draft. The last line is a JSON object.
 
@@ -60,7 +61,7 @@ def main(
             "--prompts", str(BENCHMARKS / "HumanEval.jsonl.gz"), "--prompt-tokens", str(IDENTITY_TOKENS),
         )  # fmt: skip
         found = figures(_read(targets), _read(pair / "report.json"))
-    if not as_json:
+    if not as_json_only:
         report_console().print(said, markup=False, highlight=False)
     click.echo(json.dumps(found))
 

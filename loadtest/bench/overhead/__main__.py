@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from completion_server.core.errors import ConfigError
+from loadtest.bench.common.command import config_options, expected_errors, json_option
 from loadtest.bench.common.contest import BenchPrompt, Contestant, Turns, batches
 from loadtest.bench.common.figures import Block, report_console
 from loadtest.bench.common.server import (
@@ -43,7 +44,6 @@ from loadtest.bench.common.server import (
     CommandError,
     NotAnsweredError,
     Server,
-    config_options,
     effective_config,
     render_prompts,
 )
@@ -93,8 +93,10 @@ class _Options(TypedDict):
 @click.option("--new-documents", is_flag=True, help="Send documents that no server has seen before.")
 @click.option("--quick", is_flag=True, help="A few requests of each kind, to see that all of it works.")
 @click.option("--vllm-serve/--no-vllm-serve", "with_vllm_serve", default=True, help="Whether to compare with it.")
-@click.option("--json", "as_json", is_flag=True, help="Print the JSON object alone.")
-def main(config: Path, overrides: tuple[str, ...], quick: bool, as_json: bool, **options: Unpack[_Options]) -> None:
+@json_option
+def main(
+    config: Path, overrides: tuple[str, ...], quick: bool, as_json_only: bool, **options: Unpack[_Options]
+) -> None:
     """Measure the server against its bare engine and against `vllm serve`. The last line is a JSON object.
 
     \b
@@ -105,21 +107,11 @@ def main(config: Path, overrides: tuple[str, ...], quick: bool, as_json: bool, *
     if quick:
         options["requests"], options["concurrent_requests"] = _BLOCK_SIZES[1], _BLOCK_SIZES[16]
     console = Console(stderr=True)
-    try:
+    with expected_errors(ServeError, aiohttp.ClientError):
         effective = effective_config(config, overrides)
         results = asyncio.run(_measure(config, overrides, effective, options, console))
         replayed = _replayed(effective["engine_args"]["model"], console)
-    except (
-        TooFewTextsError,
-        StartError,
-        CommandError,
-        ConfigError,
-        NotAnsweredError,
-        ServeError,
-        aiohttp.ClientError,
-    ) as error:
-        raise click.ClickException(str(error)) from error
-    if not as_json:
+    if not as_json_only:
         print_tables(results, report_console())
     click.echo(json.dumps(figures(results) | replayed))
 

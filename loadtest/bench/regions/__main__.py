@@ -25,22 +25,21 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from loadtest.bench.common.command import config_options, expected_errors, json_option, typing_seed_option
 from loadtest.bench.common.figures import report_console
-from loadtest.bench.common.server import config_options
-from loadtest.bench.regions.course import Course, Plan, follow
+from loadtest.bench.regions.course import Course, LossPlan, follow
 from loadtest.bench.regions.figures import figures, gates, invalid_because, judge
 from loadtest.bench.regions.report import Finding, as_json, page, picture, print_tables
-from loadtest.bench.regions.sites import Loss, Place, Site, running_sites, target_of
+from loadtest.bench.regions.sites import Loss, Place, RegionSite, running_sites, target_of
 from loadtest.commands.outcome import NEW_FILE, Exit
-from loadtest.driving.checks import CheckError, check
-from loadtest.processes.child import StartError, end_on_sigterm
+from loadtest.driving.checks import check
+from loadtest.processes.child import end_on_sigterm
 from loadtest.stats.run_stats import RunStats
-from loadtest.targets import TargetError, TargetSpec, parse_target
+from loadtest.targets import TargetSpec, parse_target
 from loadtest.traffic.scenario import Scenario, ScenarioError
 from loadtest.traffic.trace import Trace, make_trace
 
 ROUND_TRIPS_MS = (5.0, 70.0, 140.0)
-_EXPECTED = (ScenarioError, StartError, TargetError, CheckError)
 
 
 class _Options(TypedDict):
@@ -84,10 +83,10 @@ class _Options(TypedDict):
     show_default=True,
     help="Seconds over which users return; the client's own default.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
+@typing_seed_option
 @click.option("--picture", "picture_file", type=NEW_FILE, help="Write the picture, an SVG file.")
 @click.option("--html", type=NEW_FILE, help="Write a page with pictures.")
-@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
+@json_option
 def main(config: Path, overrides: tuple[str, ...], *, as_json_only: bool, **options: Unpack[_Options]) -> None:
     """Lose the nearest of three regions while editors type. The last line is a JSON object.
 
@@ -100,10 +99,8 @@ def main(config: Path, overrides: tuple[str, ...], *, as_json_only: bool, **opti
     """
     end_on_sigterm()
     console = Console(stderr=True)
-    try:
+    with expected_errors():
         finding = _measure(config, overrides, options, console)
-    except _EXPECTED as error:
-        raise click.ClickException(str(error)) from error
     if options["picture_file"] is not None:
         options["picture_file"].write_text(picture(finding), encoding="utf-8")
     if options["html"] is not None:
@@ -120,7 +117,7 @@ def _measure(config: Path, overrides: tuple[str, ...], options: _Options, consol
     (event,) = scenario.events
     names = [region.name for region in scenario.regions]
     places = [Place(name, round_trip_ms) for name, round_trip_ms in zip(names, ROUND_TRIPS_MS, strict=True)]
-    plan = Plan(how, event.at_s, event.at_s + event.for_s)
+    plan = LossPlan(how, event.at_s, event.at_s + event.for_s)
     console.print(f"making the keys of {scenario.sessions:,} editors", style="dim")
     trace = make_trace(scenario)
     stats = RunStats("regions", scenario.duration_s, scenario.slice_s)
@@ -145,7 +142,13 @@ def _measure(config: Path, overrides: tuple[str, ...], options: _Options, consol
 
 
 def _follow(
-    spec: TargetSpec, scenario: Scenario, trace: Trace, plan: Plan, site: Site, stats: RunStats, console: Console
+    spec: TargetSpec,
+    scenario: Scenario,
+    trace: Trace,
+    plan: LossPlan,
+    site: RegionSite,
+    stats: RunStats,
+    console: Console,
 ) -> Course:
     console.print(f"typing for {scenario.duration_s:g} s; {plan.how.value} at {plan.lost_at_s:g} s", style="dim")
     columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[state]}"))

@@ -1,10 +1,12 @@
 """Drives editors while the nearest region is lost and comes back, and notes what happens and when."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from loadtest.bench.regions.sites import Loss, Site
+from loadtest.bench.regions.sites import Loss, RegionSite
 from loadtest.driving.driver import Callbacks, Driver, lead_in
 from loadtest.driving.worker import client_settings_of, count_present, make_recorder, settle_memory
 from loadtest.stats.run_stats import RunStats
@@ -20,7 +22,7 @@ _TICK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LossPlan:
     """What is done and when; times in seconds from the run's start."""
 
     how: Loss
@@ -53,8 +55,8 @@ async def follow(
     spec: TargetSpec,
     scenario: Scenario,
     trace: Trace,
-    plan: Plan,
-    site: Site,
+    plan: LossPlan,
+    site: RegionSite,
     stats: RunStats,
     on_time: Callable[[float], None],
 ) -> Course:
@@ -81,29 +83,33 @@ async def follow(
         settle_memory()
         clock = RunClock(_LEAD_S)
         driver = Driver(trace, editors, clock, Callbacks(due, recorder.ended), scenario.editor.cache_entries)
-        watching = [
-            asyncio.create_task(each)
-            for each in (
-                count_present(target, recorder, clock, scenario.slice_s),
-                _watch_editors(target, clock, course, on_time),
-                _watch_loop(clock, course),
-            )
-        ]
-        accident = asyncio.create_task(_lose(site, plan, clock, course))
-        try:
+        watches = (
+            count_present(target, recorder, clock, scenario.slice_s),
+            _watch_editors(target, clock, course, on_time),
+            _watch_loop(clock, course),
+        )
+        async with _meanwhile(*watches), _meanwhile(_lose(site, plan, clock, course)) as (accident,):
             course.duration_s = stats.duration_s = await driver.drive()
             await accident
-        finally:
-            for task in (*watching, accident):
-                task.cancel()
-            await asyncio.gather(*watching, accident, return_exceptions=True)
         course.reconnects_s = list(target.reconnects_s)
         recorder.connections(course.reconnects_s, driver.num_lost)
     course.results = [record.result() for record in records]
     return course
 
 
-async def _lose(site: Site, plan: Plan, clock: RunClock, course: Course) -> None:
+@asynccontextmanager
+async def _meanwhile(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run coroutines in tasks, which are cancelled at the end."""
+    tasks = [asyncio.create_task(each) for each in coroutines]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _lose(site: RegionSite, plan: LossPlan, clock: RunClock, course: Course) -> None:
     await clock.sleep_until(plan.lost_at_s)
     course.lost_at_s = clock.now_s()
     await site.lose(plan.how)

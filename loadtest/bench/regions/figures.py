@@ -27,7 +27,7 @@ Figures = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class RunPhase:
     """A part of the run."""
 
     name: str
@@ -39,13 +39,13 @@ class Phase:
         return self.from_s <= at_s < self.to_s
 
 
-def phases(course: Course) -> tuple[Phase, ...]:
+def phases(course: Course) -> tuple[RunPhase, ...]:
     """Return the phases: before the loss, while the region is away, and after it is back."""
     settled_s = min(_SETTLE_S, course.lost_at_s / 2)
     return (
-        Phase("before", settled_s, course.lost_at_s),
-        Phase("away", course.lost_at_s, course.back_at_s),
-        Phase("back", course.back_at_s, course.duration_s),
+        RunPhase("before", settled_s, course.lost_at_s),
+        RunPhase("away", course.lost_at_s, course.back_at_s),
+        RunPhase("back", course.back_at_s, course.duration_s),
     )
 
 
@@ -152,7 +152,7 @@ def _steepest(shares: Sequence[tuple[float, float]]) -> float:
     return most
 
 
-def _of_phase(course: Course, phase: Phase, criteria: CriteriaSettings) -> dict[str, float]:
+def _of_phase(course: Course, phase: RunPhase, criteria: CriteriaSettings) -> dict[str, float]:
     results = [each for each in course.results if phase.has(each.request.intended_at_s)]
     sent = [each for each in results if each.outcome is not Outcome.CACHED]
     ttft_ms = [each.ttft_s * _MS for each in sent if each.ttft_s is not None]

@@ -33,7 +33,7 @@ class Place:
     round_trip_ms: float
 
 
-class Site:
+class RegionSite:
     """The server of one region, behind its distance."""
 
     def __init__(self, place: Place, config: Path, overrides: Sequence[str], *, has_standby: bool = False) -> None:
@@ -82,7 +82,9 @@ class Site:
 
 
 @contextmanager
-def running_sites(places: Sequence[Place], config: Path, overrides: Sequence[str], how: Loss) -> Iterator[list[Site]]:
+def running_sites(
+    places: Sequence[Place], config: Path, overrides: Sequence[str], how: Loss
+) -> Iterator[list[RegionSite]]:
     """Run a server at each place, of which the first is to be lost.
 
     Raises:
@@ -91,7 +93,7 @@ def running_sites(places: Sequence[Place], config: Path, overrides: Sequence[str
     """
     with ExitStack() as stack, ThreadPoolExecutor(len(places)) as starters:
         futures = [
-            starters.submit(Site, place, config, overrides, has_standby=how is Loss.KILL and place is places[0])
+            starters.submit(RegionSite, place, config, overrides, has_standby=how is Loss.KILL and place is places[0])
             for place in places
         ]
         found, failure = [], None
@@ -107,6 +109,6 @@ def running_sites(places: Sequence[Place], config: Path, overrides: Sequence[str
         yield found
 
 
-def target_of(sites: Sequence[Site], return_spread_s: float) -> str:
+def target_of(sites: Sequence[RegionSite], return_spread_s: float) -> str:
     """Return the target of editors that use the nearest of the sites."""
     return f"regions={NEAREST}://{','.join(site.address for site in sites)}?return_spread_s={return_spread_s:g}"

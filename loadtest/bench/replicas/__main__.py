@@ -17,22 +17,15 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.bench.common.command import config_options, expected_errors, json_option, typing_seed_option
 from loadtest.bench.common.figures import report_console
-from loadtest.bench.common.server import config_options
 from loadtest.bench.replicas import routing
 from loadtest.bench.replicas.envoy import EnvoyMissingError
 from loadtest.bench.replicas.options import Figures, Options
 from loadtest.bench.replicas.shared import cache, lookup, outage, rate, supersede
-from loadtest.driving.checks import CheckError
-from loadtest.driving.worker_pool import RunError
-from loadtest.processes.child import StartError, end_on_sigterm
-from loadtest.processes.counters import MetricsError
-from loadtest.targets import TargetError
-from loadtest.traffic.scenario import ScenarioError
+from loadtest.processes.child import end_on_sigterm
 
 PARTS = {part.name: part for part in (routing.PART, supersede.PART, cache.PART, lookup.PART, outage.PART, rate.PART)}
-
-_EXPECTED = (StartError, RunError, TargetError, CheckError, MetricsError, ScenarioError, EnvoyMissingError)
 
 
 class _Options(TypedDict):
@@ -61,13 +54,13 @@ class _Options(TypedDict):
     show_default=True,
     help="KV cache of each of three replicas, in blocks of 16 tokens.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
+@typing_seed_option
 @click.option(
     "--recorded",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A recorded trace as a second workload of the part cache, in the form of the Azure traces of LLM inference.",
 )
-@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
+@json_option
 def main(
     config: Path,
     overrides: tuple[str, ...],
@@ -86,10 +79,8 @@ def main(
     end_on_sigterm()
     found: dict[str, float | None] = {}
     for name in parts or PARTS:
-        try:
+        with expected_errors(EnvoyMissingError, part=f"part {name}"):
             figures = PARTS[name].measure(Options(config, overrides, console=Console(stderr=True), **options))
-        except _EXPECTED as error:
-            raise click.ClickException(f"part {name}: {error}") from error
         found |= figures
         if not as_json_only:
             _print(name, figures)

@@ -14,8 +14,8 @@ from loadtest.bench.common.figures import rounded
 from loadtest.bench.replicas.moves import measure_moves
 from loadtest.bench.replicas.options import Figures, Options, Part
 from loadtest.bench.replicas.ratios import mean, ratio
-from loadtest.bench.replicas.sites import HASH, ROUND_ROBIN, SINGLE, WAYS, Reading, Site, running_sites
-from loadtest.driving.run import Progress, run_scenario
+from loadtest.bench.replicas.sites import HASH, ROUND_ROBIN, SINGLE, WAYS, Site, SiteCounters, running_sites
+from loadtest.driving.run import RunProgress, run_scenario
 from loadtest.report.figures import MAX_LAG_MS
 from loadtest.report.sums import Sums
 from loadtest.stats.run_stats import RunStats
@@ -28,7 +28,7 @@ _PREFIX_CHARS, _SUFFIX_CHARS = 6000, 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SiteTurn:
     """What one turn of a site measured, after its first part."""
 
     seen_per_s: float
@@ -46,7 +46,7 @@ class Turn:
 def measure(options: Options) -> Figures:
     """Measure; see `Part`."""
     with running_sites(options) as sites:
-        turns: dict[str, list[Turn]] = {name: [] for name in WAYS}
+        turns: dict[str, list[SiteTurn]] = {name: [] for name in WAYS}
         for number in range(options.rounds):
             scenario = _scenario(options, number)
             first = number % len(sites)
@@ -73,11 +73,11 @@ def _scenario(options: Options, number: int) -> Scenario:
     return Scenario.of(tree)
 
 
-def _turn(site: Site, scenario: Scenario, options: Options) -> Turn:
+def _turn(site: Site, scenario: Scenario, options: Options) -> SiteTurn:
     warm_s = _WARM_SHARE * options.seconds
-    readings: list[tuple[float, Reading, float]] = []
+    readings: list[tuple[float, SiteCounters, float]] = []
 
-    def watch(progress: Progress) -> None:
+    def watch(progress: RunProgress) -> None:
         if not readings and progress.is_running and progress.elapsed_s >= warm_s:
             readings.append((progress.elapsed_s, site.read(), _own_cpu_s()))
 
@@ -89,7 +89,7 @@ def _turn(site: Site, scenario: Scenario, options: Options) -> Turn:
     # The last reading is that of the end; the children of this process have ended by then, and count as its own.
     cpu_s = after.cpu_s - before.cpu_s + own_after_s - own_before_s
     total = Sums.of_total(stats)
-    return Turn(
+    return SiteTurn(
         seen_per_s=_seen_per_s(stats, begun_s),
         hit_share=(after.cached_prompt_tokens - before.cached_prompt_tokens) / max(1.0, prompt_tokens),
         busiest_over_mean=max(requests) * len(requests) / max(1, sum(requests)),
@@ -116,7 +116,7 @@ def _own_cpu_s() -> float:
     return float(times.user + times.system + times.children_user + times.children_system + running_s)
 
 
-def _say(options: Options, number: int, site: Site, turn: Turn) -> None:
+def _say(options: Options, number: int, site: Site, turn: SiteTurn) -> None:
     options.console.print(
         f"round {number + 1} {site.name:<12} seen {turn.seen_per_s:5.1f}/s  hits {turn.hit_share:.1%}  "
         f"ttft p50 {turn.ttft_p50_ms:.0f} p99 {turn.ttft_p99_ms:.0f} ms  busiest {turn.busiest_over_mean:.2f}  "
@@ -126,7 +126,7 @@ def _say(options: Options, number: int, site: Site, turn: Turn) -> None:
         options.console.print(f"  the generator was late: more than {MAX_LAG_MS:g} ms", style="red")
 
 
-def _figures(turns: dict[str, list[Turn]]) -> dict[str, float | None]:
+def _figures(turns: dict[str, list[SiteTurn]]) -> dict[str, float | None]:
     seen = {name: [each.seen_per_s for each in found] for name, found in turns.items()}
     found: dict[str, float | None] = {}
     for other in (ROUND_ROBIN, SINGLE):

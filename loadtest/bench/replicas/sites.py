@@ -22,7 +22,7 @@ _MAX_MODEL_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SiteCounters:
     """Counters of a site at a time."""
 
     prompt_tokens: float
@@ -46,7 +46,7 @@ class Site:
         """The target of the load tester: a call for each request, on connections that all users share."""
         return f"{self.name}=grpc+complete://{self.envoy.address}?connections=2"
 
-    def read(self) -> Reading:
+    def read(self) -> SiteCounters:
         """Read the counters.
 
         Raises:
@@ -59,7 +59,7 @@ class Site:
             for kind in tokens:
                 tokens[kind] += read_counter(url, ("completion_tokens_total",), {"kind": kind})
         cpu_s = sum(map(_cpu_s, (*(each.pid for each in self.replicas), self.envoy.pid)))
-        return Reading(tokens["prompt"], tokens["cached_prompt"], self.envoy.requests(), cpu_s)
+        return SiteCounters(tokens["prompt"], tokens["cached_prompt"], self.envoy.requests(), cpu_s)
 
 
 @contextmanager

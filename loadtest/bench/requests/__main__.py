@@ -19,20 +19,16 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from completion_server.core.errors import ConfigError
+from loadtest.bench.common.command import config_options, expected_errors, json_option, typing_seed_option
 from loadtest.bench.common.figures import report_console, rounded
 from loadtest.bench.common.front_end import editors
 from loadtest.bench.common.prompts import PromptMaker
-from loadtest.bench.common.served import FrontEnd, Served
-from loadtest.bench.common.server import CommandError, config_options, effective_config
+from loadtest.bench.common.served import FrontEnd, TurnCost
+from loadtest.bench.common.server import effective_config
 from loadtest.bench.requests.in_process import InProcess, Passes
 from loadtest.bench.requests.traces import measure as measure_traces
-from loadtest.driving.checks import CheckError
-from loadtest.driving.worker_pool import RunError
-from loadtest.processes.child import StartError, end_on_sigterm
-from loadtest.targets import TargetError
-from loadtest.traffic.documents import DocumentsError
-from loadtest.traffic.scenario import Scenario, ScenarioError
+from loadtest.processes.child import end_on_sigterm
+from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
 
 _IN_PROCESS_S = 10.0
@@ -48,11 +44,11 @@ class _Options(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RoundCosts:
     """All rounds of a run."""
 
-    served: Sequence[Served]
-    bare: Sequence[Served]
+    served: Sequence[TurnCost]
+    bare: Sequence[TurnCost]
     in_process: Sequence[InProcess]
 
     def figures(self) -> dict[str, float | None]:
@@ -95,8 +91,8 @@ class Measured:
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Turns of each server.")
 @click.option("--in-process-only", is_flag=True, help="Leave gRPC out: a run of a minute, for one change at a time.")
 @click.option("--traces", is_flag=True, help="Measure instead what traces add to the front end, in process.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
-@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
+@typing_seed_option
+@json_option
 def main(
     config: Path,
     overrides: tuple[str, ...],
@@ -116,7 +112,7 @@ def main(
     """
     end_on_sigterm()
     console = Console(stderr=True)
-    try:
+    with expected_errors():
         scenario = editors(options["sessions"], options["requests_per_s"], options["seconds"], options["seed"])
         if traces:
             found = measure_traces(_passes(config, overrides, scenario), options["rounds"])
@@ -126,10 +122,6 @@ def main(
                 config, overrides, scenario, options["rounds"], console, in_process_only=in_process_only
             )
             figures = measured.figures()
-    except (
-        ScenarioError, DocumentsError, ConfigError, StartError, CommandError, TargetError, CheckError, RunError
-    ) as error:  # fmt: skip
-        raise click.ClickException(str(error)) from error
     if not as_json_only:
         _print(figures)
     click.echo(json.dumps(figures | options))
@@ -143,9 +135,9 @@ def _measure(
     console: Console,
     *,
     in_process_only: bool,
-) -> Measured:
-    served: list[Served] = []
-    bare: list[Served] = []
+) -> RoundCosts:
+    served: list[TurnCost] = []
+    bare: list[TurnCost] = []
     if not in_process_only:
         with FrontEnd.running(config, overrides, scenario, console) as front_end:
             for _ in range(rounds):
@@ -154,7 +146,7 @@ def _measure(
     for reason in sorted({reason for turn in (*served, *bare) for reason in turn.invalid}):
         console.print(f"latencies are not valid, CPU times only if the rate was nearly kept: {reason}", style="yellow")
     passes = _passes(config, overrides, scenario)
-    return Measured(served, bare, [passes.measure() for _ in range(rounds)])
+    return RoundCosts(served, bare, [passes.measure() for _ in range(rounds)])
 
 
 def _passes(config: Path, overrides: Sequence[str], scenario: Scenario) -> Passes:

@@ -22,8 +22,6 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.assembly import PipelineSettings, assemble
-from completion_server.completion import ActiveCompletion
 from completion_server.core.events import Emit
 from completion_server.core.outcome import End
 from completion_server.core.request import Request
@@ -32,8 +30,10 @@ from completion_server.engine.interface import GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.generator import Generates, Prompts
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline.assembly import PipelineSettings, assemble
+from completion_server.pipeline.completion import ActiveCompletion
+from completion_server.pipeline.generator import Generates, Prompts
+from completion_server.pipeline.pipeline import Pipeline
 from completion_server.prompt.builder import Prompt, PromptBuilder
 from completion_server.scheduling.settings import SchedulingSettings
 from completion_server.telemetry.metrics import Metrics
@@ -83,7 +83,7 @@ class Traces(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class EngineCall:
     """A generation that the engine was asked for. Times are the event loop's, in seconds."""
 
     request: GenerationRequest
@@ -99,7 +99,7 @@ class Recorded:
 
     prompts: list[str] = field(default_factory=list)
     """Ids of the requests whose prompts were built, in that order."""
-    generations: list[Generation] = field(default_factory=list)
+    generations: list[EngineCall] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _cpu_s(work: Callable[[], object]) -> float:
 async def _serve(
     keys: Sequence[Key],
     prompts: Prompts,
-    recorded: list[Generation] | None = None,
+    recorded: list[EngineCall] | None = None,
     *,
     has_streams: bool = False,
     tracing: Traces | None = None,
@@ -204,7 +204,7 @@ async def _serve_pipeline(pipeline: Pipeline, keys: Sequence[Key]) -> None:
 
 @contextlib.asynccontextmanager
 async def _serving(
-    prompts: Prompts, recorded: list[Generation] | None, tracing: Traces | None
+    prompts: Prompts, recorded: list[EngineCall] | None, tracing: Traces | None
 ) -> AsyncIterator[Pipeline]:
     clock = LoopClock()
     handle = Metrics(CollectorRegistry()).handle
@@ -249,7 +249,7 @@ class _Reader:
             self.completion.cancel()
 
 
-async def _generate(generations: Sequence[Generation]) -> None:
+async def _generate(generations: Sequence[EngineCall]) -> None:
     """Start the generations at their times, and abort those that were aborted."""
     engine = ScriptedEngine.from_settings(ENGINE)
     await engine.start()
@@ -272,7 +272,7 @@ async def _read(engine: ScriptedEngine, request: GenerationRequest) -> None:
 class _RecordingEngine:
     """Records the generations of the engine behind it."""
 
-    def __init__(self, engine: Generates, generations: list[Generation]) -> None:
+    def __init__(self, engine: Generates, generations: list[EngineCall]) -> None:
         """Add each generation to `generations` when it ends."""
         self._engine = engine
         self._generations = generations
@@ -287,7 +287,7 @@ class _RecordingEngine:
                     is_whole = output.finish is not None
                     yield output
         finally:
-            self._generations.append(Generation(request, began_at, loop.time(), is_whole))
+            self._generations.append(EngineCall(request, began_at, loop.time(), is_whole))
 
 
 class _RecordingPrompts:

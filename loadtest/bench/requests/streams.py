@@ -9,7 +9,7 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
 from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline.pipeline import Pipeline
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionStream, StreamTimes
@@ -22,7 +22,7 @@ _NEVER_S = 1e6
 _STALL_S = 5.0
 
 
-class Context:
+class EditorCall:
     """The context of a call: an editor's messages come in, the server's answers go out. All are bytes."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ async def serve(pipeline: Pipeline, keys: Sequence[Key], begin_trace: BeginTrace
     budgets = RefusalBudget(0, 1), RefusalBudget(0, 1)
     intake = Intake(limits, *budgets, _NEVER_S, pipeline.now, lambda _context: _identity(), begin_trace)
     times = StreamTimes(_NEVER_S, _NEVER_S, _NEVER_S, _STALL_S)
-    contexts = {key.typed.session: Context() for key in keys}
+    contexts = {key.typed.session: EditorCall() for key in keys}
     async with asyncio.TaskGroup() as group:
         for context in contexts.values():
             group.create_task(SessionStream(pipeline, intake, times, context, _identity()).run())  # type: ignore[arg-type]

@@ -39,8 +39,8 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
+from loadtest.bench.common.command import config_options, expected_errors, json_option, typing_seed_option
 from loadtest.bench.common.figures import report_console, rounded
-from loadtest.bench.common.server import CommandError, config_options
 from loadtest.bench.scheduler.capacity import EngineCapacity, measure_capacity
 from loadtest.bench.scheduler.cells import Cell, Renderer, make_cells
 from loadtest.bench.scheduler.report import (
@@ -57,11 +57,9 @@ from loadtest.bench.scheduler.report import (
 )
 from loadtest.bench.scheduler.targets import TargetTurns, start_targets
 from loadtest.driving.driver import drive
-from loadtest.processes.child import StartError, end_on_sigterm
-from loadtest.processes.counters import MetricsError
+from loadtest.processes.child import end_on_sigterm
 from loadtest.report.drawing.curve import curve_svg
-from loadtest.targets import ClientSettings, Target, TargetError
-from loadtest.traffic.documents import DocumentsError
+from loadtest.targets import ClientSettings, Target
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
 
@@ -138,7 +136,7 @@ class Contest:
     show_default=True,
     help="How long text must stand before the next key to be seen.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
+@typing_seed_option
 @click.option(
     "--cancel-at-key/--no-cancel-at-key", default=True, help="Whether the scheduler's editors cancel at the key."
 )
@@ -147,7 +145,7 @@ class Contest:
     "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw seen/s against load into this SVG file."
 )
 @click.option("--quick", is_flag=True, help="One short round, to see that all of it works.")
-@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
+@json_option
 def main(
     config: Path,
     overrides: tuple[str, ...],
@@ -170,12 +168,10 @@ def main(
     if quick:
         options["seconds"], options["rounds"] = _QUICK_S, 1
     console = Console(stderr=True)
-    try:
+    with expected_errors():
         contest = asyncio.run(
             _measure(config, overrides, options, _QUICK_CAPACITY_S if quick else _CAPACITY_S, console)
         )
-    except (DocumentsError, StartError, CommandError, TargetError, MetricsError) as error:
-        raise click.ClickException(str(error)) from error
     if picture is not None:
         _draw(contest, options, picture)
     _report(contest, options, console, as_json_only=as_json_only)

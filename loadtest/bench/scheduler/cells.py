@@ -39,7 +39,7 @@ def make_cells(
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedTraces:
     """Traces with prompts."""
 
     traces: list[Trace]
@@ -55,7 +55,7 @@ class Renderer:
     overrides: Sequence[str]
     max_tokens: int
 
-    def render(self, traces: Sequence[Trace]) -> Rendered:
+    def render(self, traces: Sequence[Trace]) -> RenderedTraces:
         """Return the traces with prompts. The prompt of each key depends on the document's last one.
 
         Raises:
@@ -67,7 +67,7 @@ class Renderer:
         names = [name for name, _request in documents]
         prompts = render_prompts(self.config, self.overrides, texts, self.max_tokens, names)
         token_ids = (prompt.token_ids for prompt in prompts)
-        return Rendered([trace.with_token_ids(token_ids) for trace in traces], prompts[0].stop_token_ids)
+        return RenderedTraces([trace.with_token_ids(token_ids) for trace in traces], prompts[0].stop_token_ids)
 
     def render_cells(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells with prompts. Raises the same errors as `render`."""

@@ -43,7 +43,7 @@ class Criteria:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetFigures:
+class LoadFigures:
     """The figures of one target at one load. Times count from the intended time; nan for missing data."""
 
     num_requests: int
@@ -73,7 +73,7 @@ class TargetFigures:
     outcomes: Mapping[str, int]
 
     @classmethod
-    def of(cls, runs: Sequence[Run], criteria: Criteria) -> "TargetFigures":
+    def of(cls, runs: Sequence[Run], criteria: Criteria) -> "LoadFigures":
         """Sum up one or more runs."""
         results = [result for run in runs for result in run.results]
         pauses = [result for result in results if result.request.is_pause]
@@ -112,15 +112,15 @@ class TargetFigures:
         return {name: _jsonable(value) for name, value in asdict(self).items()}
 
 
-def figures(results: Results, criteria: Criteria) -> dict[float, dict[str, TargetFigures]]:
+def figures(results: Results, criteria: Criteria) -> dict[float, dict[str, LoadFigures]]:
     """Return the figures by load and target."""
     return {
-        load: {name: TargetFigures.of(runs, criteria) for name, runs in by_target.items()}
+        load: {name: LoadFigures.of(runs, criteria) for name, runs in by_target.items()}
         for load, by_target in results.items()
     }
 
 
-def headline(found: Mapping[float, Mapping[str, TargetFigures]], results: Results) -> dict[str, float | None]:
+def headline(found: Mapping[float, Mapping[str, LoadFigures]], results: Results) -> dict[str, float | None]:
     """Return the headline figures; None for a load that was not run, or a ratio to 0."""
     seen = {load: {name: each.seen_per_s for name, each in by_target.items()} for load, by_target in found.items()}
     at = seen.get(_HEADLINE_LOAD, {})
@@ -145,7 +145,7 @@ def headline(found: Mapping[float, Mapping[str, TargetFigures]], results: Result
     return {name: rounded(value) for name, value in named.items()}
 
 
-def as_json(found: Mapping[float, Mapping[str, TargetFigures]]) -> dict[str, Any]:
+def as_json(found: Mapping[float, Mapping[str, LoadFigures]]) -> dict[str, Any]:
     """Return all figures, nested by load and target."""
     return {
         f"{load:g}": {name: each.as_json() for name, each in by_target.items()} for load, by_target in found.items()
@@ -164,7 +164,7 @@ def first_errors(results: Results) -> dict[str, str]:
 
 
 def print_tables(
-    found: Mapping[float, Mapping[str, TargetFigures]], headlines: Mapping[str, float | None], console: Console
+    found: Mapping[float, Mapping[str, LoadFigures]], headlines: Mapping[str, float | None], console: Console
 ) -> None:
     """Print the figures of all targets, and the comparison."""
     console.print(_targets_table(found))
@@ -176,7 +176,7 @@ def print_tables(
     console.print(table)
 
 
-def _targets_table(found: Mapping[float, Mapping[str, TargetFigures]]) -> Table:
+def _targets_table(found: Mapping[float, Mapping[str, LoadFigures]]) -> Table:
     table = Table(title="Loads are multiples of what the engine can serve; times in ms", title_justify="left")
     headings = (
         "load", "target", "asked/s", "seen/s", "pauses in time", "pause p50", "p95", "p99", "any p95", "shed",

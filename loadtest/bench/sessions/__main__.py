@@ -23,18 +23,17 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.bench.common.command import config_options, expected_errors, json_option, typing_seed_option
 from loadtest.bench.common.figures import report_console, rounded
-from loadtest.bench.common.front_end import LARGE_MODEL, Watch, bare_server, editors
-from loadtest.bench.common.server import CommandError, ServerProcess, config_options
-from loadtest.driving.checks import CheckError
+from loadtest.bench.common.front_end import LARGE_MODEL, ProcessWatch, bare_server, editors
+from loadtest.bench.common.server import ServerProcess
 from loadtest.driving.live import Live
-from loadtest.driving.run import Progress, run_scenario
-from loadtest.driving.worker_pool import RunError
-from loadtest.processes.child import StartError, end_on_sigterm
+from loadtest.driving.run import RunProgress, run_scenario
+from loadtest.processes.child import end_on_sigterm
 from loadtest.report.figures import figures, reasons_invalid
 from loadtest.stats.run_stats import RunStats
-from loadtest.targets import TargetError, parse_target
-from loadtest.traffic.scenario import Scenario, ScenarioError
+from loadtest.targets import parse_target
+from loadtest.traffic.scenario import Scenario
 
 _BARE_SHARE, _MOST_BARE_S = 0.25, 15.0
 
@@ -50,12 +49,12 @@ class _Options(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class SessionsMeasurement:
     """The measurements at one session count."""
 
     stats: RunStats
     scenario: Scenario
-    server: Watch
+    server: ProcessWatch
     idle_rss_bytes: int
     bare_cpu_ms_a_request: float
 
@@ -111,8 +110,8 @@ class Measured:
     help="That carry all streams, as a proxy's do, at most 100 each; 0 gives each editor its own.",
 )
 @click.option("--storm", is_flag=True, help="All editors lose their streams in the middle, and come back at once.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Who types what and when.")
-@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
+@typing_seed_option
+@json_option
 def main(config: Path, overrides: tuple[str, ...], as_json_only: bool, **options: Unpack[_Options]) -> None:
     """Measure the front end. The last line is a JSON object: the first run, and under "runs" all of them.
 
@@ -123,14 +122,12 @@ def main(config: Path, overrides: tuple[str, ...], as_json_only: bool, **options
     """
     end_on_sigterm()
     console = Console(stderr=True)
-    try:
+    with expected_errors():
         runs = [
             _measure(config, overrides, _scenario(sessions, rate, options), options, console)
             for sessions in options["sessions"]
             for rate in options["rates"]
         ]
-    except (ScenarioError, StartError, CommandError, TargetError, CheckError, RunError) as error:
-        raise click.ClickException(str(error)) from error
     found = [{name: rounded(value) for name, value in run.figures().items()} for run in runs]
     for run in runs:
         for reason in reasons_invalid(run.stats):
@@ -150,13 +147,13 @@ def _scenario(sessions: int, requests_per_s: float, options: _Options) -> Scenar
 
 def _measure(
     config: Path, overrides: Sequence[str], scenario: Scenario, options: _Options, console: Console
-) -> Measured:
+) -> SessionsMeasurement:
     calm = scenario.model_copy(update={"events": ()})
     quick = calm.scaled(duration_s=min(_MOST_BARE_S, options["seconds"] * _BARE_SHARE))
     with ExitStack() as stack:
         server = ServerProcess(config, (*LARGE_MODEL, *overrides), has_metrics=True)
         stack.callback(server.stop)
-        watch = Watch(psutil.Process(server.pid))
+        watch = ProcessWatch(psutil.Process(server.pid))
         idle_rss_bytes = watch.process.memory_info().rss
         address, metrics = server.ready["address"], server.ready["metrics_address"]
         stats = _drive(
@@ -166,7 +163,7 @@ def _measure(
         deltas = max(0, stats.total.counters["messages"] / sent - 1)
         server.process.pause()  # the bare server has the machine to itself
         bare = _bare(quick, deltas, options, console)
-    return Measured(stats, scenario, watch, idle_rss_bytes, bare)
+    return SessionsMeasurement(stats, scenario, watch, idle_rss_bytes, bare)
 
 
 def _shared(options: _Options) -> str:
@@ -176,16 +173,16 @@ def _shared(options: _Options) -> str:
 def _bare(scenario: Scenario, deltas: float, options: _Options, console: Console) -> float:
     """Return the bare server's CPU milliseconds per request."""
     with bare_server(deltas) as (address, pid):
-        watch = Watch(psutil.Process(pid))
+        watch = ProcessWatch(psutil.Process(pid))
         _drive(scenario, f"bare=grpc://{address}?{_shared(options)}", watch, options, console)
     return watch.cpu_ms_a_request
 
 
-def _drive(scenario: Scenario, target: str, watch: Watch, options: _Options, console: Console) -> RunStats:
+def _drive(scenario: Scenario, target: str, watch: ProcessWatch, options: _Options, console: Console) -> RunStats:
     spec = parse_target(target)
     with Live(console) as live:
 
-        def show(progress: Progress) -> None:
+        def show(progress: RunProgress) -> None:
             watch.look(progress)
             live.show(progress)
 

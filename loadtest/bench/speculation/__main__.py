@@ -18,15 +18,14 @@ from typing import Any, TypedDict, Unpack
 import click
 from rich.console import Console
 
+from loadtest.bench.common.command import config_options, expected_errors, json_option
 from loadtest.bench.common.contest import Turns
 from loadtest.bench.common.figures import report_console, rounded
-from loadtest.bench.common.server import SERVES_ALL, CommandError, ServerProcess, config_options
+from loadtest.bench.common.server import SERVES_ALL, ServerProcess
 from loadtest.bench.speculation.live_change import Changes, measure_changes
 from loadtest.commands.tune import Bar, numbers, print_tuning
-from loadtest.processes.child import StartError, end_on_sigterm
-from loadtest.targets import TargetError
+from loadtest.processes.child import end_on_sigterm
 from loadtest.targets.speculation import Operator
-from loadtest.traffic.documents import DocumentsError
 from loadtest.traffic.scenario import Scenario
 from loadtest.tuning.blocks import Blocks, Variant
 from loadtest.tuning.choice import OFF, crossover
@@ -75,7 +74,7 @@ class _Options(TypedDict):
     help="A folder for tuning.json and tuning.html.",
 )
 @click.option("--quick", is_flag=True, help="A few short blocks, to see that all of it works.")
-@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON object alone.")
+@json_option
 def main(
     config: Path, overrides: tuple[str, ...], quick: bool, as_json_only: bool, **options: Unpack[_Options]
 ) -> None:
@@ -89,13 +88,11 @@ def main(
     """
     end_on_sigterm()
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    try:
+    with expected_errors(TuningError):
         settings = tuning_settings(options["k"], options["rounds"], options["seconds"], is_quick=quick)
         if quick:
             options["changes"] = min(10, options["changes"])
         tuned, changes = asyncio.run(_measure(config, overrides, settings, options, Console(stderr=True)))
-    except (StartError, CommandError, TargetError, TuningError, DocumentsError) as error:
-        raise click.ClickException(str(error)) from error
     found = {name: rounded(value) for name, value in (figures(tuned) | changes.figures()).items()}
     about = {
         "version": version("completion-server"),

@@ -15,12 +15,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from completion_server.composition.engine_factory import engine_arguments, make_engine_factory
 from completion_server.config import Config, load_config
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
-from completion_server.engine_factory import engine_arguments, make_engine_factory
+from loadtest.bench.common.command import config_options
 from loadtest.bench.common.figures import report_console
-from loadtest.bench.common.server import config_options
 from loadtest.bench.steps.document import document_of
 from loadtest.bench.steps.fit import FitError, StepFit, fit
 from loadtest.bench.steps.measure import Samples, StepWork, measure

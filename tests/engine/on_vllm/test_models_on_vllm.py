@@ -15,7 +15,7 @@ from draft_model.evaluation.offline import Pair, complete, draft_matches, measur
 from draft_model.evaluation.online import serve
 from draft_model.models.loading import load_model
 from draft_model.training.loss import token_losses
-from target_model.evaluation.prompts import Prompts
+from target_model.evaluation.prompts import EvaluationPrompts
 from target_model.evaluation.served import serving
 from tests.support.models import DRAFT, TARGET
 
@@ -85,8 +85,8 @@ def test_a_served_target_has_the_loss_of_its_weights_and_ends_at_stops() -> None
     prompts = [encoder.encode_prompt("import os\n\n\n", typed, "") for typed in BEGUN]
     with serving(TARGET) as served:
         losses = served.losses(rows)
-        whole = served.complete(Prompts(prompts, encoder.stops), 12)
-        at_once = served.complete(Prompts(prompts, list(range(encoder.vocab_size))), 12)
+        whole = served.complete(EvaluationPrompts(prompts, encoder.stops), 12)
+        at_once = served.complete(EvaluationPrompts(prompts, list(range(encoder.vocab_size))), 12)
         speed, memory_bytes = served.time(prompts), served.memory_bytes()
     gc.collect()
     model = load_model(TARGET)

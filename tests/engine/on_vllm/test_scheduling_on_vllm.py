@@ -12,7 +12,7 @@ import pytest
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from completion_server import app as code
+from completion_server.composition import app as code
 from completion_server.engine.interface import (
     Engine,
     EngineInfo,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from completion_server.admission.feedback import KEPT_S, Answers
+from completion_server.admission.feedback import KEPT_S, RecentAnswers
 from completion_server.core.errors import InvalidRequestError
 from completion_server.core.events import Feedback
 from completion_server.core.outcome import Reaction, ServedAnswer
@@ -10,8 +10,8 @@ from completion_server.core.outcome import Reaction, ServedAnswer
 SERVED = ServedAnswer(0.05, 5)
 
 
-def known(num_characters: int = 10) -> Answers:
-    answers = Answers()
+def known(num_characters: int = 10) -> RecentAnswers:
+    answers = RecentAnswers()
     answers.add("a", num_characters, 0.0, SERVED)
     return answers
 
@@ -44,7 +44,7 @@ def test_a_report_counts_once() -> None:
 
 
 def test_answers_are_forgotten_by_age_and_by_number() -> None:
-    answers = Answers(max_answers=3)
+    answers = RecentAnswers(max_answers=3)
     for number in range(5):
         answers.add(number, 1, float(number), SERVED)
     assert len(answers) == 3

@@ -10,11 +10,11 @@ from itertools import pairwise
 import torch
 
 from draft_model.core import presets
-from draft_model.core.presets import Preset, Shape, TrainSettings
+from draft_model.core.presets import ModelShape, Preset, TrainSettings
 
 VOCAB_SIZE = 320
 VERBS = ("read", "write", "open", "close", "count", "merge", "split", "parse", "render", "send")
-SHAPE = Shape(2, 32, 64, 2, 2, head_dim=16, vocab_size=VOCAB_SIZE, context_tokens=64)
+SHAPE = ModelShape(2, 32, 64, 2, 2, head_dim=16, vocab_size=VOCAB_SIZE, context_tokens=64)
 PRESET = Preset("tiny", SHAPE, TrainSettings(minutes=1.0, batch_tokens=256, warmup_steps=2, seed=3))
 
 

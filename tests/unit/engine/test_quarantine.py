@@ -1,7 +1,7 @@
 import pytest
 
 from completion_server.core.errors import Code, SuspectedPromptError, UnavailableError
-from completion_server.engine.quarantine import Entry, Quarantine
+from completion_server.engine.quarantine import AdmittedPrompt, Quarantine
 
 BAD = [6, 6, 6]
 GOOD = [1, 2, 3]
@@ -17,7 +17,7 @@ def fail_with(quarantine: Quarantine, *prompts: list[int], now: float = 0.0) -> 
         quarantine.leave(entry)
 
 
-def finish(quarantine: Quarantine, entry: Entry) -> None:
+def finish(quarantine: Quarantine, entry: AdmittedPrompt) -> None:
     quarantine.output_received(entry)
     quarantine.last_output_received(entry)
     quarantine.leave(entry)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.report.document import Document, TargetResult
+from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.gate import parse_gates
 from loadtest.stats.run_stats import RunStats
 from loadtest.traffic.scenario import CriteriaSettings
@@ -62,7 +62,7 @@ def record(
             total.record(f"stage/{name}", ttft_s * share)
 
 
-def make_document(*runs: RunStats, gates: tuple[str, ...] = (), digest: str = "d1", **scenario: Any) -> Document:
+def make_document(*runs: RunStats, gates: tuple[str, ...] = (), digest: str = "d1", **scenario: Any) -> RunDocument:
     """Return a document of a run; the keywords are the scenario's."""
     conditions = parse_gates(gates)
     targets = tuple(
@@ -70,4 +70,4 @@ def make_document(*runs: RunStats, gates: tuple[str, ...] = (), digest: str = "d
         for place, stats in enumerate(runs)
     )
     tree = {"name": "steady", "sessions": 20, "criteria": CRITERIA.model_dump(mode="json"), "events": []} | scenario
-    return Document("1.2.3", tree, digest, "2026-01-02T03:04:05+00:00", targets, gates=conditions)
+    return RunDocument("1.2.3", tree, digest, "2026-01-02T03:04:05+00:00", targets, gates=conditions)

@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from completion_server.planning.command import plan
-from completion_server.planning.report import Limits, ReportError, read_measured
+from completion_server.planning.report import LatencyGoal, ReportError, read_measured
 from loadtest.commands.searches import capacity_json
 from loadtest.report.figures import figures
 from loadtest.search.capacity import Capacity, Trial
 from loadtest.stats.run_stats import RunStats
 from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_stats
 
-LIMITS = Limits(within_ms=200.0, in_time=0.95)
+GOAL = LatencyGoal(within_ms=200.0, in_time=0.95)
 OFFERED_PER_S, SESSIONS = 40, 20
 
 
@@ -50,18 +50,18 @@ def write(path: Path, document: Any) -> Path:
 
 
 def test_a_run_of_the_load_tester_is_read(report: Path) -> None:
-    whole = read_measured(report, LIMITS)
+    whole = read_measured(report, GOAL)
     assert whole.requests_per_s == OFFERED_PER_S
     assert whole.shown_share == pytest.approx(0.8, abs=0.05)
     assert whole.requests_per_session_s == OFFERED_PER_S / SESSIONS
-    assert read_measured(report, LIMITS, servers=4).requests_per_s == OFFERED_PER_S / 4
+    assert read_measured(report, GOAL, servers=4).requests_per_s == OFFERED_PER_S / 4
 
 
 def test_a_capacity_search_of_the_load_tester_is_read(tmp_path: Path) -> None:
     passed, failed = figures(stats(), CRITERIA), figures(stats(ttft_ms=900), CRITERIA)
     trials = (Trial(20, True, passed), Trial(40, False, failed))
     path = write(tmp_path / "found.json", capacity_json("ours", Capacity(20, 40, False, trials)))
-    measured = read_measured(path, LIMITS)
+    measured = read_measured(path, GOAL)
     assert measured.requests_per_s == OFFERED_PER_S
     assert "ours in found.json" in measured.source
 
@@ -101,27 +101,27 @@ def test_a_document_that_does_not_count_is_refused(report: Path, change: dict[st
 def test_other_files_are_refused(report: Path, text: str) -> None:
     report.write_text(text)
     with pytest.raises(ReportError, match=r"JSON|capacity"):
-        read_measured(report, LIMITS)
+        read_measured(report, GOAL)
 
 
 def test_a_run_of_too_high_a_load_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     make_document(stats(ttft_ms=300)).write(path)
     with pytest.raises(ReportError, match=r"too high a load: the first text of ours came after \d+ ms .* 200 ms"):
-        read_measured(path, LIMITS)
+        read_measured(path, GOAL)
     shedding = stats()
     shedding.total.counters["outcome/shed"] = 120  # a tenth
     make_document(shedding).write(path)
     with pytest.raises(ReportError, match=r"too high a load: 10\.0% of the requests of ours were shed.* at most 5\.0%"):
-        read_measured(path, LIMITS)
-    assert read_measured(path, Limits(200, 0.85)).requests_per_s == OFFERED_PER_S
+        read_measured(path, GOAL)
+    assert read_measured(path, LatencyGoal(200, 0.85)).requests_per_s == OFFERED_PER_S
 
 
 def test_a_run_that_showed_nothing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     make_document(stats(seen_share=0.0)).write(path)
     with pytest.raises(ReportError, match="nobody saw a completion of ours"):
-        read_measured(path, LIMITS)
+        read_measured(path, GOAL)
 
 
 @pytest.mark.parametrize(
@@ -135,16 +135,16 @@ def test_a_run_that_showed_nothing_is_refused(tmp_path: Path) -> None:
 def test_a_search_without_a_result_is_refused(tmp_path: Path, capacity: Capacity, message: str) -> None:
     path = write(tmp_path / "found.json", capacity_json("ours", capacity))
     with pytest.raises(ReportError, match=message):
-        read_measured(path, LIMITS)
+        read_measured(path, GOAL)
 
 
 def test_one_of_several_targets_is_chosen(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     make_document(stats(target="ours"), stats(target="theirs", per_slice=80)).write(path)
-    assert read_measured(path, LIMITS, target="theirs").requests_per_s == 80
+    assert read_measured(path, GOAL, target="theirs").requests_per_s == 80
     for target, message in ((None, "choose one with --target: ours, theirs"), ("mine", "has no target 'mine', only")):
         with pytest.raises(ReportError, match=message):
-            read_measured(path, LIMITS, target=target)
+            read_measured(path, GOAL, target=target)
 
 
 def test_seats_open_a_share_of_their_editors() -> None:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_server.planning.assumptions import Assumptions, Money, Users
-from completion_server.planning.fleet import Plan, Region, Wishes, gpus_for, plan_of
+from completion_server.planning.fleet import FleetRequirements, Plan, Region, gpus_for, plan_of
 from completion_server.planning.report import Measured
-from completion_server.planning.sensitivity import variations, ways_to
+from completion_server.planning.sensitivity import cost_levers, variations
 
 THREE = tuple(Region(name, 1 / 3) for name in ("us-east", "us-west", "eu-west"))
 shares = st.lists(st.integers(1, 20), min_size=2, max_size=5).map(
@@ -21,8 +21,8 @@ shares = st.lists(st.integers(1, 20), min_size=2, max_size=5).map(
 sessions = st.integers(1, 200_000)
 
 
-def plan(num: int, **wishes: Any) -> Plan:
-    return plan_of(Assumptions(Users(num)), Wishes(**{"regions": THREE} | wishes))
+def plan(num: int, **requirements: Any) -> Plan:
+    return plan_of(Assumptions(Users(num)), FleetRequirements(**{"regions": THREE} | requirements))
 
 
 @given(sessions, sessions, shares, st.booleans())
@@ -37,9 +37,11 @@ def test_more_sessions_never_need_fewer_gpus(one: int, other: int, regions: tupl
 def test_other_numbers_of_sessions_need_what_their_own_plan_does(
     one: int, other: int, regions: tuple[Region, ...], surge: int
 ) -> None:
-    wishes = {"regions": regions, "surge": surge, "spare_region": True}
-    assert abs(gpus_for(plan(one, **wishes), other) - plan(other, **wishes).needed_gpus) <= len(regions)  # rounding
-    assert gpus_for(plan(one, **wishes), one) == plan(one, **wishes).needed_gpus
+    requirements = {"regions": regions, "surge": surge, "spare_region": True}
+    assert abs(gpus_for(plan(one, **requirements), other) - plan(other, **requirements).needed_gpus) <= len(
+        regions
+    )  # rounding
+    assert gpus_for(plan(one, **requirements), one) == plan(one, **requirements).needed_gpus
 
 
 @given(sessions, shares, st.integers(0, 5))
@@ -70,12 +72,14 @@ def test_a_sized_fleet_answers_in_time_also_without_any_one_region(
 @given(sessions, st.floats(0.01, 100), st.floats(0.01, 1))
 def test_units_fit(num: int, price: float, load: float) -> None:
     assumptions = Assumptions(Users(num), money=Money(gpu_usd_hour=price, mean_load=load))
-    found = plan_of(assumptions, Wishes(THREE))
+    found = plan_of(assumptions, FleetRequirements(THREE))
     assert found.usd_per_hour == pytest.approx(found.gpus * price)
     assert found.usd_per_shown * found.shown_per_hour == pytest.approx(found.usd_per_hour)
     assert found.shown_per_hour == pytest.approx(found.demand.shown_per_session_hour * num * load)
     assert found.usd_per_request / found.usd_per_shown == pytest.approx(found.demand.shown_share)
-    dearer = plan_of(replace(assumptions, money=replace(assumptions.money, gpu_usd_hour=2 * price)), Wishes(THREE))
+    dearer = plan_of(
+        replace(assumptions, money=replace(assumptions.money, gpu_usd_hour=2 * price)), FleetRequirements(THREE)
+    )
     assert dearer.usd_per_shown == pytest.approx(2 * found.usd_per_shown)
 
 
@@ -83,7 +87,7 @@ def test_units_fit(num: int, price: float, load: float) -> None:
 def test_a_measured_server_replaces_the_model_of_one(num: int, rate: float, gpus_per_server: int) -> None:
     assumptions = Assumptions(Users(num))
     assumptions = replace(assumptions, gpu=replace(assumptions.gpu, gpus_per_server=gpus_per_server, slots=1))
-    found = plan_of(assumptions, Wishes((Region("office", 1.0),)), Measured(rate, 0.25, "measured"))
+    found = plan_of(assumptions, FleetRequirements((Region("office", 1.0),)), Measured(rate, 0.25, "measured"))
     servers = math.ceil(found.demand.requests_per_s / rate)
     assert found.needed_gpus == servers * gpus_per_server
     assert found.demand.shown_share == 0.25
@@ -105,9 +109,9 @@ def test_the_case_of_twelve_thousand_sessions() -> None:
     assert given_fleet.regions[0].busy == pytest.approx(1.05, abs=0.01)
     assert given_fleet.usd_per_shown == pytest.approx(0.000103, abs=0.000001)
 
-    ways = {way.name: way.value for way in ways_to(given_fleet, 0.0003)}
-    assert ways["shown_per_session_mean_hour"] == pytest.approx(10)  # 12 x $3 / $0.0003 / 12,000
-    assert ways["mean_load"] == pytest.approx(0.11, abs=0.005)
+    levers = {lever.name: lever.value for lever in cost_levers(given_fleet, 0.0003)}
+    assert levers["shown_per_session_mean_hour"] == pytest.approx(10)  # 12 x $3 / $0.0003 / 12,000
+    assert levers["mean_load"] == pytest.approx(0.11, abs=0.005)
     # The case's older figures, 8 GPUs, 3,000 sessions and $0.0008, follow from the same 10 and the same price.
     assert 8 * given_fleet.assumptions.money.gpu_usd_hour / (3000 * 10) == pytest.approx(0.0008)
 
@@ -115,17 +119,17 @@ def test_the_case_of_twelve_thousand_sessions() -> None:
 def test_twelve_gpus_hold_the_case_if_a_server_may_be_busier() -> None:
     assumptions = Assumptions(Users(12_000))
     busier = replace(assumptions, gpu=replace(assumptions.gpu, max_busy=0.85))
-    assert plan_of(busier, Wishes(THREE)).needed_gpus == 12
+    assert plan_of(busier, FleetRequirements(THREE)).needed_gpus == 12
 
 
-def test_each_way_gives_the_target() -> None:
+def test_each_lever_gives_the_target() -> None:
     found = plan(12_000)
-    for way in ways_to(found, 0.0002):
-        if way.name in {"gpu_usd_hour", "mean_load"}:
-            money = replace(found.assumptions.money, **{way.name: way.value})
-            changed = plan_of(replace(found.assumptions, money=money), found.wishes)
+    for lever in cost_levers(found, 0.0002):
+        if lever.name in {"gpu_usd_hour", "mean_load"}:
+            money = replace(found.assumptions.money, **{lever.name: lever.value})
+            changed = plan_of(replace(found.assumptions, money=money), found.requirements)
             assert changed.usd_per_shown == pytest.approx(0.0002)
-    impossible = [way.name for way in ways_to(found, found.usd_per_shown / 100) if not way.is_possible]
+    impossible = [lever.name for lever in cost_levers(found, found.usd_per_shown / 100) if not lever.is_possible]
     assert impossible == ["mean_load"]
 
 
@@ -143,20 +147,20 @@ def test_variations_are_the_plans_at_the_estimates() -> None:
     assert every["new_prompt_tokens"].at_low.needed_gpus < every["new_prompt_tokens"].at_high.needed_gpus
     factors = [each.cost_factor for each in variations(found)]
     assert factors == sorted(factors, reverse=True)
-    measured = plan_of(found.assumptions, found.wishes, Measured(100.0, 0.2, "measured"))
+    measured = plan_of(found.assumptions, found.requirements, Measured(100.0, 0.2, "measured"))
     assert not {"slots", "text_share", "new_prompt_tokens"} & {each.name for each in variations(measured)}
 
 
 def test_estimates_that_leave_no_time_for_the_queue_are_left_out() -> None:
     found = plan(12_000)
     tight = replace(found.assumptions, answers=replace(found.assumptions.answers, within_ms=60.0))
-    names = {each.name for each in variations(plan_of(tight, found.wishes))}
+    names = {each.name for each in variations(plan_of(tight, found.requirements))}
     assert "first_token_ms" not in names
     assert "slots" in names
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("requirements", "message"),
     [
         ({"regions": (Region("a", 0.5), Region("b", 0.4))}, "region: shares must come to 1, got a=0.5, b=0.4, which"),
         ({"regions": (Region("a", 1.5), Region("b", -0.5))}, "region: shares must be above 0, got a=1.5, b=-0.5"),
@@ -168,6 +172,6 @@ def test_estimates_that_leave_no_time_for_the_queue_are_left_out() -> None:
         ({"gpus_per_region": 0}, "gpus_per_region: must be a multiple of gpus_per_server (1) and at least 1, got 0"),
     ],
 )
-def test_wishes_that_cannot_be_are_refused(wishes: dict[str, Any], message: str) -> None:
+def test_impossible_requirements_are_refused(requirements: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        plan(100, **wishes)
+        plan(100, **requirements)

@@ -41,7 +41,7 @@ def text(number: int, content: bytes) -> bytes:
     return field(number, 2, varint(len(content)) + content)
 
 
-def refusal(data: bytes, shape: scan.Shape = COMPLETE) -> str:
+def refusal(data: bytes, shape: scan.MessageLimits = COMPLETE) -> str:
     with pytest.raises(ScanError) as caught:
         scan.scan(data, shape)
     return str(caught.value)
@@ -187,7 +187,7 @@ def is_within_limits(request: pb.CompleteRequest) -> bool:
     )
 
 
-def passes(data: bytes, shape: scan.Shape) -> bool:
+def passes(data: bytes, shape: scan.MessageLimits) -> bool:
     try:
         scan.scan(data, shape)
     except ScanError:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.scheduling.latency import Estimate, LatencyEstimates, SizedEstimate
+from completion_server.scheduling.latency import LatencyEstimates, MovingMean, SizedEstimate
 
 
 def latency(held_s: float, *, abandoned: int = 0, started: int = 0, waited_s: float = 0.0) -> LatencyEstimates:
@@ -74,7 +74,7 @@ def test_a_wait_grows_with_the_queue_and_shrinks_with_slots_and_abandonment(
 
 
 def test_an_estimate_starts_with_its_first_sample_and_follows_slowly() -> None:
-    estimate = Estimate()
+    estimate = MovingMean()
     estimate.add(2.0)
     assert (estimate.mean, estimate.deviation) == (2.0, 0.0)
     estimate.add(4.0)
@@ -134,7 +134,7 @@ def test_an_estimate_is_never_negative_and_never_less_for_a_larger_size(
 
 @given(st.lists(st.floats(0, 10), max_size=50))
 def test_an_estimate_without_sizes_is_a_moving_mean(values: list[float]) -> None:
-    sized, plain = SizedEstimate(), Estimate()
+    sized, plain = SizedEstimate(), MovingMean()
     for value in values:
         sized.add(value)
         plain.add(value)

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from completion_server.scheduling.limiter import Limiter
+from completion_server.scheduling.limiter import ConcurrencyLimiter
 
 WINDOW = 32
 
 
-def observe(limiter: Limiter, step_s: float, num_in_engine: int | None = None, windows: int = 1) -> int:
+def observe(limiter: ConcurrencyLimiter, step_s: float, num_in_engine: int | None = None, windows: int = 1) -> int:
     """Show the limiter whole windows of equal steps, by default with all slots in use."""
     for _ in range(windows * WINDOW):
         limiter.observe(0.05, limiter.limit if num_in_engine is None else num_in_engine, step_s)
@@ -17,36 +17,36 @@ def observe(limiter: Limiter, step_s: float, num_in_engine: int | None = None, w
 
 
 def test_the_limit_begins_between_its_bounds() -> None:
-    assert Limiter(2, 32, 0.1, 3.0).limit == 8
-    assert Limiter(1, 1, 0.1, 3.0).limit == 1
+    assert ConcurrencyLimiter(2, 32, 0.1, 3.0).limit == 8
+    assert ConcurrencyLimiter(1, 1, 0.1, 3.0).limit == 1
 
 
 def test_the_limit_grows_while_steps_are_fast_and_all_slots_are_in_use() -> None:
-    limiter = Limiter(2, 32, 0.1, 3.0)
+    limiter = ConcurrencyLimiter(2, 32, 0.1, 3.0)
     assert observe(limiter, 0.01) > 8
     assert observe(limiter, 0.01, windows=100) == 32
 
 
 def test_a_limit_below_its_maximum_has_a_reason() -> None:
-    limiter = Limiter(2, 32, 0.1, 3.0)
+    limiter = ConcurrencyLimiter(2, 32, 0.1, 3.0)
     assert limiter.reason == "begins low; more are added only while nearly all are in use"
     observe(limiter, 0.01, windows=100)
     assert (limiter.limit, limiter.reason) == (32, "")
     observe(limiter, 0.04, num_in_engine=1)
     assert "steps took more than scheduling.step_tolerance times the shortest" in limiter.reason
-    late = Limiter(2, 32, 0.01, 3.0)
+    late = ConcurrencyLimiter(2, 32, 0.01, 3.0)
     observe(late, 0.01)
     assert "first tokens took too much of shed.budget_ms" in late.reason
-    assert Limiter(2, 32, 0.1, 0.0).reason == ""
+    assert ConcurrencyLimiter(2, 32, 0.1, 0.0).reason == ""
 
 
 def test_the_limit_does_not_grow_under_light_load() -> None:
-    limiter = Limiter(2, 32, 0.1, 3.0)
+    limiter = ConcurrencyLimiter(2, 32, 0.1, 3.0)
     assert observe(limiter, 0.01, num_in_engine=3, windows=100) == 8
 
 
 def test_the_limit_shrinks_when_steps_get_slow() -> None:
-    limiter = Limiter(2, 32, 0.1, 3.0)
+    limiter = ConcurrencyLimiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.01, windows=100)
     assert observe(limiter, 0.02) == 32  # slower, and still within the tolerance
     assert observe(limiter, 0.04, num_in_engine=1) < 32
@@ -54,13 +54,13 @@ def test_the_limit_shrinks_when_steps_get_slow() -> None:
 
 
 def test_one_slow_window_reduces_the_limit_by_at_most_three_tenths() -> None:
-    limiter = Limiter(1, 100, 0.1, 3.0)
+    limiter = ConcurrencyLimiter(1, 100, 0.1, 3.0)
     observe(limiter, 0.01, windows=100)
     assert observe(limiter, 60.0) == 70
 
 
 def test_the_limit_settles_at_the_tolerated_step_time() -> None:
-    limiter = Limiter(2, 64, 0.1, 3.0)
+    limiter = ConcurrencyLimiter(2, 64, 0.1, 3.0)
     observe(limiter, 0.01, num_in_engine=1)
     for _ in range(200):
         observe(limiter, 0.01 * (1 + limiter.limit / 8))
@@ -68,7 +68,7 @@ def test_the_limit_settles_at_the_tolerated_step_time() -> None:
 
 
 def test_less_than_a_window_changes_nothing() -> None:
-    limiter = Limiter(2, 32, 0.1, 3.0)
+    limiter = ConcurrencyLimiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.01, num_in_engine=1)
     for _ in range(WINDOW - 1):
         assert limiter.observe(0.05, 8, 9.0) == 8
@@ -76,7 +76,7 @@ def test_less_than_a_window_changes_nothing() -> None:
 
 
 def test_the_floor_rises_after_an_engine_became_slower() -> None:
-    limiter = Limiter(2, 32, 0.1, 3.0)
+    limiter = ConcurrencyLimiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.01)
     observe(limiter, 0.04, windows=20)
     assert limiter.limit == 2
@@ -85,13 +85,13 @@ def test_the_floor_rises_after_an_engine_became_slower() -> None:
 
 
 def test_the_floor_never_rises_above_what_is_measured() -> None:
-    limiter = Limiter(2, 32, 0.1, 3.0)
+    limiter = ConcurrencyLimiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.01, windows=2000)
     assert limiter.floor_s == pytest.approx(0.01)
 
 
 def test_steps_without_duration_are_ignored() -> None:
-    limiter = Limiter(2, 32, 0.1, 3.0)
+    limiter = ConcurrencyLimiter(2, 32, 0.1, 3.0)
     observe(limiter, 0.0, windows=3)
     assert limiter.floor_s == math.inf
     observe(limiter, 0.01)
@@ -99,7 +99,7 @@ def test_steps_without_duration_are_ignored() -> None:
 
 
 def test_the_limit_shrinks_when_first_tokens_get_late_without_any_step() -> None:
-    limiter = Limiter(2, 32, 0.1, 3.0)
+    limiter = ConcurrencyLimiter(2, 32, 0.1, 3.0)
     for _ in range(WINDOW):
         limiter.observe(0.11, 1)
     assert limiter.limit == 7
@@ -112,7 +112,7 @@ def test_the_limit_shrinks_when_first_tokens_get_late_without_any_step() -> None
 
 
 def test_a_tolerance_of_zero_always_allows_the_most() -> None:
-    limiter = Limiter(2, 32, 0.1, 0.0)
+    limiter = ConcurrencyLimiter(2, 32, 0.1, 0.0)
     assert limiter.limit == 32
     observe(limiter, 0.01)
     assert observe(limiter, 60.0, windows=10) == 32
@@ -120,7 +120,7 @@ def test_a_tolerance_of_zero_always_allows_the_most() -> None:
 
 @given(st.integers(1, 20), st.integers(0, 200), st.lists(st.tuples(st.floats(0, 10), st.integers(0, 300)), max_size=40))
 def test_the_limit_is_always_within_its_bounds(least: int, more: int, windows: list[tuple[float, int]]) -> None:
-    limiter = Limiter(least, least + more, 0.1, 2.0)
+    limiter = ConcurrencyLimiter(least, least + more, 0.1, 2.0)
     for step_s, num_in_engine in windows:
         assert least <= observe(limiter, step_s, num_in_engine) <= least + more
         assert limiter.floor_s > 0

@@ -2,9 +2,9 @@
 
 import pytest
 
-from completion_server.assembly import PipelineSettings, make_runner
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
+from completion_server.pipeline.assembly import PipelineSettings, make_runner
 from completion_server.scheduling.book import Book, Shedding
 from completion_server.scheduling.queue import earliest_deadline, newest_first
 

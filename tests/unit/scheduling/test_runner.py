@@ -12,7 +12,7 @@ from completion_server.core.outcome import FinishReason, Outcome, Usage
 from completion_server.core.request import Trigger
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.generation import Progress, PromptReady
-from completion_server.scheduling.limiter import Limiter
+from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.runner import Runner
 from loadtest.simulation.virtual_time import LoopClock
 from tests.unit.scheduling.queue_entries import STOPPED
@@ -79,7 +79,7 @@ def test_slots_follow_the_limiter() -> None:
         await runner.wait_idle()
         assert runner.book.num_slots == 1
 
-    run(scenario, limiter=Limiter(1, 4, 1.0, 3.0))
+    run(scenario, limiter=ConcurrencyLimiter(1, 4, 1.0, 3.0))
 
 
 def test_the_book_learns_first_tokens_and_prompt_sizes() -> None:

@@ -19,7 +19,7 @@ from completion_server.scheduling.actions import (
 )
 from completion_server.scheduling.book import Book, IllegalTransitionError
 from completion_server.scheduling.live.flights import Flights
-from completion_server.scheduling.live.records import Record
+from completion_server.scheduling.live.records import LiveRequest
 from completion_server.scheduling.queue import TriggerQueues, first_come, newest_first
 from completion_server.scheduling.shedding import Shedding
 from tests.unit.scheduling.queue_entries import STOPPED, busy_book, entry
@@ -343,7 +343,7 @@ def test_a_book_that_never_sheds_ends_joined_requests_at_their_deadline_only() -
 
 def test_flights_keep_nothing_of_ended_requests() -> None:
     flights = Flights(TriggerQueues(first_come), 10)
-    records = [Record(entry(f"r{number}", answer_key=number % 2), 0.0) for number in range(6)]
+    records = [LiveRequest(entry(f"r{number}", answer_key=number % 2), 0.0) for number in range(6)]
     for record in records:
         flights.take_in(record, flights.find(record.entry.answer_key))
     assert (len(flights), flights.num_joined) == (6, 4)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from completion_server.composition.shared_state import SharedState
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
-from completion_server.shared_state import SharedState
 from completion_server.state import lanes
 from completion_server.state.lanes.known import Announcement
 from tests.support.redis_servers import RedisServer

@@ -12,7 +12,7 @@ from completion_server.state.lanes.known import Announcement
 from completion_server.state.lanes.shared_lanes import SharedLanes
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
-from completion_server.state.subscription import Subscription
+from completion_server.state.subscription import ChannelSubscription
 from tests.support.redis_servers import RedisServer
 from tests.support.server import eventually
 from tests.unit.state.stores import new_prefix, running_store
@@ -57,7 +57,7 @@ async def replicas(address: str, *names: str, listen: bool = True) -> AsyncItera
     async with running_store(address, key_prefix=prefix) as store:
         found = [Replica(name, store, prefix) for name in names]
         listeners = [
-            Subscription(store.settings, store.client, each.lanes.channel, each.lanes.receive) for each in found
+            ChannelSubscription(store.settings, store.client, each.lanes.channel, each.lanes.receive) for each in found
         ]
         tasks = [asyncio.create_task(listener.run()) for listener in listeners if listen]
         for replica in found:

@@ -11,7 +11,7 @@ import pytest
 from completion_server.state import subscription as module
 from completion_server.state.clients import make_client
 from completion_server.state.settings import RedisSettings
-from completion_server.state.subscription import Subscription
+from completion_server.state.subscription import ChannelSubscription
 from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.server import eventually
@@ -21,11 +21,11 @@ MakeRedis = Callable[..., RedisServer]
 
 
 @asynccontextmanager
-async def running_subscription(address: str, **settings: Any) -> AsyncIterator[Subscription]:
+async def running_subscription(address: str, **settings: Any) -> AsyncIterator[ChannelSubscription]:
     """Run a subscription to a channel of its own."""
     found = RedisSettings(addresses=(address,), retry_s=0.05, **settings)
     client = make_client(found)
-    subscription = Subscription(found, client, new_prefix(), lambda _data: None)
+    subscription = ChannelSubscription(found, client, new_prefix(), lambda _data: None)
     task = asyncio.create_task(subscription.run())
     try:
         yield subscription

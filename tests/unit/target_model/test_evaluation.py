@@ -16,7 +16,7 @@ from target_model.commands.evaluate import named_model, spread
 from target_model.core.errors import EvaluationError
 from target_model.evaluation.figures import TargetFigures, render, to_json
 from target_model.evaluation.measure import LINE_TOKENS, Material, TextLosses, measure_all
-from target_model.evaluation.prompts import Prompts, build_prompts
+from target_model.evaluation.prompts import EvaluationPrompts, build_prompts
 from target_model.evaluation.scoring import Share, mean_per_unit, score, share_of_groups, wilson
 from target_model.evaluation.served import Speed, serving
 from target_model.evaluation.tasks import Task, is_exact, only_function, only_line, read_tasks
@@ -134,7 +134,7 @@ class Canned:
         self.tasks = tasks
         self.nats = nats
 
-    def complete(self, prompts: Prompts, max_tokens: int) -> list[str]:
+    def complete(self, prompts: EvaluationPrompts, max_tokens: int) -> list[str]:
         assert max_tokens == LINE_TOKENS
         return [task.solution + "and more\n" for task in self.tasks[: len(prompts.token_ids)]]
 

@@ -5,7 +5,7 @@ import itertools
 
 from completion.v1 import completion_pb2 as pb
 from loadtest.bench.attacks.attack import Attack
-from loadtest.bench.attacks.http2 import Connection, framed
+from loadtest.bench.attacks.http2 import Http2Connection, framed
 
 _PER_S = 20
 _LINES = 1500
@@ -21,7 +21,7 @@ class BigPrompts(Attack):
 
     async def run(self) -> None:
         """See Attack."""
-        connection = await Connection.open(self.address)
+        connection = await Http2Connection.open(self.address)
         async with asyncio.TaskGroup() as group:
             for sequence in itertools.count(1):
                 group.create_task(self._ask(connection, sequence))
@@ -29,7 +29,7 @@ class BigPrompts(Attack):
                 if not connection.is_open:
                     return
 
-    async def _ask(self, connection: Connection, sequence: int) -> None:
+    async def _ask(self, connection: Http2Connection, sequence: int) -> None:
         user = f"user-{sequence % self.users}"
         request = pb.CompleteRequest(
             session_id=user,

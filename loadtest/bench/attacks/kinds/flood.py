@@ -4,7 +4,7 @@ import asyncio
 
 from completion.v1 import completion_pb2 as pb
 from loadtest.bench.attacks.attack import Attack
-from loadtest.bench.attacks.http2 import Connection, framed
+from loadtest.bench.attacks.http2 import Http2Connection, framed
 
 _PREFIX = "x = 1\n" * 1_000
 _PAUSE_EVERY = 20
@@ -18,7 +18,7 @@ class Flood(Attack):
 
     async def run(self) -> None:
         """See Attack."""
-        connection = await Connection.open(self.address)
+        connection = await Http2Connection.open(self.address)
         stream = connection.call("Session")
         sequence = 0
         while stream.status is None:

@@ -3,7 +3,7 @@
 import asyncio
 
 from loadtest.bench.attacks.attack import MIB, Attack, largest_accepted
-from loadtest.bench.attacks.http2 import Connection, Stream
+from loadtest.bench.attacks.http2 import Http2Connection, Stream
 from loadtest.bench.attacks.kinds.refused_prefixes import LongPrefix
 
 _STREAMS = 24
@@ -19,7 +19,7 @@ class HalfMessages(Attack):
 
     async def run(self) -> None:
         """See Attack."""
-        connection = await Connection.open(self.address)
+        connection = await Http2Connection.open(self.address)
         size = await largest_accepted(connection, _SIZE, LongPrefix())
         self.counts["message_kib"] = size // 1024
         data = LongPrefix()(size)[:-1]
@@ -27,7 +27,7 @@ class HalfMessages(Attack):
             for number in range(_STREAMS):
                 group.create_task(self._hold(connection, "Session" if number % 2 else "Complete", data))
 
-    async def _hold(self, connection: Connection, method: str, data: bytes) -> None:
+    async def _hold(self, connection: Http2Connection, method: str, data: bytes) -> None:
         while connection.is_open:
             stream: Stream = connection.call(method)
             self.counts["held" if await stream.send(data) else "cut"] += 1

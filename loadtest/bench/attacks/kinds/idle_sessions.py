@@ -6,7 +6,7 @@ A flood of calls over many connections is another attack: here the number of con
 import asyncio
 
 from loadtest.bench.attacks.attack import Attack
-from loadtest.bench.attacks.http2 import Connection, Stream
+from loadtest.bench.attacks.http2 import Http2Connection, Stream
 
 _STREAMS = 20_000
 _MAX_CONNECTIONS = 16
@@ -22,10 +22,10 @@ class IdleSessions(Attack):
 
     async def run(self) -> None:
         """See Attack."""
-        connections: list[Connection] = []
+        connections: list[Http2Connection] = []
         streams: list[Stream] = []
         for _ in range(_MAX_CONNECTIONS):
-            connection = await Connection.open(self.address)
+            connection = await Http2Connection.open(self.address)
             connections.append(connection)
             self.counts["connections"] = len(connections)
             while len(streams) < _STREAMS and connection.is_open and connection.num_streams < connection.max_streams:

@@ -4,7 +4,7 @@ import asyncio
 
 from completion.v1 import completion_pb2 as pb
 from loadtest.bench.attacks.attack import MIB, Attack, MessageOf, largest_accepted
-from loadtest.bench.attacks.http2 import Connection, framed
+from loadtest.bench.attacks.http2 import Http2Connection, framed
 
 _CALLERS = 4
 _SIZE = 15 * MIB
@@ -32,7 +32,7 @@ class RefusedPrefixes(Attack):
                 group.create_task(self._call_on())
 
     async def _call_on(self) -> None:
-        connection = await Connection.open(self.address)
+        connection = await Http2Connection.open(self.address)
         long_prefix = LongPrefix()
         size = await largest_accepted(connection, _SIZE, long_prefix)
         self.counts["message_kib"] = size // 1024

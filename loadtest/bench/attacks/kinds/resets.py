@@ -4,7 +4,7 @@ import asyncio
 
 from completion.v1 import completion_pb2 as pb
 from loadtest.bench.attacks.attack import Attack
-from loadtest.bench.attacks.http2 import Connection, framed
+from loadtest.bench.attacks.http2 import Http2Connection, framed
 
 _RESETS = 20_000
 _EVERY_S = 2.0
@@ -19,7 +19,7 @@ class Resets(Attack):
 
     async def run(self) -> None:
         """See Attack."""
-        connection = await Connection.open(self.address)
+        connection = await Http2Connection.open(self.address)
         data = framed(pb.CompleteRequest(session_id="reset", sequence=1, prefix="x = ").SerializeToString())
         while connection.is_open:
             for number in range(_RESETS):

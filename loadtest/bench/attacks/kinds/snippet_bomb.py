@@ -5,7 +5,7 @@ import gzip
 
 from completion.v1 import completion_pb2 as pb
 from loadtest.bench.attacks.attack import MIB, Attack, MessageOf, largest_accepted
-from loadtest.bench.attacks.http2 import Connection, framed
+from loadtest.bench.attacks.http2 import Http2Connection, framed
 
 _EVERY_S = 0.5
 _SIZE = 16 * MIB - 1024
@@ -33,7 +33,7 @@ class SnippetBomb(Attack):
 
     async def run(self) -> None:
         """See Attack."""
-        connection = await Connection.open(self.address)
+        connection = await Http2Connection.open(self.address)
         bomb = Bomb()
         size = await largest_accepted(connection, _SIZE, bomb)
         self.counts["message_kib"] = size // 1024

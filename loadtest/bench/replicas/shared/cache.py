@@ -18,7 +18,7 @@ from loadtest.bench.common.server import ServerProcess
 from loadtest.bench.replicas.options import Figures, Options, Part
 from loadtest.bench.replicas.ratios import mean, ratio
 from loadtest.bench.replicas.shared.redis_process import RedisProcess, shared_by
-from loadtest.driving.run import Progress, run_scenario
+from loadtest.driving.run import RunProgress, run_scenario
 from loadtest.report.sums import Sums
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
@@ -32,7 +32,7 @@ _TRUSTED = ("admission.trust_user_names=true",)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ServerGroup:
     """Servers that take turns with others."""
 
     servers: Sequence[ServerProcess]
@@ -63,7 +63,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class CacheTurn:
     """What one turn of a server measured."""
 
     seen_per_s: float
@@ -75,7 +75,7 @@ class Turn:
 
 def measure(options: Options) -> Figures:
     """Measure; see the module."""
-    turns: dict[tuple[str, str], list[Turn]] = {}
+    turns: dict[tuple[str, str], list[CacheTurn]] = {}
     with ExitStack() as stack:
         redis = stack.enter_context(RedisProcess())
         ways = _start_all(stack, redis, options)
@@ -93,7 +93,7 @@ def measure(options: Options) -> Figures:
     return _figures(turns)
 
 
-def _start_all(stack: ExitStack, redis: RedisProcess, options: Options) -> dict[str, Way]:
+def _start_all(stack: ExitStack, redis: RedisProcess, options: Options) -> dict[str, ServerGroup]:
     settings = {
         OFF: ("cache.enabled=false",),
         LOCAL: ("cache.enabled=true", "cache.shared=false"),
@@ -104,14 +104,14 @@ def _start_all(stack: ExitStack, redis: RedisProcess, options: Options) -> dict[
             *shared_by(redis.address, SHARED),
         ),
     }
-    ways = {name: Way([_start(stack, name, each, options)]) for name, each in settings.items()}
+    ways = {name: ServerGroup([_start(stack, name, each, options)]) for name, each in settings.items()}
     # A prefix of their own: they don't find the other's completions.
     both = [
         _start(stack, name, ("cache.enabled=true", "redis.key_prefix=both", *shared_by(redis.address, name)), options)
         for name in ("first", "second")
     ]
     relay = stack.enter_context(Relay(both[0].ready["address"]))
-    return {**ways, BOTH: Way(both, relay)}
+    return {**ways, BOTH: ServerGroup(both, relay)}
 
 
 def _start(stack: ExitStack, name: str, settings: Sequence[str], options: Options) -> ServerProcess:
@@ -140,11 +140,11 @@ def _typed(options: Options, number: int, cache_entries: int) -> Scenario:
     return Scenario.of(tree)
 
 
-def _turn(way: Way, name: str, scenario: Scenario, number: int) -> Turn:
+def _turn(way: ServerGroup, name: str, scenario: Scenario, number: int) -> CacheTurn:
     spec = parse_target(f"{name}-{number}=grpc://{way.address}")
     has_moved = False
 
-    def move_half_way(progress: Progress) -> None:
+    def move_half_way(progress: RunProgress) -> None:
         nonlocal has_moved
         if progress.is_running and progress.elapsed_s >= scenario.duration_s / 2 and not has_moved:
             has_moved = True
@@ -156,7 +156,7 @@ def _turn(way: Way, name: str, scenario: Scenario, number: int) -> Turn:
     stats = result.stats_by_target[spec.name]
     counters = stats.total.counters
     sent = max(1, counters["sent"])
-    return Turn(
+    return CacheTurn(
         seen_per_s=counters["seen"] / stats.duration_s,
         local_share=counters["cache/local"] / sent,
         shared_share=counters["cache/shared"] / sent,
@@ -164,7 +164,7 @@ def _turn(way: Way, name: str, scenario: Scenario, number: int) -> Turn:
     )
 
 
-def _figures(turns: dict[tuple[str, str], list[Turn]]) -> dict[str, float | None]:
+def _figures(turns: dict[tuple[str, str], list[CacheTurn]]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for workload in dict.fromkeys(workload for workload, _name in turns):
         suffix = "" if workload == TYPED else f"_{workload}"

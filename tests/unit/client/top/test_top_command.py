@@ -11,7 +11,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -119,7 +119,16 @@ class Terminal:
         env = {name: value for name, value in os.environ.items() if name not in size} | {"TERM": "xterm"}
         command = (sys.executable, *arguments)
         self._pid = os.posix_spawn(sys.executable, command, env, file_actions=actions, setsid=True)
+        self._status: int | None = None
         os.set_blocking(self._own, False)
+
+    def close(self) -> None:
+        """Kill the process, unless it has ended, and close the terminal."""
+        if self._exit_status() is None:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        for descriptor in (self._own, self._other):
+            os.close(descriptor)
 
     def resize(self, lines: int, columns: int) -> None:
         """Change the size, and signal that as the kernel does to a process in the foreground."""
@@ -150,24 +159,39 @@ class Terminal:
         return status
 
     def is_as_before(self) -> bool:
-        """Return whether the terminal has the settings of the start; close it."""
-        settings = termios.tcgetattr(self._other)
-        for descriptor in (self._own, self._other):
-            os.close(descriptor)
-        return settings == self.settings
+        """Return whether the terminal has the settings of the start."""
+        return bool(termios.tcgetattr(self._other) == self.settings)
 
     def _exit_status(self) -> int | None:
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
+        if self._status is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self.output += os.read(self._own, 1 << 16).decode(errors="replace")
 
 
-async def test_the_live_view_goes_on_until_q_and_leaves_the_terminal_as_it_was(serve: Serve) -> None:
+OpenTerminal = Callable[[str, float], Terminal]
+
+
+@pytest.fixture
+def open_terminal() -> Iterator[OpenTerminal]:
+    """Yield a function that shows a server in a terminal; no process outlives the test."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(address: str, interval_s: float) -> Terminal:
+            return stack.enter_context(contextlib.closing(Terminal(address, interval_s)))
+
+        yield open_one
+
+
+async def test_the_live_view_goes_on_until_q_and_leaves_the_terminal_as_it_was(
+    serve: Serve, open_terminal: OpenTerminal
+) -> None:
     fake = await serve(FakeServer(status=READY), SERVING)
-    terminal = Terminal(fake.address, interval_s=0.2)
+    terminal = open_terminal(fake.address, 0.2)
     await terminal.wait_for("q quits")
     await terminal.wait_for("ready")
     fake.status = admin_pb2.GetStatusResponse(engine_state=admin_pb2.ENGINE_STATE_FAILED)
@@ -178,13 +202,13 @@ async def test_the_live_view_goes_on_until_q_and_leaves_the_terminal_as_it_was(s
     assert terminal.is_as_before()
 
 
-async def test_the_live_view_follows_the_size_of_the_terminal(serve: Serve) -> None:
+async def test_the_live_view_follows_the_size_of_the_terminal(serve: Serve, open_terminal: OpenTerminal) -> None:
     fake = await serve(FakeServer(status=READY), SERVING)
-    terminal = Terminal(fake.address, interval_s=100)
+    terminal = open_terminal(fake.address, 100)
     assert "engine" in await terminal.wait_for("slots")
     terminal.resize(30, 50)  # long before the next reading
     await terminal.wait_for("server")
     assert "engine" not in await terminal.wait_for("in time")
     terminal.type("q")
     assert await terminal.wait_end() == 0
-    terminal.is_as_before()
+    assert terminal.is_as_before()

@@ -5,8 +5,8 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from completion_server.client.top.figures import Change, figures_of
-from completion_server.client.top.histogram import Histogram as Counted
+from completion_server.client.top.figures import IntervalChange, figures_of
+from completion_server.client.top.histogram import BucketHistogram as Counted
 from completion_server.client.top.readings import Reading, parse
 from completion_server.telemetry.metrics import BUCKETS_S
 
@@ -54,9 +54,9 @@ def page(**seconds: tuple[float, ...]) -> bytes:
     return generate_latest(registry)
 
 
-def change(before: str, now: str, seconds: float = 2.0) -> Change:
+def change(before: str, now: str, seconds: float = 2.0) -> IntervalChange:
     first, second = parse(before, 10.0), parse(now, 10.0 + seconds)
-    return Change(second, second.since(first))
+    return IntervalChange(second, second.since(first))
 
 
 def test_percentiles_are_those_of_the_interval_alone() -> None:
@@ -115,7 +115,7 @@ def test_servers_together_are_weighed_by_what_they_counted() -> None:
 
 def test_a_server_that_has_restarted_began_at_0() -> None:
     before, now = parse(text(stop=1_000), 500.0), parse(text(stop=4), 1.0)
-    found = figures_of([Change(now, now.since(before))])
+    found = figures_of([IntervalChange(now, now.since(before))])
     assert found is not None
     assert found.requests_per_s == 4.0
     assert now.since(None) == now
@@ -123,7 +123,7 @@ def test_a_server_that_has_restarted_began_at_0() -> None:
 
 def test_without_a_server_there_are_no_figures() -> None:
     assert figures_of([]) is None
-    empty = figures_of([Change(Reading(1.0), Reading(1.0))])
+    empty = figures_of([IntervalChange(Reading(1.0), Reading(1.0))])
     assert empty is not None
     assert (empty.requests_per_s, empty.in_time_share, empty.stages_ms) == (0.0, None, {})
 

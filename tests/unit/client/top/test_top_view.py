@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from completion.v1 import admin_pb2
-from completion_server.client.top.figures import Change
+from completion_server.client.top.figures import IntervalChange
 from completion_server.client.top.poll import ServerState
 from completion_server.client.top.readings import parse
 from completion_server.client.top.view import frame
@@ -36,7 +36,7 @@ def state(name: str = "a:1", num_in_time: int = 19, **fields: object) -> ServerS
     for field, value in fields.items():
         setattr(status, field, value)
     counted = parse(page(num_in_time), 2.0)
-    return ServerState(name, "SERVING", status, Change(counted, counted))
+    return ServerState(name, "SERVING", status, IntervalChange(counted, counted))
 
 
 def down(name: str = "b:2") -> ServerState:

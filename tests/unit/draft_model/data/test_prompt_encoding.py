@@ -17,7 +17,7 @@ from completion_server.prompt.templates import EMBEDDED, Order, Template
 from draft_model.core.errors import PipelineError
 from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split, encode_split, split_at_random
-from draft_model.data.snippets import Context, Snippet
+from draft_model.data.snippets import PromptContext, Snippet
 from draft_model.data.templates import server_template
 from draft_model.data.tokenizer import load_tokenizer, make_encoder
 from tests.unit.prompt.prompts import CURSOR, request_at
@@ -90,7 +90,7 @@ def test_other_files_stand_where_the_server_puts_them(
         for path, language in LANGUAGES.items()
     ]  # fmt: skip
     built = server_prompts(tokenizer_folder, settings, requests)
-    contexts = [Context(path, OTHERS) for path in LANGUAGES]
+    contexts = [PromptContext(path, OTHERS) for path in LANGUAGES]
     assert built == [encoder.encode_prompt(split.before, split.typed, split.after, context) for context in contexts]
     assert encoder.encode_prompt(split.before, split.typed, split.after) not in built
 

@@ -8,7 +8,7 @@ import torch
 
 from draft_model.core.errors import PipelineError
 from draft_model.core.presets import Preset
-from draft_model.evaluation.identity import Difference, Identity, compare, describe, read_prompts
+from draft_model.evaluation.identity import IdentityReport, TextDifference, compare, describe, read_prompts
 from draft_model.models.network import make_model
 
 END = 0
@@ -30,7 +30,7 @@ def test_where_texts_diverge_the_gap_is_that_of_the_targets_logits(preset: Prese
     assert difference.gap_nats == pytest.approx(abs(float(logits[4] - logits[9])), rel=1e-4)
     assert found.share == 0.5
     assert "1 of 2" in describe(found)
-    close, wide = (Identity(1, (Difference(0, 1, gap),)) for gap in (0.1, 1.0))
+    close, wide = (IdentityReport(1, (TextDifference(0, 1, gap),)) for gap in (0.1, 1.0))
     assert describe(close).endswith("0.100 nats apart at most, which rounding to bfloat16 explains.")
     assert describe(wide).endswith("1.000 nats apart at most, more than rounding to bfloat16 explains.")
 

@@ -10,7 +10,7 @@ import torch
 
 from draft_model.core.errors import PipelineError
 from draft_model.core.presets import Preset
-from draft_model.data.blocks import Block, BlockSource
+from draft_model.data.blocks import BlockSource, TokenBlock
 from draft_model.models.network import make_model
 from draft_model.training.budget import Budget
 from draft_model.training.loss import Teacher
@@ -145,5 +145,5 @@ def test_learning_from_a_teacher_brings_the_draft_nearer_to_it(
 
 
 def test_a_block_comes_from_the_source(data: Path) -> None:
-    assert isinstance(BlockSource(data, 3).block(0), Block)
+    assert isinstance(BlockSource(data, 3).block(0), TokenBlock)
     assert json.loads((data / "data.json").read_text())["vocab_size"] == 320

@@ -26,7 +26,7 @@ from draft_model.models.network import make_model
 from draft_model.training.budget import Budget
 from draft_model.training.record import BOARD, METRICS, PICTURE, read_metrics, recording
 from draft_model.training.run import LOCK, Distillation, load_outcome, train
-from draft_model.training.trainer import Trainer, Watcher
+from draft_model.training.trainer import ProgressObserver, Trainer
 from draft_model.training.world import World
 
 CONSOLE = Console(file=StringIO())
@@ -46,7 +46,7 @@ class FullDiskBoard:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def stop(watcher: Watcher) -> None:
+def stop(watcher: ProgressObserver) -> None:
     watcher.begin(0)
     raise PipelineError("the loss is nan")
 

@@ -14,7 +14,7 @@ from loadtest.bench.gpu.__main__ import main
 from loadtest.bench.gpu.functional import judge
 from loadtest.bench.gpu.models import DRAFT, TARGET, write_served_model
 from loadtest.bench.gpu.sessions import figures as session_figures
-from loadtest.bench.gpu.speculation import Rates, contestants, crossing
+from loadtest.bench.gpu.speculation import BatchRates, contestants, crossing
 from loadtest.bench.gpu.speculation import figures as speculation_figures
 from loadtest.bench.gpu.ways import RUNNER, Size, acceptance_by_position, ways
 
@@ -114,7 +114,7 @@ def test_where_the_speed_up_ends_lies_between_two_sizes(speedups: dict[int, floa
 
 def test_speed_ups_are_over_the_engine_without_a_draft() -> None:
     plain, fast = [100.0, 101.0, 99.0], [200.0, 202.0, 198.0]
-    found = speculation_figures({("no draft", 1): Rates(plain, plain), ("fixed", 1): Rates(fast, plain)})
+    found = speculation_figures({("no draft", 1): BatchRates(plain, plain), ("fixed", 1): BatchRates(fast, plain)})
     assert found["fixed"]["1"]["speedup"] == pytest.approx(2.0)
     assert found["no draft"]["1"] == {"tokens_per_s": 100.0, "tokens_per_s_of_a_request": 100.0}
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from draft_model.evaluation.acceptance import AcceptanceCounts
-from draft_model.evaluation.identity import Difference, Identity
+from draft_model.evaluation.identity import IdentityReport, TextDifference
 from draft_model.evaluation.kinds import Kind
 from draft_model.evaluation.offline import AcceptanceTally
 from draft_model.evaluation.report import DecodeTimes, EngineFigures, as_record, engine_run, offline_figures
@@ -32,7 +32,7 @@ def found() -> dict[str, Any]:
         {0.0: AcceptanceCounts(10, (8, 4, 2, 1)), 0.8: AcceptanceCounts(10, (2, 0, 0, 0))}, 0.9, 90.0, 100.0, steps
     )
     engine = EngineFigures((run,), (99.0, 101.0), steps)
-    pair = as_record(offline_figures(2, {0.0: tally}), engine, Identity(164, (Difference(3, 5, 0.1),) * 41))
+    pair = as_record(offline_figures(2, {0.0: tally}), engine, IdentityReport(164, (TextDifference(3, 5, 0.1),) * 41))
     targets = to_json([target(1.2, 12, None), target(1.25, 10, 0.1)])
     return figures(json.loads(targets), json.loads(json.dumps(pair)))
 

@@ -9,7 +9,7 @@ import pytest
 
 from loadtest.bench.capacity.answerable import AnswerablePauses, Replay, replay_pauses
 from loadtest.bench.capacity.texts import (
-    Context,
+    ContextSize,
     Key,
     TrialLength,
     first_sessions,
@@ -44,7 +44,7 @@ def test_a_trial_has_the_first_sessions_and_seconds_of_the_trace(trace: Trace) -
 
 
 def test_a_clients_window_slides_and_keeps_the_text_around_the_cursor(trace: Trace) -> None:
-    sent = with_sliding_window(trace, Context("tiny", 50, 20))
+    sent = with_sliding_window(trace, ContextSize("tiny", 50, 20))
     for theirs, whole in zip(sent.sessions, trace.sessions, strict=True):
         for cut, full in zip((theirs.opening, *theirs.requests), (whole.opening, *whole.requests), strict=True):
             assert cut.prefix == full.prefix[-50:]
@@ -57,7 +57,7 @@ def test_a_clients_window_slides_and_keeps_the_text_around_the_cursor(trace: Tra
 
 def test_chosen_requests_are_found_in_the_form_that_a_client_sends(trace: Trace) -> None:
     chosen = first_sessions(trace, 2, 4.0)
-    found = requests_like(chosen, with_sliding_window(trace, Context("tiny", 50, 20)))
+    found = requests_like(chosen, with_sliding_window(trace, ContextSize("tiny", 50, 20)))
     asked = [key_of(each) for session in chosen.sessions for each in session.requests]
     assert [key_of(each) for session in found.sessions for each in session.requests] == asked
     assert all(len(each.prefix) == 50 for session in found.sessions for each in session.requests)

@@ -13,8 +13,8 @@ from loadtest.bench.scheduler.report import (
     SCHEDULER,
     VLLM_SERVE,
     Criteria,
+    LoadFigures,
     Results,
-    TargetFigures,
     as_json,
     figures,
     first_errors,
@@ -54,7 +54,7 @@ def test_a_completion_counts_as_seen_for_any_outcome(outcome: Outcome) -> None:
 
 
 def test_figures_of_hand_made_results() -> None:
-    found = TargetFigures.of(
+    found = LoadFigures.of(
         [
             run(
                 result(0.1, tokens=12),
@@ -89,7 +89,7 @@ def test_figures_of_hand_made_results() -> None:
 
 
 def test_nothing_to_count_is_null() -> None:
-    found = TargetFigures.of([run(tokens=0)], CRITERIA).as_json()
+    found = LoadFigures.of([run(tokens=0)], CRITERIA).as_json()
     assert found["seen_per_s"] == 0
     for name in ("pause_ttft_ms_p50", "pause_answered_share", "wasted_token_share", "generator_lag_ms_p99"):
         assert found[name] is None

@@ -13,7 +13,7 @@ from loadtest.cli import main
 from loadtest.commands import searches as search_commands
 from loadtest.commands.searches import describe
 from loadtest.driving.run import RunResult
-from loadtest.report.document import Document
+from loadtest.report.document import RunDocument
 from loadtest.search.capacity import Capacity, Trial
 from loadtest.stats.run_stats import RunStats
 from loadtest.targets import TargetSpec
@@ -29,7 +29,7 @@ def invoke(*arguments: object) -> Result:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    def written(name: str, document: Document) -> Path:
+    def written(name: str, document: RunDocument) -> Path:
         document.write(tmp_path / name)
         return tmp_path / name
 

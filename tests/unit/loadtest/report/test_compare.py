@@ -7,7 +7,7 @@ import pytest
 
 from loadtest.report.compare import Change, Comparison, Difference, block_length, block_weights, compare, widening
 from loadtest.report.compare import compare_documents as compare_all
-from loadtest.report.document import Document, named_alike
+from loadtest.report.document import RunDocument, named_alike
 from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_stats
 
 
@@ -108,7 +108,7 @@ def test_blocks_keep_neighbours_together(num_slices: int, length: int) -> None:
     assert weights.mean(axis=0) == pytest.approx(np.ones(num_slices), abs=0.35)
 
 
-def compare_documents(first: Document, second: Document) -> Comparison:
+def compare_documents(first: RunDocument, second: RunDocument) -> Comparison:
     (found,) = compare_all(first, second, list(named_alike(first, second)))
     return found
 

@@ -8,18 +8,18 @@ from typing import Any
 import jsonschema
 import pytest
 
-from loadtest.report.document import SCHEMA, Document, DocumentError, read_document
+from loadtest.report.document import SCHEMA, DocumentError, RunDocument, read_document
 from tests.unit.loadtest.run_stats import make_document, make_stats
 
 
 @pytest.fixture
-def document() -> Document:
+def document() -> RunDocument:
     stats = make_stats(1, num_slices=3, per_slice=5)
     stats.num_workers = 2
     return make_document(stats, gates=("error_rate<1,usd_per_completion<1",), events=[{"kind": "reconnect", "at_s": 1}])
 
 
-def test_it_survives_being_written(document: Document, tmp_path: Path) -> None:
+def test_it_survives_being_written(document: RunDocument, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     document.write(path)
     again = read_document(path)
@@ -33,7 +33,7 @@ def test_it_survives_being_written(document: Document, tmp_path: Path) -> None:
     assert again.criteria.slo_ttft_ms == 200
 
 
-def test_it_fits_its_schema(document: Document) -> None:
+def test_it_fits_its_schema(document: RunDocument) -> None:
     schema = json.loads(SCHEMA.read_text())
     checker = jsonschema.Draft202012Validator(schema)
     checker.check_schema(schema)
@@ -55,7 +55,7 @@ def test_it_fits_its_schema(document: Document) -> None:
     ],
 )
 def test_an_invalid_document_is_refused(
-    document: Document, tmp_path: Path, change: dict[str, Any], message: str
+    document: RunDocument, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps(document.as_json() | change))
@@ -75,7 +75,7 @@ def test_a_file_without_a_json_object_is_refused(tmp_path: Path, text: str) -> N
         read_document(tmp_path / "none.json")
 
 
-def test_an_unknown_target_is_refused_with_the_known_names(document: Document) -> None:
+def test_an_unknown_target_is_refused_with_the_known_names(document: RunDocument) -> None:
     assert document.target("ours") is document.targets[0]
     with pytest.raises(DocumentError, match="there is no target 'theirs', only ours"):
         document.target("theirs")

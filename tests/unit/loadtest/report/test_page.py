@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from loadtest.report.document import Document
+from loadtest.report.document import RunDocument
 from loadtest.report.drawing.canvas import svg_for_page
 from loadtest.report.drawing.charts import ttft_distribution
 from loadtest.report.drawing.curve import curve_picture, curve_svg
@@ -14,7 +14,7 @@ from loadtest.report.series import Series
 from loadtest.report.sweep import Point, Sweep, render_sweep, slope
 from loadtest.report.sweep import table as sweep_table
 from loadtest.stats.run_stats import RunStats
-from loadtest.stats.usage import Usage
+from loadtest.stats.usage import ProcessUsage
 from tests.unit.loadtest.run_stats import make_document, make_stats, record
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def document() -> Document:
+def document() -> RunDocument:
     events = [{"kind": "region_loss", "at_s": 4, "region": "us", "for_s": 2}, {"kind": "reconnect", "at_s": 9}]
     return make_document(
         make_stats(1, num_slices=10, per_slice=10, regions=("us", "eu")),
@@ -67,7 +67,7 @@ def document() -> Document:
 
 
 @pytest.fixture(scope="module")
-def text(document: Document) -> str:
+def text(document: RunDocument) -> str:
     return render_page(document)
 
 
@@ -164,7 +164,7 @@ def test_a_run_without_anything_has_a_page() -> None:
     assert "What editors felt" not in without_requests.text
 
 
-def test_the_same_document_gives_the_same_page(document: Document, text: str) -> None:
+def test_the_same_document_gives_the_same_page(document: RunDocument, text: str) -> None:
     assert render_page(document) == text
 
 
@@ -201,7 +201,7 @@ def points() -> tuple[Point, ...]:
     return tuple(
         Point(target, sessions, {"seen_per_s": sessions / 10, "pause_ttft_ms_p95": 50.0}, usage=usage)
         for sessions in (200, 100)
-        for target, usage in (("ours", Usage(sessions / 500, 2**20 + sessions * 2048)), ("theirs", None))
+        for target, usage in (("ours", ProcessUsage(sessions / 500, 2**20 + sessions * 2048)), ("theirs", None))
     )
 
 

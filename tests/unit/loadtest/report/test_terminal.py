@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from loadtest.report.compare import compare
-from loadtest.report.document import Document
+from loadtest.report.document import RunDocument
 from loadtest.report.terminal import print_comparison, print_report
 from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_stats
 
@@ -16,7 +16,7 @@ def console(*, has_colour: bool = False) -> Console:
     )
 
 
-def report(document: Document, *, has_colour: bool = False) -> str:
+def report(document: RunDocument, *, has_colour: bool = False) -> str:
     shown = console(has_colour=has_colour)
     print_report(document, shown)
     return _text(shown)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.targets.editor import CompletionCache, accepted_chars, common_chars, is_typed_along
+from loadtest.targets.editor import EditorCache, accepted_chars, common_chars, is_typed_along
 from loadtest.traffic.trace import Text, TypedRequest
 from tests.unit.loadtest.typed import request
 
@@ -42,7 +42,7 @@ def test_at_the_end_of_the_known_text_no_answer_fits() -> None:
 
 
 def test_a_cache_answers_a_user_who_types_its_completion() -> None:
-    cache = CompletionCache(4)
+    cache = EditorCache(4)
     cache.add(at("x = hello", 4), "hello(")
     assert cache.find(at("x = hello", 4)) == "hello("
     assert cache.find(at("x = hello", 6)) == "llo("
@@ -53,19 +53,19 @@ def test_a_cache_answers_a_user_who_types_its_completion() -> None:
 
 @pytest.mark.parametrize(("end", "completion"), [(6, "he"), (6, "he \n"), (6, "hx"), (8, "he")])
 def test_a_cache_has_no_answer_after_other_text_or_at_the_end(end: int, completion: str) -> None:
-    cache = CompletionCache(4)
+    cache = EditorCache(4)
     cache.add(at("x = hello", 4), completion)
     assert not cache.find(at("x = hello", end))
 
 
 def test_a_cache_is_small_and_prefers_the_newest() -> None:
-    cache = CompletionCache(2)
+    cache = EditorCache(2)
     for completion in ("hello 1", "hello 2", "hello 3"):
         cache.add(at("x = hello", 4), completion)
     assert cache.find(at("x = hello", 6)) == "llo 3"
     for _ in range(2):
         cache.add(at("x = hello", 8), "nothing")
     assert not cache.find(at("x = hello", 6))
-    none = CompletionCache(0)
+    none = EditorCache(0)
     none.add(at("x = hello", 4), "hello")
     assert not none.find(at("x = hello", 4))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.traffic.documents import Document, DocumentsError, find_stretch, library_files, read_documents
+from loadtest.traffic.documents import DocumentsError, SourceFile, find_stretch, library_files, read_documents
 from loadtest.traffic.scenario import DocumentSettings
 
 SMALL = DocumentSettings(prefix_chars=50, suffix_chars=20)
@@ -62,7 +62,7 @@ def test_the_library_is_real_code_without_generated_tables() -> None:
 
 @given(LINES, st.integers(0, 30), st.integers())
 def test_a_stretch_is_typed_in_its_place(lines: list[str], num_keys: int, seed: int) -> None:
-    document = Document("x.py", "\n".join(lines * 3))
+    document = SourceFile("x.py", "\n".join(lines * 3))
     found = find_stretch(document, num_keys, SMALL, random.Random(seed))
     if found is None:
         return
@@ -80,6 +80,6 @@ def test_a_stretch_is_typed_in_its_place(lines: list[str], num_keys: int, seed: 
 
 
 def test_some_stretch_is_found_where_there_is_room() -> None:
-    document = Document("x.py", "    x = 1\n" * 100)
+    document = SourceFile("x.py", "    x = 1\n" * 100)
     assert find_stretch(document, 20, SMALL, random.Random(0)) is not None
     assert find_stretch(document, 400, SMALL, random.Random(0)) is None

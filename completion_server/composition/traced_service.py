@@ -3,9 +3,9 @@
 from prometheus_client import CollectorRegistry
 
 from completion_server import __version__
+from completion_server.composition.shared_state import replica_id
 from completion_server.config import Config
 from completion_server.core.clock import Clock
-from completion_server.shared_state import replica_id
 from completion_server.telemetry.tracing.tracing import Service, Tracing
 
 

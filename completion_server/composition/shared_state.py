@@ -13,14 +13,14 @@ from typing import Protocol
 from completion_server import __version__
 from completion_server.admission.ledger import Ledger
 from completion_server.admission.standing import Phase
+from completion_server.composition.model_limits import prompt_budget
 from completion_server.config import Config
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit
 from completion_server.core.outcome import CacheLevel
 from completion_server.core.request import Request
-from completion_server.generator import cache_salt
-from completion_server.model_limits import prompt_budget
-from completion_server.pipeline import Pipeline
+from completion_server.pipeline.generator import cache_salt
+from completion_server.pipeline.pipeline import Pipeline
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.scheduling.queue import QueueEntry
 from completion_server.state.cache.cache import make_cache
@@ -32,7 +32,7 @@ from completion_server.state.leases import LeaseSync
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret, load_secret
 from completion_server.state.status import CacheStatus, ReplicaSeen, ReplicationStatus
-from completion_server.state.subscription import Subscription
+from completion_server.state.subscription import ChannelSubscription
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _PATH_OPTIONS = frozenset({"download_dir"})
 class SharedState:
     """The parts of one server that work with other replicas, or alone if no Redis is configured.
 
-    Implements `pipeline.Replicas`.
+    Implements `pipeline.ReplicaGroup`.
     """
 
     def __init__(self, config: Config, clock: Clock, emit: Emit = lambda _event: None) -> None:
@@ -63,7 +63,7 @@ class SharedState:
         self.secret = load_secret(config.redis)
         self.store: RedisStore | None = None
         self.lanes: SharedLanes | None = None
-        self._subscription: Subscription | None = None
+        self._subscription: ChannelSubscription | None = None
         self.limiters: Ledger | None = None
         """Makes the limits that replicas share; None without Redis."""
         self.leases: LeaseSync | None = None
@@ -91,7 +91,7 @@ class SharedState:
             lambda kind, key: f"{settings.key_prefix}:{kind}:{self.secret.name(kind, key)}",
             settings.replica_id,
         )
-        self._subscription = Subscription(settings, self.store.client, self.lanes.channel, self.lanes.receive)
+        self._subscription = ChannelSubscription(settings, self.store.client, self.lanes.channel, self.lanes.receive)
         self.store.on_change(self._redis_changed)
 
     async def know_model(self, prompts: PromptBuilder) -> None:

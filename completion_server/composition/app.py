@@ -15,7 +15,12 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from completion_server import __version__
 from completion_server.admission.gate import Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
-from completion_server.assembly import PipelineSettings, assemble
+from completion_server.composition.exposure import warn_of_exposure
+from completion_server.composition.model_limits import check_fits, load_prompts
+from completion_server.composition.monitoring import Monitoring, WatchedParts
+from completion_server.composition.samples import make_samples
+from completion_server.composition.shared_state import SharedState
+from completion_server.composition.traced_service import make_tracing
 from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
 from completion_server.core.errors import UnavailableError
@@ -24,25 +29,20 @@ from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.exposure import warn_of_exposure
-from completion_server.model_limits import check_fits, load_prompts
-from completion_server.monitoring import Monitoring, WatchedParts
-from completion_server.pipeline import LoadSnapshot, Pipeline
+from completion_server.pipeline.assembly import PipelineSettings, assemble
+from completion_server.pipeline.pipeline import LoadSnapshot, Pipeline
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
 from completion_server.rpc.server import (
-    Health,
+    HealthReporter,
     Listener,
     build_admin_server,
     build_public_server,
 )
-from completion_server.samples import make_samples
-from completion_server.shared_state import SharedState
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
-from completion_server.traced_service import make_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class App:
         self._config = config
         self._clock = clock or MonotonicClock()
         self._started_at = self._clock.now()
-        self._health = Health()
+        self._health = HealthReporter()
         self._start_times = start_times or StartTimes(None)
         usual_start_s = self._start_times.last_s(ENGINE_START + config.engine.start_key)
         self._engine = SupervisedEngine(

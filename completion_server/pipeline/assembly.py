@@ -10,10 +10,10 @@ from completion_server.admission.quotas import Quotas
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit, guarded
 from completion_server.engine.settings import CacheScope
-from completion_server.generator import Generates, Generator, Prompts
-from completion_server.pipeline import CompletionCache, Parts, Pipeline, Replicas
+from completion_server.pipeline.generator import Generates, Generator, Prompts
+from completion_server.pipeline.pipeline import CompletionCache, Parts, Pipeline, ReplicaGroup
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.limiter import Limiter
+from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.runner import Runner
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
@@ -46,7 +46,7 @@ def assemble(
     loop_lag: LoopLagMonitor | None = None,
     cache: CompletionCache | None = None,
     limiters: Limiters | None = None,
-    replicas: Replicas | None = None,
+    replicas: ReplicaGroup | None = None,
     remaining_start_s: Callable[[], float | None] = lambda: None,
     num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
 ) -> Pipeline:
@@ -102,7 +102,7 @@ def make_runner(settings: PipelineSettings, clock: Clock, emit: Emit) -> Runner:
     scheduling, shed = settings.scheduling, settings.shed
     least = min(scheduling.min_slots, scheduling.max_slots)
     first_token_s = _FIRST_TOKEN_SHARE * shed.budget_ms / 1000
-    limiter = Limiter(least, scheduling.max_slots, first_token_s, scheduling.step_tolerance)
+    limiter = ConcurrencyLimiter(least, scheduling.max_slots, first_token_s, scheduling.step_tolerance)
     book = Book(
         limiter.limit,
         scheduling.max_queued,

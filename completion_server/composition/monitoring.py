@@ -10,13 +10,13 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from completion_server import __version__
 from completion_server.admission.gate import Readiness
+from completion_server.composition.exposure import warn_if_reachable
+from completion_server.composition.shared_state import SharedState
 from completion_server.config import Config
 from completion_server.core.addresses import split_address
 from completion_server.core.errors import ConfigError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.exposure import warn_if_reachable
-from completion_server.pipeline import Pipeline
-from completion_server.shared_state import SharedState
+from completion_server.pipeline.pipeline import Pipeline
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.telemetry.metrics import Metrics, Snapshot
 from completion_server.telemetry.metrics_server import MetricsServer, Probe

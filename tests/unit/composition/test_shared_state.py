@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from completion_server import shared_state
+from completion_server.composition import shared_state
+from completion_server.composition.shared_state import SharedState
 from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
-from completion_server.shared_state import SharedState
 from tests.support.redis_servers import free_port
 from tests.support.server import eventually
 

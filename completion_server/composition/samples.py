@@ -18,7 +18,7 @@ def make_samples(prompts: PromptBuilder) -> Callable[[int, int, int], Generation
 
     Documents beyond the available ones repeat. No text is remembered for later requests.
     """
-    sources = (path.read_text("utf-8") for path in sorted(Path(__file__).parent.rglob("*.py")))
+    sources = (path.read_text("utf-8") for path in sorted(Path(__file__).parents[1].rglob("*.py")))
     texts = [text for text in sources if len(text) >= _MIN_CHARACTERS]
     numbers = count()
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from completion_server.admission.feedback import Answers
+from completion_server.admission.feedback import RecentAnswers
 from completion_server.admission.gate import Gate, Permit, Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas
-from completion_server.completion import ActiveCompletion, CacheLookup, Services
 from completion_server.core.clock import Clock
 from completion_server.core.errors import CompletionError
 from completion_server.core.events import Emit, Feedback, FeedbackRefused, RequestRefused
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason, Outcome, ServedAnswer, ShedReason
 from completion_server.core.request import Caller, Request, Trigger, key_of
 from completion_server.engine.settings import CacheScope
-from completion_server.generator import Generator, Prompts, cache_salt
+from completion_server.pipeline.completion import ActiveCompletion, CacheLookup, Services
+from completion_server.pipeline.generator import Generator, Prompts, cache_salt
 from completion_server.scheduling.queue import QueueEntry
 from completion_server.scheduling.reattach import AnswerKey, Continuation
 from completion_server.scheduling.runner import Runner
@@ -48,7 +48,7 @@ class NoCache:
         return
 
 
-class Replicas(Protocol):
+class ReplicaGroup(Protocol):
     """The other replicas of this server."""
 
     def stamp(self) -> int:
@@ -118,7 +118,7 @@ class Pipeline:
         delta_pause_s: float,
         cache_scope: CacheScope = "user",
         cache: CompletionCache | None = None,
-        replicas: Replicas | None = None,
+        replicas: ReplicaGroup | None = None,
         num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
     ) -> None:
         """Connect the parts. A first token later than `budget_s` after receipt has no value.
@@ -140,7 +140,7 @@ class Pipeline:
         self._cache_scope: CacheScope = cache_scope
         self._cache = cache or NoCache()
         self._replicas = replicas or NoReplicas()
-        self._answers = Answers()
+        self._answers = RecentAnswers()
         self._num_speculative_tokens = num_speculative_tokens
         self._services = Services(
             parts.generator, clock, emit, cancel=self.cancel, answered=self._answered,

@@ -19,7 +19,7 @@ from completion_server.core.outcome import (
     Usage,
 )
 from completion_server.core.request import Request
-from completion_server.generator import Generator
+from completion_server.pipeline.generator import Generator
 from completion_server.scheduling.actions import CANCELLED
 from completion_server.scheduling.generation import Progress
 from completion_server.scheduling.queue import QueueEntry

@@ -2,8 +2,8 @@
 
 import pytest
 
+from completion_server.composition.exposure import warn_of_exposure
 from completion_server.config import load_config
-from completion_server.exposure import warn_of_exposure
 
 REMOTE = ('redis.addresses=["redis.example:6379"]',)
 SENTINELS = ('redis.addresses=["127.0.0.1:26379"]', "redis.topology=sentinel")

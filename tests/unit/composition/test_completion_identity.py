@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from completion_server import shared_state
+from completion_server.composition import shared_state
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.state.secret import Secret
 from tests.support.server import make_config
@@ -29,6 +29,6 @@ def test_hosts_may_keep_the_model_in_different_folders(prompts: PromptBuilder) -
 
 
 def test_the_identity_is_logged_once(prompts: PromptBuilder, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "completion_server.shared_state"):
+    with caplog.at_level(logging.INFO, "completion_server.composition.shared_state"):
         identity = identity_of(prompts)
     assert [identity in message for message in caplog.messages] == [True]
