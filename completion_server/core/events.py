@@ -147,6 +147,13 @@ class LoopLagged:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineStalled:
+    """The engine, or the whole server, made no progress for `seconds` with work in flight, and has gone on."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class CacheHit:
     """A request was answered from the completion cache, and what that saved. No cost is counted for typed text."""
 
@@ -201,6 +208,7 @@ Event = (
     | FeedbackReported
     | FeedbackRefused
     | LoopLagged
+    | EngineStalled
     | CacheHit
     | CacheMiss
     | CacheReplied

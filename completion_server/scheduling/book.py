@@ -302,7 +302,7 @@ class Book:
             self._queues.remove(entry)
             self.latency.left_queue(now - record.queued_at, abandoned=False)
             record.state, record.slot_since = State.RUNNING, now
-            self.latency.took_slot(now, is_alone=not self.num_occupied)
+            self.latency.took_slot(now)
             self.num_occupied += 1
             self._watch.add(record)
             actions.append(Start(entry.id))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from completion_server.core.clock import Clock
 from completion_server.core.errors import CompletionError
-from completion_server.core.events import Emit, Event, GenerationDiverged
+from completion_server.core.events import Emit, EngineStalled, Event, GenerationDiverged
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Output
 from completion_server.scheduling.actions import Action
@@ -52,6 +52,7 @@ class Delivery:
         is over: this returns its outcome, None if it diverged or if the generation goes on.
         """
         now = self._clock.now()
+        self._note_progress(now)
         if (step_s := work.generation.add(output, now)) is not None:
             self.follow_engine(step_s)
         if output.finish is not None:
@@ -97,6 +98,11 @@ class Delivery:
             num_slots = self._limiter.observe(first_token_s, self._book.num_occupied, step_s)
             if num_slots != self._book.num_slots:
                 self._carry_out(self._book.resize(num_slots, self._clock.now()))
+
+    def _note_progress(self, now: float) -> None:
+        if stalled_s := self._book.latency.progressed(now):
+            logger.warning("the engine had sent nothing for %.1f s", stalled_s)
+            self._emit(EngineStalled(stalled_s))
 
     def _give(self, request: HeldRequest, work: Work, output: Output, now: float) -> Outcome | None:
         """Give an output to one request; return its outcome if that was its last one, or if its own code failed."""

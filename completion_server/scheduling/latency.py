@@ -1,7 +1,7 @@
 """Estimates the engine's latency and the rate at which waiting requests end, from recent samples. Pure."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from completion_server.scheduling.stalls import StallDetector
 
@@ -74,7 +74,8 @@ class LatencyEstimates:
     held: MovingMean = field(default_factory=MovingMean)
     """How long a slot is taken, by work that ends and by work that is aborted."""
     stalls: StallDetector = field(default_factory=StallDetector)
-    """Work that a stall held up gives no sample."""
+    """Work that a stall delayed gives no sample."""
+    _before_aborts: tuple[SizedEstimate, MovingMean] | None = None
     _abandoned_share: float = 0.0
     _waited_s: float = 0.0
 
@@ -83,29 +84,49 @@ class LatencyEstimates:
         self._abandoned_share += (abandoned - self._abandoned_share) * _WEIGHT
         self._waited_s += (waited_s - self._waited_s) * _WEIGHT
 
-    def took_slot(self, now: float, *, is_alone: bool) -> None:
-        """Note that work has begun; `is_alone` if no other is in flight."""
-        if is_alone:
-            self.stalls.began(now)
+    def took_slot(self, now: float) -> None:
+        """Note that work has begun."""
+        self.stalls.began(now)
+
+    def progressed(self, now: float) -> float:
+        """Note a sign of the engine's progress; return the length of the stall that it ends, 0 if there was none.
+
+        What was given up during a stall is forgotten. Only the engine's next token tells a stall from an engine that is
+        so slow that all requests are given up.
+        """
+        stalled_s = self.stalls.progressed(now)
+        if stalled_s and self._before_aborts is not None:
+            self.first_token, self.held = self._before_aborts
+        self._before_aborts = None
+        return stalled_s
 
     def had_first_token(self, since: float, now: float, num_new_tokens: float) -> None:
         """Add the first token of work that began at `since`."""
-        self.stalls.progressed(now)
-        if not self.stalls.has_stalled(since, now):
+        self.progressed(now)
+        if not self.stalls.has_delayed(since):
             self.first_token.add(now - since, num_new_tokens)
 
     def gave_up(self, since: float, now: float, num_new_tokens: float) -> None:
         """Add a request that was aborted before its first token. If all are, there is no other sample of that time."""
         waited_s = now - since
-        if waited_s > self.first_token.at(num_new_tokens) and not self.stalls.has_stalled(since, now):
+        if waited_s > self.first_token.at(num_new_tokens) and not self.stalls.has_delayed(since):
+            self._keep()
             self.first_token.add(waited_s, num_new_tokens)
 
     def freed_slot(self, since: float, now: float, *, was_aborted: bool) -> None:
         """Add work that began at `since` and has ended."""
-        if not was_aborted:
-            self.stalls.progressed(now)
-        if not self.stalls.has_stalled(since, now):
+        self.stalls.ended(since, now)
+        if was_aborted:
+            self._keep()
+        else:
+            self.progressed(now)
+        if not self.stalls.has_delayed(since):
             self.held.add(now - since)
+
+    def _keep(self) -> None:
+        """Keep the estimates as they were at the last sign of progress."""
+        if self._before_aborts is None:
+            self._before_aborts = replace(self.first_token), replace(self.held)
 
     @property
     def first_token_s(self) -> float:

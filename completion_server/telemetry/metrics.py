@@ -74,6 +74,7 @@ class Metrics:
         self._diverged = make.counter("generations_diverged", diverged)
         self._aborting = make.histogram("abort_seconds", "From the abort of a running request until its slot is free.")
         self._lag = make.histogram("loop_lag_seconds", "Lateness of the event loop: all work in it waits as long.")
+        self._stalls = make.counter("engine_stalls", "Pauses of the engine that are no samples of its latency.")
         self.cache = CacheMetrics(make)
         self._by_tenant = TenantMetrics(tenants, registry)
         # Looking up a series by its labels costs more than counting, and happens twenty times for each request.
@@ -107,6 +108,7 @@ class Metrics:
             events.GenerationDiverged: self._generation_diverged,
             events.GenerationAborted: lambda event: self._aborting.observe(event.seconds),
             events.LoopLagged: lambda event: self._lag.observe(event.seconds),
+            events.EngineStalled: lambda _event: self._stalls.inc(),
             events.CacheHit: self.cache.hit,
             events.CacheMiss: self.cache.missed,
             events.CacheReplied: self.cache.replied,

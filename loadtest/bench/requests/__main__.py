@@ -6,7 +6,8 @@ bare server takes turns with it, with the same traffic and as many messages.
 
 In process: the front end without gRPC, and its parts (see `in_process`).
 
-The best of all rounds counts, because other work on the machine can only add CPU time.
+The best of all rounds counts, because other work on the machine can only add CPU time. With `--traces`, a ratio is the
+mean over rounds.
 """
 
 import json

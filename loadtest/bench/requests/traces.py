@@ -24,7 +24,7 @@ from completion_server.telemetry.tracing.tracing import Service, Tracing
 from loadtest.bench.requests.in_process import Passes
 from loadtest.driving.worker_pool import RunError
 from loadtest.simulation.virtual_time import LoopClock
-from loadtest.tuning.statistics import ratio_of_rounds
+from loadtest.tuning.statistics import MIN_ROUNDS, ratio_of_rounds
 
 _SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 _LOST = "failed", "dropped"
@@ -70,10 +70,12 @@ def measure(passes: Passes, rounds: int) -> dict[str, float]:
     the machine does changes within seconds.
 
     Raises:
-        RunError: spans were lost.
-        ValueError: there are too few rounds for an interval.
+        RunError: spans were lost, or there are too few rounds for an interval.
 
     """
+    if rounds < MIN_ROUNDS:
+        msg = f"rounds: at least {MIN_ROUNDS} are needed for an interval, got {rounds}"
+        raise RunError(msg)
     with collector() as endpoint:
         contestants = {name: _Contestant(passes, endpoint, ratio) for name, ratio in RATIOS.items()}
         try:
@@ -124,25 +126,25 @@ def _events(passes: Passes) -> list[Event]:
 
 
 async def _unsampled_us(events: Sequence[Event], num_requests: int) -> float:
-    """Return the CPU microseconds that traces add to a request that is not sampled: its events, told once more.
+    """Return the CPU microseconds that traces add to a request that is not sampled: its events, emitted once more.
 
     That is less than the noise between two passes, so it is measured alone.
     """
     service = Service("bench", "bench", "region")
     settings = TraceSettings("http://127.0.0.1:1", sample_ratio=0.0)
     tracing = Tracing(settings, service, LoopClock(), CollectorRegistry(), budget_s=_BUDGET_S)  # not started: no export
-    told, plain = tracing.heard_by(_ignore), _ignore
-    best_s = dict.fromkeys((told, plain), math.inf)
+    traced, plain = tracing.heard_by(_ignore), _ignore
+    best_s = dict.fromkeys((traced, plain), math.inf)
     for _ in range(_REPLAYS):
         for emit in best_s:
             began_s = time.process_time()
             for event in events:
                 emit(event)
-            if emit is told:
+            if emit is traced:
                 for _request in range(num_requests):
                     tracing.begin_trace("", "")
             best_s[emit] = min(best_s[emit], time.process_time() - began_s)
-    return (best_s[told] - best_s[plain]) / num_requests * 1e6
+    return (best_s[traced] - best_s[plain]) / num_requests * 1e6
 
 
 def _ignore(_event: Event) -> None:

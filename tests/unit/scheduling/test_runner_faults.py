@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from completion_server.core.events import EngineStalled, Event
 from completion_server.core.request import Trigger
 from completion_server.scheduling.generation import Progress
 from completion_server.scheduling.runner import Runner
@@ -31,6 +32,26 @@ def test_a_reattach_that_raises_ends_its_request_and_aborts_the_generation() -> 
         assert "Zero" not in newer.ends[0].error.message
 
     run(scenario, num_slots=1)
+
+
+def test_an_engine_that_stands_still_is_reported_when_it_goes_on() -> None:
+    stalls: list[float] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, EngineStalled):
+            stalls.append(event.seconds)
+
+    async def scenario(runner: Runner) -> None:
+        for number in range(5):
+            runner.submit_nowait(ask(f"r{number}", lane=f"r{number}"))
+            await runner.wait_idle()
+        estimate_s = runner.book.latency.first_token_s
+        runner.submit_nowait(ask("late", seconds=40))
+        await runner.wait_idle()
+        assert runner.book.latency.first_token_s == pytest.approx(estimate_s)
+
+    run(scenario, emit=note)
+    assert stalls[0] == pytest.approx(10.0)
 
 
 def test_a_reattach_that_raises_keeps_the_other_actions() -> None:

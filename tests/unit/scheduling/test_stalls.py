@@ -1,4 +1,4 @@
-"""An engine that stood still is not taken for a slow one."""
+"""An engine that stood still is not taken for a slow one, and a slow one not for one that stood still."""
 
 import pytest
 from hypothesis import given
@@ -10,25 +10,30 @@ from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.stalls import StallDetector
 from tests.unit.scheduling.queue_entries import entry
 
-STOPPED = Outcome(FinishReason.STOP)
 CANCELLED = Outcome(FinishReason.CANCELLED)
 
 
 def serve(estimates: LatencyEstimates, at: float, number: int, *, first_token_s: float = 0.05) -> float:
     """Serve requests one after another; return the time after the last."""
     for _ in range(number):
-        estimates.took_slot(at, is_alone=True)
+        estimates.took_slot(at)
         estimates.had_first_token(at, at + first_token_s, 100)
         estimates.freed_slot(at, at + 2 * first_token_s, was_aborted=False)
         at += 2 * first_token_s
     return at
 
 
+def give_up(estimates: LatencyEstimates, since: float, at: float) -> None:
+    """Abort work before its first token."""
+    estimates.gave_up(since, at, 100)
+    estimates.freed_slot(since, at, was_aborted=True)
+
+
 def test_a_stall_with_many_requests_in_flight_leaves_the_estimates() -> None:
     estimates = LatencyEstimates()
     at = serve(estimates, 0.0, 50)
     for _ in range(13):
-        estimates.took_slot(at, is_alone=_ == 0)
+        estimates.took_slot(at)
     for _ in range(13):
         estimates.had_first_token(at, at + 30.0, 100)
         estimates.freed_slot(at, at + 30.1, was_aborted=False)
@@ -38,31 +43,79 @@ def test_a_stall_with_many_requests_in_flight_leaves_the_estimates() -> None:
     assert estimates.first_token_s == pytest.approx(0.07, abs=5e-3)  # it goes on learning
 
 
-def test_requests_that_are_given_up_during_a_stall_are_no_samples() -> None:
+def test_what_was_given_up_during_a_stall_is_forgotten_at_the_next_token() -> None:
+    estimates = LatencyEstimates()
+    at = serve(estimates, 0.0, 50)
+    estimates.took_slot(at)
+    for number in range(8):
+        estimates.took_slot(at + number * 0.5)
+        give_up(estimates, at + number * 0.5, at + number * 0.5 + 0.4)
+    assert estimates.first_token_s > 0.1, "it can't be told from a slow engine yet"
+    estimates.had_first_token(at, at + 5.0, 100)
+    assert estimates.first_token_s == pytest.approx(0.05)
+    assert estimates.held.mean == pytest.approx(0.1)
+
+
+def test_a_suspended_server_that_ends_all_requests_when_it_wakes_up_keeps_its_estimates() -> None:
     book = Book(num_slots=4, max_queued=10)
-    for number in range(20):
-        at = number * 0.2
-        book.submit(entry(f"r{number}"), at)
-        book.first_token(f"r{number}", at + 0.05)
-        book.work_done(f"r{number}", STOPPED, at + 0.1)
-    book.submit(entry("late"), 5.0)
-    book.end("late", CANCELLED, 35.0)
-    book.work_done("late", CANCELLED, 35.0)
-    assert book.latency.first_token.mean == pytest.approx(0.05)
+    serve(book.latency, 0.0, 50)
+    for number in range(3):
+        book.submit(entry(f"r{number}"), 10.0)
+    for number in range(3):
+        book.end(f"r{number}", CANCELLED, 40.0)
+        book.work_done(f"r{number}", CANCELLED, 40.0)
+    book.submit(entry("next"), 40.01)
+    book.first_token("next", 40.06)
+    assert book.latency.first_token_s == pytest.approx(0.05, rel=0.01)
     assert book.latency.held.mean == pytest.approx(0.1)
 
 
 def test_an_engine_that_has_become_slow_for_good_is_learnt() -> None:
     estimates = LatencyEstimates()
     at = serve(estimates, 0.0, 50)
-    serve(estimates, at, 60, first_token_s=10.0)
-    assert estimates.first_token_s == pytest.approx(10.0, rel=0.2)
+    serve(estimates, at, 100, first_token_s=10.0)
+    assert estimates.first_token_s == pytest.approx(10.0, rel=0.1)
+
+
+def test_an_engine_that_is_too_slow_for_all_users_is_learnt() -> None:
+    estimates = LatencyEstimates()
+    at = serve(estimates, 0.0, 50)
+    for number in range(100):  # one request is in flight at any time
+        since = at + number * 2.5
+        estimates.took_slot(since)
+        estimates.took_slot(since + 2.4)
+        give_up(estimates, since, since + 3.0)
+        give_up(estimates, since + 2.4, since + 5.4)
+    assert estimates.first_token_s == pytest.approx(3.0, rel=0.1)
 
 
 def test_a_slow_engine_is_learnt_from_its_first_request_on() -> None:
     estimates = LatencyEstimates()
     serve(estimates, 0.0, 3, first_token_s=20.0)
     assert estimates.first_token_s == pytest.approx(20.0)
+
+
+def test_long_prompts_among_short_ones_are_learnt() -> None:
+    estimates, at = LatencyEstimates(), 0.0
+    for number in range(1000):
+        is_long = number % 50 == 25
+        first_token_s, size = (3.0, 8000) if is_long else (0.05, 100)
+        estimates.took_slot(at)
+        estimates.had_first_token(at, at + first_token_s, size)
+        estimates.freed_slot(at, at + first_token_s, was_aborted=False)
+        at += first_token_s
+    assert estimates.first_token.at(8000) > 1.0
+    assert estimates.first_token.at(100) < 0.2
+
+
+def test_users_who_type_over_their_requests_are_no_pause_of_the_engine() -> None:
+    detector, at = StallDetector(), 0.0
+    for _ in range(200):  # each begins before the former one has ended
+        detector.began(at + 0.15)
+        detector.ended(at, at + 0.2)
+        at += 0.15
+    detector.progressed(at + 0.1)
+    assert detector.longest_s < 0.3
 
 
 def test_idle_time_is_no_stall() -> None:
@@ -72,11 +125,27 @@ def test_idle_time_is_no_stall() -> None:
     assert estimates.first_token.mean > 0.06
 
 
+def test_a_first_sign_of_progress_without_work_is_no_pause() -> None:
+    detector = StallDetector()
+    assert detector.progressed(5.0) == 0.0
+    assert detector.longest_s == 0.0
+
+
 @given(st.lists(st.floats(0.001, 1.9), min_size=1, max_size=60))
 def test_pauses_of_less_than_two_seconds_are_never_stalls(pauses: list[float]) -> None:
     detector, at = StallDetector(), 0.0
     detector.began(at)
     for pause_s in pauses:
         at += pause_s
-        detector.progressed(at)
-        assert not detector.has_stalled(0.0, at + 1.9)
+        assert detector.progressed(at) == 0.0
+    assert not detector.has_delayed(0.0)
+
+
+def test_a_stall_is_told_with_its_length_and_delays_only_what_had_begun() -> None:
+    detector = StallDetector()
+    detector.began(0.0)
+    for number in range(20):
+        assert detector.progressed(0.1 * number) == 0.0
+    assert detector.progressed(31.9) == pytest.approx(30.0)
+    assert detector.has_delayed(0.0)
+    assert not detector.has_delayed(31.9)

@@ -136,6 +136,13 @@ def test_the_time_from_an_abort_to_a_free_slot_is_observed(registry: CollectorRe
     assert registry.get_sample_value("completion_abort_seconds_sum") == 0.25
 
 
+def test_stalls_of_the_engine_are_counted(registry: CollectorRegistry) -> None:
+    metrics = Metrics(registry)
+    assert registry.get_sample_value("completion_engine_stalls_total") == 0
+    metrics.handle(events.EngineStalled(30.0))
+    assert registry.get_sample_value("completion_engine_stalls_total") == 1
+
+
 def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
     metrics = Metrics(registry)
     end = End(Outcome(FinishReason.STOP))
@@ -143,7 +150,7 @@ def test_every_event_has_a_handler(registry: CollectorRegistry) -> None:
         events.RequestEnded(REQUEST, end, MARKS), events.RequestRefused(CompletionError("failed")),
         events.EndWritten(REQUEST, 0.1), events.EndUnwritten(REQUEST),
         events.GenerationReattached(1), events.GenerationJoined(1), events.GenerationDiverged(1),
-        events.GenerationAborted(0.1),
+        events.GenerationAborted(0.1), events.EngineStalled(3.0),
         events.FeedbackReported(events.Feedback("shown"), SERVED, ()), events.FeedbackRefused(), events.LoopLagged(0.1),
         events.CacheHit(CacheLevel.LOCAL, 1.0, 1, 1, 0.1), events.CacheReplied(0.1),
         events.CacheMiss(CacheLevel.LOCAL, events.MissReason.ABSENT),
