@@ -124,25 +124,25 @@ def _events(passes: Passes) -> list[Event]:
 
 
 async def _unsampled_us(events: Sequence[Event], num_requests: int) -> float:
-    """Return the CPU microseconds that traces add to a request that is not sampled: its events, told once more.
+    """Return the CPU microseconds that traces add to a request that is not sampled: passing its events on.
 
     That is less than the noise between two passes, so it is measured alone.
     """
     service = Service("bench", "bench", "region")
     settings = TraceSettings("http://127.0.0.1:1", sample_ratio=0.0)
     tracing = Tracing(settings, service, LoopClock(), CollectorRegistry(), budget_s=_BUDGET_S)  # not started: no export
-    told, plain = tracing.heard_by(_ignore), _ignore
-    best_s = dict.fromkeys((told, plain), math.inf)
+    traced, plain = tracing.heard_by(_ignore), _ignore
+    best_s = dict.fromkeys((traced, plain), math.inf)
     for _ in range(_REPLAYS):
         for emit in best_s:
             began_s = time.process_time()
             for event in events:
                 emit(event)
-            if emit is told:
+            if emit is traced:
                 for _request in range(num_requests):
                     tracing.begin_trace("", "")
             best_s[emit] = min(best_s[emit], time.process_time() - began_s)
-    return (best_s[told] - best_s[plain]) / num_requests * 1e6
+    return (best_s[traced] - best_s[plain]) / num_requests * 1e6
 
 
 def _ignore(_event: Event) -> None:
