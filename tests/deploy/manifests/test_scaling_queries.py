@@ -152,7 +152,7 @@ ALERT_RESULTS: dict[str, tuple[Load, Collection[str], float | None]] = {
 
 
 @pytest.mark.parametrize("case", ALERT_RESULTS)
-def test_an_alert_that_does_not_fire_is_evidence_only_with_requests_and_while_it_is_evaluated(case: str, tmp_path: Path) -> None:
+def test_an_alert_that_does_not_fire_is_evidence_only_with_requests_and_rules(case: str, tmp_path: Path) -> None:
     canary, files, value = ALERT_RESULTS[case]
     series = slo_series(canary, ', track="canary"') + slo_series({"in_time": 50, "late": 0}, ', track="stable"')
     check(series, query_of(analysis()["burn-rate-alert"]), value, tmp_path, files=files)
