@@ -187,7 +187,7 @@ class Metrics:
 
 
 def _exemplar(request: Request, late_trace: TraceContext | None = None) -> dict[str, str] | None:
-    """Return the label that links a sample to a request's trace; None unless the trace is exported for certain.
+    """Return the label that links a sample to a request's trace; None unless the trace is chosen for export.
 
     Only pages in the OpenMetrics format show it.
     """

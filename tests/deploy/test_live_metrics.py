@@ -5,7 +5,7 @@ import re
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -252,11 +252,27 @@ def documented_queries() -> list[str]:
     ]
 
 
+def unknown_names(query: str, exported: Collection[str]) -> set[str]:
+    """Return the metrics of a query that no server exports.
+
+    A histogram's own name has no series, so it is known only where it is the whole query: there it names the metric.
+    """
+    if f"{query}_bucket" in exported:
+        return set()
+    return {each.name for each in selectors(query) if ":" not in each.name} - set(exported)
+
+
+def test_a_query_of_a_histograms_own_name_is_found() -> None:
+    exported = {f"completion_ttft_seconds_{suffix}" for suffix in ("bucket", "count", "sum")}
+    assert not unknown_names("completion_ttft_seconds", exported)
+    assert not unknown_names("rate(completion_ttft_seconds_count[5m])", exported)
+    assert unknown_names("rate(completion_ttft_seconds[5m])", exported) == {"completion_ttft_seconds"}
+
+
 def test_prometheus_takes_each_query_of_the_documents_and_knows_its_metrics(site: Site) -> None:
-    names = {sample.name for sample in site.samples}
-    names |= {name.removesuffix("_bucket") for name in names}  # the documents name a histogram without it
+    exported = {sample.name for sample in site.samples}
     queries = documented_queries()
     assert len(queries) > 20
     for query in queries:
         site.prometheus.query(query)
-        assert {each.name for each in selectors(query) if ":" not in each.name} <= names, query
+        assert not unknown_names(query, exported), query

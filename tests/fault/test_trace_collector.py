@@ -16,13 +16,19 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanContext
 from prometheus_client import CollectorRegistry
 
+from completion_server.composition.traced_service import make_tracing
 from completion_server.core.clock import MonotonicClock
 from completion_server.core.errors import ConfigError
+from completion_server.core.events import Event, Marks, RequestEnded
+from completion_server.core.outcome import End, FinishReason, Outcome
+from completion_server.core.request import Caller, Request
+from completion_server.core.trace_context import TraceContext
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.telemetry.tracing import collector, tracing
 from completion_server.telemetry.tracing.export import OtlpExport
 from completion_server.telemetry.tracing.metrics import TraceMetrics
 from completion_server.telemetry.tracing.settings import TraceSettings
+from completion_server.telemetry.tracing.spans import RequestTrace
 from tests.support.certificates import make_identity_in
 from tests.support.otlp import Receiver, grpc_receiver, http_receiver
 from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server
@@ -173,6 +179,29 @@ async def test_a_missing_package_is_an_error_that_names_the_extra(monkeypatch: p
             raise AssertionError("it started")
 
 
+async def test_requests_are_counted_though_their_export_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_export: OtlpExport, _request: RequestTrace) -> None:
+        raise OSError
+
+    monkeypatch.setattr(OtlpExport, "export", fail)
+    config = make_config(*TRACED, "traces.endpoint=http://127.0.0.1:1")
+    traces = make_tracing(config, MonotonicClock(), CollectorRegistry())
+    traces.start()
+    counted: list[Event] = []
+    emit, num_failed = traces.heard_by(counted.append), 0
+    for number in range(5000):  # more than may wait for their End to be written
+        sampled = TraceContext(f"{number + 1:032x}", f"{number + 1:016x}", is_sampled=True)
+        ended = Request(str(number), Caller("u", "s"), 0, "", "", "x = ", "", 8, 0.0, trace=sampled)
+        try:
+            emit(RequestEnded(ended, End(Outcome(FinishReason.STOP)), Marks(0.0, ended=0.1)))
+        except OSError:
+            num_failed += 1
+    assert num_failed > 0
+    assert len(counted) == 5000
+    monkeypatch.undo()
+    await traces.aclose()
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("content", [None, b"", b"no certificate", b"\xff" * 64])
 async def test_an_authority_that_cannot_be_used_is_refused_before_the_start(
@@ -207,6 +236,21 @@ def test_a_timeout_of_the_environment_that_stops_the_sdk_is_refused(value: str) 
     tracing.check_usable(settings, {"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "5"})
     tracing.check_usable(replace(settings, protocol="http"), environ)
     tracing.check_usable(TraceSettings(), environ)
+
+
+@pytest.mark.parametrize("name", ["OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT"])
+@pytest.mark.parametrize("value", ["many", "-1"])
+def test_a_limit_of_the_environment_that_stops_the_sdk_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    settings = make_config(*TRACED, "traces.endpoint=http://127.0.0.1:1").traces
+    export = OtlpExport(settings, {}, MonotonicClock(), TraceMetrics(CollectorRegistry()), "1")
+    try:
+        with pytest.raises(ConfigError, match=rf"traces\.endpoint: {name} must be a non-negative integer"):
+            export.share()
+    finally:
+        export.close()
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
@@ -20,6 +20,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from opentelemetry.trace.span import TraceState
 
 from completion_server.core.clock import Clock
+from completion_server.core.errors import ConfigError
 from completion_server.core.trace_context import TraceContext
 from completion_server.telemetry.tracing.collector import CollectorWatch, make_exporter
 from completion_server.telemetry.tracing.metrics import TraceMetrics
@@ -59,9 +60,19 @@ class OtlpExport:
         """Make libraries in this process export their spans of sampled requests in the same way; vLLM is one.
 
         Only the first one in a process can do this: OpenTelemetry keeps one provider for each process.
+
+        Raises:
+            ConfigError: a limit of spans in the environment is not a whole number.
+
         """
+        try:
+            limits = SpanLimits()
+        except ValueError as error:
+            msg = f"traces.endpoint: {error}, which OpenTelemetry reads from the environment; unset it"
+            raise ConfigError(msg) from error
         # The sampler keeps spans out that are in no request's trace, such as those of vLLM's start.
-        provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF), resource=self._resource, shutdown_on_exit=False)
+        sampler = ParentBased(ALWAYS_OFF)
+        provider = TracerProvider(sampler, self._resource, shutdown_on_exit=False, span_limits=limits)
         provider.add_span_processor(self._processor)
         trace.set_tracer_provider(provider)
 

@@ -43,7 +43,7 @@ class Tracer:
         """Requests to export, by id, whose End is not written yet."""
 
     def handle(self, event: Event) -> Event:
-        """Take an event and return it. That of a request that is chosen now has its trace, for those that count."""
+        """Take an event and return it. A late request's event carries the trace that was chosen at its end."""
         if isinstance(event, RequestEnded):
             return self._ended(event)
         if self._pending:

@@ -110,7 +110,7 @@ class Tracing:
         """Start the thread that exports.
 
         Raises:
-            ConfigError: OpenTelemetry is not installed, or a file of the settings can't be used.
+            ConfigError: OpenTelemetry is not installed, or a file of the settings or the environment can't be used.
 
         """
         if self._tracer is not None:
@@ -121,13 +121,16 @@ class Tracing:
                 self._export.share()
 
     def heard_by(self, emit: Emit) -> Emit:
-        """Return an `emit` that tells the tracer first; `emit` itself if traces are off."""
+        """Return an `emit` that also passes events to the tracer; `emit` itself if traces are off."""
         if self._tracer is None:
             return emit
         handle = self._tracer.handle
 
         def emit_both(event: Event) -> None:
-            emit(handle(event))  # an ended request is counted with the trace that it is exported in
+            try:
+                event = handle(event)  # an ended request is counted with the trace that is chosen for it
+            finally:
+                emit(event)  # even if its export raises
 
         return emit_both
 

@@ -74,7 +74,7 @@ class Traces(Protocol):
         ...
 
     def heard_by(self, emit: Emit) -> Emit:
-        """Return an `emit` that also tells the tracer."""
+        """Return an `emit` that also passes events to the tracer."""
         ...
 
     async def flush(self) -> None:

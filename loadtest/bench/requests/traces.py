@@ -126,7 +126,7 @@ def _events(passes: Passes) -> list[Event]:
 
 
 async def _unsampled_us(events: Sequence[Event], num_requests: int) -> float:
-    """Return the CPU microseconds that traces add to a request that is not sampled: its events, emitted once more.
+    """Return the CPU microseconds that traces add to a request that is not sampled: passing its events on.
 
     That is less than the noise between two passes, so it is measured alone.
     """

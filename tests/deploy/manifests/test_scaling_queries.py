@@ -24,6 +24,8 @@ HASH = "5d8f7c9b66"
 CANARY, STABLE = f"completion-server-{HASH}-abcde", "completion-server-77f9c9d5b4-fghij"
 RECORDED = "region:completion_canary_slo_requests:rate10m"
 """The requests of the canary, recorded beside the alert."""
+DEFAULT_ERROR_LIMIT = 4
+"""Failed queries after each other that Argo Rollouts allows by itself (its analysis/analysis.go)."""
 OF_APP = {"completion_engine_restarts"}
 """Metrics that the composition root adds to those of `Metrics`."""
 
@@ -144,14 +146,30 @@ ALERT_RESULTS: dict[str, tuple[Load, Collection[str], float | None]] = {
     "the alert is not loaded": ({"in_time": 4, "late": 4}, ("recording-rules.yaml",), None),
     "no rule is loaded": ({"in_time": 4, "late": 4}, (), None),
     "the canary is not scraped": ({}, RULE_FILES, None),
+    "the canary has no requests": ({"in_time": 0, "late": 0}, RULE_FILES, None),
+    "the canary has few requests": ({"in_time": 0.02}, RULE_FILES, 0),
 }
 
 
 @pytest.mark.parametrize("case", ALERT_RESULTS)
-def test_a_silent_alert_counts_only_while_it_is_evaluated(case: str, tmp_path: Path) -> None:
+def test_an_alert_that_does_not_fire_is_evidence_only_with_requests_and_rules(case: str, tmp_path: Path) -> None:
     canary, files, value = ALERT_RESULTS[case]
     series = slo_series(canary, ', track="canary"') + slo_series({"in_time": 50, "late": 0}, ', track="stable"')
     check(series, query_of(analysis()["burn-rate-alert"]), value, tmp_path, files=files)
+
+
+def test_both_metrics_of_requests_allow_equal_time_without_any() -> None:
+    limits = {name: metric["inconclusiveLimit"] for name, metric in analysis().items()}
+    assert limits["burn-rate-alert"] == limits["burn-rate-5m"] > limits["engine-restarts"]
+
+
+def test_prometheus_may_be_away_for_less_than_a_step() -> None:
+    canary = one(rendered("canary"), "Rollout", "completion-server")["spec"]["strategy"]["canary"]
+    pauses = [step["pause"]["duration"] for step in canary["steps"] if "pause" in step]
+    shortest = min(int(each.removesuffix("m")) for each in pauses)
+    assert {metric["interval"] for metric in analysis().values()} == {"1m"}
+    (limit,) = {metric["consecutiveErrorLimit"] for metric in analysis().values()}
+    assert DEFAULT_ERROR_LIMIT < limit < shortest - 1
 
 
 def test_the_burn_rate_alert_takes_the_canary_back() -> None:

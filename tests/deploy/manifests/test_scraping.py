@@ -1,7 +1,9 @@
 """Prometheus reaches the metrics of servers, Envoys and the gateway's proxies, and nothing else of the real Envoy."""
 
 import http.client
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,9 +55,9 @@ def test_the_proxies_of_the_gateway_are_scraped_where_envoy_gateway_runs_them() 
     assert spec["namespaceSelector"] == {"matchNames": [source]}
 
 
-@pytest.fixture(scope="module")
-def envoy() -> Iterator[Envoy]:
-    """Yield the shipped Envoy, its admin listener on a known free port."""
+@contextmanager
+def running_envoy(max_connections: int | None = None) -> Iterator[Envoy]:
+    """Run the shipped Envoy, its admin listener on a known free port."""
     require_envoy()
     shipped = load_shipped(ENVOY_FILE)
     (group,) = cluster_of(shipped, ADMIN)["load_assignment"]["endpoints"]
@@ -63,7 +65,16 @@ def envoy() -> Iterator[Envoy]:
     document = adapted(shipped, [])
     document["admin"]["address"]["socket_address"]["port_value"] = free_port()
     cluster_of(document, ADMIN)["load_assignment"]["endpoints"] = [{"lb_endpoints": [{"endpoint": document["admin"]}]}]
+    if max_connections is not None:
+        (monitor,) = document["overload_manager"]["resource_monitors"]
+        monitor["typed_config"]["max_active_downstream_connections"] = max_connections
     with Envoy.running(document, 0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def envoy() -> Iterator[Envoy]:
+    with running_envoy() as running:
         yield running
 
 
@@ -85,6 +96,24 @@ def test_the_real_envoy_shows_its_metrics_to_prometheus(envoy: Envoy) -> None:
     healthy = metrics["envoy_cluster_membership_healthy"]
     assert {sample.labels["envoy_cluster_name"]: sample.value for sample in healthy}["replicas"] == 0
     assert "envoy_server_live" in metrics
+
+
+def is_admitted(connection: socket.socket) -> bool:
+    """Whether Envoy keeps a connection: it sends its HTTP/2 settings, or closes it."""
+    connection.settimeout(10)
+    try:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+        return connection.recv(64) != b""
+    except ConnectionError:
+        return False
+
+
+def test_an_envoy_that_has_all_its_connections_still_shows_its_metrics() -> None:
+    with running_envoy(max_connections=3) as full, ExitStack() as stack:
+        host, _, port = full.address.rpartition(":")
+        editors = [stack.enter_context(socket.create_connection((host, int(port)), timeout=10)) for _ in range(6)]
+        assert sum(is_admitted(each) for each in editors) == 3
+        assert ask(full, "GET", endpoint_of("completion-edge")["path"])[0] == 200
 
 
 @pytest.mark.parametrize(
