@@ -116,14 +116,15 @@ def _return(course: Course, return_spread_s: float) -> dict[str, float]:
     """Return how users came back: when the first did, how long after it some shares had, and how steeply.
 
     A user returns with a request. So those who type nothing for a while are counted late, and the share of the nearest
-    region among the requests after the spread tells whether all who could return have.
+    region among the requests after the spread tells whether all who could return have. Users who send nothing while a
+    server is silent do not notice and stay there, so the first return is the first rise.
     """
     shares = [
         (at_s, present.get(_NEAREST, 0) / max(1, course.num_editors))
         for at_s, present in course.presence
         if at_s >= course.back_at_s
     ]
-    first_s = next((at_s for at_s, share in shares if share > 0), math.nan)
+    first_s = _first_rise_s(shares)
     found = {"first_back_s": first_s - course.back_at_s}
     for percent in (50, 90, 99):
         reached_s = next((at_s for at_s, share in shares if share >= percent / 100), math.inf)
@@ -140,6 +141,16 @@ def _return(course: Course, return_spread_s: float) -> dict[str, float]:
 
 def _is_after_return(result: Result, course: Course) -> bool:
     return result.request.intended_at_s >= course.back_at_s
+
+
+def _first_rise_s(shares: Sequence[tuple[float, float]]) -> float:
+    """Return the first time at which a share is larger than before; nan if there is none."""
+    lowest = shares[0][1] if shares else 0.0
+    for at_s, share in shares:
+        if share > lowest:
+            return at_s
+        lowest = share
+    return math.nan
 
 
 def _steepest(shares: Sequence[tuple[float, float]]) -> float:

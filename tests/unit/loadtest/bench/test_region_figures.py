@@ -141,6 +141,14 @@ def test_users_come_back_counted_from_the_first() -> None:
     assert found["returned_share"] == 1, "from 35 s on, a second after the last may return"
 
 
+def test_users_who_stayed_at_a_silent_server_are_no_return() -> None:
+    made = course(num_editors=4)
+    made.presence = [(20.0 + at_s, {NEAR: count}) for at_s, count in enumerate((2, 1, 1, 2, 3, 4))]
+    found = figures(made, CRITERIA, SPREAD_S)
+    assert found["first_back_s"] == 3
+    assert found["back_s_p90"] == 2
+
+
 def test_a_request_elsewhere_after_the_spread_is_counted() -> None:
     results = (asked(24.0), asked(36.0, region=FAR), asked(37.0), asked(38.0, outcome=Outcome.CACHED, region=None))
     found = figures(course(*results), CRITERIA, SPREAD_S)
