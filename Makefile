@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := --numprocesses 2 --dist loadfile
 QUICK := not full and not large
 
-test: $(VENV)/installed-dev ## Run the tests, with real engines; under ten minutes on two cores.
+test: $(VENV)/installed-dev ## Run the tests, with real engines; about 15 minutes on two cores.
 	@echo "Tests in parallel:"
 	@$(PYTEST) $(PARALLEL) -m "not serial and $(QUICK)"
 	@echo "Tests one after another, with real engines:"

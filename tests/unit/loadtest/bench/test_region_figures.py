@@ -167,7 +167,7 @@ def test_users_who_never_come_back_fail_the_gates() -> None:
     made.presence = made.presence[:4]
     found = figures(made, CRITERIA, SPREAD_S)
     met = {str(each.condition): each.is_met for each in judge(gates(30.0, CRITERIA), found)}
-    assert not met["returned_share==1"]
+    assert not met["returned_share>=0.99"]
     assert not met["returned_ttft_ms_p99<=200"]
 
 
@@ -186,7 +186,7 @@ def test_a_good_course_meets_every_gate_and_a_bad_one_fails_each() -> None:
     conditions = gates(30.0, CRITERIA)
     assert all(each.is_met for each in judge(conditions, good))
     bad = {
-        "nearest_share_before": 0.99,
+        "nearest_share_before": 0.98,
         "lost_others": 1.0,
         "next_elsewhere_share": 0.99,
         "next_ms_max": math.inf,
