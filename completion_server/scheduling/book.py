@@ -322,7 +322,7 @@ class Book:
     def _free_slot(self, record: LiveRequest, now: float) -> None:
         self.num_occupied -= 1
         self._watch.forgive(record)
-        self.latency.freed_slot(record.slot_since, now, was_aborted=record.state is State.ABORTING)
+        self.latency.freed_slot(record.slot_since, now)
 
     def _require(self, request_id: str, *states: State) -> LiveRequest:
         record = self._records.get(request_id)

@@ -54,7 +54,8 @@ class Delivery:
         now = self._clock.now()
         self._note_progress(now)
         if (step_s := work.generation.add(output, now)) is not None:
-            self.follow_engine(step_s)
+            is_stall = self._book.latency.stalls.has_delayed(now - step_s)
+            self.follow_engine(None if is_stall else step_s)
         if output.finish is not None:
             self.close(work)
         for request in work.readers:

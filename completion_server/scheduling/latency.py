@@ -75,7 +75,7 @@ class LatencyEstimates:
     """How long a slot is taken, by work that ends and by work that is aborted."""
     stalls: StallDetector = field(default_factory=StallDetector)
     """Work that a stall delayed gives no sample."""
-    _before_aborts: tuple[SizedEstimate, MovingMean] | None = None
+    _before_pause: tuple[SizedEstimate, MovingMean] | None = None
     _abandoned_share: float = 0.0
     _waited_s: float = 0.0
 
@@ -89,20 +89,19 @@ class LatencyEstimates:
         self.stalls.began(now)
 
     def progressed(self, now: float) -> float:
-        """Note a sign of the engine's progress; return the length of the stall that it ends, 0 if there was none.
+        """Note an output of the engine; return the length of the stall that it ends, 0 if there was none.
 
         What was given up during a stall is forgotten. Only the engine's next token tells a stall from an engine that is
         so slow that all requests are given up.
         """
         stalled_s = self.stalls.progressed(now)
-        if stalled_s and self._before_aborts is not None:
-            self.first_token, self.held = self._before_aborts
-        self._before_aborts = None
+        if stalled_s and self._before_pause is not None:
+            self.first_token, self.held = self._before_pause
+        self._before_pause = None
         return stalled_s
 
     def had_first_token(self, since: float, now: float, num_new_tokens: float) -> None:
         """Add the first token of work that began at `since`."""
-        self.progressed(now)
         if not self.stalls.has_delayed(since):
             self.first_token.add(now - since, num_new_tokens)
 
@@ -113,20 +112,17 @@ class LatencyEstimates:
             self._keep()
             self.first_token.add(waited_s, num_new_tokens)
 
-    def freed_slot(self, since: float, now: float, *, was_aborted: bool) -> None:
-        """Add work that began at `since` and has ended."""
+    def freed_slot(self, since: float, now: float) -> None:
+        """Add work that began at `since` and has ended, was aborted or failed."""
         self.stalls.ended(since, now)
-        if was_aborted:
-            self._keep()
-        else:
-            self.progressed(now)
         if not self.stalls.has_delayed(since):
+            self._keep()
             self.held.add(now - since)
 
     def _keep(self) -> None:
-        """Keep the estimates as they were at the last sign of progress."""
-        if self._before_aborts is None:
-            self._before_aborts = replace(self.first_token), replace(self.held)
+        """Keep the estimates as they were at the last output."""
+        if self._before_pause is None:
+            self._before_pause = replace(self.first_token), replace(self.held)
 
     @property
     def first_token_s(self) -> float:

@@ -11,8 +11,8 @@ _MIN_SAMPLES = 10
 _SHORTEST_S = 2.0
 _LONGER = 4.0
 """A pause is a stall if it is so many times the longest one of late, and `_SHORTEST_S` at least."""
-_DECAY = 0.995
-"""Of the longest pause, at each sign of progress."""
+_HALF_LIFE_S = 60.0
+"""Of the longest pause."""
 
 
 @dataclass(slots=True)
@@ -49,10 +49,11 @@ class StallDetector:
     def progressed(self, now: float) -> float:
         """Note a sign of progress, such as a token; return the length of the stall that it ends, or 0."""
         self._look(now)
-        pause_s, self._pause_s, self._progress_at = self._pause_s, 0.0, now
+        pause_s, decay = self._pause_s, 0.5 ** ((now - self._progress_at) / _HALF_LIFE_S)
+        self._pause_s, self._progress_at = 0.0, now
         limit_s = max(_SHORTEST_S, _LONGER * self.longest_s) if self._num >= _MIN_SAMPLES else math.inf
         self._num += 1
-        self.longest_s = max(_DECAY * self.longest_s, min(pause_s, limit_s))
+        self.longest_s = max(decay * self.longest_s, min(pause_s, limit_s))
         if pause_s <= limit_s:
             return 0.0
         self._stalled_until = now

@@ -17,8 +17,10 @@ def serve(estimates: LatencyEstimates, at: float, number: int, *, first_token_s:
     """Serve requests one after another; return the time after the last."""
     for _ in range(number):
         estimates.took_slot(at)
+        estimates.progressed(at + first_token_s)
         estimates.had_first_token(at, at + first_token_s, 100)
-        estimates.freed_slot(at, at + 2 * first_token_s, was_aborted=False)
+        estimates.progressed(at + 2 * first_token_s)
+        estimates.freed_slot(at, at + 2 * first_token_s)
         at += 2 * first_token_s
     return at
 
@@ -26,7 +28,7 @@ def serve(estimates: LatencyEstimates, at: float, number: int, *, first_token_s:
 def give_up(estimates: LatencyEstimates, since: float, at: float) -> None:
     """Abort work before its first token."""
     estimates.gave_up(since, at, 100)
-    estimates.freed_slot(since, at, was_aborted=True)
+    estimates.freed_slot(since, at)
 
 
 def test_a_stall_with_many_requests_in_flight_leaves_the_estimates() -> None:
@@ -35,8 +37,9 @@ def test_a_stall_with_many_requests_in_flight_leaves_the_estimates() -> None:
     for _ in range(13):
         estimates.took_slot(at)
     for _ in range(13):
+        estimates.progressed(at + 30.0)
         estimates.had_first_token(at, at + 30.0, 100)
-        estimates.freed_slot(at, at + 30.1, was_aborted=False)
+        estimates.freed_slot(at, at + 30.1)
     assert estimates.first_token_s == pytest.approx(0.05, abs=1e-3)
     assert estimates.held.mean == pytest.approx(0.1, abs=1e-3)
     serve(estimates, at + 31, 100, first_token_s=0.07)
@@ -51,6 +54,7 @@ def test_what_was_given_up_during_a_stall_is_forgotten_at_the_next_token() -> No
         estimates.took_slot(at + number * 0.5)
         give_up(estimates, at + number * 0.5, at + number * 0.5 + 0.4)
     assert estimates.first_token_s > 0.1, "it can't be told from a slow engine yet"
+    assert estimates.progressed(at + 5.0) == pytest.approx(5.0)
     estimates.had_first_token(at, at + 5.0, 100)
     assert estimates.first_token_s == pytest.approx(0.05)
     assert estimates.held.mean == pytest.approx(0.1)
@@ -65,6 +69,7 @@ def test_a_suspended_server_that_ends_all_requests_when_it_wakes_up_keeps_its_es
         book.end(f"r{number}", CANCELLED, 40.0)
         book.work_done(f"r{number}", CANCELLED, 40.0)
     book.submit(entry("next"), 40.01)
+    book.latency.progressed(40.06)
     book.first_token("next", 40.06)
     assert book.latency.first_token_s == pytest.approx(0.05, rel=0.01)
     assert book.latency.held.mean == pytest.approx(0.1)
@@ -75,6 +80,33 @@ def test_an_engine_that_has_become_slow_for_good_is_learnt() -> None:
     at = serve(estimates, 0.0, 50)
     serve(estimates, at, 100, first_token_s=10.0)
     assert estimates.first_token_s == pytest.approx(10.0, rel=0.1)
+
+
+def test_an_engine_that_pauses_again_and_again_is_learnt_however_many_tokens_it_sends_between() -> None:
+    estimates = LatencyEstimates()
+    at, num_stalls = serve(estimates, 0.0, 50), 0
+    for _ in range(50):
+        estimates.took_slot(at)
+        num_stalls += estimates.progressed(at + 5.0) > 0
+        estimates.had_first_token(at, at + 5.0, 100)
+        for number in range(1000):
+            estimates.progressed(at + 5.0 + number / 1000)
+        estimates.freed_slot(at, at + 6.0)
+        at += 6.0
+    assert num_stalls <= 3
+    assert estimates.first_token_s == pytest.approx(5.0, rel=0.2)
+
+
+def test_work_that_fails_in_the_middle_of_a_stall_does_not_divide_it() -> None:
+    estimates = LatencyEstimates()
+    at = serve(estimates, 0.0, 50)
+    for since in (at, at + 0.01):
+        estimates.took_slot(since)
+    estimates.freed_slot(at + 0.01, at + 1.9)
+    assert estimates.progressed(at + 3.8) == pytest.approx(3.8)
+    estimates.had_first_token(at, at + 3.8, 100)
+    assert estimates.first_token_s == pytest.approx(0.05)
+    assert estimates.held.mean == pytest.approx(0.1)
 
 
 def test_an_engine_that_is_too_slow_for_all_users_is_learnt() -> None:
@@ -101,8 +133,9 @@ def test_long_prompts_among_short_ones_are_learnt() -> None:
         is_long = number % 50 == 25
         first_token_s, size = (3.0, 8000) if is_long else (0.05, 100)
         estimates.took_slot(at)
+        estimates.progressed(at + first_token_s)
         estimates.had_first_token(at, at + first_token_s, size)
-        estimates.freed_slot(at, at + first_token_s, was_aborted=False)
+        estimates.freed_slot(at, at + first_token_s)
         at += first_token_s
     assert estimates.first_token.at(8000) > 1.0
     assert estimates.first_token.at(100) < 0.2
