@@ -212,13 +212,15 @@ class Regions:
             return None
         if connection.heard_at_s > since_s:
             return connection.heard_at_s
-        check = asyncio.create_task(connection.check(self.settings.check_timeout_s))
+        asked = connection if self.is_current(connection) else self._replacement(connection)
+        check = asyncio.create_task(asked.check(self.settings.check_timeout_s))
         try:
             await is_done_within(check, within_s)
         finally:
             check.cancel()
-        if connection.heard_at_s > since_s:
-            return connection.heard_at_s
+        heard_at_s = max(connection.heard_at_s, asked.heard_at_s)
+        if heard_at_s > since_s:
+            return heard_at_s
         self._note_silent(connection, since_s)
         return None
 
@@ -231,6 +233,13 @@ class Regions:
         if not connection.is_ready:
             self._connections.drop(connection)
         self._suspect(connection.endpoint, why)
+
+    def _replacement(self, connection: Connection) -> Connection:
+        """Return a connection that can be asked in place of one that gets no new call, but is not silent."""
+        try:
+            return self._connections.get(connection.endpoint)
+        except EndpointError:  # its PEM files are being replaced
+            return connection
 
     def _note_silent(self, connection: Connection, since_s: float) -> None:
         """Note a request to which nothing came: check its endpoint, and leave it or the connection if others say so."""

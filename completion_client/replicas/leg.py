@@ -166,12 +166,14 @@ class RoutedRequest:
     num_sent: int = 0
     has_text: bool = False
     is_cancelled: bool = False
+    has_ended: bool = False
+    """Whether the listener has got its last event, or gets it now."""
 
     def supersedes(self, other: "RoutedRequest") -> bool:
         """Return whether this makes another server's request useless. A server ends its own; prefetches go on."""
         is_older = other.message.sequence < self.message.sequence and other.leg.endpoint != self.leg.endpoint
         kinds = self.message.trigger, other.message.trigger
-        return is_older and not other.is_cancelled and pb.TRIGGER_PREFETCH not in kinds
+        return is_older and not (other.is_cancelled or other.has_ended) and pb.TRIGGER_PREFETCH not in kinds
 
     def on_text(self, text: str) -> None:
         """See RequestListener."""

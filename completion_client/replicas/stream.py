@@ -140,6 +140,7 @@ class ReplicaStream:
         if not (may_retry and not end.text and self._resend(request)):
             if request.has_text or end.text:
                 self._answered.add(request.message.sequence, leg.endpoint, self._loop.time())
+            request.has_ended = True
             request.listener.on_end(end)
             self._requests.pop(request.message.sequence, None)
         self._legs.tidy(leg)
@@ -150,6 +151,7 @@ class ReplicaStream:
             return  # a listener of the same leg sent a newer one elsewhere
         if request.leg.may_retry and self._resend(request):
             return
+        request.has_ended = True
         request.listener.on_error(error)
         self._requests.pop(request.message.sequence, None)
 
@@ -180,6 +182,7 @@ class ReplicaStream:
     def _supersede(self, request: RoutedRequest) -> None:
         """Cancel and end a request on a former server, which does not get the newer one."""
         request.leg.discard_nowait(request.message.sequence)
+        request.has_ended = True
         request.listener.on_end(pb.End(finish_reason=pb.FINISH_REASON_SUPERSEDED))
         self._requests.pop(request.message.sequence, None)
         self._legs.tidy(request.leg)

@@ -128,6 +128,21 @@ async def test_a_request_with_little_time_does_not_shorten_the_check_that_decide
             await eventually(lambda: regions.state(endpoint).health is Health.USABLE)
 
 
+async def test_a_server_whose_connection_gets_no_new_call_is_asked_on_another_and_not_silent() -> None:
+    async with health_servers(2) as servers:
+        settings = RegionSettings(check_interval_s=LONG_S, recheck_s=LONG_S, check_timeout_s=LONG_S)
+        async with Regions(",".join(each.address for each in servers), settings=settings) as regions:
+            await eventually(lambda: all(each.num_asked >= 3 for each in servers))
+            lease = regions.lease(1)
+            connection = await regions.connected(regions.endpoints[0], 1, LONG_S)
+            lease.release()
+            assert not regions.is_current(connection)
+            now_s = asyncio.get_running_loop().time()
+            heard_at_s = await regions.alive_at_s(connection, now_s, LONG_S)
+            assert heard_at_s is not None
+            assert heard_at_s > now_s
+
+
 @pytest.mark.parametrize("error", [EndpointError("key", "can't be read"), RuntimeError("an error of the program")])
 async def test_an_error_while_connections_are_warmed_ends_no_watch(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

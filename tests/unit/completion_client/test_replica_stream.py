@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -21,6 +22,7 @@ from completion_client.channel_pool import open_channel
 from completion_client.regions.connections import Connection
 from completion_client.replicas.answered import KEPT_S, AnsweredRequests
 from completion_client.replicas.leg import _FixedChannel
+from completion_client.replicas.stream import ReplicaStream
 from completion_client.session import PendingCompletion
 from tests.support.server import eventually
 
@@ -92,6 +94,49 @@ async def test_a_move_supersedes_the_older_typed_requests_and_no_prefetch() -> N
         assert not prefetch.is_done
         first.may_answer.set()
         assert (await prefetch.result()).text == "text"
+
+
+class SendsTheNext:
+    """Sends the next request of its stream when its own has ended."""
+
+    def __init__(self, stream: ReplicaStream, on_next: Callable[[], None]) -> None:
+        self.stream = stream
+        self.on_next = on_next
+        self.events: list[str] = []
+
+    def on_text(self, text: str) -> None:
+        self.events.append(text)
+
+    def on_end(self, end: pb.End) -> None:
+        self._ended(f"end {end.finish_reason}")
+
+    def on_error(self, error: ServiceError) -> None:
+        self._ended("error")
+
+    def _ended(self, event: str) -> None:
+        self.events.append(event)
+        if len(self.events) == 1:
+            self.on_next()
+
+
+async def test_a_request_ends_once_if_its_listener_sends_the_next_one_elsewhere() -> None:
+    first, second = FakeReplica(), FakeReplica()
+    async with fake_replicas(first, second), view_of(first.endpoint, second.endpoint) as view:
+        stream = view.stream()
+        stream.start_nowait()
+        answered = asyncio.Event()
+
+        def send_next() -> None:
+            pass_over(view, first.endpoint)
+            newer = pb.CompleteRequest(session_id="s", sequence=2, prefix="x = 1")
+            stream.send_nowait(newer, PendingCompletion(stream, 2, lambda _: answered.set()))
+
+        listener = SendsTheNext(stream, send_next)
+        stream.send_nowait(pb.CompleteRequest(session_id="s", sequence=1, prefix="x = "), listener)
+        await eventually(lambda: second.sequences("complete") == [2])
+        await eventually(lambda: not stream.num_open)
+        assert len(listener.events) == 1
+        await asyncio.gather(*stream.close_nowait(), return_exceptions=True)
 
 
 async def test_the_trace_of_a_request_is_in_the_metadata_with_one_server_and_with_several() -> None:
