@@ -85,10 +85,11 @@ class ReplicaSet:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Give the connections back; ignored if that was done. A request that is sent later fails.
+        """Give the connections back; ignored if that was done. A call that is made later fails.
 
         The connections are dropped if no other user has them: with its own Regions always, with a shared one if this
-        was the last user of their number. Requests and sessions that are open go on until they end.
+        was the last user of their number. Open calls go on until they end, open sessions until their
+        stream is lost.
         """
         self._lease.release()
         if self._owns_regions:
