@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -37,10 +38,10 @@ def cached_config(redis: RedisServer | None = None, *overrides: str) -> Config:
 
 
 async def ask_for(
-    server: RunningServer, prefix: str, metadata: tuple[tuple[str, str], ...] = ALICE
+    server: RunningServer, prefix: str, metadata: tuple[tuple[str, str], ...] = ALICE, **fields: Any
 ) -> tuple[str, pb.CacheLevel]:
     """Return the text of an answer and the level of the cache that gave it."""
-    answer: Answer = await ask(server.stub, request(prefix, sequence=next(_sequences)), metadata=metadata)
+    answer: Answer = await ask(server.stub, request(prefix, sequence=next(_sequences), **fields), metadata=metadata)
     assert answer.reason == "stop"
     assert answer.end is not None
     return answer.text, answer.end.usage.cache_level
@@ -88,3 +89,20 @@ async def test_a_disabled_cache_keeps_nothing() -> None:
     async with run_server(cached_config(None, "cache.enabled=false"), make_engine) as server:
         assert await ask_for(server, "x = ") == ("number of 0", pb.CACHE_LEVEL_NONE)
         assert await ask_for(server, "x = ") == ("number of 1", pb.CACHE_LEVEL_NONE)
+
+
+async def test_a_request_that_refuses_the_cache_is_computed_and_leaves_nothing_there(redis_server: RedisServer) -> None:
+    config = cached_config(redis_server, "redis.key_prefix=refused", "admission.trust_user_names=true")
+    async with run_server(config, make_engine) as server:
+        for number in range(2):
+            found = await ask_for(server, "x = ", without_completion_cache=True)
+            assert found == (f"number of {number}", pb.CACHE_LEVEL_NONE)
+        assert server.count("completion_cache_misses_total", level="local", reason="absent") == 0
+        assert server.count("completion_cache_entries") == 0
+        assert server.count("completion_cache_lookup_seconds_count") == 0
+        assert server.count("completion_tokens_total", kind="completion") == 2 * 4
+        assert await ask_for(server, "x = ") == ("number of 2", pb.CACHE_LEVEL_NONE)
+        assert await ask_for(server, "x = ") == ("number of 2", pb.CACHE_LEVEL_LOCAL)
+        assert await ask_for(server, "x = ", without_completion_cache=True) == ("number of 3", pb.CACHE_LEVEL_NONE)
+        assert await ask_for(server, "x = ") == ("number of 2", pb.CACHE_LEVEL_LOCAL)
+        await eventually(lambda: len(redis_server.cli("KEYS", "refused:cache:*").split()) == 1)

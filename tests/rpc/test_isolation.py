@@ -146,17 +146,6 @@ async def test_a_server_can_require_a_user_name(generations: RecordedGenerations
         assert (await ask(server.stub, request(), metadata=(("x-user-id", "alice"),))).reason == "stop"
 
 
-async def test_new_names_do_not_add_to_an_addresss_quota(generations: RecordedGenerations) -> None:
-    limits = ("admission.user_requests_per_s=0.01", "admission.user_burst=5", "admission.users_per_peer=2")
-    async with run_server(endless_config(*limits), lambda: endless_engine(generations, ServiceTimes())) as server:
-        reasons = [(await ask(server.stub, request(session_id=f"s{number}"))).reason for number in range(30)]
-        named = [
-            (await ask(server.stub, request(), metadata=(("x-user-id", f"u{number}"),))).reason for number in range(10)
-        ]
-    assert reasons == ["stop"] * 10 + ["shed"] * 20
-    assert named == ["shed"] * 10
-
-
 async def test_a_user_is_charged_for_computed_tokens_but_not_for_cached_ones(generations: RecordedGenerations) -> None:
     limits = ("admission.user_tokens_per_s=0.01", "admission.user_token_burst=1000", "engine.heartbeat_s=0")
     long = "".join(f"value_{number} = {number}\n" for number in range(100))

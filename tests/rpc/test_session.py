@@ -31,10 +31,15 @@ class Editor:
     def __init__(self, call: Any) -> None:
         self.call = call
         self.answers: dict[int, Answer] = {}
+        self.refusals: list[tuple[int, str]] = []
+        """The sequence and the message of each refusal."""
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         async for response in self.call:
+            if response.HasField("refusal"):
+                self.refusals.append((response.sequence, response.refusal.error.message))
+                continue
             self.answers.setdefault(response.sequence, Answer()).take(response)
 
     async def complete(self, sequence: int, **fields: Any) -> None:
@@ -51,6 +56,10 @@ class Editor:
         await eventually(lambda: sequence in self.answers and self.answers[sequence].end is not None)
         return self.answers[sequence]
 
+    async def refused(self, number: int) -> tuple[int, str]:
+        await eventually(lambda: len(self.refusals) >= number)
+        return self.refusals[number - 1]
+
     async def begun(self, sequence: int) -> None:
         await eventually(lambda: sequence in self.answers)
 
@@ -60,7 +69,8 @@ class Editor:
 
     async def status(self) -> grpc.StatusCode:
         code: grpc.StatusCode = await asyncio.wait_for(self.call.code(), 10)
-        await asyncio.wait([self._reading])
+        await asyncio.wait([self._reading], timeout=10)
+        assert self._reading.done(), "the status has come, and the stream goes on"
         self._reading.exception()
         return code
 
@@ -151,7 +161,7 @@ async def test_sessions_that_ask_the_same_at_once_share_a_generation() -> None:
 
 
 async def test_a_user_over_the_rate_limit_is_shed_and_the_stream_goes_on(engine: ScriptedEngine) -> None:
-    config = endless_config("admission.user_requests_per_s=5", "admission.user_burst=1", "shed.as_status=true")
+    config = endless_config("admission.user_requests_per_s=1", "admission.user_burst=1", "shed.as_status=true")
     async with run_server(config, lambda: engine) as server:
         editor = Editor(server.stub.Session())
         await editor.complete(1, max_tokens=ENDLESS)
@@ -160,6 +170,7 @@ async def test_a_user_over_the_rate_limit_is_shed_and_the_stream_goes_on(engine:
         shed = await editor.ended(2)
         assert shed.end is not None
         assert (shed.reason, shed.end.shed_reason) == ("shed", pb.SHED_REASON_RATE_LIMITED)
+        assert shed.end.limit == pb.Limit(name="admission.user_requests_per_s", allowed=1)
         assert editor.answers[1].end is None  # a refused request does not supersede
         await asyncio.sleep(shed.end.retry_after_ms / 1000)
         await editor.complete(3)
@@ -193,10 +204,10 @@ async def test_closing_the_stream_frees_the_engine_and_the_session(
 @pytest.mark.parametrize(
     ("sequence", "fields", "expected"),
     [
-        (3, {}, "sequence: must rise within a session: after 5 came 3"),
         (6, {"session_id": "other"}, "session_id: must be the same on all requests of a stream, or empty"),
         (6, {"max_tokens": -5}, "max_tokens: must be from 0 (the default) to 1000000, got -5"),
         (6, {"prefix": "x" * 600_000}, "prefix: must be at most 524288 bytes, got 600000"),
+        (6, {"timeout_ms": 86_400_001}, "timeout_ms: must be from 1 to 86400000, got 86400001"),
     ],
 )
 async def test_a_bad_request_ends_that_request_and_not_the_stream(
@@ -208,20 +219,29 @@ async def test_a_bad_request_ends_that_request_and_not_the_stream(
     answer = await editor.ended(sequence)
     assert answer.end is not None
     assert (answer.reason, answer.end.error.code, answer.end.error.message) == ("error", 3, expected)
+    await editor.complete(6)  # its End has come, and it has only one
+    assert await editor.refused(1) == (6, "complete.sequence: must rise within a session: after 6 came 6")
     await editor.complete(50)
     assert (await editor.ended(50)).reason == "stop"
 
 
-async def test_a_repeated_sequence_number_has_one_end(editor: Editor, engine: ScriptedEngine) -> None:
-    await editor.complete(5, max_tokens=ENDLESS)
+async def test_a_number_that_does_not_rise_is_refused_and_ends_nothing(editor: Editor, engine: ScriptedEngine) -> None:
+    await editor.complete(0)
+    assert await editor.refused(1) == (0, "complete.sequence: must rise within a session: after 0 came 0")
+    await editor.complete(5, max_tokens=SLOW)
     await editor.begun(5)
+    engine.hang()  # so that request 5 is still live when the others come
     await editor.complete(5)
-    answer = await editor.ended(5)
-    assert answer.end is not None
-    assert answer.end.error.message == "sequence: must rise within a session: after 5 came 5"
-    await eventually(lambda: engine.stats().num_running == 0)
+    assert await editor.refused(2) == (5, "complete.sequence: must rise within a session: after 5 came 5")
+    await editor.complete(3, prefix="x" * 600_000)
+    assert await editor.refused(3) == (3, "complete.prefix: must be at most 524288 bytes, got 600000")
+    engine.resume()
+    assert (await editor.ended(5)).reason == "length"
+    await editor.complete(5)
+    await editor.refused(4)
     await editor.complete(6)
-    assert (await editor.ended(6)).reason == "stop"  # and nothing of 5 came meanwhile, or it would have failed
+    assert (await editor.ended(6)).reason == "stop"
+    assert list(editor.answers) == [5, 6]
 
 
 async def test_every_answer_is_written_out_before_a_drained_stream_ends(server: RunningServer) -> None:
@@ -241,7 +261,7 @@ async def test_requests_cut_short_by_a_drain_end_unavailable(server: RunningServ
     server.app.drain(0.1)
     end = (await editor.ended(1)).end
     assert end is not None
-    assert (end.error.code, end.retry_after_ms) == (14, 1000)
+    assert (end.error.code, end.error.reason, end.retry_after_ms) == (14, pb.ERROR_REASON_DRAINING, 1000)
 
 
 async def test_bytes_that_are_not_utf8_end_that_request_alone(server: RunningServer) -> None:
@@ -253,7 +273,7 @@ async def test_bytes_that_are_not_utf8_end_that_request_alone(server: RunningSer
     await call.write(bad)
     response = await call.read()
     assert response.sequence == 4
-    assert response.end.error.message == "complete.prefix: must be UTF-8, but byte 2 is 0xff"
+    assert response.end.error.message == "prefix: must be UTF-8, but byte 2 is 0xff"
     await call.write(pb.SessionRequest(complete=request(sequence=5)).SerializeToString())
     response = await call.read()
     assert response.delta.text
@@ -262,12 +282,11 @@ async def test_bytes_that_are_not_utf8_end_that_request_alone(server: RunningSer
 
 async def test_an_empty_message_is_refused(editor: Editor) -> None:
     await editor.write(pb.SessionRequest())
-    answer = await editor.ended(0)
-    assert answer.end is not None
-    assert answer.end.error.message == "event: must be set"
+    assert await editor.refused(1) == (0, "event: must be set")
+    assert editor.answers == {}
 
 
-async def test_feedback_needs_no_answer(server: RunningServer, editor: Editor) -> None:
+async def test_feedback_has_an_answer_only_if_it_is_refused(server: RunningServer, editor: Editor) -> None:
     async def report(**fields: Any) -> None:
         await editor.write(pb.SessionRequest(feedback=pb.ReportFeedbackRequest(**fields)))
 
@@ -281,7 +300,14 @@ async def test_feedback_needs_no_answer(server: RunningServer, editor: Editor) -
     await eventually(lambda: server.count("completion_feedback_total", kind="shown") == 1)
     await eventually(lambda: server.count("completion_feedback_total", kind="refused") == 4)
     assert server.count("completion_accepted_characters_total") == 0
+    await editor.refused(4)
     assert list(editor.answers) == [1]
+    assert editor.refusals == [
+        (1, "feedback.session_id: must not be empty"),
+        (2, "feedback.sequence: must be that of an answer with text, not older than 900 s"),
+        (1, "feedback.kind: must be one of 1, 2, 3, 4, 5, 6, got 0"),
+        (1, "feedback.accepted_characters: must be at most 10, which are left of the answer, got 4294967295"),
+    ]
 
 
 async def test_sessions_beyond_the_limit_are_refused(server: RunningServer, editor: Editor) -> None:

@@ -156,7 +156,7 @@ async def test_a_request_that_ends_early_has_the_stages_that_it_reached() -> Non
         slow = ServiceTimes(prefill_base_s=10.0)
         limits = ("scheduling.max_slots=1", "scheduling.min_slots=1", "scheduling.max_queued=1")
         async with traced_server(receiver, *limits, engine=lambda: make_engine(times=slow)) as server:
-            running = asyncio.create_task(ask(server.stub, request("a = "), 1.0, user("runs")))
+            running = asyncio.create_task(ask(server.stub, request("a = "), 4.0, user("runs")))
             await eventually(lambda: server.count("completion_running_requests") == 1)
             waiting = asyncio.create_task(ask(server.stub, request("b = "), metadata=user("waits")))
             await eventually(lambda: server.count("completion_queued_requests") == 1)
@@ -198,15 +198,19 @@ async def test_an_answer_from_the_cache_has_no_stages_of_the_engine() -> None:
 async def test_a_request_that_reads_anothers_generation_links_to_its_trace() -> None:
     """One user types along, and another session of the user asks for the same."""
     with grpc_receiver() as receiver:
-        times = ServiceTimes(prefill_base_s=0.3, decode_base_s=0.1)
+        engine = make_engine()
         config = ("scheduling.lane=session", "scheduling.max_slots=4")
-        async with traced_server(receiver, *config, engine=lambda: make_engine(times=times)) as server:
+        async with traced_server(receiver, *config, engine=lambda: engine) as server:
+            engine.hang()  # so that the first request is still there when the others come
             first = asyncio.create_task(ask(server.stub, request("x = ", session_id="one"), metadata=user("u")))
             await eventually(lambda: server.count("completion_running_requests") == 1)
             joined = asyncio.create_task(ask(server.stub, request("x = ", session_id="two"), metadata=user("u")))
             await eventually(lambda: server.count("completion_generations_joined_total") == 1)
             along = request("x = al", session_id="one", sequence=2)
-            reattached = await ask(server.stub, along, metadata=user("u"))
+            reattaching = asyncio.create_task(ask(server.stub, along, metadata=user("u")))
+            await eventually(lambda: server.count("completion_generations_reattached_total") == 1)
+            engine.resume()
+            reattached = await reattaching
             assert reattached.text == "".join(WORDS).removeprefix("al")
             assert (await first).reason == "superseded"
             assert (await joined).text == "".join(WORDS)

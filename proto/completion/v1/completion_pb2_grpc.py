@@ -28,7 +28,40 @@ if _version_not_supported:
 class CompletionServiceStub:
     """CompletionService streams inline code completions to editors.
 
-    Sizes are bytes of UTF-8, times are milliseconds. The deadline of the gRPC call is the deadline of the request.
+    Sizes are bytes of UTF-8, times are milliseconds.
+
+    Metadata of a call, all optional. Keys are lower-case, values ASCII; the server reads no other keys.
+
+    x-user-id    The user. A user has one live request at a time, limits and a cache of their own, and the history that
+    prompts are built from. Without it the session on its connection takes the user's place. At most 128
+    bytes. A server may require it (UNAUTHENTICATED without it). Unless an authenticating proxy sets it,
+    the same name from another network address is another user.
+    x-tenant-id  The user's organisation, of the same length. The same user name of two tenants is two users; tenants
+    share no limits and no cached text.
+    traceparent, tracestate
+    The trace that a Complete call is a part of (W3C Trace Context). Not read on a Session, whose
+    stream outlives many traces; CompleteRequest has fields for it.
+
+    A call that is refused or fails ends with a gRPC status, whose trailer grpc-status-details-bin is a google.rpc.Status
+    (third_party/google/rpc) with up to three details:
+
+    BadRequest   Of INVALID_ARGUMENT: the field, its limit and the value given.
+    ErrorInfo    The reason, a name of ErrorReason without its prefix, such as "SERVER_FULL"; the domain is
+    "completion.v1". Its metadata has "limit" and "allowed" (see Limit) if a limit was exceeded.
+    RetryInfo    The time after which to retry.
+
+    There are no other trailers, and no initial metadata of the server's own. A status without this trailer comes from
+    gRPC or a proxy. Retry UNAVAILABLE and RESOURCE_EXHAUSTED; a request that failed with another code would fail again.
+    For a completion retry with the next key, not with the same text. Open a lost connection or Session again after the
+    time of RetryInfo, if any, plus a random time between 0 and a bound that starts at 100 ms, doubles with each failure
+    up to 5 s, and starts anew with the first answer. Without the random part all editors would come back at once. A
+    connection takes 128 calls at once and 8 KiB of metadata for each by default, and a keepalive ping every 10 s; more
+    frequent pings end it.
+
+    A server that drains (shuts down) reports NOT_SERVING to grpc.health.v1, then sheds new requests as
+    SHED_REASON_DRAINING, and refuses calls with UNAVAILABLE and DRAINING. It finishes accepted requests for a time (10 s
+    by default) and ends each Session with UNAVAILABLE and DRAINING when that has its answers. Go to another server, or
+    reconnect as above. A connection that is old gets a GOAWAY, on which gRPC opens another for the next call.
     """
 
     def __init__(self, channel):
@@ -57,21 +90,57 @@ class CompletionServiceStub:
 class CompletionServiceServicer:
     """CompletionService streams inline code completions to editors.
 
-    Sizes are bytes of UTF-8, times are milliseconds. The deadline of the gRPC call is the deadline of the request.
+    Sizes are bytes of UTF-8, times are milliseconds.
+
+    Metadata of a call, all optional. Keys are lower-case, values ASCII; the server reads no other keys.
+
+    x-user-id    The user. A user has one live request at a time, limits and a cache of their own, and the history that
+    prompts are built from. Without it the session on its connection takes the user's place. At most 128
+    bytes. A server may require it (UNAUTHENTICATED without it). Unless an authenticating proxy sets it,
+    the same name from another network address is another user.
+    x-tenant-id  The user's organisation, of the same length. The same user name of two tenants is two users; tenants
+    share no limits and no cached text.
+    traceparent, tracestate
+    The trace that a Complete call is a part of (W3C Trace Context). Not read on a Session, whose
+    stream outlives many traces; CompleteRequest has fields for it.
+
+    A call that is refused or fails ends with a gRPC status, whose trailer grpc-status-details-bin is a google.rpc.Status
+    (third_party/google/rpc) with up to three details:
+
+    BadRequest   Of INVALID_ARGUMENT: the field, its limit and the value given.
+    ErrorInfo    The reason, a name of ErrorReason without its prefix, such as "SERVER_FULL"; the domain is
+    "completion.v1". Its metadata has "limit" and "allowed" (see Limit) if a limit was exceeded.
+    RetryInfo    The time after which to retry.
+
+    There are no other trailers, and no initial metadata of the server's own. A status without this trailer comes from
+    gRPC or a proxy. Retry UNAVAILABLE and RESOURCE_EXHAUSTED; a request that failed with another code would fail again.
+    For a completion retry with the next key, not with the same text. Open a lost connection or Session again after the
+    time of RetryInfo, if any, plus a random time between 0 and a bound that starts at 100 ms, doubles with each failure
+    up to 5 s, and starts anew with the first answer. Without the random part all editors would come back at once. A
+    connection takes 128 calls at once and 8 KiB of metadata for each by default, and a keepalive ping every 10 s; more
+    frequent pings end it.
+
+    A server that drains (shuts down) reports NOT_SERVING to grpc.health.v1, then sheds new requests as
+    SHED_REASON_DRAINING, and refuses calls with UNAVAILABLE and DRAINING. It finishes accepted requests for a time (10 s
+    by default) and ends each Session with UNAVAILABLE and DRAINING when that has its answers. Go to another server, or
+    reconnect as above. A connection that is old gets a GOAWAY, on which gRPC opens another for the next call.
     """
 
     def Complete(self, request, context):
-        """Complete answers one request on one stream. Cancelling the call cancels the work.
+        """Complete answers one request on one stream. The call's deadline is the request's; cancelling the call cancels the
+        work. A refused request has a status and no answer; an accepted one that fails has an End and then a status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Session is one long-lived stream of an editor. An answer carries the sequence number of its request; an invalid
-        request ends that request, not the stream. The server ends an idle or old stream with UNAVAILABLE and an ErrorInfo
-        whose reason is SESSION_ENDED, after the answers to all requests that it has read. The editor then opens another
-        stream with its next request, and sends requests without an answer again.
+        """Session is one long-lived stream of an editor, whose requests cost far less than calls. An answer carries the
+        sequence number of its request; an invalid message has an answer, too, and does not end the stream. The server
+        sends its initial metadata when it has accepted the stream. It ends a stream that is idle (5 minutes by default) or
+        old (30 minutes) with UNAVAILABLE and the reason SESSION_ENDED, after the answers to all requests that it has read:
+        open another with the next request, without back-off, and send requests without an answer again. Any other end of
+        the stream loses its open requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,7 +182,40 @@ def add_CompletionServiceServicer_to_server(servicer, server):
 class CompletionService:
     """CompletionService streams inline code completions to editors.
 
-    Sizes are bytes of UTF-8, times are milliseconds. The deadline of the gRPC call is the deadline of the request.
+    Sizes are bytes of UTF-8, times are milliseconds.
+
+    Metadata of a call, all optional. Keys are lower-case, values ASCII; the server reads no other keys.
+
+    x-user-id    The user. A user has one live request at a time, limits and a cache of their own, and the history that
+    prompts are built from. Without it the session on its connection takes the user's place. At most 128
+    bytes. A server may require it (UNAUTHENTICATED without it). Unless an authenticating proxy sets it,
+    the same name from another network address is another user.
+    x-tenant-id  The user's organisation, of the same length. The same user name of two tenants is two users; tenants
+    share no limits and no cached text.
+    traceparent, tracestate
+    The trace that a Complete call is a part of (W3C Trace Context). Not read on a Session, whose
+    stream outlives many traces; CompleteRequest has fields for it.
+
+    A call that is refused or fails ends with a gRPC status, whose trailer grpc-status-details-bin is a google.rpc.Status
+    (third_party/google/rpc) with up to three details:
+
+    BadRequest   Of INVALID_ARGUMENT: the field, its limit and the value given.
+    ErrorInfo    The reason, a name of ErrorReason without its prefix, such as "SERVER_FULL"; the domain is
+    "completion.v1". Its metadata has "limit" and "allowed" (see Limit) if a limit was exceeded.
+    RetryInfo    The time after which to retry.
+
+    There are no other trailers, and no initial metadata of the server's own. A status without this trailer comes from
+    gRPC or a proxy. Retry UNAVAILABLE and RESOURCE_EXHAUSTED; a request that failed with another code would fail again.
+    For a completion retry with the next key, not with the same text. Open a lost connection or Session again after the
+    time of RetryInfo, if any, plus a random time between 0 and a bound that starts at 100 ms, doubles with each failure
+    up to 5 s, and starts anew with the first answer. Without the random part all editors would come back at once. A
+    connection takes 128 calls at once and 8 KiB of metadata for each by default, and a keepalive ping every 10 s; more
+    frequent pings end it.
+
+    A server that drains (shuts down) reports NOT_SERVING to grpc.health.v1, then sheds new requests as
+    SHED_REASON_DRAINING, and refuses calls with UNAVAILABLE and DRAINING. It finishes accepted requests for a time (10 s
+    by default) and ends each Session with UNAVAILABLE and DRAINING when that has its answers. Go to another server, or
+    reconnect as above. A connection that is old gets a GOAWAY, on which gRPC opens another for the next call.
     """
 
     @staticmethod
