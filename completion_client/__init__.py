@@ -1,7 +1,8 @@
 """The client library for editors and other callers of a completion server.
 
-Knows the contract (package `completion`) and nothing of the server. Needs grpcio and protobuf alone, so that an editor
-can install and import it quickly. The messages of requests are those of `completion.v1.completion_pb2`.
+Knows the contract (package `completion`) and nothing of the server. A distribution of its own, `completion-client`,
+that needs grpcio, protobuf and googleapis-common-protos alone, so that an editor can install and import it quickly. The
+messages of requests are those of `completion.v1.completion_pb2`.
 
 Modules: `client` (single requests), `session` and `session_stream` (one reconnecting stream for an editor's life),
 `routing`, `regions` and `replicas` (several servers, near and far, as one), `channel_pool` and `endpoint`
@@ -19,6 +20,7 @@ from completion_client.errors import (
     FailedPreconditionError,
     FieldViolation,
     InvalidArgumentError,
+    Limit,
     PermissionDeniedError,
     ResourceExhaustedError,
     ServiceError,
@@ -36,6 +38,8 @@ from completion_client.session import PendingCompletion, Session
 from completion_client.session_stream import SessionSettings, SessionStream
 from completion_client.tracing import make_traceparent
 
+__version__ = "0.1.0"
+
 __all__ = [
     "ChannelKey",
     "ChannelPool",
@@ -49,6 +53,7 @@ __all__ = [
     "FailedPreconditionError",
     "FieldViolation",
     "InvalidArgumentError",
+    "Limit",
     "Move",
     "PendingCompletion",
     "PermissionDeniedError",

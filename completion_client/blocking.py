@@ -5,16 +5,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
-from grpc_health.v1 import health_pb2
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.endpoint import Endpoint, Metadata
 from completion_client.errors import ServiceError, error_of_call
-
-SERVING = "SERVING"
-"""The health of a server that serves."""
+from completion_client.health import CHECK, WHOLE_SERVER, status_of
 
 _NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -65,15 +62,8 @@ def check_health(channel: grpc.Channel, timeout_s: float, metadata: Metadata = (
         grpc.RpcError: the server was not reached, or this listener does not offer health checks.
 
     """
-    check: grpc.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse] = (
-        channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            health_pb2.HealthCheckRequest.SerializeToString,
-            health_pb2.HealthCheckResponse.FromString,
-        )
-    )
-    answer = check(health_pb2.HealthCheckRequest(), timeout=timeout_s, metadata=metadata)
-    return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
+    return status_of(check(WHOLE_SERVER, timeout=timeout_s, metadata=metadata))
 
 
 def connect(channel: grpc.Channel, timeout_s: float) -> bool:

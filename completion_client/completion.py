@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from completion.v1 import completion_pb2 as pb
-from completion_client.errors import ServiceError, error_of_end
+from completion_client.errors import Limit, ServiceError, error_of_end
 
 _MS_PER_S = 1000
 
@@ -51,6 +51,12 @@ class Completion:
         if self.end is not None and self.end.HasField("retry_after_ms"):
             return self.end.retry_after_ms
         return self.error.retry_after_ms if self.error else None
+
+    @property
+    def limit(self) -> Limit | None:
+        """The server's limit that the request exceeded, if it names one."""
+        limit = Limit.of_end(self.end) if self.end is not None else None
+        return self.error.limit if limit is None and self.error is not None else limit
 
     @property
     def ttft_ms(self) -> float | None:

@@ -9,6 +9,10 @@ import grpc
 Metadata = tuple[tuple[str, str], ...]
 ChannelOptions = Sequence[tuple[str, str | int]]
 
+DEFAULT_PORT = 50051
+"""The port on which servers listen for editors unless they are configured otherwise."""
+DEFAULT_ADMIN_PORT = 50052
+"""The port of the admin listener unless it is configured otherwise."""
 _LOCAL_ADDRESSES = ("127.", "localhost", "[::1]", "unix:")
 
 
@@ -92,6 +96,12 @@ class Endpoint:
             return None
         ca, key, certificate = _read("ca", self.ca), _read("key", self.key), _read("certificate", self.certificate)
         return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def with_port(address: str, port: int = DEFAULT_PORT) -> str:
+    """Return HOST:PORT for a host without a port; other addresses unchanged."""
+    has_port = ":" in address and not (address.startswith("[") and address.endswith("]"))
+    return address if has_port or not address else f"{address}:{port}"
 
 
 def caller_metadata(user: str | None = None, tenant: str | None = None) -> Metadata:

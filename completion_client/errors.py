@@ -29,6 +29,20 @@ class FieldViolation(NamedTuple):
     """The limit and the value given."""
 
 
+class Limit(NamedTuple):
+    """A limit of the server that a request exceeded."""
+
+    name: str
+    """The server's setting, such as "admission.user_requests_per_s"."""
+    allowed: float
+    """Its active value."""
+
+    @classmethod
+    def of_end(cls, end: pb.End) -> "Limit | None":
+        """Return the limit that an End names, if it names one."""
+        return cls(end.limit.name, end.limit.allowed) if end.HasField("limit") else None
+
+
 class ServiceError(Exception):
     """A call or a request failed. Base of all errors that the server or the connection causes."""
 
@@ -42,6 +56,7 @@ class ServiceError(Exception):
         reason: str = "",
         violations: tuple[FieldViolation, ...] = (),
         retry_after_ms: int | None = None,
+        limit: Limit | None = None,
     ) -> None:
         """Hold the failure's status and its details."""
         super().__init__(message)
@@ -50,11 +65,13 @@ class ServiceError(Exception):
         self.status = status or self.default_status
         """The gRPC status code."""
         self.reason = reason
-        """The server's machine-readable reason, such as "OVERLOAD"; "" if it gives none."""
+        """The contract's `ErrorReason` without its prefix, such as "OVERLOAD"; "" if the server gives none."""
         self.violations = violations
         """The fields that the server refuses."""
         self.retry_after_ms = retry_after_ms
         """When to try again, in milliseconds; None if the server does not say."""
+        self.limit = limit
+        """The server's limit that was exceeded, if it names one."""
 
 
 class InvalidArgumentError(ServiceError):
@@ -109,6 +126,10 @@ class ConnectionLostError(UnavailableError):
     """There is no connection, or it was lost. Raised by the client, not by the server."""
 
 
+class FailedWriteError(ConnectionLostError):
+    """A write failed because the stream or its connection has ended. The server's own status is not known."""
+
+
 _CLASSES: dict[grpc.StatusCode, type[ServiceError]] = {
     kind.default_status: kind
     for kind in (
@@ -125,7 +146,7 @@ _CLASSES: dict[grpc.StatusCode, type[ServiceError]] = {
 
 
 _FAILED_WRITE = "Internal error from Core"
-"""What grpc.aio says of a call whose connection broke while it wrote. The server's own status is lost then."""
+"""Message of grpc.aio for a call whose connection broke during a write. The status of the server is lost then."""
 
 
 def error_of_call(error: grpc.RpcError) -> ServiceError:
@@ -133,7 +154,7 @@ def error_of_call(error: grpc.RpcError) -> ServiceError:
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return ServiceError(str(error))
     if error.code() is grpc.StatusCode.INTERNAL and error.details() == _FAILED_WRITE:
-        return ConnectionLostError("the connection was lost during a write")
+        return FailedWriteError("the connection was lost during a write")
     trailers = {str(key): value for key, value in error.trailing_metadata() or ()}
     details = _details(trailers.get(_DETAILS_KEY))
     retry = _detail(details, error_details_pb2.RetryInfo)
@@ -145,6 +166,7 @@ def error_of_call(error: grpc.RpcError) -> ServiceError:
         reason=info.reason if info else "",
         violations=_violations(bad_request.field_violations) if bad_request else (),
         retry_after_ms=round(retry.retry_delay.ToTimedelta().total_seconds() * 1000) if retry else None,
+        limit=_limit_of(info) if info else None,
     )
 
 
@@ -156,11 +178,22 @@ def error_of_end(end: pb.End | None) -> ServiceError | None:
         return DeadlineExceededError("the deadline passed first")
     if end.finish_reason != pb.FINISH_REASON_ERROR:
         return None
+    retry_after_ms = end.retry_after_ms if end.HasField("retry_after_ms") else None
+    return error_of_message(end.error, retry_after_ms=retry_after_ms, limit=Limit.of_end(end))
+
+
+def error_of_message(
+    error: pb.RequestError, *, retry_after_ms: int | None = None, limit: Limit | None = None
+) -> ServiceError:
+    """Return the exception for an error inside an answer."""
+    is_known = error.reason != pb.ERROR_REASON_UNSPECIFIED and error.reason in pb.ErrorReason.values()
     return _make(
-        _STATUS_BY_NUMBER.get(end.error.code, grpc.StatusCode.UNKNOWN),
-        end.error.message or "no reason given",
-        violations=_violations(end.error.field_violations),
-        retry_after_ms=end.retry_after_ms if end.HasField("retry_after_ms") else None,
+        _STATUS_BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN),
+        error.message or "no reason given",
+        reason=pb.ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_") if is_known else "",
+        violations=_violations(error.field_violations),
+        retry_after_ms=retry_after_ms,
+        limit=limit,
     )
 
 
@@ -171,9 +204,17 @@ def _make(
     reason: str = "",
     violations: tuple[FieldViolation, ...] = (),
     retry_after_ms: int | None = None,
+    limit: Limit | None = None,
 ) -> ServiceError:
     kind = _CLASSES.get(status, ServiceError)
-    return kind(message, status=status, reason=reason, violations=violations, retry_after_ms=retry_after_ms)
+    return kind(
+        message, status=status, reason=reason, violations=violations, retry_after_ms=retry_after_ms, limit=limit
+    )
+
+
+def _limit_of(info: error_details_pb2.ErrorInfo) -> Limit | None:
+    name, allowed = info.metadata.get("limit"), info.metadata.get("allowed")
+    return Limit(name, float(allowed)) if name and allowed else None
 
 
 def _details(raw: str | bytes | None) -> status_pb2.Status:

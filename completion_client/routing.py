@@ -61,7 +61,7 @@ def _weight(endpoint: Endpoint, user: str, tenant: str) -> int:
 
 @dataclass(slots=True)
 class _Standing:
-    """What a replica said of late."""
+    """Recent refusals of a replica."""
 
     usable_at_s: float = 0.0
     num_refusals: int = 0

@@ -11,6 +11,7 @@ from completion.v1 import completion_pb2 as pb
 from completion_client.completion import Completion, CompletionBuilder
 from completion_client.errors import ConnectionLostError, DeadlineExceededError, ServiceError
 from completion_client.session_stream import RequestListener
+from completion_client.timeouts import give_timeout
 from completion_client.tracing import add_current_trace
 
 
@@ -77,8 +78,8 @@ class Session:
     def submit_nowait(self, request: pb.CompleteRequest, *, timeout_s: float | None = None) -> "PendingCompletion":
         """Send a request and return its answer to come.
 
-        The session sets `session_id` and `sequence`. After `timeout_s` the request is cancelled and fails with
-        DeadlineExceededError.
+        The session sets `session_id` and `sequence`, and gives the server `timeout_s` as the deadline. After that time
+        the request is cancelled and fails with DeadlineExceededError.
 
         Raises:
             ConnectionLostError: the stream is lost and not open again.
@@ -88,6 +89,8 @@ class Session:
         message = pb.CompleteRequest()
         message.CopyFrom(request)
         message.session_id, message.sequence = self._session_id, self._last_sequence
+        if timeout_s is not None:
+            give_timeout(message, timeout_s)
         add_current_trace(message)
         pending = PendingCompletion(self._stream, message.sequence, self._pending.pop)
         self._stream.send_nowait(message, pending, timeout_s)

@@ -3,6 +3,7 @@
 States of a stream:
 
     CONNECTED  -- the server ends it as SESSION_ENDED -->  RESTING
+    CONNECTED  -- a write fails ------------------------>  RESTING (once for each request, and if none has text)
     CONNECTED  -- any other end, or drop_nowait -------->  LOST
     RESTING    -- a request is sent -------------------->  CONNECTED (requests without an answer are sent again)
     RESTING    -- no connection, or drop_nowait -------->  LOST
@@ -11,9 +12,13 @@ States of a stream:
 A loss fails all open requests, since their text would be stale after a reconnect. A request that is sent while the
 stream is LOST fails at once. A GOAWAY needs no state of its own: gRPC opens the next stream on a new connection, and
 the end of the old stream is one of the ends above.
+
+A write that fails hides the server's status from gRPC's caller: the server may have ended the stream in good order just
+then. The requests are sent again, which is harmless: the server has ended those of the old stream.
 """
 
 import asyncio
+import logging
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
@@ -26,12 +31,26 @@ from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client.backoff import Backoff
 from completion_client.channel_pool import ChannelSource
 from completion_client.endpoint import Metadata
-from completion_client.errors import SESSION_ENDED, ConnectionLostError, ServiceError, error_of_call
+from completion_client.errors import (
+    SESSION_ENDED,
+    ConnectionLostError,
+    FailedWriteError,
+    ServiceError,
+    error_of_call,
+    error_of_message,
+)
+from completion_client.timeouts import give_timeout
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
 
     Call = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
+
+
+_log = logging.getLogger(__name__)
+
+_SEND_AGAIN_WITHIN_S = 1.0
+"""How long requests wait for a connection after a failed write. Without one they fail, as after any other loss."""
 
 
 class RequestListener(Protocol):
@@ -88,7 +107,11 @@ class _OpenRequest:
 
     message: pb.SessionRequest
     listener: RequestListener
+    sent_at_s: float
     is_cancelled: bool = False
+    has_text: bool = False
+    is_sent_again: bool = False
+    """Whether it was sent again after a failed write."""
 
 
 class SessionStream:
@@ -110,6 +133,8 @@ class SessionStream:
         self._backoff = Backoff(self._settings.backoff_min_s, self._settings.backoff_max_s, self._settings.backoff_seed)
         self._state = _State.LOST
         self._requests: dict[int, _OpenRequest] = {}
+        self._last_sequence = 0
+        self._has_logged_refusal = False
         self._outgoing: deque[pb.SessionRequest] = deque()
         self._writer: asyncio.Task[None] | None = None
         self._runner: asyncio.Task[None] | None = None
@@ -141,14 +166,19 @@ class SessionStream:
         `timeout_s` is how long the caller waits. Only a stream that can send it to another server needs to know.
 
         Raises:
+            ValueError: the number is not above 0 and above those before it; the server would not answer it.
             ConnectionLostError: the stream is lost and not open again.
 
         """
+        if request.sequence <= self._last_sequence:
+            msg = f"sequence: must be above {self._last_sequence}, was {request.sequence}"
+            raise ValueError(msg)
         if self._state is _State.LOST:
             msg = "not connected"
             raise ConnectionLostError(msg)
+        self._last_sequence = request.sequence
         message = pb.SessionRequest(complete=request)
-        self._requests[request.sequence] = _OpenRequest(message, listener)
+        self._requests[request.sequence] = _OpenRequest(message, listener, asyncio.get_running_loop().time())
         self._post(message)
 
     @property
@@ -212,8 +242,9 @@ class SessionStream:
     async def _run(self) -> None:
         while True:
             error = await self._read_until_end()
-            if error.reason == SESSION_ENDED:
-                if await self._rest():
+            is_unknown = isinstance(error, FailedWriteError) and self._may_send_again()
+            if is_unknown or error.reason == SESSION_ENDED:
+                if await self._rest(_SEND_AGAIN_WITHIN_S if is_unknown else None):
                     continue
                 error = ConnectionLostError("no connection for another stream")
             self._lose(error)
@@ -224,24 +255,45 @@ class SessionStream:
                 retry_after_s = 0.0
                 await self._reconnect()
 
-    async def _rest(self) -> bool:
+    def _may_send_again(self) -> bool:
+        """Tell whether all open requests may be sent again after a failed write. Each may once."""
+        if any(each.has_text or each.is_sent_again for each in self._requests.values()):
+            return False
+        for each in self._requests.values():
+            each.is_sent_again = True
+        return True
+
+    async def _rest(self, connects_within_s: float | None) -> bool:
         """Wait for a request and open a stream for it; return whether that was possible."""
         self._state, self._call = _State.RESTING, None
-        for sequence in [sequence for sequence, each in self._requests.items() if each.is_cancelled]:
-            self._requests.pop(sequence).listener.on_end(pb.End(finish_reason=pb.FINISH_REASON_CANCELLED))
+        self._end_cancelled()
         if not self._requests:
             self._needs_stream.clear()
             await self._needs_stream.wait()
         try:
-            channel = await self._channels.ready()
-        except ConnectionLostError:
+            async with asyncio.timeout(connects_within_s):
+                channel = await self._channels.ready()
+        except (ConnectionLostError, TimeoutError):
             return False
         if self._state is not _State.RESTING:
             return False  # dropped meanwhile
+        self._end_cancelled()
         self._open(channel)
         for each in self._requests.values():
-            self._post(each.message)
+            self._post_again(each)
         return True
+
+    def _end_cancelled(self) -> None:
+        for sequence in [sequence for sequence, each in self._requests.items() if each.is_cancelled]:
+            self._requests.pop(sequence).listener.on_end(pb.End(finish_reason=pb.FINISH_REASON_CANCELLED))
+
+    def _post_again(self, request: _OpenRequest) -> None:
+        """Send a request on another stream, with what is left of its timeout."""
+        complete, now_s = request.message.complete, asyncio.get_running_loop().time()
+        if complete.HasField("timeout_ms"):
+            give_timeout(complete, complete.timeout_ms / 1000 - (now_s - request.sent_at_s))
+        request.sent_at_s = now_s
+        self._post(request.message)
 
     async def _reconnect(self) -> None:
         try:
@@ -291,6 +343,12 @@ class SessionStream:
             self._listener.on_reconnected(away_s)
 
     def _dispatch(self, response: pb.SessionResponse) -> None:
+        if response.HasField("refusal"):  # it ends no request: feedback that came too late, for example
+            error = error_of_message(response.refusal.error)
+            level = logging.DEBUG if self._has_logged_refusal else logging.WARNING
+            _log.log(level, "the server refused a message of the session, sequence %d: %s", response.sequence, error)
+            self._has_logged_refusal = True
+            return
         request = self._requests.get(response.sequence)
         if request is None:
             return
@@ -298,6 +356,7 @@ class SessionStream:
             del self._requests[response.sequence]
             request.listener.on_end(response.end)
         elif response.HasField("delta"):
+            request.has_text = True
             request.listener.on_text(response.delta.text)
 
     def _lose(self, error: ServiceError) -> None:

@@ -94,6 +94,6 @@ class Availability:
         return before
 
     def _share(self, endpoint: Endpoint, user: str, num_returns: int) -> float:
-        """Return the user's place in a return, 0 to 1. It is another one in each return."""
+        """Return the user's place in the order of a return, 0 to 1. Each return draws a new place."""
         key = _SEPARATOR.join((self.seed, endpoint.address, user, str(num_returns))).encode()
         return float(int.from_bytes(hashlib.blake2b(key, digest_size=_SHARE_BYTES).digest(), "big") / 2**64)

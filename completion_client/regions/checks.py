@@ -3,15 +3,12 @@
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2
 
-if TYPE_CHECKING:
-    HealthCheck = grpc.aio.UnaryUnaryMultiCallable[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
+from completion_client.health import CHECK, SERVING, WHOLE_SERVER, status_of
 
-_METHOD = "/grpc.health.v1.Health/Check"
 _STEPS = 10
 _NO_ANSWER = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 
@@ -59,17 +56,14 @@ async def check_health(channel: grpc.aio.Channel) -> CheckResult:
 
 
 async def _ask(channel: grpc.aio.Channel) -> CheckResult:
-    check: HealthCheck = channel.unary_unary(
-        _METHOD, health_pb2.HealthCheckRequest.SerializeToString, health_pb2.HealthCheckResponse.FromString
-    )
+    check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
     asked_s = time.perf_counter()
     try:
-        answer = await check(health_pb2.HealthCheckRequest())
+        answer = await check(WHOLE_SERVER)
     except grpc.aio.AioRpcError as error:
         if error.code() in _NO_ANSWER:
             return CheckResult(None, error.details() or "no answer to a health check")
         return CheckResult(time.perf_counter() - asked_s)
     round_trip_s = time.perf_counter() - asked_s
-    if answer.status == health_pb2.HealthCheckResponse.SERVING:
-        return CheckResult(round_trip_s)
-    return CheckResult(round_trip_s, health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+    status = status_of(answer)
+    return CheckResult(round_trip_s, "" if status == SERVING else status)

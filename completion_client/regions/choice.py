@@ -34,7 +34,7 @@ class UserChoice:
         self._key = f"{tenant}\x00{user}"
         self._hashed = tuple(order(distances.endpoints, user, tenant))
         self.standings = Preference(self._hashed, settings or RoutingSettings())
-        """What the endpoints said to this user of late."""
+        """Recent refusals of the endpoints to this user."""
         self._version = -1
         self._order: tuple[Endpoint, ...] = ()
 

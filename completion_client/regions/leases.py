@@ -16,9 +16,9 @@ class ConnectionNumbers:
     """Counts the users of each connection number."""
 
     users_per_connection: int
-    """As many share a number, unless more ask for that number."""
+    """Number of users that share a connection number, unless more ask for that number."""
     _num_users: dict[int, int] = field(default_factory=dict)
-    """Without the numbers that have none."""
+    """Users of each number that has any."""
 
     @property
     def in_use(self) -> list[int]:

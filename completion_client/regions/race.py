@@ -11,6 +11,7 @@ import grpc
 
 from completion_client import blocking
 from completion_client.endpoint import Endpoint
+from completion_client.health import SERVING
 from completion_client.regions.availability import Availability
 from completion_client.regions.choice import UserChoice
 from completion_client.regions.distances import Distances
@@ -90,7 +91,7 @@ def _round_trip_s(channel: grpc.Channel, timeout_s: float) -> float | None:
         return None
     asked_s = time.perf_counter()
     try:
-        is_serving = blocking.check_health(channel, timeout_s) == blocking.SERVING
+        is_serving = blocking.check_health(channel, timeout_s) == SERVING
     except grpc.RpcError:  # it offers no health checks
         is_serving = blocking.connect(channel, timeout_s)
         asked_s += (time.perf_counter() - asked_s) / 2

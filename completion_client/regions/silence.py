@@ -1,4 +1,4 @@
-"""Notices that a server sends nothing any more although something is due, as behind a network that drops packets."""
+"""Detects a silent server: one that sends nothing although an answer is due, as when the network drops packets."""
 
 import asyncio
 import math
@@ -25,9 +25,9 @@ class SilenceRecord:
 
     num_silent: int = 0
     began_at_s: float = math.inf
-    """From when on nothing came."""
+    """Loop time at which the silence began."""
     noted_at_s: float = -math.inf
-    """When the newest of them was noted."""
+    """Loop time at which the newest silent request was noted."""
 
     def note(self, since_s: float, heard_at_s: float, now_s: float) -> None:
         """Note a request to which nothing came from `since_s` to `now_s`; anything else came last at `heard_at_s`."""
@@ -41,10 +41,9 @@ class SilenceRecord:
 class SilenceGuard:
     """Watches one call or stream while something is due on it.
 
-    After half of the limit without anything the server is asked for a sign of life; if that does not come in the other
-    half either, the server is silent. So a server that is only slow is not given up. A message to another call counts
-    from the time when it came. A silent server may have stalled: what has begun there can wait until it is given up. It
-    is watched again if the server goes on before.
+    After half of the limit without a message the guard asks for a health check. The server is silent if no message and
+    no health answer arrives in the other half, so a server that is only slow is kept. Messages to other calls count. A
+    request that has begun waits until the guard gives the server up; a message before that starts the guard again.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ class Leg:
         self.was_connected = connection.is_ready
         """Whether there was a connection when the stream was opened."""
         self.may_retry = False
-        """Whether the requests of this leg, which is lost, may be sent to another server."""
+        """Whether the requests of this lost leg may be sent to another server."""
         self.last_sequence = 0
         self._owner = owner
         self._regions = regions

@@ -11,22 +11,23 @@ from completion_client.replicas.leg import Leg, RoutedRequest
 from completion_client.replicas.legs import Legs
 from completion_client.replicas.view import OnMove, Replicas
 from completion_client.session_stream import RequestListener, SessionSettings, StreamListener
+from completion_client.timeouts import give_timeout
 
 
 class Route(NamedTuple):
-    """Where a request of a session is, or was answered."""
+    """The server that has a request of a session, or that answered it."""
 
     endpoint: Endpoint
     num_sent: int
-    """To how many servers it was sent, one after another."""
+    """Number of servers to which the request was sent, one after another."""
 
 
 class ReplicaStream:
     """Sends the requests of one session to the best server. It has the calls of a SessionStream.
 
     The loss of the stream fails only the requests that have text: the others are sent to the next server, if one can be
-    used. A server that has failed, drains or sends nothing is left; a user returns to it when its time has come. What
-    has begun at a server that sends nothing is not lost if that goes on in time.
+    used. The session leaves a server that has failed, drains or is silent, and returns to it after its health check has
+    succeeded. A request that has text waits for a silent server until the deadline of the request.
     """
 
     def __init__(
@@ -172,6 +173,8 @@ class ReplicaStream:
 
     def _send(self, request: RoutedRequest, leg: Leg) -> None:
         now_s = self._loop.time()
+        if request.num_sent and request.message.HasField("timeout_ms"):
+            give_timeout(request.message, request.message.timeout_ms / 1000 - (now_s - request.sent_at_s))
         left_s = None if request.ends_at_s is None else request.ends_at_s - now_s
         leg.send_nowait(request, self._replicas.silence_s(leg.connection, left_s))
         request.leg, request.sent_at_s = leg, now_s

@@ -22,7 +22,7 @@ from completion_client.regions.silence import SilenceError
 _SERVER_FULL, _OVERLOAD = "SERVER_FULL", "OVERLOAD"
 _ANSWERED = (pb.FINISH_REASON_STOP, pb.FINISH_REASON_LENGTH)
 _ANSWER_TRIPS = 3
-"""Half of it is for the answer to a health check: a round trip, and half of one to spare."""
+"""Round trips that a silent server has. Half of the time is for the answer to a health check: 1.5 round trips."""
 _CONNECT_TRIPS = 6
 """The same for a TCP and TLS handshake, up to three round trips, before it."""
 _BUSY_S = 0.05

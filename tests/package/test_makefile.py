@@ -38,3 +38,10 @@ def test_the_cuda_environment_insists_on_the_python_of_its_lock(version: tuple[i
 @pytest.mark.parametrize(("engine", "version"), [("cuda", (3, 11)), ("cpu", (3, 11)), ("cpu", (3, 12))])
 def test_a_python_that_fits_makes_the_environment(engine: str, version: tuple[int, int], tmp_path: Path) -> None:
     assert "made: -m venv" in make_environment(engine, version, tmp_path).stdout
+
+
+def test_the_gpu_benchmark_runs_on_a_named_python_of_any_version_without_installing(tmp_path: Path) -> None:
+    python = python_that_says_it_is((3, 12), tmp_path)
+    command = ["make", "--no-print-directory", "bench-gpu", f"BENCH_GPU_PYTHON={python}", "BENCH_GPU=--part ttft"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "made: -m loadtest.bench.gpu --record benchmarks/gpu.json --part ttft\n", done.stderr

@@ -1,12 +1,15 @@
-"""The wheel in an empty environment with its plain dependencies: client library, commands and a scripted front end."""
+"""The two wheels, each in an empty environment: the client library; commands and a scripted front end."""
 
 import json
 import os
+import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,14 +22,9 @@ pytestmark = pytest.mark.full
 
 HELP_S = 1.0
 START_TIMEOUT_S = 120.0
-PLAIN_CHECK = """
-import sys
-import completion_client
-from importlib.util import find_spec
-assert not {"torch", "numpy", "completion_server"} & set(sys.modules), "completion_client is not light"
-assert find_spec("torch") is None, "the plain dependencies bring torch"
-assert find_spec("vllm") is None, "the plain dependencies bring vLLM"
-"""
+LIGHT = "import completion_client, sys; assert not {'torch', 'numpy', 'completion_server'} & set(sys.modules)"
+CLIENT_PACKAGES = {"completion-client", "googleapis-common-protos", "grpcio", "protobuf", "typing-extensions"}
+"""What `pip install completion-client` brings: grpcio needs typing-extensions."""
 
 
 def run(*command: str | Path, **options: object) -> str:
@@ -38,33 +36,57 @@ def run(*command: str | Path, **options: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
-    (built,) = folder.glob("*.whl")
-    return built
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return the client's wheel and the server's."""
+    folder = tmp_path_factory.mktemp("wheels")
+    options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
+    run(sys.executable, "-m", "pip", "wheel", *options, ROOT / "completion_client", ROOT)
+    client, server = sorted(folder.glob("*.whl"))
+    return client, server
+
+
+def install(folder: Path, *wheels: Path) -> Path:
+    """Return the folder of commands of a new environment that has the wheels and what they need."""
+    uv = Path(sys.executable).with_name("uv")
+    run(uv, "venv", "--python", sys.executable, folder)
+    run(uv, "pip", "install", "--compile-bytecode", "--python", folder / "bin" / "python", *wheels)
+    return folder / "bin"
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of commands of an environment that has the wheel alone."""
-    environment = tmp_path_factory.mktemp("environment") / "venv"
-    uv = Path(sys.executable).with_name("uv")
-    run(uv, "venv", "--python", sys.executable, environment)
-    run(uv, "pip", "install", "--compile-bytecode", "--python", environment / "bin" / "python", wheel)
-    return environment / "bin"
+def installed(wheels: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of commands of an environment that has the server's plain dependencies."""
+    return install(tmp_path_factory.mktemp("environment") / "venv", *wheels)
+
+
+def packages(environment: Path) -> set[str]:
+    code = "from importlib.metadata import distributions; print(*(d.metadata['Name'] for d in distributions()))"
+    return {name.lower().replace("_", "-") for name in run(environment / "python", "-c", code).split()}
+
+
+def test_the_client_brings_no_more_than_grpc_and_the_contract(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+    client, server = (zipfile.ZipFile(wheel).namelist() for wheel in wheels)
+    assert {"completion/v1/completion.proto", "completion_client/__init__.py"} <= set(client)
+    assert not [name for name in client if "__pycache__" in name]
+    assert not [name for name in client + server if "third_party" in name or name.startswith("google/")]
+    assert not [name for name in server if name.startswith(("completion/", "completion_client/"))]
+    environment = install(tmp_path / "venv", wheels[0])
+    assert packages(environment) == CLIENT_PACKAGES
+    run(environment / "python", "-c", LIGHT, cwd=tmp_path)
+
+
+def test_the_plain_dependencies_of_the_server_have_no_torch(installed: Path, tmp_path: Path) -> None:
+    assert not {"torch", "vllm"} & packages(installed)
+    run(installed / "python", "-c", LIGHT, cwd=tmp_path)
 
 
 @contextmanager
 def serving(installed: Path, folder: Path) -> Iterator[str]:
-    """Serve with a scripted engine and the wheel's own tokenizer; yield the address."""
-    model = run(installed / "python", "-c", "import target_model; print(target_model.__path__[0])", cwd=folder).strip()
-    settings = (
-        "engine.kind=scripted", f"engine.model={model}/embedded", "server.listen=127.0.0.1:0",
-        "server.admin_listen=", "server.metrics_listen=",
-    )  # fmt: skip
+    """Serve with README's command for this environment, on another port; yield the address."""
+    (readme,) = re.findall(r"^completion-server (serve .*?)(?: +#.*)?$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    settings = ("server.listen=127.0.0.1:0", "server.admin_listen=", "server.metrics_listen=")
     flags = [flag for setting in settings for flag in ("--set", setting)]
-    command = [installed / "completion-server", "serve", "--json", *flags]
+    command = [installed / "completion-server", *shlex.split(readme), "--json", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder) as server:
         try:
             assert server.stdout is not None
@@ -75,10 +97,6 @@ def serving(installed: Path, folder: Path) -> Iterator[str]:
             assert server.wait(START_TIMEOUT_S) == 0
         finally:
             server.kill()
-
-
-def test_the_plain_dependencies_have_no_torch_and_the_library_is_light(installed: Path, tmp_path: Path) -> None:
-    run(installed / "python", "-c", PLAIN_CHECK, cwd=tmp_path)
 
 
 def test_help_answers_within_a_second(installed: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
-from completion_client import Endpoint, Regions, RegionSettings, ReplicaSet
+from completion_client import Endpoint, Regions, RegionSettings, ReplicaSet, ServiceError
 
 ONE_REGION = RegionSettings(tier_margin_ms=60_000, silence_min_s=10.0, silence_max_s=10.0)
 STOP = pb.FINISH_REASON_STOP
@@ -22,6 +22,24 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+@dataclass
+class Losses:
+    """Records the calls of a StreamListener."""
+
+    errors: list[ServiceError] = field(default_factory=list)
+    away_s: list[float] = field(default_factory=list)
+
+    @property
+    def num_back(self) -> int:
+        return len(self.away_s)
+
+    def on_lost(self, error: ServiceError) -> None:
+        self.errors.append(error)
+
+    def on_reconnected(self, away_s: float) -> None:
+        self.away_s.append(away_s)
 
 
 @dataclass
@@ -37,6 +55,8 @@ class FakeReplica(CompletionServiceServicer, health_pb2_grpc.HealthServicer):
     """What comes at once, by the request's sequence number."""
     seen: list[tuple[str, int]] = field(default_factory=list)
     """The messages of sessions: the kind and the sequence number."""
+    timeouts_ms: list[int] = field(default_factory=list)
+    """Those of the requests of sessions; 0 for none."""
     num_sessions: int = 0
     metadata: list[dict[str, str]] = field(default_factory=list)
     address: str = ""
@@ -79,6 +99,7 @@ class FakeReplica(CompletionServiceServicer, health_pb2_grpc.HealthServicer):
                 sequence = getattr(message, kind).sequence
                 self.seen.append((kind, sequence))
                 if kind == "complete":
+                    self.timeouts_ms.append(message.complete.timeout_ms)
                     answers.create_task(self._answer(sequence, context))
 
     async def ReportFeedback(self, request, context):  # noqa: ANN001, ANN201

@@ -1,11 +1,17 @@
 """Single requests and sessions of the client library, against the real server with a scripted engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+import sys
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import use_span
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import (
@@ -15,19 +21,22 @@ from completion_client import (
     Endpoint,
     EndpointError,
     InvalidArgumentError,
+    ResourceExhaustedError,
+    Session,
     UnavailableError,
+    make_traceparent,
 )
-from completion_server.engine.interface import GenerationRequest
+from completion_client.backoff import Backoff
+from completion_client.calls import Numbering
+from completion_client.tracing import trace_metadata
+from completion_server.core.trace_context import ParentSpan
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.server import ENDLESS, RunningServer, endless_config, endless_engine, eventually, run_server
+from loadtest.targets import ClientSettings
+from loadtest.targets.wire import RequestFactory
+from tests.support.regions import ENDLESS_REQUEST, script
+from tests.support.server import RunningServer, endless_config, endless_engine, eventually, run_server
 
-ENDLESS_REQUEST = pb.CompleteRequest(prefix="x = ", mode=pb.MODE_MULTI_LINE, max_tokens=ENDLESS)
-
-
-def script(request: GenerationRequest) -> Iterable[str]:
-    if request.max_tokens == ENDLESS:
-        return (f" w{i}" for i in range(ENDLESS))
-    return ("alpha", " beta", "\n")
+RATE_LIMIT = ("admission.user_requests_per_s", 0.01)
 
 
 @pytest_asyncio.fixture
@@ -71,6 +80,34 @@ async def test_a_refused_request_names_its_fields(client: CompletionClient) -> N
     assert [each.field for each in caught.value.violations] == ["temperature"]
 
 
+@pytest.mark.parametrize("as_status", [False, True])
+async def test_a_shed_request_names_its_limit(engine: ScriptedEngine, as_status: bool) -> None:
+    limits = ("admission.user_requests_per_s=0.01", "admission.user_burst=1")
+    config = endless_config(*limits, f"shed.as_status={str(as_status).lower()}")
+    async with run_server(config, lambda: engine) as server, CompletionClient(server.ready.address) as client:
+        request = pb.CompleteRequest(prefix="x = ")
+        await client.complete(request)
+        if as_status:
+            with pytest.raises(ResourceExhaustedError) as caught:
+                await client.complete(request)
+            assert (caught.value.reason, caught.value.limit) == ("RATE_LIMITED", RATE_LIMIT)
+        else:
+            assert (await client.complete(request)).limit == RATE_LIMIT
+
+
+async def test_a_session_s_error_has_the_reason_of_a_call_s(engine: ScriptedEngine) -> None:
+    config = endless_config("limits.max_requests_per_session=1", "scheduling.supersede=false")
+    async with (
+        run_server(config, lambda: engine) as server,
+        CompletionClient(server.ready.address) as client,
+        client.session() as session,
+    ):
+        session.submit_nowait(ENDLESS_REQUEST)
+        with pytest.raises(ResourceExhaustedError) as caught:
+            await session.complete(pb.CompleteRequest(prefix="x = "))
+    assert (caught.value.reason, caught.value.limit) == ("TOO_MANY_OPEN", ("limits.max_requests_per_session", 1))
+
+
 async def test_a_timeout_is_an_error_and_frees_the_engine(client: CompletionClient, engine: ScriptedEngine) -> None:
     with pytest.raises(DeadlineExceededError):
         await client.complete(ENDLESS_REQUEST, timeout_s=0.1)
@@ -108,22 +145,6 @@ async def test_a_key_needs_its_certificate() -> None:
         Endpoint("localhost:1", key=Path("key.pem"))
 
 
-async def test_a_session_answers_requests_one_after_another(client: CompletionClient) -> None:
-    async with client.session("editor") as session:
-        assert session.is_connected
-        texts = [(await session.complete(pb.CompleteRequest(prefix="x = "))).text for _ in range(3)]
-    assert texts == ["alpha beta"] * 3
-
-
-async def test_a_newer_request_of_a_session_supersedes_the_older(client: CompletionClient) -> None:
-    async with client.session() as session:
-        older = session.submit_nowait(ENDLESS_REQUEST)
-        assert await anext(aiter(older))
-        newer = await session.complete(pb.CompleteRequest(prefix="y = "))
-        assert (await older.result()).finish_reason == "superseded"
-    assert newer.text == "alpha beta"
-
-
 async def test_a_request_of_a_session_can_be_cancelled(client: CompletionClient) -> None:
     async with client.session() as session:
         pending = session.submit_nowait(ENDLESS_REQUEST)
@@ -151,6 +172,39 @@ async def test_a_timeout_ends_a_request_of_a_session(client: CompletionClient, e
         assert (await session.complete(pb.CompleteRequest(prefix="x = "))).text == "alpha beta"
 
 
+async def test_the_server_knows_the_timeout_of_a_request_of_a_session(client: CompletionClient) -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.timeouts_ms: list[int | None] = []
+
+        def send_nowait(self, request: pb.CompleteRequest, *_: object) -> None:
+            self.timeouts_ms.append(request.timeout_ms if request.HasField("timeout_ms") else None)
+
+    stream: Any = Recorder()
+    session = Session(stream, "s")
+    pending = [
+        session.submit_nowait(pb.CompleteRequest(**own), timeout_s=timeout_s)
+        for timeout_s in (None, 0.2501, 1e-9, 1e9)
+        for own in ({}, {"timeout_ms": 100})
+    ]
+    assert stream.timeouts_ms == [None, 100, 251, 100, 1, 1, 86_400_000, 100]
+    for each in pending:
+        each.on_end(pb.End(finish_reason=pb.FINISH_REASON_STOP))
+
+
+async def test_a_refusal_is_logged_and_ends_no_request(
+    client: CompletionClient, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with client.session() as session:
+        pending = session.submit_nowait(ENDLESS_REQUEST)
+        assert await anext(aiter(pending))
+        session.report_nowait(pb.ReportFeedbackRequest(sequence=pending.sequence, kind=pb.FEEDBACK_KIND_SHOWN))
+        await eventually(lambda: "sequence 1: feedback.sequence: must be that of an answer" in caplog.text)
+        assert not pending.is_done
+        pending.cancel_nowait()
+        assert (await pending.result()).finish_reason == "cancelled"
+
+
 async def test_a_cancelled_wait_cancels_the_request(client: CompletionClient, engine: ScriptedEngine) -> None:
     async with client.session() as session:
         waiting = asyncio.create_task(session.complete(ENDLESS_REQUEST))
@@ -170,16 +224,57 @@ async def test_a_closed_session_fails_its_open_requests(client: CompletionClient
     await eventually(lambda: engine.stats().num_running == 0)
 
 
-async def test_an_invalid_request_ends_that_request_alone(client: CompletionClient) -> None:
-    async with client.session() as session:
-        with pytest.raises(InvalidArgumentError, match="temperature"):
-            await session.complete(pb.CompleteRequest(prefix="x = ", temperature=-1.0))
-        assert (await session.complete(pb.CompleteRequest(prefix="x = "))).text == "alpha beta"
+def test_the_current_span_of_opentelemetry_is_sent() -> None:
+    span = TracerProvider(shutdown_on_exit=False).get_tracer("test").start_span("keystroke")
+    with use_span(span):
+        message = Numbering().numbered(pb.CompleteRequest())
+        explicit = Numbering().numbered(pb.CompleteRequest(traceparent="mine"))
+    context = span.get_span_context()
+    parent = ParentSpan.parse(message.traceparent, message.tracestate)
+    assert parent == ParentSpan(f"{context.trace_id:032x}", f"{context.span_id:016x}", is_sampled=True)
+    assert explicit.traceparent == "mine"
+    assert Numbering().numbered(pb.CompleteRequest()).traceparent == ""
 
 
-async def test_feedback_goes_on_the_session_s_stream(client: CompletionClient, server: RunningServer) -> None:
-    async with client.session() as session:
-        pending = session.submit_nowait(pb.CompleteRequest(prefix="x = "))
-        await pending.result()
-        session.report_nowait(pb.ReportFeedbackRequest(sequence=pending.sequence, kind=pb.FEEDBACK_KIND_SHOWN))
-        await eventually(lambda: server.count("completion_feedback_total", kind="shown") == 1)
+def test_a_program_without_opentelemetry_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+    assert Numbering().numbered(pb.CompleteRequest()).traceparent == ""
+
+
+@pytest.mark.parametrize("is_sampled", [True, False])
+def test_a_new_trace_is_valid_and_goes_into_the_metadata(is_sampled: bool) -> None:
+    traceparent = make_traceparent(is_sampled=is_sampled)
+    parent = ParentSpan.parse(traceparent)
+    assert parent is not None
+    assert parent.is_sampled is is_sampled
+    message = pb.CompleteRequest(traceparent=traceparent, tracestate="vendor=1")
+    assert trace_metadata(message) == (("traceparent", traceparent), ("tracestate", "vendor=1"))
+    assert trace_metadata(pb.CompleteRequest()) == ()
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.25, 200, 300), (1.0, 1000, 1000)])
+def test_the_load_tester_traces_its_share_of_the_requests(share: float, least: int, most: int) -> None:
+    factory = RequestFactory(None, "run-1", "u", ClientSettings(traced_share=share))  # type: ignore[arg-type]
+    sent = [factory.traceparent(sequence) for sequence in range(1000)]
+    traced = [ParentSpan.parse(each) for each in sent if each]
+    assert least <= len(traced) <= most
+    assert all(parent is not None and parent.is_sampled for parent in traced)
+    assert len({parent.trace_id for parent in traced if parent is not None}) == len(traced)
+
+
+def waits(backoff: Backoff, count: int) -> Sequence[float]:
+    return [backoff.next_s() for _ in range(count)]
+
+
+@given(st.text(), st.integers(1, 20))
+def test_waits_stay_below_a_bound_that_doubles(seed: str, count: int) -> None:
+    backoff = Backoff(0.1, 5.0, seed)
+    found = waits(backoff, count)
+    assert all(0 <= wait <= min(5.0, 0.1 * 2**place) for place, wait in enumerate(found))
+    assert found == waits(Backoff(0.1, 5.0, seed), count), "the same seed, the same waits"
+    backoff.reset()
+    assert backoff.next_s() <= 0.1
+
+
+def test_clients_do_not_wait_for_the_same_time() -> None:
+    assert len({Backoff(0.1, 5.0, str(number)).next_s() for number in range(100)}) == 100

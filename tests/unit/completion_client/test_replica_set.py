@@ -1,61 +1,42 @@
-"""Several replicas as one: real servers with scripted engines, of which one refuses, drains, is lost or comes back."""
+"""Several replicas as one, and the connections that their users share."""
 
 import asyncio
 import socket
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+from replica_fakes import Clock, FakeReplica, Losses, fake_replicas
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import (
     ConnectionLostError,
     DeadlineExceededError,
+    Endpoint,
     InvalidArgumentError,
     Regions,
     RegionSettings,
     ReplicaSet,
     ResourceExhaustedError,
     RoutingSettings,
-    ServiceError,
     SessionSettings,
     UnavailableError,
 )
-from completion_client.endpoint import Endpoint
-from completion_server.engine.interface import GenerationRequest
+from completion_client.regions.leases import ConnectionNumbers
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.server import ENDLESS, RunningServer, endless_config, endless_engine, eventually, run_server
+from tests.support.fault_proxy import FaultProxy
+from tests.support.regions import script
+from tests.support.server import RunningServer, endless_config, endless_engine, eventually, run_server
 
 REQUEST = pb.CompleteRequest(prefix="x = ")
 DEAD = "127.0.0.1:1"
 
 
-@dataclass
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@dataclass
-class Losses:
-    errors: list[ServiceError] = field(default_factory=list)
-    num_back: int = 0
-
-    def on_lost(self, error: ServiceError) -> None:
-        self.errors.append(error)
-
-    def on_reconnected(self, away_s: float) -> None:
-        self.num_back += 1
-
-
 def engine() -> ScriptedEngine:
-    def script(request: GenerationRequest) -> Iterable[str]:
-        return (f" w{i}" for i in range(ENDLESS)) if request.max_tokens == ENDLESS else ("alpha", " beta", "\n")
-
     return endless_engine(script, ServiceTimes(decode_base_s=0.001))
 
 
@@ -80,16 +61,6 @@ def num_accepted(server: RunningServer) -> float:
 async def servers() -> AsyncIterator[list[RunningServer]]:
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(run_server(endless_config(), engine)) for _ in range(2)]
-
-
-@asynccontextmanager
-async def live_request(server: RunningServer) -> AsyncIterator[None]:
-    """Keep a server from ending its drain, by a block that the script never leaves."""
-    request = pb.CompleteRequest(session_id="s", sequence=1, prefix="x = ", mode=pb.MODE_MULTI_LINE, max_tokens=ENDLESS)
-    call = server.stub.Complete(request)
-    await anext(aiter(call))
-    yield
-    call.cancel()
 
 
 def addresses_of(servers: list[RunningServer]) -> list[str]:
@@ -124,34 +95,8 @@ async def test_a_timeout_is_for_all_replicas_together() -> None:
             addresses.append(f"127.0.0.1:{each.getsockname()[1]}")
         async with replica_set(*addresses) as replicas:
             with pytest.raises((ConnectionLostError, DeadlineExceededError)):
-                async with asyncio.timeout(1.5):
+                async with asyncio.timeout(10.0):
                     await replicas.complete(REQUEST, timeout_s=0.2)
-
-
-async def test_a_draining_replica_is_left_and_forgiven(servers: list[RunningServer]) -> None:
-    clock = Clock()
-    async with replica_set(*addresses_of(servers), clock=clock) as replicas, live_request(servers[0]):
-        servers[0].app.drain(30.0)
-        await eventually(lambda: servers[0].app.is_draining)
-        assert (await replicas.complete(REQUEST)).text == "alpha beta"
-        assert num_accepted(servers[1]) == 1
-
-
-async def test_a_request_that_a_draining_replica_sheds_is_answered_by_the_next(servers: list[RunningServer]) -> None:
-    losses = Losses()
-    quick = SessionSettings(backoff_min_s=0.001, backoff_max_s=0.01)
-    async with (
-        live_request(servers[0]),
-        replica_set(*addresses_of(servers)) as replicas,
-        replicas.session(settings=quick, listener=losses) as session,
-    ):
-        await session.complete(REQUEST)
-        servers[0].app.drain(30.0)
-        await eventually(lambda: servers[0].app.is_draining)
-        for _ in range(2):
-            assert (await session.complete(REQUEST)).finish_reason == "stop"
-        assert num_accepted(servers[1]) == 2
-    assert losses.errors == []
 
 
 async def test_a_request_that_is_the_callers_fault_is_not_repeated(servers: list[RunningServer]) -> None:
@@ -196,7 +141,7 @@ async def test_a_limit_of_the_user_is_no_reason_to_go_elsewhere() -> None:
         quick = SessionSettings(backoff_min_s=0.001, backoff_max_s=0.01)
         await stack.enter_async_context(replicas.session(settings=quick, listener=losses))
         await eventually(lambda: len(losses.errors) >= 3)
-        assert {(type(error), error.reason) for error in losses.errors} == {(ResourceExhaustedError, "")}
+        assert {(type(error), error.reason) for error in losses.errors} == {(ResourceExhaustedError, "TOO_MANY_OPEN")}
         assert pair[1].count("completion_live_sessions") == 0
 
 
@@ -241,3 +186,84 @@ async def test_a_user_has_one_order_and_users_without_a_name_have_their_own() ->
     orders = {tuple(ReplicaSet(addresses, user="ada", tenant="t").order) for _ in range(5)}
     assert len(orders) == 1
     assert len({ReplicaSet(addresses).order[0] for _ in range(40)}) > 3
+
+
+BUSY = RegionSettings(tier_margin_ms=60_000, check_interval_s=0.02, silence_min_s=10.0, silence_max_s=10.0)
+"""Checks and warms the connections again and again."""
+
+
+@asynccontextmanager
+async def shared_regions(
+    *replicas: FakeReplica, settings: RegionSettings = BUSY
+) -> AsyncIterator[tuple[Regions, list[FaultProxy]]]:
+    """Yield the regions that users share, and the proxies that count the connections to each server."""
+    async with fake_replicas(*replicas), AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(each.address)) for each in replicas]
+        regions = await stack.enter_async_context(
+            Regions([Endpoint(each.address) for each in proxies], settings=settings)
+        )
+        await eventually(lambda: all(each.round_trip_ms is not None for each in regions.states()))
+        yield regions, proxies
+
+
+async def test_a_thousand_users_who_come_and_go_need_one_connection_to_each_server() -> None:
+    async with shared_regions(FakeReplica(), FakeReplica()) as (regions, proxies):
+        present: deque[ReplicaSet] = deque()
+        for number in range(1000):
+            if len(present) == regions.settings.users_per_connection:
+                await present.popleft().aclose()
+            view = ReplicaSet(regions, user=f"user {number}")
+            present.append(view)
+            if number % 10 == 0:
+                assert (await view.complete(REQUEST)).text == "text"
+        assert [each.num_made for each in proxies] == [1, 1]
+        for view in present:
+            await view.aclose()
+
+
+async def test_the_connections_of_a_number_without_users_are_dropped_after_their_calls() -> None:
+    replica = FakeReplica()
+    async with shared_regions(replica, FakeReplica()) as (regions, proxies):
+        stays, leaves = (
+            ReplicaSet(regions, user="ada", connection=number, order=lambda found, *_: tuple(found))
+            for number in (0, 7)
+        )
+        await eventually(lambda: [each.num_open for each in proxies] == [2, 2])
+        replica.may_answer.clear()
+        asking = [asyncio.create_task(each.complete(REQUEST)) for each in (stays, leaves)]
+        await eventually(lambda: len(replica.metadata) == 2)
+        await leaves.aclose()
+        await leaves.aclose()
+        await eventually(lambda: proxies[1].num_open == 1)
+        replica.may_answer.set()
+        assert [(await each).text for each in asking] == ["text"] * 2
+        await eventually(lambda: proxies[0].num_open == 1)
+        assert (await stays.complete(REQUEST)).text == "text"
+        with pytest.raises(ConnectionLostError, match="the client is closed"):
+            await leaves.complete(REQUEST)
+        assert [each.num_open for each in proxies] == [1, 1]
+
+
+@given(st.integers(1, 4), st.lists(st.one_of(st.just("take"), st.integers(0, 5), st.floats(0.0, 0.99)), max_size=60))
+def test_numbers_are_the_lowest_with_room_and_none_is_left(limit: int, steps: list[str | int | float]) -> None:
+    """A step takes any number or a given one, or gives one of those that are taken back."""
+    numbers, taken = ConnectionNumbers(limit), []
+    most = 0
+    for step in steps:
+        users = Counter(taken)
+        match step:
+            case "take":
+                found = numbers.take()
+                assert users[found] < limit
+                assert all(users[lower] >= limit for lower in range(found))
+                taken.append(found)
+            case int():
+                assert numbers.take(step) == step
+                taken.append(step)
+            case float() if taken:
+                number = taken.pop(int(step * len(taken)))
+                assert numbers.give_back(number) == (number not in taken)
+        assert numbers.in_use == sorted(set(taken))
+        most = max(most, len(taken))
+    if all(not isinstance(step, int) for step in steps):
+        assert all(number <= max(0, most - 1) // limit for number in taken)

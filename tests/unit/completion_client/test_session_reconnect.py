@@ -1,47 +1,29 @@
 """Reconnects of a session, against real servers that restart, end streams and close connections."""
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import pytest
+from replica_fakes import Losses
 
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceServicer, add_CompletionServiceServicer_to_server
-from completion_client import CompletionClient, ConnectionLostError, ServiceError, SessionSettings, UnavailableError
-from completion_server.core.errors import OverloadedError
-from completion_server.engine.interface import GenerationRequest
+from completion_client import CompletionClient, ConnectionLostError, SessionSettings, UnavailableError
+from completion_client.session import PendingCompletion, Session
+from completion_client.session_stream import SessionStream
+from completion_server.core.errors import OverloadedError, SessionEndedError
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from completion_server.rpc.status import abort
-from tests.support.server import ENDLESS, RunningServer, endless_config, endless_engine, eventually, run_server
+from tests.support.cancels import cancel_and_wait
+from tests.support.redis_servers import free_port
+from tests.support.regions import ENDLESS_REQUEST, script
+from tests.support.server import RunningServer, endless_config, endless_engine, eventually, run_server
 
 REQUEST = pb.CompleteRequest(prefix="x = ")
-ENDLESS_REQUEST = pb.CompleteRequest(prefix="x = ", mode=pb.MODE_MULTI_LINE, max_tokens=ENDLESS)
 QUICK = SessionSettings(backoff_min_s=0.05, backoff_max_s=0.2, backoff_seed="0")
-
-
-@dataclass
-class Losses:
-    """Counts the calls of a StreamListener."""
-
-    errors: list[ServiceError] = field(default_factory=list)
-    away_s: list[float] = field(default_factory=list)
-
-    def on_lost(self, error: ServiceError) -> None:
-        self.errors.append(error)
-
-    def on_reconnected(self, away_s: float) -> None:
-        self.away_s.append(away_s)
-
-
-def script(request: GenerationRequest) -> Iterable[str]:
-    if request.max_tokens == ENDLESS:
-        return (f" w{i}" for i in range(ENDLESS))
-    return ("alpha", " beta", "\n")
 
 
 def make_engine() -> ScriptedEngine:
@@ -52,12 +34,6 @@ def make_engine() -> ScriptedEngine:
 async def serving(*overrides: str) -> AsyncIterator[RunningServer]:
     async with run_server(endless_config(*overrides), make_engine) as server:
         yield server
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 async def test_a_session_comes_back_after_its_server_restarts() -> None:
@@ -96,6 +72,21 @@ async def test_a_dropped_connection_fails_its_open_request_and_is_reopened() -> 
         await eventually(lambda: session.is_connected)
         assert (await session.complete(REQUEST)).text == "alpha beta"
     assert len(losses.errors) == len(losses.away_s) == 1
+
+
+async def test_a_number_that_the_server_would_refuse_is_not_sent() -> None:
+    async with serving() as server, CompletionClient(server.ready.address) as client, client.session() as session:
+        stream: Any = session._stream
+        for sequence in (0, 3, 3, 2):
+            request = pb.CompleteRequest(session_id="s", sequence=sequence, prefix="x = ")
+            pending = PendingCompletion(stream, sequence, lambda _: None)
+            if sequence == 3 and not stream.is_open(3):
+                stream.send_nowait(request, pending)
+                live = pending
+            else:
+                with pytest.raises(ValueError, match=f"sequence: must be above .*, was {sequence}"):
+                    stream.send_nowait(request, pending)
+        assert (await live.result()).text == "alpha beta"
 
 
 async def test_a_stream_that_idles_out_is_no_loss() -> None:
@@ -145,18 +136,176 @@ class Overloaded(CompletionServiceServicer):
             yield pb.SessionResponse(sequence=message.complete.sequence, end=end)
 
 
-async def test_a_reconnect_waits_as_long_as_the_server_asks() -> None:
-    servicer, losses = Overloaded(retry_after_ms=300), Losses()
+class EndsFirstStream(CompletionServiceServicer):
+    """Ends the first stream a while after its request, unanswered, and serves the next."""
+
+    def __init__(self) -> None:
+        self.timeouts_ms: list[int] = []
+
+    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.SessionResponse]:
+        async for message in request_iterator:
+            self.timeouts_ms.append(message.complete.timeout_ms)
+            if len(self.timeouts_ms) == 1:
+                await asyncio.sleep(0.1)
+                await abort(context, SessionEndedError("the stream is old"))
+            end = pb.End(finish_reason=pb.FINISH_REASON_STOP)
+            yield pb.SessionResponse(sequence=message.complete.sequence, end=end)
+
+
+@asynccontextmanager
+async def served_by(servicer: CompletionServiceServicer) -> AsyncIterator[str]:
+    """Yield the address of a server."""
     server = grpc.aio.server()
     add_CompletionServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+async def test_a_request_that_is_sent_again_has_what_is_left_of_its_timeout() -> None:
+    servicer = EndsFirstStream()
     async with (
-        CompletionClient(f"127.0.0.1:{port}") as client,
+        served_by(servicer) as address,
+        CompletionClient(address) as client,
+        client.session(settings=QUICK) as session,
+    ):
+        assert (await session.complete(REQUEST, timeout_s=60.0)).finish_reason == "stop"
+    first_ms, second_ms = servicer.timeouts_ms
+    assert 0 < second_ms <= first_ms - 100
+
+
+async def test_a_reconnect_waits_as_long_as_the_server_asks() -> None:
+    servicer, losses = Overloaded(retry_after_ms=300), Losses()
+    async with (
+        served_by(servicer) as address,
+        CompletionClient(address) as client,
         client.session(settings=QUICK, listener=losses) as session,
     ):
         await eventually(lambda: len(losses.errors) == 1 and len(servicer.opened_at_s) == 2)
         assert (await session.complete(REQUEST)).finish_reason == "stop"
-    await server.stop(0)
     assert (losses.errors[0].status, losses.errors[0].retry_after_ms) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 300)
-    assert 0.3 <= servicer.opened_at_s[1] - servicer.opened_at_s[0] < 2
+    assert servicer.opened_at_s[1] - servicer.opened_at_s[0] >= 0.3
+
+
+FAILED_WRITE = grpc.aio.AioRpcError(
+    grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), "Internal error from Core"
+)
+"""What gRPC raises for a write at the moment in which the server ends the stream or the connection."""
+
+
+class ScriptedCall:
+    """A stream whose writes fail, or whose requests are answered with STOP."""
+
+    def __init__(self, *, fails: bool, first_text: str = "") -> None:
+        self.written: list[int] = []
+        self._responses: asyncio.Queue[pb.SessionResponse | Exception] = asyncio.Queue()
+        self._fails = fails
+        if first_text:
+            self._responses.put_nowait(pb.SessionResponse(sequence=1, delta=pb.Delta(text=first_text)))
+
+    async def initial_metadata(self) -> None:
+        pass
+
+    async def write(self, message: pb.SessionRequest) -> None:
+        sequence = message.complete.sequence
+        self.written.append(sequence)
+        if self._fails:
+            self._responses.put_nowait(FAILED_WRITE)
+            raise FAILED_WRITE
+        self._responses.put_nowait(
+            pb.SessionResponse(sequence=sequence, end=pb.End(finish_reason=pb.FINISH_REASON_STOP))
+        )
+
+    async def read(self) -> pb.SessionResponse:
+        response = await self._responses.get()
+        if isinstance(response, Exception):
+            raise response
+        return response
+
+    def cancel(self) -> None:
+        pass
+
+    def cancelled(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return False
+
+
+class ScriptedChannel:
+    """A channel, and the source of it, that opens the given streams one after another."""
+
+    def __init__(self, *calls: ScriptedCall) -> None:
+        self._calls = list(calls)
+        self.is_connected = asyncio.Event()
+        self.is_connected.set()
+        self.num_waiting = 0
+
+    def stream_stream(self, *_: object, **__: object) -> Any:
+        return lambda **_: self._calls.pop(0)
+
+    unary_stream = unary_unary = stream_stream
+
+    def channel(self) -> Any:
+        return self
+
+    async def ready(self) -> Any:
+        self.num_waiting += 1
+        await self.is_connected.wait()
+        self.num_waiting -= 1
+        return self
+
+    def disconnect(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def session_on(losses: Losses, *calls: ScriptedCall) -> AsyncIterator[Session]:
+    stream = SessionStream(ScriptedChannel(*calls), settings=QUICK, listener=losses)
+    stream.start_nowait()
+    session = Session(stream, "s")
+    yield session
+    for task in stream.close_nowait():
+        await cancel_and_wait(task)
+
+
+async def test_a_request_whose_write_fails_is_sent_again_without_a_loss() -> None:
+    losses, calls = Losses(), [ScriptedCall(fails=True), ScriptedCall(fails=False)]
+    async with session_on(losses, *calls) as session:
+        assert (await session.complete(REQUEST)).finish_reason == "stop"
+        assert (await session.complete(REQUEST)).finish_reason == "stop"
+    assert [call.written for call in calls] == [[1], [1, 2]]
+    assert losses.errors == []
+
+
+@pytest.mark.parametrize("first_text", ["", "alpha"])
+async def test_a_request_that_has_text_or_was_sent_again_is_lost_with_its_failed_write(first_text: str) -> None:
+    losses = Losses()
+    failing = [ScriptedCall(fails=True, first_text=first_text)] + [ScriptedCall(fails=True)] * (not first_text)
+    async with session_on(losses, *failing, ScriptedCall(fails=False)) as session:
+        with pytest.raises(ConnectionLostError, match="lost during a write"):
+            await session.complete(REQUEST)
+        await eventually(lambda: session.is_connected)
+        assert (await session.complete(REQUEST)).finish_reason == "stop"
+    assert len(losses.errors) == 1
+
+
+async def test_a_request_that_is_cancelled_while_a_stream_is_awaited_is_not_sent_again() -> None:
+    losses, calls = Losses(), [ScriptedCall(fails=True), ScriptedCall(fails=False)]
+    channel = ScriptedChannel(*calls)
+    stream = SessionStream(channel, settings=QUICK, listener=losses)
+    stream.start_nowait()
+    session = Session(stream, "s")
+    try:
+        channel.is_connected.clear()
+        pending = session.submit_nowait(REQUEST)
+        await eventually(lambda: channel.num_waiting == 1)
+        pending.cancel_nowait()
+        channel.is_connected.set()
+        assert (await pending.result()).finish_reason == "cancelled"
+        assert (await session.complete(REQUEST)).finish_reason == "stop"
+    finally:
+        for task in stream.close_nowait():
+            await cancel_and_wait(task)
+    assert [call.written for call in calls] == [[1], [2]]
