@@ -1,44 +1,55 @@
 """Actions: the book decides them and the runner carries them out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from completion_server.core.outcome import FinishReason, Outcome
+from completion_server.core.events import Event
+from completion_server.core.outcome import FinishReason, Outcome, Usage
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begin a generation for a request, which holds a slot from now on."""
+    """Begin a generation with the prompt of a request. The generation has the request's id and holds a slot now."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reattach:
-    """Have a request read the generation of an older one. The older request's Finish follows."""
+    """A request reads the generation of an older one of its user, from after the text typed since."""
 
     id: str
-    from_id: str
+    generation_id: str
+    num_tokens: int = 0
+    """Tokens generated so far."""
+    text: str = ""
+    """The text generated so far that the user has not typed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Have a request read the generation of another one, which asks for the same answer, from its beginning."""
+    """A request reads the generation of another one, which asks for the same answer, from its beginning."""
 
     id: str
-    leader_id: str
+    generation_id: str
+    num_tokens: int = 0
+    """Tokens generated so far."""
+    text: str = ""
+    """The text generated so far."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandOver:
-    """Give the slot of a request to another one, which reads its generation already. The request reads no more."""
+@dataclass(slots=True)
+class Text:
+    """Give a request new text. Its answer may be complete with that; report it with `answered` then."""
 
     id: str
-    from_id: str
+    text: str
+    finish: FinishReason | None = None
+    """The end of the generation, None if it continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop the generation of a request; report `work_done` when it has stopped."""
+    """Stop a generation, which no request needs any more; report `stopped` when it has stopped."""
 
     id: str
 
@@ -49,9 +60,18 @@ class Finish:
 
     id: str
     outcome: Outcome
+    usage: Usage = field(default_factory=Usage, compare=False)
+    """The cost of the generation that it read. The request that leads the generation counts the tokens."""
 
 
-Action = Start | Reattach | Join | HandOver | Abort | Finish
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Emit an event."""
+
+    event: Event
+
+
+Action = Start | Reattach | Join | Text | Abort | Finish | Report
 
 SUPERSEDED = Outcome(FinishReason.SUPERSEDED)
 CANCELLED = Outcome(FinishReason.CANCELLED)

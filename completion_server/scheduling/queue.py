@@ -1,63 +1,32 @@
-"""Queue entries and the queues: one for each trigger, sorted by an order. Pure.
+"""The queues of requests that wait for a slot: one for each trigger, sorted by an order. Pure.
 
 In every order EXPLICIT goes before AUTOMATIC, and AUTOMATIC before PREFETCH. docs/scheduling.md compares the orders.
 """
 
 import heapq
 import itertools
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 
-from completion_server.core.clock import NEVER, Deadline
 from completion_server.core.request import Trigger
-from completion_server.scheduling.reattach import Continuation
+from completion_server.scheduling.requests import LiveRequest
 
-
-@dataclass(frozen=True, slots=True)
-class QueueEntry:
-    """A request in the queue or in a slot. Plain values, which could cross to another process."""
-
-    id: str
-    lane: str
-    """Key of the lane: a newer entry takes the place of an older one on the same lane. Prefetches have a lane beside
-    it."""
-    session: str
-    """Sequences are compared within a session; across sessions the later arrival is the newer."""
-    sequence: int
-    trigger: Trigger
-    deadline: Deadline = NEVER
-    """The time at which the request ends in any case."""
-    arrived_at: float = 0.0
-    """Clock seconds."""
-    ttft_deadline: float = float("inf")
-    """Clock seconds by which the first token must come; later the answer has no value."""
-    num_new_tokens: int = 0
-    """Prompt tokens that the engine will have to compute, by the estimate made on arrival."""
-    continuation: Continuation | None = None
-    """The text that the request continues; None if it can't reattach and no request can reattach to it."""
-    answer_key: Hashable | None = None
-    """Requests with equal keys have equal answers, so one generation serves them; None if no other request's serves."""
-    stamp: int = 0
-    """The request's place in an order that all replicas share; 0 if other replicas don't know of it."""
-
-
-Order = Callable[[QueueEntry], float]
+Order = Callable[[LiveRequest], float]
 """The request with the smallest number goes first; it must not change while the request waits."""
 
 
-def first_come(entry: QueueEntry) -> float:
+def first_come(request: LiveRequest) -> float:
     """Serve the oldest request first."""
-    return entry.arrived_at
+    return request.arrived_at
 
 
-def newest_first(entry: QueueEntry) -> float:
+def newest_first(request: LiveRequest) -> float:
     """Serve the newest request first. Most of the newest are about to be superseded."""
-    return -entry.arrived_at
+    return -request.arrived_at
 
 
-def earliest_deadline(entry: QueueEntry) -> float:
+def earliest_deadline(request: LiveRequest) -> float:
     """Serve the request with the earliest deadline first. A user who has waited long has paused to read the answer."""
-    return entry.ttft_deadline
+    return request.ttft_deadline
 
 
 ORDERS: Mapping[str, Order] = {
@@ -130,49 +99,53 @@ class TriggerQueues:
         """Begin empty."""
         self.order = order
         self._queues = tuple(Queue() for _ in Trigger)
-        self._entries: dict[str, QueueEntry] = {}
+        self._requests: dict[str, LiveRequest] = {}
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
         """Return how many requests wait."""
-        return len(self._entries)
+        return len(self._requests)
 
-    def add(self, entry: QueueEntry) -> None:
+    def __iter__(self) -> Iterator[LiveRequest]:
+        """Return the requests that wait."""
+        return iter(self._requests.values())
+
+    def add(self, request: LiveRequest) -> None:
         """Let a request wait."""
-        self._entries[entry.id] = entry
-        self._queues[entry.trigger].add(entry.id, (self.order(entry), next(self._numbers)))
+        self._requests[request.id] = request
+        self._queues[request.trigger].add(request.id, (self.order(request), next(self._numbers)))
 
-    def remove(self, entry: QueueEntry) -> None:
+    def remove(self, request: LiveRequest) -> None:
         """Let a request wait no longer."""
-        del self._entries[entry.id]
-        self._queues[entry.trigger].remove(entry.id)
+        del self._requests[request.id]
+        self._queues[request.trigger].remove(request.id)
 
-    def first(self) -> QueueEntry | None:
+    def first(self) -> LiveRequest | None:
         """Return the request whose turn is next."""
         for queue in self._queues:
             if (request_id := queue.first()) is not None:
-                return self._entries[request_id]
+                return self._requests[request_id]
         return None
 
-    def last_behind(self, entry: QueueEntry) -> QueueEntry | None:
-        """Return the last request of the lowest class that `entry` goes before."""
-        for queue in self._queues[: entry.trigger - 1 if entry.trigger else None : -1]:
-            if (last := queue.last()) is not None and self.rank(entry) < self.rank(self._entries[last]):
-                return self._entries[last]
+    def last_behind(self, request: LiveRequest) -> LiveRequest | None:
+        """Return the last request of the lowest class that `request` goes before."""
+        for queue in self._queues[: request.trigger - 1 if request.trigger else None : -1]:
+            if (last := queue.last()) is not None and self.rank(request) < self.rank(self._requests[last]):
+                return self._requests[last]
         return None
 
-    def num_ahead(self, entry: QueueEntry) -> int:
+    def num_ahead(self, request: LiveRequest) -> int:
         """Return how many requests are served before a newcomer: higher classes, and its own unless newest go first."""
-        num_ahead = sum(len(queue) for queue in self._queues[: entry.trigger])
-        own = self._queues[entry.trigger]
+        num_ahead = sum(len(queue) for queue in self._queues[: request.trigger])
+        own = self._queues[request.trigger]
         head = own.first()
-        if head is not None and self.order(self._entries[head]) <= self.order(entry):
+        if head is not None and self.order(self._requests[head]) <= self.order(request):
             num_ahead += len(own)
         return num_ahead
 
-    def rank(self, entry: QueueEntry) -> tuple[int, float]:
+    def rank(self, request: LiveRequest) -> tuple[int, float]:
         """Return the place of a request in the order of all triggers: the smallest goes first."""
-        return entry.trigger, self.order(entry)
+        return request.trigger, self.order(request)
 
 
 def _reversed(key: Key) -> Key:

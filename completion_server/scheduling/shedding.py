@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from completion_server.core.errors import Limit
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.scheduling.latency import LatencyEstimates
-from completion_server.scheduling.live.records import LiveRequest, State
-from completion_server.scheduling.queue import QueueEntry, TriggerQueues
+from completion_server.scheduling.queue import TriggerQueues
+from completion_server.scheduling.requests import LiveRequest, State
 
 _MIN_RETRY_AFTER_MS = 50
 
@@ -30,58 +31,61 @@ class Shedder:
     latency: LatencyEstimates
     queues: TriggerQueues
     max_retry_after_ms: int
+    max_queued: int
 
-    def outcome(self, entry: QueueEntry, reason: ShedReason, num_slots: int) -> Outcome:
+    def outcome(self, request: LiveRequest, reason: ShedReason, num_slots: int) -> Outcome:
         """Return the outcome of a shed request. Its caller may retry after the predicted wait of a newcomer."""
-        retry_after_ms = max(_MIN_RETRY_AFTER_MS, round(self._wait_s(entry, num_slots) * 1000))
-        return Outcome(FinishReason.SHED, reason, min(self.max_retry_after_ms, retry_after_ms))
+        retry_after_ms = max(_MIN_RETRY_AFTER_MS, round(self._wait_s(request, num_slots) * 1000))
+        limit = Limit("scheduling.max_queued", self.max_queued) if reason is ShedReason.OVERLOAD else None
+        return Outcome(FinishReason.SHED, reason, min(self.max_retry_after_ms, retry_after_ms), limit=limit)
 
     def make_room(
-        self, entry: QueueEntry, now: float, num_slots: int, *, has_room: bool
-    ) -> tuple[QueueEntry, Outcome] | None:
+        self, request: LiveRequest, now: float, num_slots: int, *, has_room: bool
+    ) -> tuple[LiveRequest, Outcome] | None:
         """Return the request to shed for a newcomer that has to wait, or the newcomer; None if it may wait."""
-        if self.is_predicted_late(entry, now, num_slots):
-            return entry, self.outcome(entry, ShedReason.DEADLINE_UNREACHABLE, num_slots)
+        if self.is_predicted_late(request, now, num_slots):
+            return request, self.outcome(request, ShedReason.DEADLINE_UNREACHABLE, num_slots)
         if has_room:
             return None
-        last = self.queues.last_behind(entry) or entry
+        last = self.queues.last_behind(request) or request
         return last, self.outcome(last, ShedReason.OVERLOAD, num_slots)
 
-    def is_predicted_late(self, entry: QueueEntry, now: float, num_slots: int) -> bool:
+    def is_predicted_late(self, request: LiveRequest, now: float, num_slots: int) -> bool:
         """Return whether a newcomer that has to wait is predicted to have no first token in time."""
         if self.shedding is not Shedding.PREDICTED:
             return False
-        first_token_s = self.latency.first_token_after(entry.num_new_tokens)
-        return now + self._wait_s(entry, num_slots) + first_token_s > entry.ttft_deadline
+        first_token_s = self.latency.first_token_after(request.num_new_tokens)
+        return now + self._wait_s(request, num_slots) + first_token_s > request.ttft_deadline
 
-    def is_unreachable(self, record: LiveRequest, now: float) -> bool:
+    def is_unreachable(self, request: LiveRequest, now: float) -> bool:
         """Return whether a request can't have its first token in time. A running one only ends if another waits.
 
         A joined one never does: it takes no slot and no place in the queue.
         """
-        if self.shedding is Shedding.NEVER or record.state is State.JOINED:
+        state = request.state
+        if self.shedding is Shedding.NEVER or state is State.JOINED:
             return False
-        if record.state is State.QUEUED:
-            return now >= self._latest_start(record)
-        return not record.has_token and len(self.queues) > 0 and now >= record.entry.ttft_deadline
+        if state is State.QUEUED:
+            return not request.inherits_slot and now >= self._latest_start(request)
+        return not request.has_token and len(self.queues) > 0 and now >= request.ttft_deadline
 
-    def next_look(self, record: LiveRequest, now: float | None) -> float:
+    def next_look(self, request: LiveRequest, now: float | None) -> float:
         """Return the next time at which a request may have to end: its deadline, or the limit for its first token.
 
         `now` is None for a request that has just changed its state.
         """
-        at = record.entry.deadline.at
-        if self.shedding is Shedding.NEVER or record.state is State.JOINED:
+        at, state = request.deadline.at, request.state
+        if self.shedding is Shedding.NEVER or state is State.JOINED:
             return at
-        if record.state is State.QUEUED:
-            return min(at, self._latest_start(record))
-        if not record.has_token and (now is None or now < record.entry.ttft_deadline):
-            return min(at, record.entry.ttft_deadline)
+        if state is State.QUEUED:
+            return at if request.inherits_slot else min(at, self._latest_start(request))
+        if not request.has_token and (now is None or now < request.ttft_deadline):
+            return min(at, request.ttft_deadline)
         return at
 
-    def _wait_s(self, entry: QueueEntry, num_slots: int) -> float:
-        return self.latency.wait_s(self.queues.num_ahead(entry), num_slots)
+    def _wait_s(self, request: LiveRequest, num_slots: int) -> float:
+        return self.latency.wait_s(self.queues.num_ahead(request), num_slots)
 
-    def _latest_start(self, record: LiveRequest) -> float:
+    def _latest_start(self, request: LiveRequest) -> float:
         """Return the latest start of work for which the first token is expected in time."""
-        return record.entry.ttft_deadline - self.latency.first_token_after(record.num_new_tokens)
+        return request.ttft_deadline - self.latency.first_token_after(request.num_new_tokens)

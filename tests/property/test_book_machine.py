@@ -1,35 +1,58 @@
-"""Invariants of the book under any order of events."""
+"""Invariants of the book under any order of events: who lives, who waits, and who reads which generation."""
 
 import math
+from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from completion_server.core.clock import NEVER, Deadline
+from completion_server.core.events import GenerationDiverged
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
+from completion_server.engine.interface import Output
 from completion_server.scheduling.actions import (
     CANCELLED,
     SUPERSEDED,
     Abort,
     Action,
     Finish,
-    HandOver,
     Join,
     Reattach,
+    Report,
     Start,
+    Text,
 )
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.queue import ORDERS, QueueEntry
+from completion_server.scheduling.queue import ORDERS
+from completion_server.scheduling.reattach import Continuation
+from completion_server.scheduling.requests import LiveRequest
 from completion_server.scheduling.shedding import Shedding
 from tests.support.examples import examples
 
 STOPPED = Outcome(FinishReason.STOP)
+FAILED = Outcome(FinishReason.ERROR)
 REFUSED = Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED)
 UNLIMITED = 1000
 """More requests than may wait in one run."""
 SECONDS = st.sampled_from([0.0, 0.01, 0.05, 0.2, 0.3, 1.0, 3.0])
+
+
+@dataclass
+class Work:
+    """A generation as the actions tell of it."""
+
+    prefix: str | None
+    key: object
+    leader: str
+    readers: set[str]
+    text: str = ""
+    is_over: bool = False
+    """No request may begin to read it: it has no more text, or its last answer is complete."""
+    is_answered: bool = False
+    is_aborted: bool = False
+    joined_now: set[str] = field(default_factory=set)
 
 
 class BookDriver(RuleBasedStateMachine):
@@ -37,20 +60,15 @@ class BookDriver(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.entries: dict[str, QueueEntry] = {}
+        self.requests: dict[str, LiveRequest] = {}
         self.ends: dict[str, Outcome] = {}
         self.newest: dict[object, tuple[int, float]] = {}
         """The newest sequence of each session, and when it last had a request."""
-        self.working: set[str] = set()
-        """Whom the work that goes on is for."""
+        self.works: dict[str, Work] = {}
+        """The generations that have not stopped."""
+        self.received: dict[str, str] = {}
+        """The text that each request has been given."""
         self.reattached: set[str] = set()
-        self.aborted: set[str] = set()
-        self.readers: dict[str, set[str]] = {}
-        """Who has joined the work that goes on, by the request that has its slot."""
-        self.over: set[str] = set()
-        """Those whose work has no more text, but has not stopped."""
-        self.key_of_work: dict[str, object] = {}
-        """The answer that the work of each request gives from the beginning."""
         self.waits_since: dict[str, float] = {}
         self.allowed_s: dict[str, float] = {}
         """The least time to a first token that was reckoned with while a request waited."""
@@ -66,151 +84,170 @@ class BookDriver(RuleBasedStateMachine):
         self.book = Book(num_slots, max_queued, order=ORDERS[order], shedding=shedding)
         self.most_slots = num_slots
 
-    def carry_out(self, actions: list[Action]) -> None:
+    def carry_out(self, actions: list[Action]) -> None:  # noqa: C901 - one case for each action
+        for work in self.works.values():
+            work.joined_now.clear()
         for action in actions:
             match action:
                 case Start(request_id):
                     self.start(request_id)
-                case Reattach(request_id, other_id) | Join(request_id, other_id) | HandOver(request_id, other_id):
-                    self.move(action, request_id, other_id)
-                case Abort(request_id):
-                    assert request_id in self.working - self.aborted, "work that does not run was aborted"
-                    self.aborted.add(request_id)
+                case Reattach(request_id, generation_id, _, text):
+                    self.attach(request_id, generation_id, text)
+                    self.reattached.add(request_id)
+                    self.works[generation_id].leader = self.book.readers(generation_id)[-1]
+                case Join(request_id, generation_id, _, text):
+                    self.attach(request_id, generation_id, text)
+                    assert self.requests[request_id].answer_key is not None
+                    assert self.requests[request_id].answer_key == self.works[generation_id].key, "another answer"
+                case Text(request_id, text):
+                    assert request_id in self.reading, "text for a request that reads nothing"
+                    self.received[request_id] += text
+                case Abort(generation_id):
+                    assert not self.works[generation_id].readers, "a generation that is needed was aborted"
+                    assert not self.works[generation_id].is_aborted, "a generation was aborted twice"
+                    self.works[generation_id].is_aborted = True
                 case Finish(request_id, outcome):
                     assert request_id not in self.ends, "a request ended twice"
                     self.ends[request_id] = outcome
-                    self.stop_waiting(request_id)
+                    self.leave(request_id)
         self.check_sacrifices(actions)
+        self.check_successors()
         for request_id in self.waits_since:
             self.allowed_s[request_id] = min(self.allowed_s.get(request_id, math.inf), self.book.latency.first_token_s)
 
-    def move(self, action: Action, request_id: str, other_id: str) -> None:
-        moves = {Reattach: self.reattach, Join: self.join, HandOver: self.hand_over}
-        moves[type(action)](request_id, other_id)
+    def start(self, request_id: str) -> None:
+        assert request_id not in self.ends, "an ended request started"
+        assert request_id not in self.works, "a generation started twice"
+        request = self.requests[request_id]
+        for other in self.waiting():
+            assert self.rank(request) <= self.rank(other), "out of order"
+        waits_since = self.waits_since.pop(request_id)
+        if self.book.shedding is not Shedding.NEVER and waits_since < self.now:
+            assert self.now < request.ttft_deadline - self.book.latency.first_token_s, "one without hope started"
+        prefix = None if request.continuation is None else request.continuation.prefix
+        self.works[request_id] = Work(prefix, request.answer_key, request_id, {request_id})
+        self.received[request_id] = ""
+
+    def attach(self, request_id: str, generation_id: str, text: str) -> None:
+        work = self.works[generation_id]
+        assert request_id not in self.ends, "an ended request reads"
+        assert request_id not in self.reading, "a request reads twice"
+        assert not work.is_over, "a generation without more text was read"
+        assert not work.is_aborted, "an aborted generation was read"
+        del self.waits_since[request_id]
+        work.readers.add(request_id)
+        work.joined_now.add(request_id)
+        self.received[request_id] = text
+
+    def leave(self, request_id: str) -> None:
+        """A request waits no longer, and reads no generation."""
+        self.waits_since.pop(request_id, None)
+        self.reattached.discard(request_id)
+        for work in self.works.values():
+            work.readers.discard(request_id)
 
     def check_sacrifices(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Finish) and action.outcome.shed_reason is ShedReason.OVERLOAD:
-                waiting = [entry.trigger for entry in self.waiting()]
-                assert max(waiting, default=0) <= self.entries[action.id].trigger, "a better one was given up"
+                waiting = [request.trigger for request in self.waiting()]
+                assert max(waiting, default=0) <= self.requests[action.id].trigger, "a better one was given up"
 
-    def reattach(self, request_id: str, from_id: str) -> None:
-        assert from_id not in self.ends, "the generation of an ended request was reattached"
-        del self.waits_since[request_id]
-        if from_id in self.joined:
-            (joined,) = (each for each in self.readers.values() if from_id in each)
-            joined.symmetric_difference_update({from_id, request_id})
-        else:
-            assert from_id in self.working - self.aborted, "a generation that does not go on was reattached"
-            self.move_slot(request_id, from_id)
-        self.reattached = (self.reattached - {from_id}) | {request_id}
-
-    def join(self, request_id: str, leader_id: str) -> None:
-        assert leader_id in self.working - self.aborted - self.over, "a generation without more text was joined"
-        assert request_id not in self.ends, "an ended request joined"
-        assert self.entries[request_id].answer_key is not None
-        assert self.entries[request_id].answer_key == self.key_of_work[leader_id], "another answer"
-        self.stop_waiting(request_id)
-        self.readers[leader_id].add(request_id)
-
-    def hand_over(self, request_id: str, from_id: str) -> None:
-        assert request_id in self.readers[from_id], "a slot was given to a request that does not read"
-        ranks = {each: self.rank(self.entries[each]) for each in self.readers[from_id]}
-        assert ranks[request_id] == min(ranks.values()), "a less urgent request got the slot"
-        self.readers[from_id].remove(request_id)
-        self.move_slot(request_id, from_id)
-        self.reattached.discard(from_id)
-
-    def move_slot(self, request_id: str, from_id: str) -> None:
-        for each in (self.working, self.over):
-            if from_id in each:
-                each.symmetric_difference_update({from_id, request_id})
-        self.readers[request_id] = self.readers.pop(from_id)
-        self.key_of_work[request_id] = self.key_of_work.pop(from_id)
-
-    @property
-    def joined(self) -> set[str]:
-        """Those that read work whose slot another request has."""
-        return set().union(*self.readers.values())
+    def check_successors(self) -> None:
+        for generation_id, work in self.works.items():
+            if work.readers and work.leader not in work.readers:
+                work.leader = self.book.readers(generation_id)[-1]
+                ranks = {each: self.rank(self.requests[each]) for each in work.readers - work.joined_now}
+                assert ranks[work.leader] == min(ranks.values()), "a less urgent request got the slot"
 
     @property
     def reading(self) -> set[str]:
-        """Those that have a generation."""
-        return (self.working - self.aborted) | self.joined
+        """Those that read a generation with a slot."""
+        return set().union(*(work.readers for work in self.works.values()))
 
-    def stop_waiting(self, request_id: str) -> None:
-        """A request waits no longer, and reads no work of another one."""
-        self.waits_since.pop(request_id, None)
-        for each in self.readers.values():
-            each.discard(request_id)
+    @property
+    def num_joined(self) -> int:
+        """How many read a generation that another one leads."""
+        return sum(len(work.readers) - 1 for work in self.works.values() if work.readers)
+
+    def typed(self, request_id: str, work: Work) -> str:
+        """Return the text that the user of a reader has typed since its generation began."""
+        continuation = self.requests[request_id].continuation
+        return "" if continuation is None or work.prefix is None else continuation.prefix[len(work.prefix) :]
+
+    def has_diverged(self, request_id: str, work: Work, finish: str | None) -> bool:
+        """Return whether the text of a generation, with its latest token, is of no use to a reader."""
+        typed = self.typed(request_id, work)
+        if request_id not in self.reattached:
+            return False
+        if not (work.text.startswith(typed) or typed.startswith(work.text)):
+            return True
+        is_ahead = len(work.text) < len(typed)
+        has_none = not self.received[request_id] and len(work.text) <= len(typed)
+        return (finish is not None and is_ahead) or (finish == "length" and has_none)
 
     def following(self) -> int:
         """Return how many of those that wait can wait for the answer of another one that waits."""
-        keys = [entry.answer_key for entry in self.waiting() if entry.answer_key is not None]
+        keys = [request.answer_key for request in self.waiting() if request.answer_key is not None]
         return len(keys) - len(set(keys))
 
-    def leading(self) -> list[QueueEntry]:
+    def leading(self) -> list[LiveRequest]:
         """Return those that wait for a slot of their own for sure."""
-        keys = [entry.answer_key for entry in self.waiting()]
-        return [entry for entry in self.waiting() if entry.answer_key is None or keys.count(entry.answer_key) == 1]
-
-    def start(self, request_id: str) -> None:
-        assert request_id not in self.ends, "an ended request started"
-        assert request_id not in self.working, "a request started twice"
-        entry = self.entries[request_id]
-        for other in self.waiting():
-            assert self.rank(entry) <= self.rank(other), "out of order"
-        waits_since = self.waits_since.pop(request_id)
-        if self.book.shedding is not Shedding.NEVER and waits_since < self.now:
-            assert self.now < entry.ttft_deadline - self.book.latency.first_token_s, "one without hope started"
-        self.working.add(request_id)
-        self.readers[request_id] = set()
-        self.key_of_work[request_id] = entry.answer_key
+        keys = [request.answer_key for request in self.waiting()]
+        return [each for each in self.waiting() if each.answer_key is None or keys.count(each.answer_key) == 1]
 
     def tick(self) -> None:
         self.carry_out(self.book.tick(self.now))
-        for entry in self.live():
-            assert not entry.deadline.is_past(self.now)
+        for request in self.live():
+            assert not request.deadline.is_past(self.now)
         assert self.book.next_tick is None or self.book.next_tick > self.now
         if self.book.shedding is not Shedding.NEVER:
-            for entry in self.leading():
-                assert self.now < entry.ttft_deadline - self.allowed_s[entry.id], "one without hope waits"
+            for request in self.leading():
+                assert self.now < request.ttft_deadline - self.allowed_s[request.id], "one without hope waits"
 
-    def is_stale(self, entry: QueueEntry, holder: QueueEntry) -> bool:
-        if holder.session == entry.session:
-            return holder.sequence >= entry.sequence
-        known = self.newest.get((self.lane(entry), entry.session), (0, -math.inf))
-        return self.is_fresh(known) and known[0] > entry.sequence
+    def note_sequence(self, request: LiveRequest) -> None:
+        known = self.newest.get((request.lane_key, request.session), (0, -math.inf))
+        newest = max(known[0] if self.is_fresh(known) else 0, request.sequence)
+        self.newest[request.lane_key, request.session] = newest, self.now
+
+    def is_stale(self, request: LiveRequest, holder: LiveRequest) -> bool:
+        if holder.session == request.session:
+            return holder.sequence >= request.sequence
+        known = self.newest.get((request.lane_key, request.session), (0, -math.inf))
+        return self.is_fresh(known) and known[0] > request.sequence
 
     def is_fresh(self, known: tuple[int, float]) -> bool:
         return self.now - known[1] < 5.0
 
-    def stop(self, request_id: str) -> None:
-        for each in (self.working, self.reattached, self.aborted, self.over):
-            each.discard(request_id)
-        self.readers.pop(request_id, None)
-        self.key_of_work.pop(request_id, None)
+    def rank(self, request: LiveRequest) -> tuple[int, float]:
+        return request.trigger, self.book.order(request)
 
-    def rank(self, entry: QueueEntry) -> tuple[int, float]:
-        return entry.trigger, self.book.order(entry)
+    def live(self) -> list[LiveRequest]:
+        return [request for request_id, request in self.requests.items() if request_id not in self.ends]
 
-    def live(self) -> list[QueueEntry]:
-        return [entry for request_id, entry in self.entries.items() if request_id not in self.ends]
+    def holder(self, newcomer: LiveRequest) -> LiveRequest | None:
+        return next((each for each in self.live() if each.lane_key == newcomer.lane_key), None)
 
-    def waiting(self) -> list[QueueEntry]:
-        return [self.entries[request_id] for request_id in self.waits_since]
+    def waiting(self) -> list[LiveRequest]:
+        return [self.requests[request_id] for request_id in self.waits_since]
 
-    def candidates_of(self, entry: QueueEntry) -> set[str]:
-        is_prefetch = entry.trigger is Trigger.PREFETCH
-        return {
+    def serving(self, newcomer: LiveRequest) -> set[str]:
+        """Return the generations of the user's live requests that say what the user has typed since."""
+        is_prefetch = newcomer.trigger is Trigger.PREFETCH
+        older = {
             each.id
             for each in self.live()
-            if each.lane == entry.lane and (each.trigger is Trigger.PREFETCH or not is_prefetch)
+            if each.lane == newcomer.lane and (each.trigger is Trigger.PREFETCH or not is_prefetch)
         }
-
-    @staticmethod
-    def lane(entry: QueueEntry) -> tuple[object, bool]:
-        return entry.lane, entry.trigger is Trigger.PREFETCH
+        found = set()
+        for generation_id, work in self.works.items():
+            if newcomer.continuation is None or work.prefix is None or work.is_over or not older & work.readers:
+                continue
+            typed = newcomer.continuation.prefix.removeprefix(work.prefix)
+            if newcomer.continuation.prefix.startswith(work.prefix) and (
+                work.text.startswith(typed) or typed.startswith(work.text)
+            ):
+                found.add(generation_id)
+        return found
 
 
 class BookMachine(BookDriver):
@@ -226,8 +263,8 @@ class BookMachine(BookDriver):
         trigger=st.sampled_from(Trigger),
         budget_s=SECONDS,
         timeout_s=st.none() | SECONDS,
-        answer_key=st.none() | st.integers(0, 1),
-        data=st.data(),
+        prefix=st.sampled_from(["x", "x", "x", "xa", "xab", None]),
+        shares=st.sampled_from([True, True, False]),
     )
     def submit(
         self,
@@ -237,58 +274,49 @@ class BookMachine(BookDriver):
         trigger: Trigger,
         budget_s: float,
         timeout_s: float | None,
-        answer_key: int | None,
-        data: st.DataObject,
+        prefix: str | None,
+        shares: bool,
     ) -> str:
-        request_id = f"r{len(self.entries)}"
+        request_id = f"r{len(self.requests)}"
         deadline = NEVER if timeout_s is None else Deadline(self.now + timeout_s)
         ttft_deadline = min(self.now + budget_s, deadline.at)
-        entry = QueueEntry(
+        request = LiveRequest(
             request_id, f"u{user}", f"s{session}", sequence, trigger, deadline, self.now, ttft_deadline, stamp=sequence,
-            answer_key=answer_key,
+            continuation=None if prefix is None else Continuation(prefix, max_tokens=UNLIMITED),
+            answer_key=prefix if shares else None,
         )  # fmt: skip
-        candidates = self.book.candidates(entry)
-        assert set(candidates) == self.candidates_of(entry)
-        assert candidates == sorted(candidates, key=lambda candidate: candidate not in self.working), (
-            "those that run come first"
-        )
-        reattach_to = data.draw(st.sampled_from([*candidates, None]), label="reattach to")
-        holder = next((each for each in self.live() if self.lane(each) == self.lane(entry)), None)
+        holder, serving = self.holder(request), self.serving(request)
         has_free_slot = self.book.num_occupied < self.book.num_slots
-        goes_on = reattach_to in self.working | self.joined
-        self.entries[request_id] = entry
+        self.requests[request_id] = request
         self.waits_since[request_id] = self.now
-        self.carry_out(self.book.submit(entry, self.now, reattach_to=reattach_to))
-        if holder is not None and self.is_stale(entry, holder):
+        self.carry_out(self.book.submit(request, self.now))
+        if holder is not None and self.is_stale(request, holder):
             assert self.ends[request_id] == SUPERSEDED
             assert holder.id not in self.ends
             return request_id
-        known = self.newest.get((self.lane(entry), entry.session), (0, -math.inf))
-        self.newest[self.lane(entry), entry.session] = max(known[0] if self.is_fresh(known) else 0, sequence), self.now
-        for loser in {holder.id if holder else None, reattach_to} - {None}:
-            assert self.ends[str(loser)] == SUPERSEDED
-        if goes_on:
-            assert request_id in self.reattached & (self.working | self.joined)
+        self.note_sequence(request)
+        assert holder is None or self.ends[holder.id] == SUPERSEDED
+        assert (request_id in self.reattached) == bool(serving), "typed text decides about a reattach, nothing else"
+        if serving:
+            assert request_id in set().union(*(self.works[each].readers for each in serving))
         elif has_free_slot:
-            assert request_id in self.working | self.joined, "a request was refused although a slot was free"
+            assert request_id in self.reading, "a request was refused although a slot was free"
         elif holder is not None:
             assert request_id not in self.ends, "a request that supersedes another one was refused"
         return request_id
 
     @rule(target=ids, user=st.integers(0, 2), session=st.integers(0, 1), sequence=st.integers(0, 5))
     def answer(self, user: int, session: int, sequence: int) -> str:
-        request_id = f"r{len(self.entries)}"
-        entry = QueueEntry(request_id, f"u{user}", f"s{session}", sequence, Trigger.AUTOMATIC, arrived_at=self.now)
-        holder = next((each for each in self.live() if self.lane(each) == self.lane(entry)), None)
-        is_stale = holder is not None and self.is_stale(entry, holder)
-        self.entries[request_id] = entry
-        self.carry_out(self.book.answer(entry, REFUSED, self.now))
+        request_id = f"r{len(self.requests)}"
+        request = LiveRequest(request_id, f"u{user}", f"s{session}", sequence, Trigger.AUTOMATIC, arrived_at=self.now)
+        holder = self.holder(request)
+        is_stale = holder is not None and self.is_stale(request, holder)
+        self.requests[request_id] = request
+        self.carry_out(self.book.answer(request, REFUSED, self.now))
         assert self.ends[request_id] == (SUPERSEDED if is_stale else REFUSED)
         assert holder is None or (holder.id in self.ends) is not is_stale
         if not is_stale:
-            known = self.newest.get((self.lane(entry), entry.session), (0, -math.inf))
-            newest = max(known[0] if self.is_fresh(known) else 0, sequence)
-            self.newest[self.lane(entry), entry.session] = newest, self.now
+            self.note_sequence(request)
         return request_id
 
     @rule(user=st.integers(0, 2), stamp=st.integers(0, 5))
@@ -305,43 +333,48 @@ class BookMachine(BookDriver):
         self.carry_out(self.book.end(request_id, CANCELLED, self.now))
         assert request_id in self.ends
 
-    @precondition(lambda self: self.working)
-    @rule(data=st.data())
-    def work_stops(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.working)))
-        readers = self.readers[request_id] | {request_id}
-        is_aborted = request_id in self.aborted
-        self.stop(request_id)
-        self.carry_out(self.book.work_done(request_id, STOPPED, self.now))
-        assert readers <= set(self.ends)
-        assert is_aborted or {self.ends[each] for each in readers} == {STOPPED}
-
-    @precondition(lambda self: self.working - self.aborted)
-    @rule(data=st.data())
-    def the_last_text_is_generated(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.working - self.aborted)))
-        self.over.add(request_id)
-        self.book.generation_over(request_id)
-
-    @precondition(lambda self: self.reattached & self.reading)
-    @rule(data=st.data())
-    def diverges(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.reattached & self.reading)))
-        self.reattached.remove(request_id)
-        if request_id in self.joined:
-            self.stop_waiting(request_id)
-        elif not self.readers[request_id]:
-            self.stop(request_id)
-        self.waits_since[request_id] = self.now
-        self.carry_out(self.book.diverged(request_id, self.now))
-        assert request_id not in self.ends
+    @precondition(lambda self: any(not work.is_over for work in self.works.values()))
+    @rule(data=st.data(), token=st.sampled_from("aab"), finish=st.sampled_from([None, None, None, "stop", "length"]))
+    def text_is_generated(self, data: st.DataObject, token: str, finish: str | None) -> None:
+        generation_id = data.draw(st.sampled_from([each for each, work in self.works.items() if not work.is_over]))
+        work = self.works[generation_id]
+        work.text += token
+        work.is_over = finish is not None
+        diverged = [each for each in work.readers if self.has_diverged(each, work, finish)]
+        for request_id in diverged:
+            self.leave(request_id)
+            self.waits_since[request_id] = self.now
+        actions = self.book.output(generation_id, Output(token, 1, finish), self.now)
+        self.carry_out(actions)
+        assert sum(isinstance(each, Report) and isinstance(each.event, GenerationDiverged) for each in actions) == len(
+            diverged
+        )
+        for action in actions:
+            if isinstance(action, Text) and action.finish is not None and action.id not in self.ends:
+                self.answer_is_complete(action.id, generation_id)
 
     @precondition(lambda self: self.reading)
     @rule(data=st.data())
-    def has_a_token(self, data: st.DataObject) -> None:
+    def a_text_rule_ends_an_answer(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.reading)))
-        self.book.first_token(request_id, self.now)
-        self.carry_out([])
+        self.answer_is_complete(request_id, next(k for k, work in self.works.items() if request_id in work.readers))
+
+    def answer_is_complete(self, request_id: str, generation_id: str) -> None:
+        work = self.works[generation_id]
+        is_last = work.readers == {request_id}
+        self.carry_out(self.book.answered(request_id, STOPPED, self.now))
+        assert (self.ends.get(request_id) == STOPPED) is not is_last
+        if is_last:
+            work.is_over = work.is_answered = True
+
+    @precondition(lambda self: self.works)
+    @rule(data=st.data())
+    def a_generation_stops(self, data: st.DataObject) -> None:
+        generation_id = data.draw(st.sampled_from(sorted(self.works)))
+        work = self.works.pop(generation_id)
+        outcome = FAILED if self.book.goes_on(generation_id) else None
+        self.carry_out(self.book.stopped(generation_id, outcome, self.now))
+        assert {self.ends.get(each) for each in work.readers} <= {STOPPED if work.is_answered else FAILED}
 
     @rule(num_slots=st.integers(1, 4))
     def resize(self, num_slots: int) -> None:
@@ -363,43 +396,49 @@ class BookMachine(BookDriver):
 
     @invariant()
     def at_most_one_live_request_per_lane(self) -> None:
-        lanes = [self.lane(entry) for entry in self.live()]
+        lanes = [request.lane_key for request in self.live()]
         assert len(lanes) == len(set(lanes))
         assert len(lanes) == self.book.num_live
 
     @invariant()
+    def every_reader_has_the_text_after_what_its_user_typed(self) -> None:
+        for generation_id, work in self.works.items():
+            readers = self.book.readers(generation_id)
+            assert sorted(readers) == sorted(work.readers)
+            assert not readers or readers[-1] == work.leader
+            assert self.book.goes_on(generation_id) == (bool(readers) and not work.is_answered)
+            for each in readers:
+                typed = self.typed(each, work)
+                assert work.text.startswith(typed) or typed.startswith(work.text), "one reads what it did not type"
+                assert self.received[each] == work.text[len(typed) :]
+
+    @invariant()
     def slots_are_neither_lost_nor_idle_while_a_request_waits(self) -> None:
-        assert self.book.num_occupied == len(self.working) <= self.most_slots
-        assert {entry.id for entry in self.live()} == set(self.waits_since) | self.reading
-        assert len(set(self.waits_since) | self.reading) == len(self.waits_since) + len(self.reading)
-        assert self.book.num_queued + self.book.num_joined == len(self.waits_since) + len(self.joined)
-        assert len(self.joined) <= self.book.num_joined <= len(self.joined) + self.following()
+        assert self.book.num_occupied == len(self.works) <= self.most_slots
+        assert {request.id for request in self.live()} == set(self.waits_since) | self.reading
+        assert not set(self.waits_since) & self.reading
+        assert self.book.num_queued + self.book.num_joined == len(self.waits_since) + self.num_joined
+        assert self.num_joined <= self.book.num_joined <= self.num_joined + self.following()
         assert not (self.book.num_queued and self.book.num_occupied < self.book.num_slots)
 
     @invariant()
     def one_generation_is_enough_for_one_answer(self) -> None:
         if self.book.max_queued < UNLIMITED:
             return  # there may have been no room to join
-        keys = [self.key_of_work[each] for each in self.working - self.aborted - self.over]
-        keys = [key for key in keys if key is not None]
+        keys = [work.key for work in self.works.values() if work.readers and not work.is_over and work.key is not None]
         assert len(keys) == len(set(keys))
-        waiting = {entry.answer_key for entry in self.waiting()}
-        assert not waiting & set(keys), "a request waits for an answer that is generated"
-        assert self.book.num_joined == len(self.joined) + self.following()
+        assert not {request.answer_key for request in self.waiting()} & set(keys), "one waits for what is generated"
+        assert self.book.num_joined == self.num_joined + self.following()
 
     @invariant()
     def the_queue_is_bounded(self) -> None:
         assert self.book.num_live <= self.book.max_queued + self.most_slots
 
     @invariant()
-    def work_for_an_ended_request_is_aborted(self) -> None:
-        assert {request_id for request_id in self.working if request_id in self.ends} == self.aborted
-
-    @invariant()
     def the_next_tick_is_not_after_the_earliest_deadline(self) -> None:
-        times = [entry.deadline.at for entry in self.live()]
+        times = [request.deadline.at for request in self.live()]
         if self.book.shedding is not Shedding.NEVER:
-            times += [entry.ttft_deadline for entry in self.leading()]
+            times += [request.ttft_deadline for request in self.leading()]
         if (earliest := min(times, default=math.inf)) < math.inf:
             assert self.book.next_tick is not None
             assert self.book.next_tick <= earliest
@@ -412,14 +451,13 @@ class BookMachine(BookDriver):
     def teardown(self) -> None:
         if not hasattr(self, "book"):
             return
-        for request_id in self.entries:
+        for request_id in self.requests:
             self.carry_out(self.book.end(request_id, CANCELLED, self.now))
-        while self.working:
-            request_id = self.working.pop()
-            self.stop(request_id)
-            self.carry_out(self.book.work_done(request_id, CANCELLED, self.now))
-        assert set(self.ends) == set(self.entries)
-        assert (self.book.num_live, self.book.num_queued, self.book.num_occupied) == (0, 0, 0)
+        while self.works:
+            generation_id, _ = self.works.popitem()
+            self.carry_out(self.book.stopped(generation_id, None, self.now))
+        assert set(self.ends) == set(self.requests)
+        assert self.book.is_idle
         assert self.book.next_tick is None
 
 

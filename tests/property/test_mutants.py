@@ -17,31 +17,29 @@ import pytest
 
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
-HERE = Path(__file__).parents[1] / "unit" / "scheduling"
-ROOM = "completion_server.scheduling"
-TESTS = "tests.unit.scheduling"
-BOOK_TESTS = ("test_book", "test_book_shedding", "test_single_flight")
-RUNNER_TESTS = ("test_runner", "test_runner_reattach", "test_runner_single_flight")
+UNIT_TESTS = Path(__file__).parents[1] / "unit"
+ROOM = "completion_server"
+TESTS = "tests.unit"
+BOOK_TESTS = ("scheduling.test_book", "scheduling.test_book_shedding", "scheduling.test_single_flight")
+RUNNER_TESTS = ("serving.test_runner", "serving.test_runner_readers")
 CHECKS = {
-    "live.lanes": BOOK_TESTS,
-    "live.flights": BOOK_TESTS,
-    "live.watch": BOOK_TESTS,
-    "queue": BOOK_TESTS,
-    "shedding": BOOK_TESTS,
-    "book": BOOK_TESTS,
-    "generation": RUNNER_TESTS,
-    "work": RUNNER_TESTS,
-    "delivery": RUNNER_TESTS,
-    "runner": RUNNER_TESTS,
-    "reattach": ("test_reattach",),
+    "scheduling.lanes": BOOK_TESTS,
+    "scheduling.generations": BOOK_TESTS,
+    "scheduling.deadlines": BOOK_TESTS,
+    "scheduling.queue": BOOK_TESTS,
+    "scheduling.shedding": BOOK_TESTS,
+    "scheduling.requests": BOOK_TESTS + RUNNER_TESTS,
+    "scheduling.book": BOOK_TESTS,
+    "serving.runner": RUNNER_TESTS,
+    "scheduling.reattach": ("scheduling.test_reattach",),
 }
 """The tests that must notice a mistake in a module."""
 LOADED = (
-    "reattach", "queue", "live.records", "live.lanes", "shedding", "live.flights", "live.watch", "book",
-    "generation", "work", "delivery", "runner",
+    "scheduling.reattach", "scheduling.requests", "scheduling.queue", "scheduling.lanes", "scheduling.shedding",
+    "scheduling.deadlines", "scheduling.generations", "scheduling.actions", "scheduling.book", "serving.runner",
 )  # fmt: skip
-"""The modules of the package, each after those that it imports; all are reloaded around a mutant."""
-HELPERS = ("queue_entries", "subscribers")
+"""The modules under test, each after those that it imports; all are reloaded around a mutant."""
+HELPERS = ("scheduling.live_requests", "serving.readers")
 
 
 @dataclass(frozen=True)
@@ -55,22 +53,23 @@ class Mutant:
 
 
 MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
-    "live.lanes": (
-        ("the oldest wins", "holder.entry.sequence >= entry.sequence", "holder.entry.sequence <= entry.sequence"),
-        ("late sequences win", "holder.entry.sequence >= entry.sequence", "holder.entry.sequence > 10**9"),
-        ("sequences of sessions are compared", "holder.entry.session == entry.session:", "True:"),
+    "scheduling.lanes": (
+        ("the oldest wins", "holder.sequence >= request.sequence", "holder.sequence <= request.sequence"),
+        ("late sequences win", "holder.sequence >= request.sequence", "holder.sequence > 10**9"),
+        ("sequences of sessions are compared", "holder.session == session:", "True:"),
         (
             "an overtaken request supersedes another session",
-            "is_overtaken((record.lane, entry.session), entry.sequence,",
-            "is_overtaken((record.lane, entry.session), 10**9,",
+            "is_overtaken((lane, session), request.sequence,",
+            "is_overtaken((lane, session), 10**9,",
         ),
         (
-            "a waiting generation is a candidate before a running one",
+            "a waiting generation is reattached to before a running one",
             "(State.RUNNING, State.JOINED, State.QUEUED)",
             "(State.QUEUED, State.JOINED, State.RUNNING)",
         ),
+        ("a prefetch reattaches to a typed request", "(each.trigger is Trigger.PREFETCH or not is_prefetch) and ", ""),
     ),
-    "queue": (
+    "scheduling.queue": (
         (
             "classes are served the wrong way round",
             "for queue in self._queues:\n",
@@ -78,179 +77,190 @@ MISTAKES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "the best class is given up first",
-            "self._queues[: entry.trigger - 1 if entry.trigger else None : -1]",
-            "self._queues[: entry.trigger + 1]",
+            "self._queues[: request.trigger - 1 if request.trigger else None : -1]",
+            "self._queues[: request.trigger + 1]",
         ),
         ("the first of a class is given up", "(last := queue.last())", "(last := queue.first())"),
     ),
-    "shedding": (
+    "scheduling.shedding": (
         (
             "a waiting request is forgotten by the clock",
-            "        if record.state is State.QUEUED:\n            return min(",
+            "        if state is State.QUEUED:\n            return min(",
             "        if False:\n            return min(",
         ),
-        ("a request with a token is past its budget", "not record.has_token and len(", "len("),
+        ("a request with a token is past its budget", "not request.has_token and len(", "len("),
         ("the queue is not bounded", "        if has_room:", "        if True:"),
         (
             "a joined request is unreachable",
-            "Shedding.NEVER or record.state is State.JOINED:\n            return False",
+            "Shedding.NEVER or state is State.JOINED:\n            return False",
             "Shedding.NEVER:\n            return False",
         ),
     ),
-    "live.watch": (
-        ("a request with a token is reclaimed", "        self._past_budget.pop(record.entry.id, None)\n", ""),
-        ("a request is looked at once", "            self.add(record, now)\n", ""),
+    "scheduling.deadlines": (
+        ("a request with a token is reclaimed", "        self._past_budget.pop(request.id, None)\n", ""),
+        ("a request is looked at once", "            self.add(request, now)\n", ""),
     ),
-    "live.flights": (
-        ("an aborted generation is joined", "            self.close(record.entry.id)\n", ""),
-        ("a generation that is over is joined", "            del self._open[flight.key]\n", "            pass\n"),
-        ("a second flight takes the place of the first", " and key not in self._open:", ":"),
+    "scheduling.generations": (
+        (
+            "an aborted generation is joined",
+            "            self.close(generation)\n            return None\n",
+            "            return None\n",
+        ),
+        (
+            "a generation that is over is joined",
+            "            del self._open[generation.answer_key]\n",
+            "            pass\n",
+        ),
+        (
+            "a second generation takes the place of the first",
+            "self._open.setdefault(request.answer_key, request.generation)",
+            "self._open[request.answer_key] = request.generation",
+        ),
         ("more requests join than may wait", "if key is not None and self.has_room else", "if key is not None else"),
         ("joined requests are not counted", "len(self._queues) + self.num_joined <", "len(self._queues) <"),
-        ("requests that left are still counted", "            self.num_joined -= 1\n", "            pass\n"),
-        ("a less urgent request leads", "rank(leader.entry) <= self", "rank(leader.entry) >= self"),
-        (
-            "a waiting leader is not joined",
-            "if leader.state is State.RUNNING or self",
-            "if leader.state is State.RUNNING and self",
-        ),
-        ("an overtaken leader waits on", "            self._queues.remove(leader.entry)\n", ""),
+        ("requests that left are still counted", "        self.num_joined -= 1\n", "        pass\n"),
+        ("a less urgent request leads", "rank(leader) <= self", "rank(leader) >= self"),
+        ("a waiting leader is not joined", "elif found.has_slot or self", "elif found.has_slot and self"),
+        ("an overtaken leader waits on", "            self._queues.remove(leader)\n", ""),
         ("the least urgent gets the slot", "first = min(", "first = max("),
-        ("the place in the queue is lost", "            self._queues.add(first.entry)\n", "            pass\n"),
-        ("a handed slot is a new one", "first.slot_since, first.num_new", "_, first.num_new"),
-        ("a joined request has no generation", "record = self._flights[record.entry.id].leader", "return False"),
-        ("a typed-on reader is lost", "            flight.joined[newer.entry.id] = newer\n", ""),
+        ("the place in the queue is lost", "            self._queues.add(first)\n", "            pass\n"),
+        ("a typed-on reader is lost", "            generation.joined[newer.id] = newer\n", ""),
+        ("a typed-on reader takes the slot", "        if generation.leader is older:\n", "        if True:\n"),
+        (
+            "a request that left waits on",
+            "            self._queues.remove(request)\n        if not",
+            "            pass\n        if not",
+        ),
+        (
+            "those that have joined never end",
+            "[*generation.readers[-1:], *generation.joined.values()]",
+            "generation.readers[-1:]",
+        ),
     ),
-    "book": (
-        ("a slot leaks", "        self.num_occupied -= 1\n", ""),
+    "scheduling.requests": (
+        ("a request reattaches to a generation that is over", " or generation.is_over:", ":"),
+        (
+            "a typed-on reader reads from the beginning",
+            "typed_since(generation.continuation, self.continuation)",
+            "None",
+        ),
+        ("a diverged generation is still read", "return typed.has_diverged or is_cut_short", "return is_cut_short"),
+        ("an answer that was cut short is used", "is_cut_short or (finish", "(finish"),
+        ("a user who is ahead is answered", " or (finish is not None and typed.is_ahead)", ""),
+        ("typed text is a first token", " or not (text or marks.first_output is not None):", ":"),
+        (
+            "a diverged request keeps its times",
+            "        marks.started = marks.prompted = marks.first_output = marks.last_output = None\n",
+            "",
+        ),
+        (
+            "only the leader's prompt is marked",
+            "        for request in self.readers:\n",
+            "        for request in self.readers[-1:]:\n",
+        ),
+        (
+            "the prompt's cached tokens are computed",
+            "self.num_prompt_tokens - output.cached_prompt_tokens",
+            "self.num_prompt_tokens + 10**6",
+        ),
+    ),
+    "scheduling.book": (
         (
             "a slot is free when its work is aborted",
-            "record.state = State.ABORTING\n",
-            "record.state = State.ABORTING\n            self.num_occupied -= 1\n",
-        ),
-        (
-            "an aborted request has a second Finish",
-            "return [] if record is None or record.state is State.ABORTING else",
-            "return [] if record is None else",
-        ),
-        (
-            "work that stops ends its request again",
-            "            if each.state is not State.ABORTING:\n",
-            "            if True:\n",
+            "        generation.aborted_at = now\n",
+            "        generation.aborted_at = now\n        self._generations.running.pop(generation.id)\n",
         ),
         ("a request past its budget keeps its slot", "return actions + self._reclaim(now)", "return actions"),
         ("two slots are reclaimed for one", "self.num_live - self.num_joined - self.num_occupied", "self.num_queued"),
         ("a joined request looks like a waiting one", "self.num_live - self.num_joined -", "self.num_live -"),
-        ("a handed slot counts as reclaimed", "num_missing -= record.state is State.ABORTING", "num_missing -= 1"),
-        ("a reattach forgets the lane", "        self._lanes.leave(older)\n", ""),
-        ("a reattach forgets those that have joined", "        self._flights.replace(older, record)\n", ""),
+        ("a handed slot counts as reclaimed", "num_missing -= generation.leader is None", "num_missing -= 1"),
+        ("a reattach forgets the lane", "        self._lanes.leave(older)\n", "        pass\n"),
+        (
+            "a reattach ends nobody else",
+            "superseded = [] if holder is None or holder is serving else",
+            "superseded = [] if True else",
+        ),
         (
             "a generation that others need is aborted",
-            "        handed_over = self._hand_over(record)\n",
-            "        handed_over = []\n",
+            "if state is not State.RUNNING or generation.leader is not None:",
+            "if state is not State.RUNNING:",
         ),
-        ("those that have joined never end", "[record, *self._flights.joined(record)]", "[record]"),
-        ("a flight outlives its generation", "        self._flights.leave(record)\n", ""),
         (
             "requests that joined a waiting one read nothing",
-            "            actions += [Join(each",
-            "            [Join(each",
+            "                actions += self._join(joined, now)\n",
+            "                pass\n",
         ),
-        ("a joined request reads nothing", "if leader is not None and leader.state is", "if leader is None is"),
+        ("a joined request reads nothing", "if found is not None and found.has_slot else []", "if False else []"),
         (
             "a joined request is not watched",
-            "if record.state is not State.RUNNING:  #",
-            "if record.state is State.QUEUED:  #",
+            "if request.state is not State.RUNNING:  #",
+            "if request.state is State.QUEUED:  #",
         ),
-        ("a new leader is not watched", "        self._watch.add(successor)\n", ""),
-        ("a joined request is a sample of first tokens", " and record.state is not State.JOINED:", ":"),
-        ("a generation that is over is joined", "        self._flights.close(request_id)\n", "        pass\n"),
+        ("a new leader is not watched", "            self._watch.add(successor)\n", "            pass\n"),
         (
-            "a diverged request frees a slot that others use",
-            "if record.state is State.RUNNING and not actions:",
-            "if record.state is State.RUNNING:",
-        ),
-        (
-            "a request is shed beside a free slot",
-            "        if self.num_occupied < self.num_slots:\n            return []\n",
+            "a joined request is a sample of first tokens",
+            "        if generation.leader is not request:\n            return text, []\n",
             "",
         ),
         (
-            "a diverged request keeps its slot",
-            "            self._free_slot(record, now)\n        record.state, record.is_reattached",
-            "            pass\n        record.state, record.is_reattached",
+            "a reattached request is a sample of first tokens",
+            "        if request.typed is None:\n",
+            "        if True:\n",
         ),
+        (
+            "a generation that ends is joined",
+            "        if finish is not None:\n            self._generations.close(generation)\n",
+            "",
+        ),
+        ("a request is shed beside a free slot", " and self.num_occupied >= self.num_slots:", ":"),
         (
             "an unreachable request is started",
-            "if record.queued_at < now and self._shedder.is_unreachable(record, now):",
+            "if request.queued_at < now and self._shedder.is_unreachable(request, now):",
             "if False:",
         ),
-    ),
-    "work": (
-        ("a request reattaches to a generation that is over", "elif self.work.is_over or ", "elif "),
-        ("a shared token is counted twice", "replace(usage, is_shared=True)", "usage"),
-        ("the holder's tokens are shared", "self.work is not None and self.work.request is self", "False"),
-        ("a reader that left reads on", "        del self.joined[request.id]\n        request.work = None\n", ""),
-        (
-            "a request that gave its slot away keeps the work",
-            "self.request.work, self.request = None,",
-            "self.request =",
-        ),
-        ("a typed-on reader takes the slot", "        if older is self.request:\n", "        if True:\n"),
-        (
-            "a typed-on reader reads from the beginning",
-            "typed_since(self.generation.entry.continuation, continuation)",
-            "None",
-        ),
-    ),
-    "delivery": (
-        ("a failure of one reader is everybody's", "            return INTERNAL_ERROR\n", "            raise\n"),
-        ("a request reads an output twice", "            if request.work is not work:  #", "            if False:  #"),
         (
             "the first end stops the generation",
-            "request is work.request and not work.joined",
-            "request is work.request",
+            "        if request.generation.joined:\n            return self._end(request, outcome, now)\n",
+            "",
         ),
-        ("a generation that ends is joined", "        if output.finish is not None:\n", "        if False:\n"),
-        ("the text so far is missing", "            if work.generation.num_tokens:\n", "            if False:\n"),
-        ("a diverged reader reads on", "            work.leave(request)\n", "            pass\n"),
+        ("the text so far is missing", "if generation.num_tokens else", "if False else"),
+        ("a diverged reader reads on", "        self._leave(request)\n        num_wasted", "        num_wasted"),
         (
             "tokens that others read are wasted",
-            "work.generation.num_tokens if is_last else 0",
-            "work.generation.num_tokens",
+            "num_wasted = generation.num_tokens if generation.leader is None else 0",
+            "num_wasted = generation.num_tokens",
         ),
+        ("shared tokens are counted twice", "is_shared=request is not readers[0]", "is_shared=False"),
+        ("the leader's tokens are shared", "is_shared=request is not readers[0]", "is_shared=True"),
+        ("a complete answer goes on", "        request.generation.outcome = outcome\n", ""),
         (
-            "only the holder's prompt is marked",
-            "for request in work.readers:\n            if request.sub",
-            "for request in [work.request]:\n            if request.sub",
+            "a dropped request is answered from the queue",
+            "        if state is State.QUEUED:\n            self.latency",
+            "        if True:\n            self.latency",
         ),
     ),
-    "generation": (
-        (
-            "a reattached request reads from the beginning",
-            'self._filter = TypedPrefixFilter(typed or "")',
-            'self._filter = TypedPrefixFilter("")',
-        ),
-        ("a diverged generation is still read", "        if self._filter.has_diverged:\n            return True\n", ""),
-    ),
-    "runner": (
-        ("a joined request that ended is held", "            request.work.leave(request)\n", "            pass\n"),
-        ("a slot is not handed over", "            older.work.hand_over(request)\n", "            pass\n"),
-        ("an aborted generation goes on", "            work.task.cancel()\n", ""),
-        ("a diverged request is done", "if outcome is None and work.aborted_at is None:", "if False:"),
-        (
-            "an aborted generation counts as diverged",
-            "if outcome is None and work.aborted_at is None:",
-            "if outcome is None:",
-        ),
+    "serving.runner": (
+        ("a failure of one reader is everybody's", "            outcome = INTERNAL_ERROR\n", "            raise\n"),
+        ("an aborted generation goes on", "            self._tasks[generation_id].cancel()\n", "            pass\n"),
         (
             "the clock is not set after an action",
-            "            self._is_carrying_out = False\n            self._alarm.set_nowait(self._book.next_tick)\n",
+            "            self._is_carrying_out = False\n            self._alarm.set_nowait(self.book.next_tick)\n",
             "            self._is_carrying_out = False\n",
         ),
         ("actions are carried out inside others", "        if self._is_carrying_out:\n            return\n", ""),
+        (
+            "a task that never began keeps its slot",
+            "        if self._tasks.get(generation_id) is task:\n",
+            "        if False:\n",
+        ),
+        (
+            "a generation without an end is whole",
+            "            if self.book.goes_on(generation_id):\n",
+            "            if False:\n",
+        ),
+        ("the text so far is not passed on", "            if action.text:\n", "            if False:\n"),
     ),
-    "reattach": (
+    "scheduling.reattach": (
         ("the typed text is not compared", "if not newer.prefix.startswith(older.prefix) or ", "if "),
         ("another suffix is the same", "request.snippets, request.suffix,", "request.snippets,"),
         ("an ended line goes on", "if older.is_single_line and", "if False and"),
@@ -297,7 +307,7 @@ def first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> str:
     names = {f"{ROOM}.{each}": path_of(each) for each in LOADED}
-    names |= {f"{TESTS}.{each}": HERE / f"{each}.py" for each in (*HELPERS, *CHECKS[module])}
+    names |= {f"{TESTS}.{each}": path_of_test(each) for each in (*HELPERS, *CHECKS[module])}
     with monkeypatch.context() as patch:
         for name in names:
             patch.setitem(sys.modules, name, sys.modules.get(name, ModuleType(name)))
@@ -315,6 +325,10 @@ def _first_failure(module: str, source: str, monkeypatch: pytest.MonkeyPatch) ->
     return ""
 
 
+def path_of_test(module: str) -> Path:
+    return UNIT_TESTS.joinpath(*module.split(".")).with_suffix(".py")
+
+
 def path_of(module: str) -> Path:
     path = inspect.getsourcefile(importlib.import_module(f"{ROOM}.{module}"))
     assert path is not None
@@ -323,8 +337,7 @@ def path_of(module: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("runner", "delivery"):
-        monkeypatch.setattr(logging.getLogger(f"{ROOM}.{module}"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger(f"{ROOM}.serving.runner"), "disabled", True)
 
 
 @pytest.mark.parametrize("module", CHECKS)

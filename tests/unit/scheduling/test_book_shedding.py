@@ -1,16 +1,21 @@
 """The book gives up the requests that a full queue has no room for or that would be answered too late."""
 
 from completion_server.core.clock import Deadline
+from completion_server.core.errors import Limit
 from completion_server.core.outcome import FinishReason, Outcome, ShedReason
 from completion_server.core.request import Trigger
 from completion_server.scheduling.actions import CANCELLED, SUPERSEDED, Abort, Action, Finish, Start
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.queue import earliest_deadline, newest_first
 from completion_server.scheduling.shedding import Shedding
-from tests.unit.scheduling.queue_entries import STOPPED, busy_book, entry
+from tests.unit.scheduling.live_requests import STOPPED, busy_book, generate, live, stop
 
 LATE = Outcome(FinishReason.SHED, ShedReason.DEADLINE_UNREACHABLE, 50)
-OVERLOAD = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 50)
+
+
+def overload(max_queued: int, retry_after_ms: int = 50) -> Outcome:
+    limit = Limit("scheduling.max_queued", max_queued)
+    return Outcome(FinishReason.SHED, ShedReason.OVERLOAD, retry_after_ms, limit=limit)
 
 
 def shed_by(actions: list[Action]) -> list[str]:
@@ -19,28 +24,28 @@ def shed_by(actions: list[Action]) -> list[str]:
 
 def test_a_full_queue_sheds_the_newcomer_but_not_one_that_replaces_its_own() -> None:
     book = busy_book(max_queued=1)
-    book.submit(entry("waits", lane="user", sequence=1), 0.0)
-    assert book.submit(entry("late"), 0.0) == [Finish("late", OVERLOAD)]
-    assert book.submit(entry("newer", lane="user", sequence=2), 0.0) == [Finish("waits", SUPERSEDED)]
+    book.submit(live("waits", lane="user", sequence=1), 0.0)
+    assert book.submit(live("late"), 0.0) == [Finish("late", overload(1))]
+    assert book.submit(live("newer", lane="user", sequence=2), 0.0) == [Finish("waits", SUPERSEDED)]
 
 
 def test_a_full_queue_sheds_the_last_of_the_lowest_class_for_a_higher_one() -> None:
     book = busy_book(max_queued=3)
     for request_id, trigger in (("a", Trigger.AUTOMATIC), ("p1", Trigger.PREFETCH), ("p2", Trigger.PREFETCH)):
-        book.submit(entry(request_id, trigger=trigger), 0.0)
-    given_up = [shed_by(book.submit(entry(f"e{i}", trigger=Trigger.EXPLICIT), 0.0)) for i in range(4)]
+        book.submit(live(request_id, trigger=trigger), 0.0)
+    given_up = [shed_by(book.submit(live(f"e{i}", trigger=Trigger.EXPLICIT), 0.0)) for i in range(4)]
     assert given_up == [["p2"], ["p1"], ["a"], ["e3"]]
-    assert shed_by(book.submit(entry("a2"), 0.0)) == ["a2"]
+    assert shed_by(book.submit(live("a2"), 0.0)) == ["a2"]
     assert book.num_queued == 3
 
 
 def test_a_full_queue_sheds_the_last_request_by_the_order() -> None:
     for order, given_up in ((newest_first, "r1"), (earliest_deadline, "r3")):
         book = Book(1, 2, order=order)
-        book.submit(entry("busy"), 0.0)
+        book.submit(live("busy"), 0.0)
         for number in (1, 2):
-            book.submit(entry(f"r{number}", arrived_at=float(number), ttft_deadline=10.0 + number), float(number))
-        newcomer = entry("r3", arrived_at=3.0, ttft_deadline=13.0)
+            book.submit(live(f"r{number}", arrived_at=float(number), ttft_deadline=10.0 + number), float(number))
+        newcomer = live("r3", arrived_at=3.0, ttft_deadline=13.0)
         assert shed_by(book.submit(newcomer, 3.0)) == [given_up]
         assert book.num_queued == 2
 
@@ -49,22 +54,22 @@ def test_a_displaced_request_gets_its_own_retry_time() -> None:
     book = busy_book(max_queued=3)
     book.latency.held.add(0.1)
     for number in range(3):
-        book.submit(entry(f"p{number}", trigger=Trigger.PREFETCH), 0.0)
-    action = book.submit(entry("e", trigger=Trigger.EXPLICIT), 0.0)[0]
-    assert action == Finish("p2", Outcome(FinishReason.SHED, ShedReason.OVERLOAD, 400))
+        book.submit(live(f"p{number}", trigger=Trigger.PREFETCH), 0.0)
+    action = book.submit(live("e", trigger=Trigger.EXPLICIT), 0.0)[0]
+    assert action == Finish("p2", overload(3, 400))
 
 
 def test_a_full_queue_accepts_a_request_that_supersedes_a_running_one() -> None:
     book = Book(num_slots=1, max_queued=0)
-    book.submit(entry("old", lane="user", sequence=1), 0.0)
-    assert book.submit(entry("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
-    assert book.work_done("old", CANCELLED, 1.0) == [Start("new")]
+    book.submit(live("old", lane="user", sequence=1), 0.0)
+    assert book.submit(live("new", lane="user", sequence=2), 0.0) == [Finish("old", SUPERSEDED), Abort("old")]
+    assert stop(book, "old", CANCELLED, 1.0) == [Start("new")]
 
 
 def test_a_waiting_request_is_shed_when_its_first_token_is_unreachable() -> None:
     book = busy_book()
     book.latency.first_token.add(0.1)
-    book.submit(entry("waits", ttft_deadline=1.0), 0.0)
+    book.submit(live("waits", ttft_deadline=1.0), 0.0)
     assert book.next_tick == 0.9
     assert book.tick(0.8999) == []
     assert book.tick(0.9) == [Finish("waits", LATE)]
@@ -74,9 +79,9 @@ def test_a_waiting_request_is_shed_when_its_first_token_is_unreachable() -> None
 def test_a_free_slot_skips_unreachable_requests() -> None:
     book = busy_book()
     book.latency.first_token.add(0.1)
-    book.submit(entry("unreachable", ttft_deadline=1.0), 0.0)
-    book.submit(entry("in time", ttft_deadline=2.0), 0.0)
-    actions = book.work_done("busy", STOPPED, 0.95)
+    book.submit(live("unreachable", ttft_deadline=1.0), 0.0)
+    book.submit(live("in time", ttft_deadline=2.0), 0.0)
+    actions = stop(book, "busy", STOPPED, 0.95)
     assert shed_by(actions) == ["unreachable"]
     assert actions[-1] == Start("in time")
 
@@ -85,79 +90,79 @@ def test_a_free_slot_accepts_even_a_late_request() -> None:
     for shedding in Shedding:
         book = Book(1, 0, shedding=shedding)
         book.latency.first_token.add(9.0)
-        assert book.submit(entry("r", ttft_deadline=1.0), 1.0) == [Start("r")]
+        assert book.submit(live("r", ttft_deadline=1.0), 1.0) == [Start("r")]
 
 
 def test_without_shedding_requests_wait_for_their_deadline() -> None:
     book = busy_book(shedding=Shedding.NEVER)
-    book.submit(entry("waits", ttft_deadline=1.0, deadline=Deadline(5.0)), 0.0)
+    book.submit(live("waits", ttft_deadline=1.0, deadline=Deadline(5.0)), 0.0)
     assert book.next_tick == 5.0
     assert book.tick(4.0) == []
-    assert book.work_done("busy", STOPPED, 4.0) == [Finish("busy", STOPPED), Start("waits")]
+    assert stop(book, "busy", STOPPED, 4.0) == [Finish("busy", STOPPED), Start("waits")]
 
 
 def test_a_request_past_its_budget_without_a_token_yields_its_slot() -> None:
     book = Book(1, 10)
-    book.submit(entry("slow", ttft_deadline=1.0), 0.0)
-    book.submit(entry("waits", ttft_deadline=5.0), 0.5)
+    book.submit(live("slow", ttft_deadline=1.0), 0.0)
+    book.submit(live("waits", ttft_deadline=5.0), 0.5)
     assert book.tick(1.0) == [Finish("slow", LATE), Abort("slow")]
-    assert book.work_done("slow", CANCELLED, 1.5) == [Start("waits")]
+    assert stop(book, "slow", CANCELLED, 1.5) == [Start("waits")]
 
 
 def test_a_slot_is_kept_with_a_token_or_while_no_request_waits() -> None:
     alone = Book(1, 10)
-    alone.submit(entry("slow", ttft_deadline=1.0), 0.0)
+    alone.submit(live("slow", ttft_deadline=1.0), 0.0)
     assert alone.tick(1.0) == []
     assert alone.next_tick is None
     book = busy_book()
-    book.submit(entry("waits", ttft_deadline=5.0), 0.0)
+    book.submit(live("waits", ttft_deadline=5.0), 0.0)
     assert book.tick(4.0) == []
 
 
 def test_a_request_past_its_budget_yields_its_slot_to_the_next_newcomer() -> None:
     book = Book(2, 10)
-    book.submit(entry("slow", ttft_deadline=1.0), 0.0)
-    book.submit(entry("slower", ttft_deadline=1.1), 0.0)
+    book.submit(live("slow", ttft_deadline=1.0), 0.0)
+    book.submit(live("slower", ttft_deadline=1.1), 0.0)
     assert book.tick(1.5) == []
-    assert book.submit(entry("waits", ttft_deadline=5.0), 2.0) == [Finish("slow", LATE), Abort("slow")]
-    assert book.submit(entry("a user's", lane="u", sequence=1, ttft_deadline=5.0), 2.0) == [
+    assert book.submit(live("waits", ttft_deadline=5.0), 2.0) == [Finish("slow", LATE), Abort("slow")]
+    assert book.submit(live("a user's", lane="u", sequence=1, ttft_deadline=5.0), 2.0) == [
         Finish("slower", LATE),
         Abort("slower"),
     ]
-    assert book.submit(entry("third", ttft_deadline=5.0), 2.0) == []
-    assert book.work_done("slow", CANCELLED, 2.1) == [Start("waits")]
+    assert book.submit(live("third", ttft_deadline=5.0), 2.0) == []
+    assert stop(book, "slow", CANCELLED, 2.1) == [Start("waits")]
 
 
 def test_a_slot_being_freed_counts_for_one_waiting_request() -> None:
     book = Book(2, 10)
     for request_id in ("slow", "slower"):
-        book.submit(entry(request_id, ttft_deadline=1.0), 0.0)
+        book.submit(live(request_id, ttft_deadline=1.0), 0.0)
     book.tick(1.5)
     book.end("slow", CANCELLED, 1.6)
-    assert book.submit(entry("waits", ttft_deadline=5.0), 2.0) == []
-    book.first_token("slower", 2.1)
-    assert book.submit(entry("waits too", ttft_deadline=5.0), 2.2) == []
+    assert book.submit(live("waits", ttft_deadline=5.0), 2.0) == []
+    generate(book, "slower", "a", 2.1)
+    assert book.submit(live("waits too", ttft_deadline=5.0), 2.2) == []
 
 
 def test_a_newcomer_with_a_predicted_late_token_is_shed() -> None:
     for shedding in Shedding:
         book = busy_book(shedding=shedding)
         book.latency.held.add(1.0)  # a slot a second
-        refused = shed_by(book.submit(entry("r", ttft_deadline=0.9), 0.0))
+        refused = shed_by(book.submit(live("r", ttft_deadline=0.9), 0.0))
         assert refused == (["r"] if shedding is Shedding.PREDICTED else [])
-        assert shed_by(book.submit(entry("patient", ttft_deadline=9.0), 0.0)) == []
+        assert shed_by(book.submit(live("patient", ttft_deadline=9.0), 0.0)) == []
 
 
 def test_the_prediction_accounts_for_abandoned_requests() -> None:
     def refuses(*, abandon: bool) -> bool:
         book = Book(1, 100, shedding=Shedding.PREDICTED)
-        book.submit(entry("busy"), 0.0)
+        book.submit(live("busy"), 0.0)
         book.latency.held.add(0.1)
         for number in range(50):
-            book.submit(entry(f"r{number}", ttft_deadline=0.9), 0.0)
+            book.submit(live(f"r{number}", ttft_deadline=0.9), 0.0)
         for number in range(40 if abandon else 0):
-            book.submit(entry(f"r{number} on", lane=f"r{number}", sequence=1, ttft_deadline=0.92), 0.02)
-        return bool(shed_by(book.submit(entry("newcomer", ttft_deadline=1.0), 0.05)))
+            book.submit(live(f"r{number} on", lane=f"r{number}", sequence=1, ttft_deadline=0.92), 0.02)
+        return bool(shed_by(book.submit(live("newcomer", ttft_deadline=1.0), 0.05)))
 
     assert refuses(abandon=False)
     assert not refuses(abandon=True)
@@ -167,32 +172,43 @@ def test_the_prediction_counts_only_requests_served_before() -> None:
     book = busy_book(shedding=Shedding.PREDICTED)
     book.latency.held.add(1.0)
     for number in range(5):
-        book.submit(entry(f"r{number}", ttft_deadline=20.0), 0.0)
-    assert shed_by(book.submit(entry("hurried", ttft_deadline=3.0), 0.0)) == []
-    assert shed_by(book.submit(entry("as hurried", ttft_deadline=3.0), 0.0)) == ["as hurried"]
-    assert shed_by(book.submit(entry("asked", ttft_deadline=3.0, trigger=Trigger.EXPLICIT), 0.0)) == []
+        book.submit(live(f"r{number}", ttft_deadline=20.0), 0.0)
+    assert shed_by(book.submit(live("hurried", ttft_deadline=3.0), 0.0)) == []
+    assert shed_by(book.submit(live("as hurried", ttft_deadline=3.0), 0.0)) == ["as hurried"]
+    assert shed_by(book.submit(live("asked", ttft_deadline=3.0, trigger=Trigger.EXPLICIT), 0.0)) == []
 
 
 def test_the_retry_time_is_the_predicted_wait_within_bounds() -> None:
     for held_s, expected_ms in ((0.001, 50), (0.3, 300), (9.0, 1000)):
         book = Book(1, 0, max_retry_after_ms=1000)
-        book.submit(entry("busy"), 0.0)
+        book.submit(live("busy"), 0.0)
         book.latency.held.add(held_s)
-        action = book.submit(entry("late"), 0.0)[0]
+        action = book.submit(live("late"), 0.0)[0]
         assert isinstance(action, Finish)
         assert action.outcome.retry_after_ms == expected_ms
 
 
 def test_a_request_that_has_its_token_keeps_its_slot_when_its_time_is_up() -> None:
     book = Book(1, 10)
-    book.submit(entry("runs", ttft_deadline=1.0), 0.0)
-    book.first_token("runs", 0.5)
-    book.submit(entry("waits"), 0.6)
+    book.submit(live("runs", ttft_deadline=1.0), 0.0)
+    generate(book, "runs", "a", 0.5)
+    book.submit(live("waits"), 0.6)
     assert book.tick(1.0) == []
 
 
 def test_a_request_past_its_budget_still_has_its_deadline() -> None:
     book = Book(num_slots=1, max_queued=10)
-    book.submit(entry("runs", ttft_deadline=1.0, deadline=Deadline(2.0)), 0.0)
+    book.submit(live("runs", ttft_deadline=1.0, deadline=Deadline(2.0)), 0.0)
     assert (book.tick(1.0), book.next_tick) == ([], 2.0)
     assert [action.id for action in book.tick(2.0)] == ["runs", "runs"]
+
+
+def test_the_first_token_of_a_newcomer_is_expected_behind_the_prompts_before_it() -> None:
+    book = Book(num_slots=3, max_queued=8)
+    for size, took_s in ((10, 0.02), (1000, 0.2)) * 5:
+        book.latency.first_token.add(took_s, size)
+    assert book.first_token_s(100) < book.first_token_s(1000)
+    book.submit(live("a", num_new_tokens=1000), 0.0)
+    assert book.first_token_s(100) == book.latency.first_token_after(1100)
+    generate(book, "a", "a", 0.2)
+    assert book.first_token_s(100) == book.latency.first_token_after(100)

@@ -8,7 +8,7 @@ from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.latency import LatencyEstimates
 from completion_server.scheduling.stalls import StallDetector
-from tests.unit.scheduling.queue_entries import entry
+from tests.unit.scheduling.live_requests import generate, live, stop
 
 CANCELLED = Outcome(FinishReason.CANCELLED)
 
@@ -64,13 +64,12 @@ def test_a_suspended_server_that_ends_all_requests_when_it_wakes_up_keeps_its_es
     book = Book(num_slots=4, max_queued=10)
     serve(book.latency, 0.0, 50)
     for number in range(3):
-        book.submit(entry(f"r{number}"), 10.0)
+        book.submit(live(f"r{number}"), 10.0)
     for number in range(3):
         book.end(f"r{number}", CANCELLED, 40.0)
-        book.work_done(f"r{number}", CANCELLED, 40.0)
-    book.submit(entry("next"), 40.01)
-    book.latency.progressed(40.06)
-    book.first_token("next", 40.06)
+        stop(book, f"r{number}", CANCELLED, 40.0)
+    book.submit(live("next"), 40.01)
+    generate(book, "next", "a", 40.06)
     assert book.latency.first_token_s == pytest.approx(0.05, rel=0.01)
     assert book.latency.held.mean == pytest.approx(0.1)
 

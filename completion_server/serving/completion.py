@@ -1,8 +1,8 @@
-"""One request and its answer: the runner adds generated text, the caller reads the text that the text rules pass."""
+"""The answer to one request: the runner adds generated text, the caller reads the text that the text rules pass."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from completion_server.admission.quotas import Reservation
 from completion_server.core.clock import Clock
@@ -19,10 +19,9 @@ from completion_server.core.outcome import (
     Usage,
 )
 from completion_server.core.request import Request
-from completion_server.pipeline.generator import Generator
 from completion_server.scheduling.actions import CANCELLED
-from completion_server.scheduling.generation import Progress
-from completion_server.scheduling.queue import QueueEntry
+from completion_server.scheduling.requests import LiveRequest
+from completion_server.serving.generate import Generator, Progress
 from completion_server.streaming.mailbox import Mailbox
 from completion_server.streaming.text import TextRules
 
@@ -49,7 +48,7 @@ class CacheLookup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of the pipeline that a completion uses."""
+    """The parts of the server that a completion uses."""
 
     generator: Generator
     clock: Clock
@@ -62,25 +61,25 @@ class Services:
     """Between two messages with text of one answer; the first and the last don't wait."""
 
 
-class ActiveCompletion:
-    """A request and its answer. The runner's `Subscriber`."""
+class Completion:
+    """The answer to a request. The runner's `Reader`."""
 
     def __init__(
         self,
         services: Services,
         request: Request,
-        entry: QueueEntry,
+        live: LiveRequest,
         reservation: Reservation,
         lookup: CacheLookup | None = None,
     ) -> None:
         """Prepare; nothing runs before the request has a slot. `lookup` keeps the answer if it is computed whole."""
         self.request = request
-        self.entry = entry
-        self.marks = Marks(request.received_at, trace=request.trace)
+        self.live = live
+        self.marks = live.marks
         self.is_rate_limited = False
         """Whether it was shed because its caller is over a limit; nothing was charged for it then."""
-        self.finish_reason: FinishReason | None = None
-        """Why it has ended; None while it lives."""
+        self.outcome: Outcome | None = None
+        """How it has ended; None while it lives."""
         self._services = services
         self._reservation = reservation
         self._mailbox = Mailbox(services.delta_pause_s)
@@ -96,21 +95,12 @@ class ActiveCompletion:
     @property
     def awaits_output(self) -> bool:
         """Whether it lives and has had no output."""
-        return self.finish_reason is None and self.marks.first_output is None
+        return self.outcome is None and self.marks.first_output is None
 
     # The caller's side
 
-    async def parts(self) -> AsyncIterator[AnswerPart]:
-        """Yield deltas as they come, merged if the reader is slow, then the end."""
-        while True:
-            part = await self._mailbox.get()
-            yield part
-            if isinstance(part, End):
-                self.note_end_written()
-                return
-
     def listen(self, on_event: Callable[[], None]) -> None:
-        """Call `on_event` whenever `take_nowait` may return a part; cheaper than `parts`."""
+        """Call `on_event` whenever `take_nowait` may return a part."""
         self._mailbox.listen(on_event)
 
     def ignore(self) -> None:
@@ -139,11 +129,11 @@ class ActiveCompletion:
             self._is_end_written = True
             self._services.emit(EndUnwritten(self.request))
 
-    # The runner's side, see `Subscriber`
+    # The runner's side, see `Reader`
 
-    def generate(self) -> AsyncGenerator[Progress]:
+    def generate(self, progress: Progress) -> Coroutine[Any, Any, None]:
         """Generate from the request's own prompt."""
-        return self._services.generator.generate(self.request, self._reservation)
+        return self._services.generator.generate(self.request, self._reservation, progress)
 
     def receive(self, text: str) -> None:
         """Take new text, and pass on the part that the text rules allow."""
@@ -170,7 +160,7 @@ class ActiveCompletion:
     def end(self, outcome: Outcome, usage: Usage | None = None) -> None:
         """Close the answer. After a supersede, unread text is dropped."""
         services = self._services
-        self.finish_reason = outcome.reason
+        self.outcome = outcome
         self.marks.ended = services.clock.now()
         if outcome.reason is FinishReason.SUPERSEDED:
             self._mailbox.discard_pending_nowait()

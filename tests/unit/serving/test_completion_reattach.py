@@ -13,7 +13,7 @@ from completion_server.core.outcome import FinishReason
 from completion_server.core.request import Mode, Sampling, Snippet, Trigger
 from completion_server.streaming.text import TextRules
 from tests.support.examples import examples
-from tests.support.pipelines import FOUR_SLOTS, REQUEST, WORDS, RunningPipeline, Script, in_virtual_time, read
+from tests.support.services import FOUR_SLOTS, REQUEST, WORDS, RunningService, Script, in_virtual_time, read
 
 STOP, SUPERSEDED = FinishReason.STOP, FinishReason.SUPERSEDED
 
@@ -22,7 +22,7 @@ STOP, SUPERSEDED = FinishReason.STOP, FinishReason.SUPERSEDED
 def test_a_reattach_needs_half_of_the_requests_tokens_left(typed: str, is_continued: bool) -> None:
     script = Script(old=("ab", "cd", "ef", "gh"), new=("ab", "cd", "ef", "gh"))
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         running.open("old", "x = ", max_tokens=4)
         await asyncio.sleep(0.035)
         new = await read(running.open("new", "x = " + typed, max_tokens=4))
@@ -37,7 +37,7 @@ def test_a_seed_repeats_an_answer_while_the_user_types_along() -> None:
     script = Script(old=WORDS, new=("fresh",))
     sampling = Sampling(temperature=0.8, seed=7)
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         running.open("old", "x = ", sampling=sampling)
         await asyncio.sleep(0.025)
         assert (await read(running.open("new", "x = al", sampling=sampling))).text == "fresh"
@@ -57,12 +57,13 @@ def test_a_seed_repeats_an_answer_while_the_user_types_along() -> None:
         {"snippets": (Snippet("a", "b"),)},
         {"document_uri": "b.py"},
         {"language_id": "ruby"},
+        {"use_completion_cache": False},
     ],
 )
 def test_a_request_with_other_parameters_does_not_reattach(changes: dict[str, Any]) -> None:
     script = Script(old=WORDS, new=("fresh",))
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         older = running.open("old", "x = ")
         await asyncio.sleep(0.025)
         new = await read(running.open("new", "x = al", **changes))
@@ -75,7 +76,7 @@ def test_a_request_with_other_parameters_does_not_reattach(changes: dict[str, An
 def test_typing_through_can_be_switched_off() -> None:
     script = Script(old=WORDS, new=("fresh",))
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         running.open("old", "x = ")
         await asyncio.sleep(0.025)
         assert (await read(running.open("new", "x = al"))).text == "fresh"
@@ -86,7 +87,7 @@ def test_typing_through_can_be_switched_off() -> None:
 def test_a_request_after_a_typed_line_break_does_not_reattach() -> None:
     script = Script(old=("alpha", "()"), new=("fresh",))
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         running.open("old", "x = ", mode=Mode.SINGLE_LINE)
         await asyncio.sleep(0.025)
         new = await read(running.open("new", "x = alpha()\n", mode=Mode.SINGLE_LINE))
@@ -113,7 +114,7 @@ def test_the_text_rules_apply_from_the_new_cursor_on(
     script = Script(old=words, new=("fresh",))
     prefix = "if x" + changes.pop("prefix_end", "")
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         running.open("old", prefix, **changes)
         await asyncio.sleep(0.025)
         new = await read(running.open("new", prefix + typed, **changes))
@@ -158,7 +159,7 @@ def test_a_reattached_answer_is_that_of_a_generation_of_its_own(
     whole = "".join(words[: fields["max_tokens"]])
     typed = whole[:num_typed] + slip
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         older = running.open("old", "x = ", **fields)
         if num_steps:
             await asyncio.sleep(0.01 * num_steps + 0.005)
@@ -187,7 +188,7 @@ def test_a_reattached_answer_is_that_of_a_generation_of_its_own(
 def test_a_typed_request_reattaches_to_a_prefetch_but_not_the_reverse() -> None:
     script = Script(prefetch=WORDS, another=("fresh",))
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         ahead = running.open("prefetch", "x = ", trigger=Trigger.PREFETCH)
         await asyncio.sleep(0.025)
         typed = running.open("typed", "x = a", trigger=Trigger.EXPLICIT)
@@ -203,7 +204,7 @@ def test_a_typed_request_reattaches_to_a_prefetch_but_not_the_reverse() -> None:
 def test_a_running_prefetch_is_reattached_although_an_older_typed_request_waits() -> None:
     script = Script(busy=["b"] * 8, prefetch=WORDS)
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         running.open("prefetch", "x = f(", trigger=Trigger.PREFETCH)
         waiting = running.open("waits", "x = f")
         assert running.load == (2, 1, 1)

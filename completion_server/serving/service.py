@@ -1,6 +1,8 @@
-"""The pipeline: the one entry point to admission, scheduling, prompt, engine and streaming.
+"""The service: the one way in for requests. It joins admission, cache, scheduling, prompts, engine and streaming.
 
-These packages don't import each other. This module, `completion` and `generator` connect them; `assembly` builds it.
+These packages don't import each other. The modules of this room connect them: a request goes down through
+`Service.open`, `Book.submit`, `Runner` and `Generator.generate` to the engine; its text comes up through
+`Runner.output`, `Book.output` and `Completion.receive` to the mailbox that rpc reads.
 """
 
 import logging
@@ -11,25 +13,27 @@ from functools import partial
 from typing import Protocol
 
 from completion_server.admission.feedback import RecentAnswers
-from completion_server.admission.gate import Gate, Permit, Readiness
+from completion_server.admission.gate import Gate, Readiness
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Excess, Quotas
 from completion_server.core.clock import Clock
-from completion_server.core.errors import CompletionError
-from completion_server.core.events import Emit, Feedback, FeedbackRefused, RequestRefused
+from completion_server.core.events import Emit, Feedback, Marks
 from completion_server.core.outcome import CachedAnswer, CacheLevel, FinishReason, Outcome, ServedAnswer, ShedReason
 from completion_server.core.request import Caller, Request, Trigger, key_of
 from completion_server.engine.settings import CacheScope
-from completion_server.pipeline.completion import ActiveCompletion, CacheLookup, Services
-from completion_server.pipeline.generator import Generator, Prompts, cache_salt
-from completion_server.scheduling.queue import QueueEntry
+from completion_server.scheduling.actions import SUPERSEDED
 from completion_server.scheduling.reattach import AnswerKey, Continuation
-from completion_server.scheduling.runner import Runner
+from completion_server.scheduling.requests import LiveRequest
 from completion_server.scheduling.settings import SchedulingSettings
+from completion_server.serving.completion import CacheLookup, Completion, Services
+from completion_server.serving.generate import Generator, Prompts, cache_salt
+from completion_server.serving.runner import Runner
 
 logger = logging.getLogger(__name__)
 
 _NOTE_EVERY_S = 60.0
+_SPARE_SHARE = 0.7
+"""An engine has capacity to spare if a newcomer's first token is expected within this share of the budget."""
 
 
 class CompletionCache(Protocol):
@@ -55,7 +59,7 @@ class ReplicaGroup(Protocol):
         """Return the place of a request that is accepted now, in an order that all replicas share."""
         ...
 
-    def announce(self, entry: QueueEntry) -> None:
+    def announce(self, live: LiveRequest) -> None:
         """Tell the others that this replica has accepted a request. Returns at once."""
         ...
 
@@ -67,7 +71,7 @@ class NoReplicas:
         """Return 0: nobody compares it."""
         return 0
 
-    def announce(self, entry: QueueEntry) -> None:
+    def announce(self, live: LiveRequest) -> None:
         """Do nothing."""
 
 
@@ -81,19 +85,17 @@ class LoadSnapshot:
     """Requests whose end is still to come."""
     num_queued: int
     num_occupied: int
-    """Slots taken, by requests that run and by generations that are being aborted."""
+    """Slots taken, by generations that requests read and by those that are stopping."""
     num_slots: int
     max_slots: int
     """The configured maximum of `num_slots`."""
     slots_reason: str
     """Why there are fewer slots than that; "" if there are not."""
-    num_held: int
-    """Requests that are live or whose generation is still being aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts that `assembly` builds and a pipeline owns."""
+    """The parts that `assembly` builds and a service owns."""
 
     gate: Gate
     quotas: Quotas
@@ -103,8 +105,11 @@ class Parts:
     loop_lag: LoopLagMonitor
 
 
-class Pipeline:
-    """Accepts requests and answers them; the only part of the server that rpc calls for requests."""
+class Service:
+    """Accepts requests and answers them; the only part of the server that rpc calls for requests.
+
+    Callers use two of its parts directly: the `gate` before a request, and the `runner` to run, end and await them all.
+    """
 
     def __init__(
         self,
@@ -127,13 +132,15 @@ class Pipeline:
 
         Callers that share the prefix cache, by `cache_scope`, share the generations of equal requests.
         """
-        self._gate = parts.gate
+        self.gate = parts.gate
+        self.runner = parts.runner
+        self.emit = emit
+        self.now = clock.now
+        """Returns the time of the clock that requests and deadlines use."""
         self._quotas = parts.quotas
-        self._runner = parts.runner
+        self._book = parts.runner.book
         self._prompts = parts.prompts
         self._loop_lag = parts.loop_lag
-        self._clock = clock
-        self._emit = emit
         self._scheduling = scheduling
         self._budget_s = budget_s
         self._retry_after_ms = retry_after_ms
@@ -143,58 +150,54 @@ class Pipeline:
         self._answers = RecentAnswers()
         self._num_speculative_tokens = num_speculative_tokens
         self._services = Services(
-            parts.generator, clock, emit, cancel=self.cancel, answered=self._answered,
+            parts.generator, clock, emit, cancel=self.runner.cancel_nowait, answered=self._answered,
             delta_pause_s=delta_pause_s,
         )  # fmt: skip
         self._next_note_at = -math.inf
 
-    # Requests
-
-    def open(self, request: Request) -> ActiveCompletion:
+    def open(self, request: Request) -> Completion:
         """Accept a request and return its answer, which may have ended already.
 
         Raises:
             UnavailableError: the server can't serve now.
 
         """
-        self._gate.check()
-        now = self._clock.now()
+        self.gate.check()
+        now = self.now()
         excess = self._quotas.excess(request.caller, now)
-        lookup = None if excess else self._cache.look_up_nowait(request)
+        is_peer_within = excess is None
+        if excess is not None and excess.peer and self._has_room_to_spare(request, now):
+            excess = None
+        lookup = None if excess or not request.use_completion_cache else self._cache.look_up_nowait(request)
         answer = lookup.answer if lookup is not None else None
-        # A request that will not be computed needs no estimate of its cost.
+        # A request that is shed or answered needs no charge.
         num_new_tokens = 0 if excess or answer else self._prompts.expected_new_tokens(request)
-        reservation = self._quotas.reserve(request.caller, num_new_tokens, now)
-        entry = self._entry(request, num_new_tokens)
-        completion = ActiveCompletion(self._services, request, entry, reservation, lookup)
-        completion.marks.admitted = self._clock.now()
+        reservation = self._quotas.reserve(request.caller, num_new_tokens, now, charges_peer=is_peer_within)
+        live = self._live(request, num_new_tokens)
+        completion = Completion(self._services, request, live, reservation, lookup)
+        live.marks.admitted = self.now()
         if excess is not None:
             self._note_limited_peer(excess, now)
             completion.is_rate_limited = True
             retry_after_ms = math.ceil(excess.wait_s * 1000)
             completion.end(Outcome(FinishReason.SHED, ShedReason.RATE_LIMITED, retry_after_ms, limit=excess.limit))
             return completion
-        self._quotas.charge_request(request.caller, now)
+        self._quotas.charge_request(request.caller, now, charges_peer=is_peer_within)
         if answer is not None:
             completion.give(answer)
-            self._runner.answer_nowait(completion, Outcome(answer.reason))
+            self.runner.answer_nowait(completion, Outcome(answer.reason))
         elif request.trigger is not Trigger.EXPLICIT and self._loop_lag.is_behind(now):
-            overload = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self._retry_after_ms)
-            self._runner.answer_nowait(completion, overload)
+            limit = self._loop_lag.limit
+            overload = Outcome(FinishReason.SHED, ShedReason.OVERLOAD, self._retry_after_ms, limit=limit)
+            self.runner.answer_nowait(completion, overload)
         else:
-            self._runner.submit_nowait(completion)
+            self.runner.submit_nowait(completion)
             if lookup is not None and completion.awaits_output:
                 lookup.fetch_nowait(partial(self._answer_late, completion))
-        self._announce(completion)
+        # Other replicas are told of a request, unless a newer one of its lane is known here already.
+        if live.stamp and completion.outcome != SUPERSEDED:
+            self._replicas.announce(live)
         return completion
-
-    def cancel(self, request_id: str, outcome: Outcome) -> None:
-        """End a request, if it has not ended, and abort its generation."""
-        self._runner.cancel_nowait(request_id, outcome)
-
-    def supersede(self, lane: str, stamp: int) -> None:
-        """End the requests of a lane that are older than `stamp`: another replica has a newer one."""
-        self._runner.supersede_nowait(lane, stamp)
 
     def report_feedback(self, caller: Caller, sequence: int, feedback: Feedback) -> None:
         """Take an editor's feedback on an answer.
@@ -205,92 +208,40 @@ class Pipeline:
         """
         reported = self._answers.accept((caller.owner, caller.session, sequence), feedback)
         if reported is not None:
-            self._emit(reported)
+            self.emit(reported)
 
-    # Callers
-
-    def check(self) -> None:
-        """Check that the server can serve. Raises UnavailableError if not."""
-        self._gate.check()
-
-    def check_user(self, user: str) -> None:
-        """Check that a caller names its user if required. Raises UnauthenticatedError if not."""
-        self._gate.check_user(user)
-
-    def enter_session(self, owner: str | None, peer: str, tenant: str | None = None) -> Permit:
-        """Admit a session stream, see `Gate.enter_session`."""
-        return self._gate.enter_session(owner, peer, tenant)
-
-    def note_refused(self, error: CompletionError) -> None:
-        """Report that a request or a session was refused."""
-        self._emit(RequestRefused(error))
-
-    def note_feedback_refused(self) -> None:
-        """Report that an editor's feedback was not valid."""
-        self._emit(FeedbackRefused())
-
-    # State
-
-    def now(self) -> float:
-        """Return the time of the pipeline's clock, which requests and deadlines use."""
-        return self._clock.now()
-
-    def live_entries(self) -> list[QueueEntry]:
+    def known_to_replicas(self) -> list[LiveRequest]:
         """Return the live requests that may supersede others on other replicas."""
-        return [entry for entry in self._runner.book.live_entries if entry.stamp]
+        return [live for live in self._book.live_requests if live.stamp]
 
     def load(self) -> LoadSnapshot:
         """Return the current load."""
-        book = self._runner.book
+        book, gate = self._book, self.gate
         return LoadSnapshot(
-            readiness=self._gate.readiness,
-            num_sessions=self._gate.num_sessions,
+            readiness=gate.readiness,
+            num_sessions=gate.num_sessions,
             num_live=book.num_live,
             num_queued=book.num_queued,
             num_occupied=book.num_occupied,
             num_slots=book.num_slots,
             max_slots=self._scheduling.max_slots,
-            slots_reason=self._runner.slots_reason,
-            num_held=self._runner.num_held,
+            slots_reason=book.limiter.reason if book.limiter is not None else "",
         )
 
-    @property
-    def readiness(self) -> Readiness:
-        """Whether the server can serve now."""
-        return self._gate.readiness
+    def _has_room_to_spare(self, request: Request, now: float) -> bool:
+        """Return whether the engine can take a request and still serve a newcomer in time."""
+        if self._loop_lag.is_behind(now):
+            return False
+        num_new_tokens = self._prompts.expected_new_tokens(request)
+        return self._book.first_token_s(num_new_tokens) <= _SPARE_SHARE * self._budget_s
 
-    def set_engine_ready(self, is_ready: bool) -> None:
-        """Admit requests if the engine is ready, else refuse them."""
-        self._gate.set_engine_ready(is_ready)
-
-    async def run(self) -> None:
-        """Run requests until cancelled."""
-        await self._runner.run()
-
-    def drain(self) -> None:
-        """Refuse new requests from now on."""
-        self._gate.drain()
-
-    async def wait_idle(self) -> None:
-        """Wait until no request is live and no generation runs."""
-        await self._runner.wait_idle()
-
-    def end_all(self, outcome: Outcome) -> None:
-        """End every live request."""
-        self._runner.end_all_nowait(outcome)
-
-    def _answer_late(self, completion: ActiveCompletion, answer: CachedAnswer) -> bool:
+    def _answer_late(self, completion: Completion, answer: CachedAnswer) -> bool:
         """Answer a request that waits or computes its prompt, which then ends. Return whether it had use for that."""
         if not completion.awaits_output:
             return False
         completion.give(answer)
-        self._runner.cancel_nowait(completion.request.id, Outcome(answer.reason))
+        completion.cancel(Outcome(answer.reason))
         return True
-
-    def _announce(self, completion: ActiveCompletion) -> None:
-        """Tell other replicas of a request, unless a newer one of its lane is known here already."""
-        if completion.entry.stamp and completion.finish_reason is not FinishReason.SUPERSEDED:
-            self._replicas.announce(completion.entry)
 
     def _stamp(self, request: Request) -> int:
         """Return the request's place in the order that replicas share, 0 if it has none.
@@ -304,25 +255,25 @@ class Pipeline:
     def _answered(self, request: Request, num_characters: int, ttft_s: float, cache_level: CacheLevel) -> None:
         k: int | None = None
         if cache_level is CacheLevel.NONE:
-            k = self._num_speculative_tokens(self._runner.book.num_occupied) if request.sampling.speculate else 0
+            k = self._num_speculative_tokens(self._book.num_occupied) if request.sampling.speculate else 0
         caller, served = request.caller, ServedAnswer(ttft_s, k, cache_level)
-        self._answers.add((caller.owner, caller.session, request.sequence), num_characters, self._clock.now(), served)
+        self._answers.add((caller.owner, caller.session, request.sequence), num_characters, self.now(), served)
 
     def _note_limited_peer(self, excess: Excess, now: float) -> None:
         """Log at intervals that an address exceeds its limit, since it may be a proxy with many users."""
         if excess.peer and now >= self._next_note_at:
             self._next_note_at = now + _NOTE_EVERY_S
             logger.warning(
-                "requests from %s exceed the limit of one address; if many users share it, such as behind a proxy, see "
-                "admission.users_per_peer",
+                "requests from %s exceed the limit of one address, and the engine has no capacity to spare; if many "
+                "users share the address, see admission.users_per_peer",
                 excess.peer,
             )
 
-    def _entry(self, request: Request, num_new_tokens: int) -> QueueEntry:
+    def _live(self, request: Request, num_new_tokens: int) -> LiveRequest:
         caller, scheduling = request.caller, self._scheduling
-        continuation = Continuation.of(request)
+        continuation, may_share = Continuation.of(request), request.use_completion_cache
         lane = caller.owner if scheduling.lane == "user" else key_of(caller.owner, caller.session)
-        return QueueEntry(
+        return LiveRequest(
             id=request.id,
             lane=lane if scheduling.supersede else request.id,
             session=caller.session,
@@ -332,11 +283,12 @@ class Pipeline:
             arrived_at=request.received_at,
             ttft_deadline=min(request.received_at + self._budget_s, request.deadline.at),
             num_new_tokens=num_new_tokens,
-            continuation=continuation if scheduling.typing_through else None,
+            continuation=continuation if scheduling.typing_through and may_share else None,
             answer_key=(
                 AnswerKey.of(cache_salt(caller, self._cache_scope), request, continuation)
-                if scheduling.single_flight
+                if scheduling.single_flight and may_share
                 else None
             ),
             stamp=self._stamp(request),
+            marks=Marks(request.received_at, trace=request.trace),
         )

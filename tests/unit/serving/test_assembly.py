@@ -1,18 +1,17 @@
-"""The scheduler as the composition root makes it."""
+"""The book as the composition root makes it."""
 
 import pytest
 
 from completion_server.config import load_config
-from completion_server.core.clock import MonotonicClock
-from completion_server.pipeline.assembly import PipelineSettings, make_runner
 from completion_server.scheduling.book import Book, Shedding
 from completion_server.scheduling.queue import earliest_deadline, newest_first
+from completion_server.serving.assembly import ServingSettings, make_book
 
 
 def book_of(*overrides: str) -> Book:
     config = load_config(None, overrides, {})
-    settings = PipelineSettings(config.admission, config.scheduling, config.shed)
-    return make_runner(settings, MonotonicClock(), lambda _event: None).book
+    settings = ServingSettings(config.admission, config.scheduling, config.shed)
+    return make_book(settings)
 
 
 def test_by_default_the_earliest_deadline_goes_first_and_late_requests_are_shed() -> None:

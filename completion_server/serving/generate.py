@@ -12,7 +12,6 @@ from completion_server.core.request import Caller, Request
 from completion_server.engine.interface import EngineDeadError, GenerationRequest, Output
 from completion_server.engine.settings import CacheScope
 from completion_server.prompt.builder import Prompt
-from completion_server.scheduling.generation import Progress, PromptReady
 
 _INLINE_CHARACTERS = 16_384
 """Up to this size the prompt is built on the event loop, because a thread switch would take longer."""
@@ -38,6 +37,18 @@ class Generates(Protocol):
         ...
 
 
+class Progress(Protocol):
+    """Receives what a generation has come to."""
+
+    def prompt_ready(self, generation_id: str, num_tokens: int, num_new_tokens: int) -> None:
+        """Take the number of tokens of the prompt, and an estimate of those that the prefix cache does not have."""
+        ...
+
+    def output(self, generation_id: str, output: Output) -> bool:
+        """Take an output of the engine; return whether the generation goes on."""
+        ...
+
+
 class Generator:
     """Generates with an engine, from the prompts of a prompt builder."""
 
@@ -57,8 +68,8 @@ class Generator:
         self._cache_scope = cache_scope
         self._retry_after_ms = retry_after_ms
 
-    async def generate(self, request: Request, reservation: Reservation) -> AsyncGenerator[Progress]:
-        """Yield PromptReady once, then the engine's outputs. Closing the generator aborts the work in the engine.
+    async def generate(self, request: Request, reservation: Reservation, progress: Progress) -> None:
+        """Generate until `progress` or the engine ends it. Cancelling this aborts the work in the engine.
 
         The tokens computed are charged at the end.
 
@@ -68,7 +79,8 @@ class Generator:
 
         """
         prompt = await self._build_prompt(request)
-        yield PromptReady(len(prompt.token_ids), prompt.num_new_tokens)
+        num_prompt_tokens, num_new, num_generated = len(prompt.token_ids), prompt.num_new_tokens, 0
+        progress.prompt_ready(request.id, num_prompt_tokens, num_new)
         generation = GenerationRequest(
             id=request.id,
             prompt_token_ids=prompt.token_ids,
@@ -79,13 +91,13 @@ class Generator:
             cache_salt=cache_salt(request.caller, self._cache_scope),
             trace_headers=request.trace.headers() if request.trace is not None and request.trace.is_sampled else None,
         )
-        num_new, num_generated = prompt.num_new_tokens, 0
         try:
             async with aclosing(self._engine.generate(generation)) as outputs:
                 async for output in outputs:
-                    num_new = len(prompt.token_ids) - output.cached_prompt_tokens
+                    num_new = num_prompt_tokens - output.cached_prompt_tokens
                     num_generated += output.num_tokens
-                    yield output
+                    if not progress.output(request.id, output):
+                        return
         except EngineDeadError as error:
             msg = "the engine failed and is being restarted"
             raise UnavailableError(msg, retry_after_ms=self._retry_after_ms()) from error

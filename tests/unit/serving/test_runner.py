@@ -1,22 +1,28 @@
-"""The runner carries out the book's actions and leaves no task or request behind."""
+"""The runner carries out the book's actions and leaves no task or request behind, also if a request's code fails."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import Code, UnavailableError
-from completion_server.core.events import Event, GenerationAborted
+from completion_server.core.events import EngineStalled, Event, GenerationAborted
 from completion_server.core.outcome import FinishReason, Outcome, Usage
 from completion_server.core.request import Trigger
+from completion_server.engine.interface import Output
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.generation import Progress, PromptReady
 from completion_server.scheduling.limiter import ConcurrencyLimiter
-from completion_server.scheduling.runner import Runner
+from completion_server.serving.generate import Progress
+from completion_server.serving.runner import Runner
 from loadtest.simulation.virtual_time import LoopClock
-from tests.unit.scheduling.queue_entries import STOPPED
-from tests.unit.scheduling.subscribers import ask, key, run, saying, slow_to_abort
+from tests.support.examples import examples
+from tests.unit.scheduling.live_requests import STOPPED
+from tests.unit.serving.readers import ScriptedReader, ask, key, run, saying, slow_to_abort, typed
 
 
 def test_a_request_waits_for_a_slot_and_ends_once() -> None:
@@ -137,16 +143,16 @@ def test_a_request_that_is_cancelled_before_its_first_step_frees_its_slot() -> N
 
 def test_a_failure_ends_only_its_own_request() -> None:
     async def scenario(runner: Runner) -> None:
-        async def expected() -> AsyncGenerator[Progress]:
-            yield PromptReady(3, 3)
+        async def expected() -> AsyncGenerator[Output | None]:
+            yield None
             raise UnavailableError("away", retry_after_ms=70)
 
-        async def bug() -> AsyncGenerator[Progress]:
-            yield PromptReady(3, 3)
+        async def bug() -> AsyncGenerator[Output | None]:
+            yield None
             raise ZeroDivisionError
 
-        async def silent() -> AsyncGenerator[Progress]:
-            yield PromptReady(3, 3)
+        async def silent() -> AsyncGenerator[Output | None]:
+            yield None
 
         known, failed, ended, fine = (
             ask("known", script=expected),
@@ -187,14 +193,14 @@ def test_submits_and_cancels_inside_an_end_are_carried_out_in_order() -> None:
         class Reacts(type(ask("x"))):  # type: ignore[misc]
             def end(self, outcome: Outcome, usage: Usage) -> None:
                 super().end(outcome, usage)
-                order.append(self.entry.id)
-                if self.entry.id == "r1":
+                order.append(self.live.id)
+                if self.live.id == "r1":
                     runner.submit_nowait(third)
                     runner.cancel_nowait("other")
                     order.append("reacted")
 
         first, second, third, other = (
-            Reacts(each.entry, each.script) for each in (key(1), key(2), key(3), ask("other", seconds=5))
+            Reacts(each.live, each.script) for each in (key(1), key(2), key(3), ask("other", seconds=5))
         )
         runner.submit_nowait(other)
         runner.submit_nowait(first)
@@ -254,3 +260,167 @@ def test_all_can_be_ended_at_once() -> None:
 def test_a_runner_that_does_not_run_refuses_requests() -> None:
     with pytest.raises(RuntimeError):
         Runner(Book(1, 1), LoopClock()).submit_nowait(ask("r"))
+
+
+def test_a_reattach_that_raises_ends_its_request_and_aborts_the_generation() -> None:
+    async def scenario(runner: Runner) -> None:
+        older, newer, waiting = typed(1, "x"), typed(2, "xa"), ask("waiting")
+        newer.fault = "receive"
+        runner.submit_nowait(older)
+        await asyncio.sleep(0.6)  # "ab" was generated
+        runner.submit_nowait(waiting)
+        runner.submit_nowait(newer)
+        assert (older.reasons, newer.reasons) == (["superseded"], ["error"])
+        await runner.wait_idle()
+        assert older.was_aborted
+        assert (newer.num_generations, waiting.reasons) == (0, ["stop"])
+        assert newer.ends[0].error is not None
+        assert "Zero" not in newer.ends[0].error.message
+
+    run(scenario, num_slots=1)
+
+
+def test_an_answer_that_the_text_so_far_completes_ends_at_the_next_output() -> None:
+    async def outputs() -> AsyncGenerator[Output | None]:
+        yield None
+        yield Output("ay\n", 1)
+        while True:
+            await asyncio.sleep(0.2)
+            yield Output("", 1)
+
+    @dataclass
+    class OneLine(ScriptedReader):
+        def finish(self, reason: FinishReason | None) -> Outcome | None:
+            return Outcome(FinishReason.STOP) if "\n" in self.text else super().finish(reason)
+
+    async def scenario(runner: Runner) -> None:
+        older = typed(1, "x", script=outputs)
+        newer = OneLine(typed(2, "xa").live, outputs)
+        runner.submit_nowait(older)
+        await asyncio.sleep(0.5)
+        runner.submit_nowait(newer)
+        await asyncio.sleep(0.15)
+        assert (newer.text, newer.reasons) == ("y\n", ["stop"])
+        assert newer.num_generations == 0
+        await runner.wait_idle()
+
+    run(scenario)
+
+
+def test_an_engine_that_stands_still_is_reported_when_it_goes_on() -> None:
+    stalls: list[float] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, EngineStalled):
+            stalls.append(event.seconds)
+
+    async def scenario(runner: Runner) -> None:
+        for number in range(5):
+            runner.submit_nowait(ask(f"r{number}", lane=f"r{number}"))
+            await runner.wait_idle()
+        estimate_s = runner.book.latency.first_token_s
+        runner.submit_nowait(ask("late", seconds=40))
+        await runner.wait_idle()
+        assert runner.book.latency.first_token_s == pytest.approx(estimate_s)
+
+    run(scenario, emit=note)
+    assert stalls[0] == pytest.approx(10.0)
+
+
+def test_a_reattach_that_raises_keeps_the_other_actions() -> None:
+    """The newer request reattaches to the prefetch and supersedes the typed one, which must end all the same."""
+
+    async def scenario(runner: Runner) -> None:
+        older, newer = key(1, seconds=100), typed(2, "xa")
+        prefetch = ask("p", lane="user", trigger=Trigger.PREFETCH, prefix="x")
+        newer.fault = "receive"
+        runner.submit_nowait(older)
+        runner.submit_nowait(prefetch)
+        await asyncio.sleep(0.6)
+        runner.submit_nowait(newer)
+        assert [each.reasons for each in (older, prefetch, newer)] == [["superseded"], ["superseded"], ["error"]]
+        await runner.wait_idle()
+        assert older.was_aborted
+        assert LoopClock().now() < 1
+
+    run(scenario)
+
+
+def test_a_generation_that_can_not_start_ends_its_request_and_waiting_ones() -> None:
+    async def scenario(runner: Runner) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("TaskGroup is shutting down")
+
+        requests = [ask("running"), *(ask(f"r{i}") for i in range(9))]
+        for each in requests:
+            runner.submit_nowait(each)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.TaskGroup, "create_task", fail)
+            await runner.wait_idle()
+        assert [each.reasons for each in requests] == [["stop"]] + [["error"]] * 9
+
+    run(scenario, num_slots=1)
+
+
+def test_a_generation_that_can_not_start_ends_all_that_have_joined_it() -> None:
+    async def scenario(runner: Runner) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("TaskGroup is shutting down")
+
+        requests = [ask("busy"), *(ask(name, answer_key="x") for name in ("first", "second"))]
+        for each in requests:
+            runner.submit_nowait(each)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.TaskGroup, "create_task", fail)
+            await runner.wait_idle()
+        assert [each.reasons for each in requests] == [["stop"], ["error"], ["error"]]
+
+    run(scenario, num_slots=1)
+
+
+def test_a_source_that_raises_before_it_begins_is_the_requests_failure() -> None:
+    async def scenario(runner: Runner) -> None:
+        def fail(_progress: Progress) -> Coroutine[Any, Any, None]:
+            raise ZeroDivisionError
+
+        broken, waiting = ask("broken"), ask("waiting")
+        broken.generate = fail  # type: ignore[method-assign]
+        runner.submit_nowait(broken)
+        runner.submit_nowait(waiting)
+        await runner.wait_idle()
+        assert (broken.reasons, waiting.reasons) == (["error"], ["stop"])
+
+    run(scenario, num_slots=1)
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.sampled_from(["", "generate", "receive", "finish", "end"]),
+        st.sampled_from(["ann", "bob"]),
+        st.sampled_from(Trigger),
+        st.sampled_from(["x", "xa", "xab", "xq", None]),
+        st.sampled_from([0.0, 0.3, 0.5, 2.0]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(REQUESTS)
+@settings(max_examples=examples(2))
+def test_any_faults_leave_one_end_for_each_request(
+    requests: list[tuple[str, str, Trigger, str | None, float]],
+) -> None:
+    async def scenario(runner: Runner) -> None:
+        asked = []
+        for number, (fault, user, trigger, prefix, pause_s) in enumerate(requests):
+            fields = {"lane": user, "session": user, "sequence": number, "trigger": trigger, "prefix": prefix}
+            request = ask(f"r{number}", **fields)
+            request.fault = fault
+            asked.append(request)
+            runner.submit_nowait(request)
+            await asyncio.sleep(pause_s)
+        await runner.wait_idle()
+        assert [len(each.ends) for each in asked] == [1] * len(asked)
+
+    run(scenario)

@@ -4,8 +4,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 from completion_server.core.request import Trigger
-from completion_server.scheduling.live.records import LiveRequest, State
-from completion_server.scheduling.queue import QueueEntry
+from completion_server.scheduling.requests import LiveRequest, State
 
 _REMEMBERED_S = 5.0
 """Longer than a network may delay a message, and shorter than the restart of an editor."""
@@ -31,42 +30,44 @@ class Lanes:
         """Return the live request of a lane."""
         return self._holders.get(lane)
 
-    def entries(self) -> list[QueueEntry]:
-        """Return all live requests."""
-        return [record.entry for record in self._holders.values()]
-
-    def enter(self, record: LiveRequest) -> None:
+    def enter(self, request: LiveRequest) -> None:
         """Make a request the live one of its lane."""
-        self._holders[record.lane] = record
+        self._holders[request.lane_key] = request
 
-    def leave(self, record: LiveRequest) -> None:
+    def leave(self, request: LiveRequest) -> None:
         """Remove a request that is not live any more."""
-        del self._holders[record.lane]
+        del self._holders[request.lane_key]
 
     def on(self, lane: str) -> list[LiveRequest]:
         """Return the live requests of a lane and of the lane for prefetches beside it."""
         return [self._holders[key] for key in ((lane, False), (lane, True)) if key in self._holders]
 
-    def candidates(self, entry: QueueEntry) -> list[LiveRequest]:
-        """Return the live requests to whose generation a newcomer may reattach, running ones first.
+    def serving(self, newcomer: LiveRequest) -> LiveRequest | None:
+        """Return the live request to whose generation a newcomer may reattach, the first that runs if there are two.
 
         A waiting one has no generation; if it serves the newcomer, the newcomer supersedes it. A prefetch never takes a
         generation from a typed request.
         """
-        found = self.on(entry.lane)
-        if entry.trigger is Trigger.PREFETCH:
-            found = [each for each in found if each.entry.trigger is Trigger.PREFETCH]
-        return sorted(found, key=lambda each: _CANDIDATE_ORDER.index(each.state))
+        if newcomer.continuation is None:
+            return None
+        is_prefetch = newcomer.trigger is Trigger.PREFETCH
+        found = [
+            each
+            for each in self.on(newcomer.lane)
+            if (each.trigger is Trigger.PREFETCH or not is_prefetch) and each.serves(newcomer)
+        ]
+        return min(found, key=lambda each: _CANDIDATE_ORDER.index(each.state), default=None)
 
-    def is_overtaken(self, record: LiveRequest, now: float) -> bool:
+    def is_overtaken(self, request: LiveRequest, now: float) -> bool:
         """Return whether a request came too late to supersede the lane's holder; note its sequence if it did not."""
-        entry, holder, is_overtaken = record.entry, self.holder(record.lane), False
-        if holder is not None and holder.entry.session == entry.session:
-            is_overtaken = holder.entry.sequence >= entry.sequence
+        lane, session, holder = request.lane_key, request.session, self._holders.get(request.lane_key)
+        is_overtaken = False
+        if holder is not None and holder.session == session:
+            is_overtaken = holder.sequence >= request.sequence
         elif holder is not None:  # its own session may have asked anew since
-            is_overtaken = self._sequences.is_overtaken((record.lane, entry.session), entry.sequence, now)
+            is_overtaken = self._sequences.is_overtaken((lane, session), request.sequence, now)
         if not is_overtaken:
-            self._sequences.note((record.lane, entry.session), entry.sequence, now)
+            self._sequences.note((lane, session), request.sequence, now)
         return is_overtaken
 
 

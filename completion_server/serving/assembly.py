@@ -1,31 +1,31 @@
-"""Builds a pipeline from settings: the same one for the server, for simulations and for tests."""
+"""Builds a service from settings: the same one for the server, for simulations and for tests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from completion_server.admission.gate import AdmissionSettings, Gate, retry_after_ms
-from completion_server.admission.limits import Limiters
 from completion_server.admission.loop_lag import LoopLagMonitor
 from completion_server.admission.quotas import Quotas
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit, guarded
 from completion_server.engine.settings import CacheScope
-from completion_server.pipeline.generator import Generates, Generator, Prompts
-from completion_server.pipeline.pipeline import CompletionCache, Parts, Pipeline, ReplicaGroup
+from completion_server.limits.limiters import Limiters
 from completion_server.scheduling.book import Book
 from completion_server.scheduling.limiter import ConcurrencyLimiter
 from completion_server.scheduling.queue import ORDERS
-from completion_server.scheduling.runner import Runner
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.scheduling.shedding import Shedding
+from completion_server.serving.generate import Generates, Generator, Prompts
+from completion_server.serving.runner import Runner
+from completion_server.serving.service import CompletionCache, Parts, ReplicaGroup, Service
 
 _FIRST_TOKEN_SHARE = 0.75
 """Share of a request's budget that the engine may take; the rest is for waiting."""
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineSettings:
-    """The settings that a pipeline is built from."""
+class ServingSettings:
+    """The settings that a service is built from."""
 
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
@@ -37,7 +37,7 @@ class PipelineSettings:
 
 
 def assemble(
-    settings: PipelineSettings,
+    settings: ServingSettings,
     engine: Generates,
     prompts: Prompts,
     clock: Clock,
@@ -49,8 +49,8 @@ def assemble(
     replicas: ReplicaGroup | None = None,
     remaining_start_s: Callable[[], float | None] = lambda: None,
     num_speculative_tokens: Callable[[int], int] = lambda _num_seqs: 0,
-) -> Pipeline:
-    """Return a pipeline. `loop_lag` is run by the caller; without one no request is shed for loop lag.
+) -> Service:
+    """Return a service. `loop_lag` is run by the caller; without one no request is shed for loop lag.
 
     `limiters` make the limits of users and tenants; without them they are this process's own.
 
@@ -61,12 +61,12 @@ def assemble(
     parts = Parts(
         gate=Gate(admission, remaining_start_s, limiters),
         quotas=Quotas(admission, limiters),
-        runner=make_runner(settings, clock, emit),
+        runner=Runner(make_book(settings), clock, emit),
         prompts=prompts,
         generator=_make_generator(settings, engine, prompts, clock, remaining_start_s),
         loop_lag=loop_lag or LoopLagMonitor(0.0, clock, emit),
     )
-    return Pipeline(
+    return Service(
         parts,
         clock,
         emit,
@@ -82,7 +82,7 @@ def assemble(
 
 
 def _make_generator(
-    settings: PipelineSettings,
+    settings: ServingSettings,
     engine: Generates,
     prompts: Prompts,
     clock: Clock,
@@ -97,17 +97,17 @@ def _make_generator(
     )
 
 
-def make_runner(settings: PipelineSettings, clock: Clock, emit: Emit) -> Runner:
-    """Return the scheduler that the settings describe."""
+def make_book(settings: ServingSettings) -> Book:
+    """Return the book that the settings describe."""
     scheduling, shed = settings.scheduling, settings.shed
     least = min(scheduling.min_slots, scheduling.max_slots)
     first_token_s = _FIRST_TOKEN_SHARE * shed.budget_ms / 1000
     limiter = ConcurrencyLimiter(least, scheduling.max_slots, first_token_s, scheduling.step_tolerance)
-    book = Book(
+    return Book(
         limiter.limit,
         scheduling.max_queued,
         order=ORDERS[scheduling.order],
         shedding=Shedding(shed.when),
         max_retry_after_ms=settings.admission.retry_after_ms,
+        limiter=limiter,
     )
-    return Runner(book, clock, limiter, emit)

@@ -1,20 +1,21 @@
-"""Queue entries with the fields that most tests do not care about, and a book whose slots they take."""
+"""Live requests with the fields that most tests do not care about, and a book whose slots they take."""
 
 from collections.abc import Hashable
 
 from completion_server.core.clock import NEVER, Deadline
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.core.request import Trigger
-from completion_server.scheduling.actions import Start
+from completion_server.engine.interface import Output
+from completion_server.scheduling.actions import Action, Report, Start, Text
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.queue import QueueEntry
 from completion_server.scheduling.reattach import Continuation
+from completion_server.scheduling.requests import LiveRequest
 from completion_server.scheduling.shedding import Shedding
 
 STOPPED = Outcome(FinishReason.STOP)
 
 
-def entry(
+def live(
     request_id: str,
     *,
     lane: str | None = None,
@@ -24,12 +25,13 @@ def entry(
     deadline: Deadline = NEVER,
     arrived_at: float = 0.0,
     ttft_deadline: float = float("inf"),
+    num_new_tokens: int = 0,
     prefix: str | None = None,
     answer_key: Hashable | None = None,
     stamp: int = 0,
-) -> QueueEntry:
-    """Return an entry; without a `prefix` nothing reattaches to it, without an `answer_key` nothing joins it."""
-    return QueueEntry(
+) -> LiveRequest:
+    """Return a request; without a `prefix` nothing reattaches to it, without an `answer_key` nothing joins it."""
+    return LiveRequest(
         request_id,
         lane or request_id,
         session,
@@ -38,10 +40,22 @@ def entry(
         deadline,
         arrived_at,
         ttft_deadline,
+        num_new_tokens,
         continuation=None if prefix is None else Continuation(prefix, max_tokens=100),
         answer_key=answer_key,
         stamp=stamp,
     )
+
+
+def generate(book: Book, generation_id: str, text: str, now: float, finish: str | None = None) -> list[Action]:
+    """Have the engine generate a token; return the actions, without the texts that requests are given."""
+    actions = book.output(generation_id, Output(text, 1, finish), now)
+    return [action for action in actions if not isinstance(action, Text)]
+
+
+def stop(book: Book, generation_id: str, outcome: Outcome | None, now: float) -> list[Action]:
+    """Have a generation stop; return the actions, without the report of how long that took."""
+    return [action for action in book.stopped(generation_id, outcome, now) if not isinstance(action, Report)]
 
 
 def busy_book(num_slots: int = 1, max_queued: int = 10, shedding: Shedding = Shedding.LATE) -> Book:
@@ -49,6 +63,6 @@ def busy_book(num_slots: int = 1, max_queued: int = 10, shedding: Shedding = She
     book = Book(num_slots, max_queued, shedding=shedding)
     for number in range(num_slots):
         request_id = "busy" if num_slots == 1 else f"busy{number}"
-        assert book.submit(entry(request_id), 0.0) == [Start(request_id)]
-        book.first_token(request_id, 0.0)
+        assert book.submit(live(request_id), 0.0) == [Start(request_id)]
+        assert generate(book, request_id, "", 0.0) == []
     return book

@@ -1,6 +1,7 @@
-"""The runner gives one generation to all requests that ask for the same answer."""
+"""The runner gives one generation to all requests that read it: after a reattach, and for the same answer."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -10,26 +11,133 @@ from hypothesis import strategies as st
 
 from completion_server.core.clock import Deadline
 from completion_server.core.errors import UnavailableError
-from completion_server.core.events import Event, GenerationAborted, GenerationDiverged, GenerationJoined
+from completion_server.core.events import (
+    Event,
+    GenerationAborted,
+    GenerationDiverged,
+    GenerationJoined,
+    GenerationReattached,
+)
 from completion_server.core.outcome import FinishReason, Outcome, Usage
 from completion_server.core.request import Trigger
 from completion_server.engine.interface import Output
-from completion_server.scheduling.generation import Progress, PromptReady
-from completion_server.scheduling.runner import Runner
+from completion_server.serving.runner import Runner
 from loadtest.simulation.virtual_time import LoopClock
 from tests.support.examples import examples
-from tests.unit.scheduling.subscribers import ScriptedRequest, ask, run, saying, typed
+from tests.unit.serving.readers import ScriptedReader, ask, run, saying, typed
+
+
+def test_a_generation_goes_on_for_the_request_that_reattaches() -> None:
+    emitted: list[Event] = []
+
+    async def scenario(runner: Runner) -> None:
+        older, newer = typed(1, "x"), typed(2, "xab")
+        runner.submit_nowait(older)
+        await asyncio.sleep(0.3)  # "a" was generated
+        runner.submit_nowait(newer)
+        assert (older.reasons, older.usages, runner.book.num_occupied) == (["superseded"], [Usage()], 1)
+        await runner.wait_idle()
+        assert (newer.reasons, newer.text, newer.num_generations, older.num_generations) == (["stop"], "cd", 0, 1)
+        assert newer.usages == [Usage(prompt_tokens=3, completion_tokens=4)]
+        assert (newer.marks.started, newer.marks.first_output, newer.marks.last_output) == (0.3, 0.75, 1.0)
+        assert newer.marks.tokens_at_first_output == 3
+        assert not older.was_aborted
+        assert LoopClock().now() == 1.0
+
+    run(scenario, emit=emitted.append)
+    assert emitted == [GenerationReattached(1)]
+
+
+def test_text_generated_after_the_typed_text_is_received_at_once() -> None:
+    async def scenario(runner: Runner) -> None:
+        older, newer = typed(1, "x"), typed(2, "xa")
+        runner.submit_nowait(older)
+        await asyncio.sleep(0.8)  # "abc" was generated
+        runner.submit_nowait(newer)
+        assert (older.text, newer.text, newer.marks.first_output) == ("abc", "bc", 0.8)
+
+    run(scenario)
+
+
+def test_cancelling_a_reattached_request_aborts_the_generation_and_cancelling_the_older_one_nothing() -> None:
+    async def scenario(runner: Runner) -> None:
+        older, newer = typed(1, "x"), typed(2, "xa")
+        runner.submit_nowait(older)
+        await asyncio.sleep(0.25)
+        runner.submit_nowait(newer)
+        runner.cancel_nowait("r1")
+        await asyncio.sleep(0.25)
+        assert not older.was_aborted
+        runner.cancel_nowait("r2")
+        await runner.wait_idle()
+        assert (older.was_aborted, newer.reasons) == (True, ["cancelled"])
+        assert LoopClock().now() == 0.5
+
+    run(scenario)
+
+
+def test_the_deadline_of_a_reattached_request_ends_the_generation() -> None:
+    async def scenario(runner: Runner) -> None:
+        older, newer = typed(1, "x", seconds=100), typed(2, "xa", deadline=Deadline(0.5))
+        runner.submit_nowait(older)
+        await asyncio.sleep(0.25)
+        runner.submit_nowait(newer)
+        await runner.wait_idle()
+        assert (newer.reasons, older.was_aborted, LoopClock().now()) == (["deadline"], True, 0.5)
+
+    run(scenario)
+
+
+def test_a_request_whose_generation_diverges_begins_another() -> None:
+    emitted: list[Event] = []
+
+    async def scenario(runner: Runner) -> None:
+        older, newer = typed(1, "x"), typed(2, "xaq", script=saying("n", "e", "w"))
+        runner.submit_nowait(older)
+        runner.submit_nowait(newer)
+        await asyncio.sleep(0.6)  # "ab" was generated, not "aq"
+        assert (newer.num_generations, newer.reasons, runner.book.num_occupied) == (1, [], 1)
+        await runner.wait_idle()
+        assert (older.reasons, newer.reasons, newer.text) == (["superseded"], ["stop"], "new")
+        assert newer.marks.started == 0.5
+        assert LoopClock().now() == pytest.approx(1.5)
+
+    run(scenario, emit=emitted.append)
+    assert emitted == [GenerationReattached(0), GenerationDiverged(2)]
+
+
+def test_a_request_that_ended_while_its_diverged_generation_stopped_does_not_begin_another() -> None:
+    async def scenario(runner: Runner) -> None:
+        async def lets_go_slowly() -> AsyncGenerator[Output | None]:
+            try:
+                yield None
+                await asyncio.sleep(0.25)
+                yield Output("b", 1)
+            finally:
+                with contextlib.suppress(asyncio.CancelledError):  # as a library might
+                    await asyncio.sleep(1)
+
+        older, newer = typed(1, "x", script=lets_go_slowly), typed(2, "xq")
+        runner.submit_nowait(older)
+        runner.submit_nowait(newer)
+        await asyncio.sleep(0.5)  # it diverged, and is letting go
+        runner.cancel_nowait("r2")
+        await runner.wait_idle()
+        assert (newer.reasons, newer.num_generations, newer.usages) == (["cancelled"], 0, [Usage()])
+
+    run(scenario, num_slots=1)
+
 
 WHOLE = Usage(prompt_tokens=3, completion_tokens=4)
 SHARED = Usage(prompt_tokens=3, completion_tokens=4, is_shared=True)
 
 
-def same(request_id: str, **fields: Any) -> ScriptedRequest:
+def same(request_id: str, **fields: Any) -> ScriptedReader:
     """Return a request of a lane of its own; all of them ask for the same answer."""
     return ask(request_id, **{"prefix": "x", "answer_key": "x"} | fields)
 
 
-def submit(runner: Runner, *requests: ScriptedRequest) -> None:
+def submit(runner: Runner, *requests: ScriptedReader) -> None:
     for each in requests:
         runner.submit_nowait(each)
 
@@ -72,19 +180,6 @@ def test_a_late_request_has_the_text_so_far_at_once() -> None:
 
     run(scenario, emit=emitted.append)
     assert emitted == [GenerationJoined(0), GenerationJoined(2)]
-
-
-def test_requests_join_one_that_waits_for_a_slot() -> None:
-    async def scenario(runner: Runner) -> None:
-        busy, first, second = ask("busy"), same("first"), same("second")
-        submit(runner, busy, first, second)
-        await asyncio.sleep(0.5)
-        assert (runner.book.num_queued, runner.book.num_joined) == (1, 1)
-        await runner.wait_idle()
-        assert (second.text, second.num_generations, second.marks.started) == ("abcd", 0, 1.0)
-        assert LoopClock().now() == 2.0
-
-    run(scenario, num_slots=1)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "superseded", "deadline"])
@@ -135,7 +230,7 @@ def test_an_ended_reader_is_forgotten_although_the_generation_goes_on() -> None:
         await asyncio.sleep(0.3)
         runner.cancel_nowait("r1")
         runner.cancel_nowait("r0")
-        assert (runner.num_held, runner.book.num_live, runner.book.num_occupied) == (1, 1, 1)
+        assert (runner.book.num_live, runner.book.num_occupied) == (1, 1)
         await runner.wait_idle()
         assert requests[-1].text == "abcd"
 
@@ -144,8 +239,8 @@ def test_an_ended_reader_is_forgotten_although_the_generation_goes_on() -> None:
 
 def test_a_failure_of_the_engine_ends_all_readers_alike() -> None:
     async def scenario(runner: Runner) -> None:
-        async def failing() -> AsyncGenerator[Progress]:
-            yield PromptReady(3, 3)
+        async def failing() -> AsyncGenerator[Output | None]:
+            yield None
             await asyncio.sleep(0.1)
             yield Output("a", 1)
             raise UnavailableError("away", retry_after_ms=70)
@@ -171,6 +266,7 @@ def test_a_reader_that_fails_does_not_disturb_the_others(fault: str, number: int
         await runner.wait_idle()
         failed = requests.pop(number)
         assert failed.reasons == ["stop" if fault == "end" else "error"]
+        assert failed.text == ("abcd" if fault == "end" else "a")
         assert [each.reasons for each in requests] == [["stop"]] * 2
         assert [each.text for each in requests] == ["abcd"] * 2
         assert sum(each.num_generations for each in [failed, *requests]) == 1
@@ -192,63 +288,15 @@ def test_a_late_reader_that_fails_ends_alone() -> None:
     run(scenario)
 
 
-def test_the_others_read_on_if_the_first_user_types_along() -> None:
-    async def scenario(runner: Runner) -> None:
-        first, other, newer = typed(1, "x", answer_key="x"), same("other"), typed(2, "xab", answer_key="xab")
-        submit(runner, first, other)
-        await asyncio.sleep(0.3)
-        submit(runner, newer, late := same("late"))
-        assert (first.reasons, late.text) == (["superseded"], "a")
-        await runner.wait_idle()
-        assert (newer.text, other.text, late.text) == ("cd", "abcd", "abcd")
-        assert (first.num_generations, newer.num_generations, other.num_generations) == (1, 0, 0)
-        assert (newer.usages, other.usages) == ([WHOLE], [SHARED])
-
-    run(scenario)
-
-
-def test_a_user_who_has_joined_can_type_along_too() -> None:
-    async def scenario(runner: Runner) -> None:
-        first, older, newer = same("first"), typed(1, "x", answer_key="x"), typed(2, "xab", answer_key="xab")
-        submit(runner, first, older)
-        await asyncio.sleep(0.3)
-        submit(runner, newer)
-        assert (older.reasons, older.usages) == (["superseded"], [Usage()])
-        await runner.wait_idle()
-        assert (first.text, newer.text, newer.num_generations) == ("abcd", "cd", 0)
-        assert newer.usages == [SHARED]
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("leads", [True, False])
-def test_a_user_who_types_something_else_gets_a_generation_and_the_others_read_on(leads: bool) -> None:
-    emitted: list[Event] = []
-
-    async def scenario(runner: Runner) -> None:
-        older, other = typed(1, "x", answer_key="x"), same("other")
-        newer = typed(2, "xaq", answer_key="xaq", script=saying("n", "e", "w"))
-        submit(runner, *((older, other) if leads else (other, older)))
-        submit(runner, newer)
-        await asyncio.sleep(0.6)
-        assert (runner.book.num_occupied, runner.book.num_joined) == (2, 0)
-        await runner.wait_idle()
-        assert (newer.text, newer.num_generations, newer.marks.started) == ("new", 1, 0.5)
-        assert (other.text, other.usages, newer.usages) == ("abcd", [WHOLE], [Usage(3, 0, 3)])
-
-    run(scenario, emit=emitted.append)
-    assert emitted[-1] == GenerationDiverged(0)
-
-
 def test_a_reader_whose_answer_is_complete_ends_and_the_others_read_on() -> None:
-    class Brief(ScriptedRequest):
+    class Brief(ScriptedReader):
         def finish(self, reason: FinishReason | None) -> Outcome | None:
             return Outcome(FinishReason.STOP) if len(self.text) >= 2 else super().finish(reason)
 
     async def scenario(runner: Runner) -> None:
         requests = [same(f"r{i}") for i in range(4)]
         for number in (0, 2):
-            requests[number] = Brief(requests[number].entry, requests[number].script)
+            requests[number] = Brief(requests[number].live, requests[number].script)
         submit(runner, *requests)
         await asyncio.sleep(0.6)
         assert [each.reasons for each in requests] == [["stop"], [], ["stop"], []]
@@ -260,34 +308,15 @@ def test_a_reader_whose_answer_is_complete_ends_and_the_others_read_on() -> None
     run(scenario)
 
 
-def test_no_request_joins_a_generation_that_stops() -> None:
-    async def scenario(runner: Runner) -> None:
-        async def lets_go_slowly() -> AsyncGenerator[Progress]:
-            try:
-                yield PromptReady(3, 3)
-                yield Output("ab", 1, "stop")
-            finally:
-                await asyncio.sleep(1)
-
-        first, late = same("first", script=lets_go_slowly), same("late")
-        submit(runner, first)
-        await asyncio.sleep(0.5)
-        submit(runner, late)
-        await runner.wait_idle()
-        assert (late.text, late.num_generations) == ("abcd", 1)
-
-    run(scenario)
-
-
 def test_a_request_inside_the_last_end_gets_a_generation() -> None:
     async def scenario(runner: Runner) -> None:
-        class AsksAgain(ScriptedRequest):
+        class AsksAgain(ScriptedReader):
             def end(self, outcome: Outcome, usage: Usage) -> None:
                 super().end(outcome, usage)
                 submit(runner, again)
 
         first, second, again = same("first"), same("second"), same("again")
-        submit(runner, first, AsksAgain(second.entry, second.script))
+        submit(runner, first, AsksAgain(second.live, second.script))
         await runner.wait_idle()
         assert (first.reasons, again.reasons, again.text, again.num_generations) == (["stop"], ["stop"], "abcd", 1)
 
@@ -295,10 +324,10 @@ def test_a_request_inside_the_last_end_gets_a_generation() -> None:
 
 
 def test_requests_and_cancels_inside_an_end_meet_each_output_once() -> None:
-    """The end of one reader cancels the next two, one of which has the slot by then, and asks the same again."""
+    """The end of one reader cancels two others, one of which leads, and asks the same again."""
 
     async def scenario(runner: Runner) -> None:
-        class Reacts(ScriptedRequest):
+        class Reacts(ScriptedReader):
             def finish(self, reason: FinishReason | None) -> Outcome | None:
                 return Outcome(FinishReason.STOP) if self.text else super().finish(reason)
 
@@ -309,26 +338,13 @@ def test_requests_and_cancels_inside_an_end_meet_each_output_once() -> None:
                 submit(runner, late)
 
         requests = [same(f"r{i}") for i in range(4)]
-        requests[1] = Reacts(requests[1].entry, requests[1].script)
+        requests[1] = Reacts(requests[1].live, requests[1].script)
         late = same("late")
         submit(runner, *requests)
         await runner.wait_idle()
-        assert [each.text for each in requests] == ["", "a", "", "abcd"]
+        assert [each.text for each in requests] == ["a", "a", "a", "abcd"]
         assert (late.text, late.reasons, late.num_generations) == ("abcd", ["stop"], 0)
         assert [each.reasons for each in requests] == [["cancelled"], ["stop"], ["cancelled"], ["stop"]]
-
-    run(scenario)
-
-
-def test_all_can_be_ended_at_once() -> None:
-    async def scenario(runner: Runner) -> None:
-        requests = [ask("busy", seconds=9), *(same(f"r{i}", seconds=9) for i in range(4))]
-        submit(runner, *requests, *(same(f"w{i}", answer_key="y", prefix="y") for i in range(3)))
-        await asyncio.sleep(1)
-        runner.end_all_nowait(Outcome(FinishReason.CANCELLED))
-        await runner.wait_idle()
-        assert LoopClock().now() == 1.0
-        assert [each.reasons for each in requests] == [["cancelled"]] * 5
 
     run(scenario)
 
@@ -367,7 +383,7 @@ def test_any_requests_cancels_and_faults_leave_one_end_and_a_whole_text(
         await runner.wait_idle()
         assert [len(each.ends) for each in asked] == [1] * len(asked)
         for each in asked:
-            whole = WORDS[each.entry.continuation.prefix] if each.entry.continuation is not None else ""
+            whole = WORDS[each.live.continuation.prefix] if each.live.continuation is not None else ""
             assert whole.startswith(each.text), "text that is not the answer's, or twice"
             assert each.text == whole or each.reasons != ["stop"], "text is missing"
 

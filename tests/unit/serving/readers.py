@@ -1,4 +1,4 @@
-"""Requests whose generation and reactions a test scripts, and a runner in virtual time."""
+"""Readers whose generation and reactions a test scripts, and a runner in virtual time."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -6,27 +6,29 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from completion_server.core.events import Marks
+from completion_server.core.events import Emit, Marks
 from completion_server.core.outcome import FinishReason, Outcome, Usage
 from completion_server.engine.interface import Output
 from completion_server.scheduling.book import Book
-from completion_server.scheduling.generation import Progress, PromptReady
-from completion_server.scheduling.queue import QueueEntry
-from completion_server.scheduling.runner import Runner
+from completion_server.scheduling.limiter import ConcurrencyLimiter
+from completion_server.scheduling.requests import LiveRequest
+from completion_server.serving.generate import Progress
+from completion_server.serving.runner import Runner
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
-from tests.unit.scheduling.queue_entries import entry
+from tests.support.cancels import cancel_and_wait
+from tests.unit.scheduling.live_requests import live
 
-Script = Callable[[], AsyncGenerator[Progress]]
+Script = Callable[[], AsyncGenerator[Output | None]]
+"""Yields None when the prompt is built, then outputs."""
 
 
 @dataclass
-class ScriptedRequest:
-    """A subscriber that a test scripts."""
+class ScriptedReader:
+    """A reader that a test scripts."""
 
-    entry: QueueEntry
+    live: LiveRequest
     script: Script
-    marks: Marks = field(default_factory=lambda: Marks(0.0))
     text: str = ""
     ends: list[Outcome] = field(default_factory=list)
     usages: list[Usage] = field(default_factory=list)
@@ -35,9 +37,9 @@ class ScriptedRequest:
     fault: str = ""
     """The method that raises."""
 
-    def generate(self) -> AsyncGenerator[Progress]:
+    def generate(self, progress: Progress) -> Coroutine[Any, Any, None]:
         self.num_generations += 1
-        return self._watched()
+        return self._generate(progress)
 
     def receive(self, text: str) -> None:
         self.text += text
@@ -56,11 +58,18 @@ class ScriptedRequest:
     def reasons(self) -> list[str]:
         return [end.reason.value for end in self.ends]
 
-    async def _watched(self) -> AsyncGenerator[Progress]:
+    @property
+    def marks(self) -> Marks:
+        return self.live.marks
+
+    async def _generate(self, progress: Progress) -> None:
         try:
             async with aclosing(self.script()) as steps:
-                async for progress in steps:
-                    yield progress
+                async for output in steps:
+                    if output is None:
+                        progress.prompt_ready(self.live.id, 3, 3)
+                    elif not progress.output(self.live.id, output):
+                        return
                     self._fail("generate")
         except asyncio.CancelledError:
             self.was_aborted = True
@@ -74,8 +83,8 @@ class ScriptedRequest:
 def saying(*words: str, seconds: float = 1.0, finish: str = "stop") -> Script:
     """Return a script that generates its words, one token each, and ends after `seconds` in total."""
 
-    async def script() -> AsyncGenerator[Progress]:
-        yield PromptReady(3, 3)
+    async def script() -> AsyncGenerator[Output | None]:
+        yield None
         for number, word in enumerate(words, 1):
             await asyncio.sleep(seconds / len(words))
             yield Output(word, 1, finish if number == len(words) else None)
@@ -86,7 +95,7 @@ def saying(*words: str, seconds: float = 1.0, finish: str = "stop") -> Script:
 def slow_to_abort(seconds: float) -> Script:
     """Return a script that generates no text for long, and takes `seconds` to stop after an abort."""
 
-    async def script() -> AsyncGenerator[Progress]:
+    async def script() -> AsyncGenerator[Output | None]:
         try:
             await asyncio.sleep(10)
         finally:
@@ -96,33 +105,37 @@ def slow_to_abort(seconds: float) -> Script:
     return script
 
 
-def ask(request_id: str, *, seconds: float = 1.0, script: Script | None = None, **fields: Any) -> ScriptedRequest:
+def ask(request_id: str, *, seconds: float = 1.0, script: Script | None = None, **fields: Any) -> ScriptedReader:
     """Return a request whose generation takes so long."""
-    return ScriptedRequest(entry(request_id, **fields), script or saying("a", "b", "c", "d", seconds=seconds))
+    return ScriptedReader(live(request_id, **fields), script or saying("a", "b", "c", "d", seconds=seconds))
 
 
-def key(sequence: int, **fields: Any) -> ScriptedRequest:
+def key(sequence: int, **fields: Any) -> ScriptedReader:
     """Return one of a user's requests."""
     return ask(f"r{sequence}", lane="user", sequence=sequence, **fields)
 
 
-def typed(sequence: int, prefix: str, **fields: Any) -> ScriptedRequest:
+def typed(sequence: int, prefix: str, **fields: Any) -> ScriptedReader:
     """Return one of a user's requests, which may reattach."""
     return key(sequence, prefix=prefix, **fields)
 
 
-def run(scenario: Callable[[Runner], Coroutine[Any, Any, None]], *, num_slots: int = 2, **options: Any) -> None:
+def run(
+    scenario: Callable[[Runner], Coroutine[Any, Any, None]],
+    *,
+    num_slots: int = 2,
+    limiter: ConcurrencyLimiter | None = None,
+    emit: Emit = lambda _event: None,
+) -> None:
     """Run a scenario in virtual time, and check that it leaves nothing behind."""
 
     async def main() -> None:
-        runner = Runner(Book(num_slots, max_queued=10), LoopClock(), **options)
+        runner = Runner(Book(num_slots, max_queued=10, limiter=limiter), LoopClock(), emit)
         task = asyncio.create_task(runner.run())
         await asyncio.sleep(0)
         await scenario(runner)
         await runner.wait_idle()
         assert (runner.book.num_live, runner.book.num_occupied, runner.book.num_queued) == (0, 0, 0)
-        assert runner.num_held == 0
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel_and_wait(task)
 
     virtual_time.run(main())

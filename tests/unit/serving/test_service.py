@@ -1,4 +1,4 @@
-"""The pipeline, with a prompt builder that records the thread of each call."""
+"""The service, with a prompt builder that records the thread of each call."""
 
 import asyncio
 import dataclasses
@@ -14,13 +14,14 @@ from completion_server.core.outcome import Delta, End, FinishReason, ShedReason
 from completion_server.core.request import Caller, Trigger
 from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from tests.support.pipelines import (
+from tests.support.services import (
     FOUR_SLOTS,
     EventRecorder,
-    RunningPipeline,
+    RunningService,
     in_virtual_time,
+    parts,
     read,
-    running_pipeline,
+    running_service,
 )
 
 CLOCK = MonotonicClock()
@@ -44,7 +45,7 @@ def slow_engine() -> Engine:
 
 
 async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thread() -> None:
-    async with running_pipeline(quick_engine, CLOCK) as running:
+    async with running_service(quick_engine, CLOCK) as running:
         for request_id, prefix in (("short", "x = "), ("long", "x" * 100_000)):
             answer = await read(running.open(request_id, prefix))
             assert (answer.text, answer.reason) == ("abc", FinishReason.STOP)
@@ -55,8 +56,8 @@ async def test_a_short_prompt_is_built_on_the_event_loop_and_a_long_one_in_a_thr
 
 
 def test_a_superseded_answer_has_no_text_left() -> None:
-    async def scenario(running: RunningPipeline) -> None:
-        reader = running.open("old", "x", max_tokens=4096).parts()
+    async def scenario(running: RunningService) -> None:
+        reader = parts(running.open("old", "x", max_tokens=4096))
         assert isinstance(await anext(reader), Delta)
         await asyncio.sleep(0.05)  # it has continued without a reader
         newer = running.open("new", "y")
@@ -69,16 +70,16 @@ def test_a_superseded_answer_has_no_text_left() -> None:
 
 
 async def test_closing_an_answer_ends_its_request_once() -> None:
-    async with running_pipeline(quick_engine, CLOCK) as running:
+    async with running_service(quick_engine, CLOCK) as running:
         completion = running.open("r", "x" * 100_000)
         completion.cancel()
         completion.cancel()
-        assert [type(event) async for event in completion.parts()] == [End]
+        assert [type(event) async for event in parts(completion)] == [End]
     assert running.recorder.ended == [("r", FinishReason.CANCELLED)]
 
 
 def test_a_user_over_the_limit_is_shed_and_supersedes_no_request() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         first = running.open("r1", "x")
         refused = await read(running.open("r2", "xa"))
         assert (refused.text, refused.reason) == ("", FinishReason.SHED)
@@ -93,7 +94,7 @@ def test_a_user_over_the_limit_is_shed_and_supersedes_no_request() -> None:
 
 
 def test_a_shed_request_is_served_after_its_retry_time() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         running.open("r1", "x")
         await asyncio.sleep(0.0396)
         refused = await read(running.open("r2", "x"))
@@ -109,7 +110,7 @@ def test_under_loop_lag_only_explicit_requests_are_served() -> None:
     clock = SettableClock(-1.0)
     loop_lag = LoopLagMonitor(0.05, clock)  # looked at the clock a second before it all began
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         explicit = running.open("explicit", "x", trigger=Trigger.EXPLICIT)
         other = Caller("another", "s")
         refused = await read(running.open("refused", "x", caller=other))
@@ -117,7 +118,7 @@ def test_under_loop_lag_only_explicit_requests_are_served() -> None:
         assert refused.end.outcome.shed_reason is ShedReason.OVERLOAD
         await read(running.open("newer", "xy", trigger=Trigger.AUTOMATIC))
         assert (await read(explicit)).reason is FinishReason.SUPERSEDED  # its user has typed on
-        clock.at = running.pipeline.now()
+        clock.at = running.service.now()
         loop_lag.tick()
         assert (await read(running.open("later", "x", caller=other))).reason is FinishReason.LENGTH
 
@@ -125,7 +126,7 @@ def test_under_loop_lag_only_explicit_requests_are_served() -> None:
 
 
 def test_an_unnamed_caller_is_its_session_and_tenants_are_separate() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         callers = (Caller("u", "s"), Caller("", "s"), Caller("", "u"), Caller("u", "s", "tenant"))
         answers = [running.open(f"r{at}", "x", caller=caller) for at, caller in enumerate(callers)]
         assert [(await read(each)).reason for each in answers] == [FinishReason.LENGTH] * 4
@@ -137,7 +138,7 @@ def test_a_lane_belongs_to_a_user_or_a_session_or_one_request() -> None:
     def reasons_with(**settings: object) -> list[FinishReason]:
         reasons: list[FinishReason] = []
 
-        async def scenario(running: RunningPipeline) -> None:
+        async def scenario(running: RunningService) -> None:
             answers = [running.open(f"r{s}", "x", caller=Caller("u", s), sequence=1) for s in ("a", "b")]
             answers.append(running.open("r3", "y", caller=Caller("u", "b"), sequence=2))
             reasons.extend([(await read(each)).reason for each in answers])
@@ -152,20 +153,20 @@ def test_a_lane_belongs_to_a_user_or_a_session_or_one_request() -> None:
 
 
 def test_the_ttft_deadline_is_the_budget_or_the_calls_deadline() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         await asyncio.sleep(1.0)
-        patient = running.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0)).entry
+        patient = running.open("patient", "x", trigger=Trigger.EXPLICIT, deadline=Deadline(100.0)).live
         assert (patient.trigger, patient.arrived_at, patient.ttft_deadline) == (Trigger.EXPLICIT, 1.0, 11.0)
-        hurried = running.open("hurried", "x", deadline=Deadline(2.0)).entry
+        hurried = running.open("hurried", "x", deadline=Deadline(2.0)).live
         assert (hurried.deadline, hurried.ttft_deadline) == (Deadline(2.0), 2.0)
 
     in_virtual_time(scenario, slow_engine)
 
 
 def test_a_newer_request_on_another_replica_supersedes() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         older = running.open("older", "x")
-        running.pipeline.supersede(older.entry.lane, 1)
+        running.service.runner.supersede_nowait(older.live.lane, 1)
         assert (await read(older)).reason is FinishReason.SUPERSEDED
 
     in_virtual_time(scenario, slow_engine)
@@ -177,7 +178,7 @@ def test_a_listener_that_raises_fails_no_request() -> None:
             super().handle(event)
             raise ZeroDivisionError
 
-    async def scenario(opened: RunningPipeline) -> None:
+    async def scenario(opened: RunningService) -> None:
         older, newer = opened.open("older", "x"), opened.open("newer", "xa")
         assert (await read(older)).reason is FinishReason.SUPERSEDED
         assert (await read(newer)).reason is FinishReason.LENGTH

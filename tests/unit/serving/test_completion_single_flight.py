@@ -10,7 +10,7 @@ from completion_server.admission.gate import AdmissionSettings
 from completion_server.core.outcome import FinishReason
 from completion_server.core.request import Caller, Mode, Sampling, Snippet
 from completion_server.engine.settings import CacheScope
-from tests.support.pipelines import FOUR_SLOTS, WORDS, RunningPipeline, Script, in_virtual_time, read
+from tests.support.services import FOUR_SLOTS, WORDS, RunningService, Script, in_virtual_time, read
 
 BY_SESSION = dataclasses.replace(FOUR_SLOTS, lane="session")
 ANN, TWIN = Caller("ann", "one"), Caller("ann", "two")
@@ -23,7 +23,7 @@ def generations(
     """Return the requests of two, opened at once by default by two sessions of a user, that had a generation."""
     script = Script(first=WORDS, second=WORDS)
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         older = running.open("first", first.pop("prefix", "x = "), **{"caller": ANN} | first)
         newer = running.open("second", second.pop("prefix", "x = "), **{"caller": TWIN} | second)
         for each in (older, newer):
@@ -42,6 +42,12 @@ def test_sessions_of_a_user_that_ask_the_same_share_a_generation() -> None:
 
 def test_requests_that_supersede_none_share_a_generation() -> None:
     assert generations({}, {"caller": ANN}, lane="user", supersede=False) == ["first"]
+
+
+@pytest.mark.parametrize("refusing", [("first",), ("second",), ("first", "second")])
+def test_a_request_without_the_completion_cache_shares_no_generation(refusing: tuple[str, ...]) -> None:
+    first, second = ({"use_completion_cache": name not in refusing} for name in ("first", "second"))
+    assert generations(first, second) == ["first", "second"]
 
 
 def test_a_seeded_answer_is_shared_and_a_sampled_one_is_not() -> None:
@@ -88,7 +94,7 @@ def test_tokens_are_charged_once(is_shared: bool, third: FinishReason) -> None:
     script = Script(first=WORDS, second=WORDS, third=WORDS)
     admission = AdmissionSettings(user_requests_per_s=0, user_tokens_per_s=10, user_token_burst=10)
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         requests = [running.open(name, "x = ", caller=caller) for name, caller in (("first", ANN), ("second", TWIN))]
         answers = [await read(each) for each in requests]
         assert [each.end.usage.completion_tokens for each in answers] == [5, 5]
@@ -102,7 +108,7 @@ def test_tokens_are_charged_once(is_shared: bool, third: FinishReason) -> None:
 def test_a_generation_outlives_the_editor_that_asked_first() -> None:
     script = Script(first=WORDS)
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         first, second = running.open("first", "x = ", caller=ANN), running.open("second", "x = ", caller=TWIN)
         await asyncio.sleep(0.025)
         first.cancel()

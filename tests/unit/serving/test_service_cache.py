@@ -1,4 +1,4 @@
-"""The pipeline with a completion cache, in virtual time."""
+"""The service with a completion cache, in virtual time."""
 
 import asyncio
 import dataclasses
@@ -20,7 +20,7 @@ from completion_server.state.settings import CacheSettings
 from completion_server.state.store import Arg
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
-from tests.support.pipelines import FOUR_SLOTS, EventRecorder, RunningPipeline, read, running_pipeline
+from tests.support.services import FOUR_SLOTS, EventRecorder, RunningService, read, running_service
 from tests.unit.state.cache.cache_parts import SECRET, make_keys
 
 ONE_SLOT = SchedulingSettings(max_slots=1, max_queued=4, step_tolerance=0)
@@ -53,7 +53,7 @@ class SlowStore:
 
 
 class Cached:
-    """A pipeline with a cache, the events of both, and the ids that the engine generated for."""
+    """A service with a cache, the events of both, and the ids that the engine generated for."""
 
     def __init__(self, store: SlowStore | None = None, words: Sequence[str] = WORDS, **settings: Any) -> None:
         clock = LoopClock()
@@ -85,7 +85,7 @@ class Cached:
 
 
 def run(
-    scenario: Callable[[RunningPipeline, Cached], Coroutine[Any, Any, None]],
+    scenario: Callable[[RunningService, Cached], Coroutine[Any, Any, None]],
     *,
     delay_s: float | None = None,
     scheduling: SchedulingSettings = FOUR_SLOTS,
@@ -95,7 +95,7 @@ def run(
 
     async def main() -> Cached:
         cached = Cached(None if delay_s is None else SlowStore(delay_s), **settings)
-        async with running_pipeline(
+        async with running_service(
             cached.engine, LoopClock(), cache=cached.cache, recorder=cached.recorder, scheduling=scheduling
         ) as running:
             await scenario(running, cached)
@@ -104,19 +104,19 @@ def run(
     return virtual_time.run(main())
 
 
-async def text_of(running: RunningPipeline, request_id: str, prefix: str, **fields: Any) -> str:
+async def text_of(running: RunningService, request_id: str, prefix: str, **fields: Any) -> str:
     return (await read(running.open(request_id, prefix, **({"caller": NAMED} | fields)))).text
 
 
 def test_a_known_answer_takes_no_slot_and_supersedes() -> None:
-    async def scenario(running: RunningPipeline, _cached: Cached) -> None:
+    async def scenario(running: RunningService, _cached: Cached) -> None:
         assert await text_of(running, "first", "x = ") == "alpha beta"
         older = running.open("older", "y = ", caller=NAMED)
-        now = running.pipeline.now()
+        now = running.service.now()
         known = await read(running.open("known", "x = alp", caller=NAMED))
         assert (known.text, known.reason) == ("ha beta", FinishReason.STOP)
         assert known.end.usage == Usage(cache_level=CacheLevel.LOCAL)
-        assert running.pipeline.now() == now
+        assert running.service.now() == now
         assert (await read(older)).reason is FinishReason.SUPERSEDED
         marks = running.recorder.marks["known"]
         assert (marks.started, marks.first_output) == (None, now)
@@ -128,7 +128,7 @@ def test_a_known_answer_takes_no_slot_and_supersedes() -> None:
 
 
 def test_an_overtaken_request_gets_no_known_answer() -> None:
-    async def scenario(running: RunningPipeline, _cached: Cached) -> None:
+    async def scenario(running: RunningService, _cached: Cached) -> None:
         await text_of(running, "first", "x = ", sequence=1)
         newer = running.open("newer", "y = ", caller=NAMED, sequence=3)
         overtaken = await read(running.open("overtaken", "x = ", caller=NAMED, sequence=2))
@@ -140,7 +140,7 @@ def test_an_overtaken_request_gets_no_known_answer() -> None:
 
 
 def test_the_answer_of_a_reattached_request_is_kept_from_its_generations_start() -> None:
-    async def scenario(running: RunningPipeline, cached: Cached) -> None:
+    async def scenario(running: RunningService, cached: Cached) -> None:
         running.open("first", "x = ", caller=NAMED)
         await asyncio.sleep(0.025)
         assert await text_of(running, "reattached", "x = alpha") == " beta"
@@ -152,7 +152,7 @@ def test_the_answer_of_a_reattached_request_is_kept_from_its_generations_start()
 
 @pytest.mark.parametrize("outcome", [FinishReason.CANCELLED, FinishReason.SUPERSEDED])
 def test_only_whole_answers_are_kept(outcome: FinishReason) -> None:
-    async def scenario(running: RunningPipeline, cached: Cached) -> None:
+    async def scenario(running: RunningService, cached: Cached) -> None:
         completion = running.open("part", "x = ", caller=NAMED)
         await asyncio.sleep(0.035)
         if outcome is FinishReason.CANCELLED:
@@ -166,7 +166,7 @@ def test_only_whole_answers_are_kept(outcome: FinishReason) -> None:
 
 
 def test_a_single_line_never_serves_behind_its_line() -> None:
-    async def scenario(running: RunningPipeline, cached: Cached) -> None:
+    async def scenario(running: RunningService, cached: Cached) -> None:
         await text_of(running, "block", "if x:")
         assert await text_of(running, "inside", "if x:\n    y") == " = 1\n    z = 2"
         assert cached.generated == ["block"]
@@ -175,7 +175,7 @@ def test_a_single_line_never_serves_behind_its_line() -> None:
 
 
 def test_users_never_get_each_others_answers() -> None:
-    async def scenario(running: RunningPipeline, cached: Cached) -> None:
+    async def scenario(running: RunningService, cached: Cached) -> None:
         await text_of(running, "mine", "x = ")
         await text_of(running, "theirs", "x = ", caller=OTHER)
         await text_of(running, "nobodys", "x = ", caller=Caller("", "s", connection="c"))
@@ -185,24 +185,24 @@ def test_users_never_get_each_others_answers() -> None:
 
 
 def test_a_known_answer_is_given_although_all_slots_are_taken() -> None:
-    async def scenario(running: RunningPipeline, _cached: Cached) -> None:
+    async def scenario(running: RunningService, _cached: Cached) -> None:
         await text_of(running, "first", "x = ")
         busy = running.open("busy", "y = ", caller=OTHER)
-        now = running.pipeline.now()
+        now = running.service.now()
         assert await text_of(running, "known", "x = ") == "alpha beta"
-        assert running.pipeline.now() == now
+        assert running.service.now() == now
         await read(busy)
 
     run(scenario, scheduling=ONE_SLOT)
 
 
 def test_redis_answers_a_request_that_computes_its_prompt() -> None:
-    async def scenario(running: RunningPipeline, cached: Cached) -> None:
+    async def scenario(running: RunningService, cached: Cached) -> None:
         await text_of(running, "first", "x = ")
         await asyncio.sleep(LOCAL_TTL_S)
-        now = running.pipeline.now()
+        now = running.service.now()
         answer = await read(running.open("again", "x = al", caller=NAMED))
-        assert running.pipeline.now() == pytest.approx(now + 0.004)
+        assert running.service.now() == pytest.approx(now + 0.004)
         assert (answer.text, answer.reason) == ("pha beta", FinishReason.STOP)
         assert answer.end.usage.cache_level is CacheLevel.SHARED
         assert await text_of(running, "local", "x = alp") == "ha beta"
@@ -213,7 +213,7 @@ def test_redis_answers_a_request_that_computes_its_prompt() -> None:
 
 
 def test_redis_answers_a_request_that_waits_in_the_queue() -> None:
-    async def scenario(running: RunningPipeline, cached: Cached) -> None:
+    async def scenario(running: RunningService, cached: Cached) -> None:
         await text_of(running, "first", "x = ")
         await asyncio.sleep(LOCAL_TTL_S)
         busy = running.open("busy", "y = ", caller=OTHER, trigger=Trigger.EXPLICIT)
@@ -230,12 +230,12 @@ def test_redis_answers_a_request_that_waits_in_the_queue() -> None:
     ("delay_s", "lookup_ms", "reason"), [(0.006, 5.0, MissReason.LATE), (0.04, 100.0, MissReason.UNUSED)]
 )
 def test_a_late_reply_changes_nothing(delay_s: float, lookup_ms: float, reason: MissReason) -> None:
-    async def scenario(running: RunningPipeline, cached: Cached) -> None:
+    async def scenario(running: RunningService, cached: Cached) -> None:
         await text_of(running, "first", "x = ")
         await asyncio.sleep(LOCAL_TTL_S)
-        begin = running.pipeline.now()
+        begin = running.service.now()
         assert await text_of(running, "again", "x = ") == "alpha beta"
-        assert running.pipeline.now() == pytest.approx(begin + 0.06)
+        assert running.service.now() == pytest.approx(begin + 0.06)
         await asyncio.sleep(0.1)
         assert cached.misses(CacheLevel.SHARED)[-1] is reason
         assert cached.recorder.ends["again"].usage.cache_level is CacheLevel.NONE
@@ -245,7 +245,7 @@ def test_a_late_reply_changes_nothing(delay_s: float, lookup_ms: float, reason: 
 
 
 def test_a_reply_after_the_end_of_a_request_is_ignored() -> None:
-    async def scenario(running: RunningPipeline, cached: Cached) -> None:
+    async def scenario(running: RunningService, cached: Cached) -> None:
         await text_of(running, "first", "x = ")
         await asyncio.sleep(LOCAL_TTL_S)
         running.open("gone", "x = ", caller=NAMED).cancel()
@@ -257,7 +257,7 @@ def test_a_reply_after_the_end_of_a_request_is_ignored() -> None:
 
 
 def test_redis_answers_requests_that_share_a_generation() -> None:
-    async def scenario(running: RunningPipeline, cached: Cached) -> None:
+    async def scenario(running: RunningService, cached: Cached) -> None:
         await text_of(running, "first", "x = ")
         await asyncio.sleep(LOCAL_TTL_S)
         twin = dataclasses.replace(NAMED, session="twin")

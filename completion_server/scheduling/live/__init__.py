@@ -1,1 +1,0 @@
-"""What the book knows of its live requests: records, lanes, flights and deadlines. Pure."""
