@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from completion_server.admission.limits import Limiters, LocalLimiters, LocalSessions, SessionLimiter
 from completion_server.core import descriptors
 from completion_server.core.checks import DAY_S, Above, Between, require_bounds
 from completion_server.core.errors import (
     DrainingError,
+    Limit,
     OverloadedError,
     ServerFullError,
     UnauthenticatedError,
     UnavailableError,
 )
+from completion_server.limits.limiters import Limiters, LocalLimiters, LocalSessions, SessionLimiter
 
 _USERS_PER_PEER = 2
-_SESSIONS_PER_PEER = 128
+_SESSIONS_PER_PEER = 256
 _SESSIONS = 16_000
 _MAX_RETRY_AFTER_MS = 60_000
 """Longest time after which a caller is told to retry while the engine starts: it may be ready sooner than predicted."""
@@ -45,8 +46,8 @@ class AdmissionSettings:
     max_sessions_per_tenant: Annotated[int, Between(0, 1_000_000)] = 0
     """Session streams of one tenant; 0 sets no limit."""
     max_sessions_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
-    """Session streams from one address. 0 sets no limit. Unset: 128, or no limit with `trust_user_names`. An office
-    behind one address, or a proxy, may need more. Does not apply to a Unix socket."""
+    """Session streams from one address. 0 sets no limit. Unset: 256, or no limit with `trust_user_names`. Each open
+    editor needs one. Does not apply to a Unix socket."""
     first_request_s: Annotated[float, Above(0, DAY_S)] = 60.0
     """Time in which a new Session stream must send its first request; otherwise the server ends it."""
     session_idle_s: Annotated[float, Above(0, DAY_S)] = 300.0
@@ -83,8 +84,9 @@ class AdmissionSettings:
     """The number of replicas that a replica assumes until it reaches Redis for the first time. Until then each user and
     tenant has this part of its limits here. Without `redis.addresses` it has no effect."""
     users_per_peer: Annotated[int | None, Between(0, 1_000_000)] = None
-    """The callers of one address together have the limits of this many users. 0 sets no limit. Unset: 2, or no limit
-    with `trust_user_names`. Callers behind a proxy or a NAT share one address. Does not apply to a Unix socket."""
+    """The callers of one address together are guaranteed the limits of this many users. What exceeds them is shed only
+    while the engine has no capacity to spare. 0 sets no limit. Unset: 2, or no limit with `trust_user_names`. Does not
+    apply to a Unix socket."""
     require_user: bool = False
     """Whether every call must name its user in the metadata `x-user-id`."""
     trust_user_names: bool = False
@@ -237,7 +239,8 @@ class Gate:
         """
         self.check()
         if self.num_sessions >= self._max_sessions:
-            raise self._overloaded(f"{self.num_sessions} sessions are open", "max_sessions", ServerFullError)
+            full = Limit("admission.max_sessions", self._max_sessions)
+            raise self._overloaded(f"{self.num_sessions} sessions are open", full, ServerFullError)
         holders = tuple(self._holders(user, peer, tenant))
         self.num_sessions += 1
         for limiter, key in holders:
@@ -252,23 +255,24 @@ class Gate:
 
     def _holders(self, user: str | None, peer: str, tenant: str | None) -> Iterator[Holder]:
         """Yield each limit that the session counts for, with its key. Raises OverloadedError if one is reached."""
-        for limiter, key, scope, name in (
-            (self._users, user, "of this user", "max_sessions_per_user"),
-            (self._tenants, tenant, "of this tenant", "max_sessions_per_tenant"),
-            (self._peers, peer or None, "from this address", "max_sessions_per_peer"),
+        settings = self._settings
+        for limiter, key, scope, name, allowed in (
+            (self._users, user, "of this user", "max_sessions_per_user", settings.max_sessions_per_user),
+            (self._tenants, tenant, "of this tenant", "max_sessions_per_tenant", settings.max_sessions_per_tenant),
+            (self._peers, peer or None, "from this address", "max_sessions_per_peer", settings.num_sessions_per_peer),
         ):
             if key is not None:
                 if limiter.is_full(key):
-                    raise self._full(limiter, key, scope, name)
+                    raise self._full(limiter, key, scope, Limit(f"admission.{name}", allowed))
                 yield limiter, key
 
-    def _full(self, limiter: SessionLimiter, key: str, scope: str, name: str) -> OverloadedError:
-        open_sessions, wait_s = f"{limiter.num_open(key)} sessions {scope} are open", limiter.lease_wait_s(key)
+    def _full(self, limiter: SessionLimiter, key: str, scope: str, limit: Limit) -> OverloadedError:
+        open_sessions, wait_s = f"{limiter.num_open(key)} sessions {scope} are open", limiter.more_in_s(key)
         if wait_s is None:
-            return self._overloaded(open_sessions, name)
-        msg = f"{open_sessions} here, all that this replica has leased of the shared limit (admission.{name})"
-        return OverloadedError(msg, retry_after_ms=math.ceil(1000 * wait_s))
+            return self._overloaded(open_sessions, limit)
+        msg = f"{open_sessions} here, all that this replica may open now of the shared limit ({limit.name})"
+        return OverloadedError(msg, retry_after_ms=math.ceil(1000 * wait_s), limit=limit)
 
-    def _overloaded(self, state: str, key: str, kind: type[OverloadedError] = OverloadedError) -> OverloadedError:
-        msg = f"{state}, the limit of this server (admission.{key})"
-        return kind(msg, retry_after_ms=self._settings.retry_after_ms)
+    def _overloaded(self, state: str, limit: Limit, kind: type[OverloadedError] = OverloadedError) -> OverloadedError:
+        msg = f"{state}, the limit of this server ({limit.name})"
+        return kind(msg, retry_after_ms=self._settings.retry_after_ms, limit=limit)

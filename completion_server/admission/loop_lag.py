@@ -7,6 +7,7 @@ as long, until every answer is late. Beyond a limit the server therefore sheds n
 import asyncio
 
 from completion_server.core.clock import Clock
+from completion_server.core.errors import Limit
 from completion_server.core.events import Emit, LoopLagged
 
 _EVERY_S = 0.01
@@ -18,6 +19,7 @@ class LoopLagMonitor:
     def __init__(self, limit_s: float, clock: Clock, emit: Emit = lambda _event: None) -> None:
         """Report overload if the loop is more than `limit_s` late; 0 never does. Each reading emits its lateness."""
         self._limit_s = limit_s
+        self.limit = Limit("shed.lag_ms", limit_s * 1000)
         self._clock = clock
         self._emit = emit
         self._ticked_at = clock.now()

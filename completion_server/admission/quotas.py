@@ -3,13 +3,17 @@
 An accepted request is charged with the expected number of tokens; the number of computed tokens replaces it when the
 request ends. Callers choose their user names themselves, so each network address has limits of its own beside those of
 its users. These are limits of one replica; those of users and tenants may be shared by replicas.
+
+An address may have one user or a whole office, and nothing tells them apart. So its limits are a committed rate: what
+exceeds them is accepted while the engine has capacity to spare, and is then not charged to the address.
 """
 
 from dataclasses import dataclass
 
 from completion_server.admission.gate import AdmissionSettings
-from completion_server.admission.limits import Limiter, Limiters, LocalLimiters
+from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
+from completion_server.limits.limiters import Limiter, Limiters, LocalLimiters
 
 _MAX_WAIT_S = 10.0
 """The longest wait. Tokens are computed before they can be charged, so the debt has no other bound."""
@@ -21,8 +25,7 @@ class Excess:
 
     wait_s: float
     """Seconds after which the caller may retry."""
-    limit: str
-    """The configuration key of the limit."""
+    limit: Limit
     peer: str = ""
     """The address whose limit is exceeded; "" if it is another limit."""
 
@@ -33,8 +36,8 @@ class _Scope:
 
     requests: Limiter
     tokens: Limiter
-    requests_limit: str
-    tokens_limit: str
+    requests_limit: Limit
+    tokens_limit: Limit
 
     def excess(self, key: str, now: float, peer: str = "") -> Excess | None:
         """Return the limit that this key exceeds, the one with the longer wait."""
@@ -54,24 +57,24 @@ class Quotas:
         self._users = _Scope(
             make("user_requests", settings.user_requests_per_s, settings.user_burst),
             make("user_tokens", settings.user_tokens_per_s, settings.user_token_burst, _MAX_WAIT_S),
-            "admission.user_requests_per_s",
-            "admission.user_tokens_per_s",
+            Limit("admission.user_requests_per_s", settings.user_requests_per_s),
+            Limit("admission.user_tokens_per_s", settings.user_tokens_per_s),
         )
         peer_tokens = num_users * settings.user_tokens_per_s
         self._peers = _Scope(
             local("peer_requests", num_users * settings.user_requests_per_s, num_users * settings.user_burst),
             # One burst for all users: otherwise an attacker with many names could occupy the engine for seconds.
             local("peer_tokens", peer_tokens, max(settings.user_token_burst, peer_tokens), _MAX_WAIT_S),
-            "admission.users_per_peer",
-            "admission.users_per_peer",
+            Limit("admission.users_per_peer", num_users),
+            Limit("admission.users_per_peer", num_users),
         )
         self._tenants: _Scope | None = None
         if settings.tenant_requests_per_s or settings.tenant_tokens_per_s:
             self._tenants = _Scope(
                 make("tenant_requests", settings.tenant_requests_per_s, settings.tenant_burst),
                 make("tenant_tokens", settings.tenant_tokens_per_s, settings.tenant_token_burst, _MAX_WAIT_S),
-                "admission.tenant_requests_per_s",
-                "admission.tenant_tokens_per_s",
+                Limit("admission.tenant_requests_per_s", settings.tenant_requests_per_s),
+                Limit("admission.tenant_tokens_per_s", settings.tenant_tokens_per_s),
             )
 
     def excess(self, caller: Caller, now: float) -> Excess | None:
@@ -83,41 +86,43 @@ class Quotas:
             excess = self._peers.excess(caller.peer, now, caller.peer)
         return excess
 
-    def charge_request(self, caller: Caller, now: float) -> None:
-        """Charge an accepted request."""
+    def charge_request(self, caller: Caller, now: float, *, charges_peer: bool = True) -> None:
+        """Charge an accepted request; not to its address if it exceeds the limits of that."""
         self._users.requests.charge(caller.owner, now)
         if self._tenants is not None:
             self._tenants.requests.charge(caller.tenant_key, now)
-        if caller.peer:
+        if caller.peer and charges_peer:
             self._peers.requests.charge(caller.peer, now)
 
-    def reserve(self, caller: Caller, num_tokens: int, now: float) -> "Reservation":
-        """Charge the expected tokens of a request."""
-        self.charge_tokens(caller, num_tokens, now)
-        return Reservation(self, caller, num_tokens)
+    def reserve(self, caller: Caller, num_tokens: int, now: float, *, charges_peer: bool = True) -> "Reservation":
+        """Charge the expected tokens of a request; not to its address if it exceeds the limits of that."""
+        self.charge_tokens(caller, num_tokens, now, charges_peer=charges_peer)
+        return Reservation(self, caller, num_tokens, charges_peer=charges_peer)
 
-    def charge_tokens(self, caller: Caller, num_tokens: int, now: float) -> None:
+    def charge_tokens(self, caller: Caller, num_tokens: int, now: float, *, charges_peer: bool = True) -> None:
         """Charge tokens that the engine computes for a caller; a negative number refunds them."""
         self._users.tokens.charge(caller.owner, now, num_tokens)
         if self._tenants is not None:
             self._tenants.tokens.charge(caller.tenant_key, now, num_tokens)
-        if caller.peer:
+        if caller.peer and charges_peer:
             self._peers.tokens.charge(caller.peer, now, num_tokens)
 
 
 class Reservation:
     """The expected tokens charged for a request, until the computed tokens replace them."""
 
-    def __init__(self, quotas: Quotas, caller: Caller, num_tokens: int) -> None:
+    def __init__(self, quotas: Quotas, caller: Caller, num_tokens: int, *, charges_peer: bool = True) -> None:
         """Hold the number of tokens charged."""
         self._quotas = quotas
         self._caller = caller
         self._num_tokens = num_tokens
+        self._charges_peer = charges_peer
 
     def settle(self, num_computed: int, now: float) -> None:
         """Charge computed tokens. The first call refunds the reserved ones.
 
         Both happen in one step: a bucket caps its debt, so charging first and refunding later would refund too much.
         """
-        self._quotas.charge_tokens(self._caller, num_computed - self._num_tokens, now)
+        num_tokens = num_computed - self._num_tokens
+        self._quotas.charge_tokens(self._caller, num_tokens, now, charges_peer=self._charges_peer)
         self._num_tokens = 0

@@ -13,6 +13,7 @@ from typing import Any
 
 from redis import exceptions
 
+from completion_server.core.cancellation import raise_if_cancelled
 from completion_server.core.clock import Clock
 from completion_server.state.breaker import Breaker
 from completion_server.state.clients import CONNECT_TIMEOUT_S, FAILURES, Client, forget_nodes, make_client
@@ -169,6 +170,7 @@ class RedisStore:
         replies = await self._execute_once(commands, is_outage or _is_outage)
         if self._breaker.is_open:
             await forget_nodes(self._client)
+        raise_if_cancelled()
         return replies
 
     async def _execute_once(self, commands: list[tuple[Arg, ...]], is_outage: Callable[[Exception], bool]) -> list[Any]:

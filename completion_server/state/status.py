@@ -1,4 +1,4 @@
-"""What operators are told of the state that replicas share."""
+"""The status of the shared state, as `AdminService.GetStatus` reports it to operators."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class ReplicaSeen:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationStatus:
-    """What a replica knows of the others and of the Redis that they share."""
+    """The status of the other replicas and of Redis, as one replica sees them."""
 
     replica_id: str
     is_redis_available: bool
@@ -24,14 +24,14 @@ class ReplicationStatus:
     is_listening: bool
     """Whether messages of other replicas arrive."""
     clock_error_s: float
-    """How far stamps may be off those of other replicas, infinity if not known yet."""
+    """Largest error of stamps relative to those of other replicas, in seconds; infinity if not known yet."""
     replicas: tuple[ReplicaSeen, ...]
     num_overtaken: int
     num_received: int
     num_leases: int
-    """Budgets of which this replica holds a part; each limit of each user and tenant has one."""
+    """Keys of which this replica has a share; each limit of each user and tenant has one."""
     limits_phase: str
-    """How shared limits are decided: "shared", "waiting" or "alone"."""
+    """How shared limits are decided: "shared", or "alone" with the last shares."""
     has_duplicate_id: bool
     """Whether another living process has the same replica id."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from redis.asyncio.client import PubSub
 
+from completion_server.core.cancellation import raise_if_cancelled
 from completion_server.state.clients import FAILURES, Client, make_listener
 from completion_server.state.settings import RedisSettings
 
@@ -45,6 +46,7 @@ class ChannelSubscription:
                 logger.exception("the subscription failed")
             finally:
                 self.is_listening = False
+            raise_if_cancelled()
             await asyncio.sleep(self._settings.retry_s)
 
     async def _connect_and_listen(self) -> None:
@@ -66,6 +68,7 @@ class ChannelSubscription:
         """Pass messages on until Redis moves the channel to another node. Raises one of `FAILURES` if Redis fails."""
         num_unanswered = 0
         while num_unanswered <= _MAX_UNANSWERED:
+            raise_if_cancelled()
             message = await pubsub.get_message(timeout=_PING_AFTER_S)
             if message is None:
                 num_unanswered += 1

@@ -1,16 +1,16 @@
-"""What a replica knows of the lanes that it has served lately. Pure; all times are clock seconds."""
+"""Remembers the lanes that a replica served recently. Pure; all times are seconds of the clock."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
 HELD_S = 1.0
-"""How long a lane's requests need no announcement after one that was the newest: a message comes if another replica
-takes the lane."""
+"""Seconds after a confirmed announcement in which further requests of the lane need none. If another replica takes the
+lane meanwhile, it sends a message."""
 KEPT_S = 60.0
-"""How long Redis keeps a lane's newest request after its last announcement. So long a replica knows that another one
-served the lane."""
+"""Seconds for which Redis keeps the newest request of a lane after its last announcement, and for which a replica
+remembers that another replica served the lane."""
 LATE_S = 5.0
-"""How long a network may delay a request of a session. A lower sequence that comes later is a restarted editor's."""
+"""Longest network delay of a request, in seconds. A lower sequence that arrives later is a restarted editor's."""
 _MAX_KNOWN = 100_000
 _US = 1_000_000
 
@@ -34,15 +34,14 @@ class Announcement:
 
 @dataclass(slots=True)
 class KnownLane:
-    """One lane. Another replica may have served it until Redis has answered."""
+    """One lane. Until Redis answers, the replica assumes that another replica may have served it."""
 
     newest: Announcement
     """This replica's own newest request."""
     confirmed_at: float = float("-inf")
-    """When the last announcement was sent that Redis found to be the newest; taken back if another replica takes the
-    lane."""
+    """Time at which the last confirmed announcement was sent; minus infinity after another replica took the lane."""
     moved_at: float = float("-inf")
-    """When another replica was last found to serve the lane."""
+    """Time of the last evidence that another replica served the lane."""
 
     def is_held(self, now: float) -> bool:
         """Return whether the next request needs no announcement."""
@@ -53,13 +52,13 @@ class KnownLane:
         return now >= self.confirmed_at + KEPT_S or now < self.moved_at + KEPT_S
 
     def confirm(self, sent_at: float, *, was_elsewhere: bool) -> None:
-        """Redis has found an announcement to be the newest. `was_elsewhere`: another replica had the one before."""
+        """Note that Redis confirmed an announcement; `was_elsewhere` if another replica had the previous one."""
         self.confirmed_at = sent_at
         if was_elsewhere:
             self.moved_at = sent_at
 
     def lose(self, now: float) -> None:
-        """Another replica serves the lane."""
+        """Note that another replica serves the lane."""
         self.confirmed_at, self.moved_at = float("-inf"), now
 
 

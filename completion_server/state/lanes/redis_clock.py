@@ -16,10 +16,10 @@ from completion_server.state.store import Store
 
 _EVERY_S = 1.0
 _FIRST = 5
-"""Measurements before requests are announced. The quickest answer gives the best one."""
+"""Number of measurements before requests are announced. The answer with the shortest round trip gives the offset."""
 _TOLERANCE_US = 100_000
-"""How far a replica's time may be before Redis's without being taken for that of an earlier Redis: far more than a
-measurement's error."""
+"""Largest lead of a replica's time over Redis's clock that counts as a measurement error. A larger lead means that the
+clock of a new Redis is behind that of the previous one."""
 _AHEAD_KEPT_MS = 600_000
 
 _TIME = b"""
@@ -30,15 +30,15 @@ if tonumber(ARGV[1]) - now > ahead + tonumber(ARGV[2]) then ahead = tonumber(ARG
 if ahead > 0 then redis.call('SET', KEYS[1], string.format('%.0f', ahead), 'PX', ARGV[3]) end
 return now + ahead
 """
-"""Takes a replica's shared time in microseconds, 0 if it has none. Returns the time that all replicas share: Redis's
-time, and how far the replicas' is ahead of that."""
+"""Takes a replica's shared time in microseconds, 0 if it has none. Returns the time that all replicas share: the time
+of Redis plus the lead of the replicas over it."""
 
 
 class RedisClock:
-    """Makes stamps."""
+    """Makes stamps that follow the clock of Redis."""
 
     def __init__(self, store: Store, clock: Clock, key: str) -> None:
-        """Ask `store` for the time; `key` keeps how far the replicas' time is ahead of Redis's."""
+        """Ask `store` for the time; `key` holds the lead of the replicas' time over that of Redis."""
         self._store = store
         self._clock = clock
         self._key = key

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 _REPEAT_S = 0.25
 _PATIENCE_S = 0.01
-"""How long an announcement may wait for others. What an older request computes meanwhile on another replica is small
-beside what one batch for each request would cost here."""
+"""Longest time for which an announcement waits to share a batch. The older request on another replica computes a
+little longer; a batch for each request would cost this replica more."""
 _DIGITS = 20
 """Sequences are compared as text of one length, because Lua's numbers are exact only up to 2^53. Stamps are smaller."""
 
@@ -58,7 +58,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return {1, stamp, before}
 """
 """Keeps the newer of two requests of a lane. Requests of one session are compared by their sequence, others by stamp.
-Requests of one replica are not compared: it has done that itself.
+Requests of one replica are not compared: that replica has compared them itself.
 
 Returns whether the announced request is the newest, the stamp of the newest one, and the replica whose request it took
 the place of. A request that is announced again changes nothing.
@@ -71,7 +71,7 @@ class LaneStats:
 
     num_announced: int = 0
     num_overtaken: int = 0
-    """Requests that were announced after a newer one of their lane."""
+    """Number of requests whose announcement came after that of a newer request of their lane."""
     num_sent: int = 0
     """Messages to other replicas."""
     num_received: int = 0
@@ -135,7 +135,7 @@ class SharedLanes:
             self._announce(self._secret.name("lane", request.lane), request)
 
     def announce_old(self) -> None:
-        """Announce live requests again that are older than `_REPEAT_S`, those of a held lane once in a while."""
+        """Repeat the announcements of live requests older than `_REPEAT_S`; in a held lane only once per `HELD_S`."""
         now = self._clock.now()
         for request, arrived_at in self._live():
             if arrived_at <= now - _REPEAT_S and not self.is_held(request.lane):
@@ -165,7 +165,7 @@ class SharedLanes:
             self._supersede(own.lane, max(theirs.stamp, own.stamp + 1))
 
     async def run(self) -> None:
-        """Announce requests that live long again, and keep stamps in step, until cancelled."""
+        """Repeat the announcements of long-lived requests and keep stamps in step, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.clock.run())
             while True:
@@ -173,7 +173,7 @@ class SharedLanes:
                 self.announce_old()
 
     def _announce(self, name: str, request: Announcement) -> None:
-        """Tell Redis of a request, which tells nothing new if it was told before."""
+        """Announce a request to Redis. Repeating an announcement changes nothing."""
         if not self._store.is_available or not is_shared(request.stamp):
             return
         self.stats.num_announced += 1
@@ -200,7 +200,7 @@ class SharedLanes:
             known.lose(sent_at)
         if not is_newest:
             self.stats.num_overtaken += 1
-            # Its own stamp and not the newest one's: a request that came meanwhile is compared on its own.
+            # Uses this request's stamp, not the newest one: a request that arrived meanwhile is compared separately.
             self._supersede(request.lane, request.stamp + 1)
         elif before:
             self.stats.num_sent += 1

@@ -10,9 +10,9 @@ that time may be ordered either way.
 
 _US = 1_000_000
 _FIRST_TIME = 10**12
-"""Later than any count of requests, earlier than any clock shows: microseconds of January 1970."""
+"""Stamps below this are counts of requests, stamps above it are times: 12 January 1970 in microseconds."""
 _DRIFT = 1e-3
-"""Seconds by which an estimate of the offset becomes worse in a second. More than quartz drifts."""
+"""Growth of the error of the offset, in seconds per second: more than the drift of a quartz clock."""
 
 
 class StampClock:

@@ -3,7 +3,7 @@ from contextlib import ExitStack
 import pytest
 
 from completion_server.admission.gate import AdmissionSettings, Gate, Readiness
-from completion_server.core.errors import DrainingError, OverloadedError, ServerFullError, UnavailableError
+from completion_server.core.errors import DrainingError, Limit, OverloadedError, ServerFullError, UnavailableError
 
 
 def make_gate(max_sessions: int = 2, **limits: int) -> Gate:
@@ -72,7 +72,8 @@ def test_the_sessions_of_one_user_are_limited() -> None:
             OverloadedError, match=r"2 sessions of this user are open, .*max_sessions_per_user"
         ) as caught:
             gate.enter_session(("t", "ann"), "3.3.3.3")
-        assert caught.value.reason == "", "another server is no remedy"
+        assert caught.value.reason == "TOO_MANY_OPEN", "another server is no remedy"
+        assert caught.value.limit == Limit("admission.max_sessions_per_user", 2)
         assert gate.num_sessions == 2
         with (
             gate.enter_session(("other tenant", "ann"), ""),

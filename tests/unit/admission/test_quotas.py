@@ -6,11 +6,17 @@ from hypothesis import strategies as st
 
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.quotas import Excess, Quotas
+from completion_server.core.errors import Limit
 from completion_server.core.request import Caller
 
 SETTINGS = AdmissionSettings(
     user_requests_per_s=1, user_burst=4, user_tokens_per_s=10, user_token_burst=100, users_per_peer=2
 )
+
+
+USER_REQUESTS = Limit("admission.user_requests_per_s", 1)
+USER_TOKENS = Limit("admission.user_tokens_per_s", 10)
+USERS_PER_PEER = Limit("admission.users_per_peer", 2)
 
 
 def caller(user: str, peer: str = "10.0.0.7") -> Caller:
@@ -39,8 +45,8 @@ def test_each_user_has_a_burst_and_an_address_that_of_two_users() -> None:
 def test_an_excess_names_the_address_and_the_wait() -> None:
     quotas = Quotas(SETTINGS)
     num_allowed(quotas, [caller("alice")] * 4 + [caller("bob")] * 4)
-    assert take(quotas, caller("alice"), 0.0) == Excess(1.0, "admission.user_requests_per_s")
-    assert take(quotas, caller("carol"), 0.0) == Excess(0.5, "admission.users_per_peer", "10.0.0.7")
+    assert take(quotas, caller("alice"), 0.0) == Excess(1.0, USER_REQUESTS)
+    assert take(quotas, caller("carol"), 0.0) == Excess(0.5, USERS_PER_PEER, "10.0.0.7")
     assert take(quotas, caller("carol", ""), 0.0) is None, "a Unix socket has no address"
 
 
@@ -49,7 +55,7 @@ def test_tokens_are_charged_when_they_were_computed() -> None:
     quotas.charge_tokens(caller("alice"), 99, 0.0)
     assert take(quotas, caller("alice"), 0.0) is None
     quotas.charge_tokens(caller("alice"), 51, 0.0)
-    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(5.1), "admission.user_tokens_per_s")
+    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(5.1), USER_TOKENS)
     assert take(quotas, caller("alice"), 6.0) is None
 
 
@@ -57,8 +63,8 @@ def test_the_users_of_an_address_share_one_burst_of_tokens() -> None:
     quotas = Quotas(SETTINGS)
     for user in ("alice", "bob"):
         quotas.charge_tokens(caller(user), 75, 0.0)
-    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(2.55), "admission.users_per_peer", "10.0.0.7")
-    assert take(quotas, caller("carol"), 0.0) == Excess(pytest.approx(2.55), "admission.users_per_peer", "10.0.0.7")
+    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(2.55), USERS_PER_PEER, "10.0.0.7")
+    assert take(quotas, caller("carol"), 0.0) == Excess(pytest.approx(2.55), USERS_PER_PEER, "10.0.0.7")
     assert take(quotas, caller("carol", "10.0.0.8"), 0.0) is None
 
 
@@ -68,6 +74,19 @@ def test_a_refused_request_costs_neither_the_user_nor_the_address() -> None:
     assert num_allowed(quotas, [caller("bob")] * 4) == 4
     assert num_allowed(quotas, [caller("carol")] * 1000) == 0
     assert num_allowed(quotas, [caller("alice"), caller("carol")], now=1.1) == 2
+
+
+def test_what_exceeds_the_limits_of_an_address_and_is_accepted_is_not_charged_to_it() -> None:
+    quotas = Quotas(SETTINGS)
+    num_allowed(quotas, [caller(f"user-{number}") for number in range(8)])
+    for user in ("dave", "erin"):
+        quotas.charge_request(caller(user), 0.0, charges_peer=False)
+        quotas.reserve(caller(user), 1000, 0.0, charges_peer=False).settle(2000, 0.0)
+    assert take(quotas, caller("frank"), 0.0) == Excess(0.5, USERS_PER_PEER, "10.0.0.7")
+    assert take(quotas, caller("frank"), 0.5) is None
+    excess = take(quotas, caller("dave"), 0.5)
+    assert excess is not None
+    assert excess.limit == USER_TOKENS, "the user is charged"
 
 
 def test_an_address_has_no_limit_if_names_are_trusted() -> None:
@@ -89,8 +108,8 @@ def test_reserved_tokens_that_were_not_computed_are_refunded() -> None:
 def test_the_wait_is_bounded_however_many_tokens_were_computed() -> None:
     quotas = Quotas(SETTINGS)
     quotas.charge_tokens(caller("alice"), 10**9, 0.0)
-    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(10.0), "admission.user_tokens_per_s")
-    assert take(quotas, caller("bob"), 0.0) == Excess(pytest.approx(10.0), "admission.users_per_peer", "10.0.0.7")
+    assert take(quotas, caller("alice"), 0.0) == Excess(pytest.approx(10.0), USER_TOKENS)
+    assert take(quotas, caller("bob"), 0.0) == Excess(pytest.approx(10.0), USERS_PER_PEER, "10.0.0.7")
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["x", "y"]), st.floats(0, 1)), max_size=80))
@@ -120,7 +139,7 @@ def test_the_users_of_a_tenant_share_its_limits() -> None:
     users = [Caller(f"user-{number}", "s", "acme", "", "", is_verified=True) for number in range(5)]
     other = Caller("user-0", "s", "other", "", "", is_verified=True)
     assert num_allowed(quotas, users) == 3
-    assert take(quotas, users[0], 0.0) == Excess(pytest.approx(1.0), "admission.tenant_requests_per_s")
+    assert take(quotas, users[0], 0.0) == Excess(pytest.approx(1.0), Limit("admission.tenant_requests_per_s", 1))
     assert take(quotas, other, 0.0) is None
     quotas.charge_tokens(users[1], 100, 0.0)
-    assert take(quotas, users[2], 2.0) == Excess(pytest.approx(3.1), "admission.tenant_tokens_per_s")
+    assert take(quotas, users[2], 2.0) == Excess(pytest.approx(3.1), Limit("admission.tenant_tokens_per_s", 10))

@@ -9,6 +9,7 @@ from typing import Any
 from completion_server.core.clock import MonotonicClock
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.settings import RedisSettings
+from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually
 
 _numbers = itertools.count()
@@ -31,5 +32,4 @@ async def running_store(address: str, **settings: Any) -> AsyncIterator[RedisSto
         await eventually(lambda: store.is_available)
         yield store
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel_and_wait(task)

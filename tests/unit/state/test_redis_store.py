@@ -1,15 +1,29 @@
-"""The store on a real Redis: batches, outages and the breaker."""
+"""The store and the subscription on a real Redis: batches, outages and the breaker."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from completion_server.composition.shared_state import SharedState
+from completion_server.config import load_config
 from completion_server.core.clock import MonotonicClock
+from completion_server.state import lanes
+from completion_server.state import subscription as module
+from completion_server.state.breaker import Breaker
+from completion_server.state.clients import make_client
+from completion_server.state.lanes.known import Announcement
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.settings import RedisSettings
 from completion_server.state.store import StoreUnavailableError
+from completion_server.state.subscription import ChannelSubscription
+from tests.support.cancels import cancel_and_wait
+from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.server import eventually
 from tests.unit.state.stores import new_prefix, running_store
@@ -115,8 +129,7 @@ async def test_a_read_only_replica_is_no_store(make_redis: MakeRedis) -> None:
     task = asyncio.create_task(store.run())
     await eventually(lambda: "READONLY" in store.breaker.reason or "read only" in store.breaker.reason)
     assert not store.is_available
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel_and_wait(task)
 
 
 async def test_without_redis_calls_fail_at_once_and_run_goes_on() -> None:
@@ -126,8 +139,7 @@ async def test_without_redis_calls_fail_at_once_and_run_goes_on() -> None:
     with pytest.raises(StoreUnavailableError):
         store.call_nowait("GET", "a").result()
     assert not task.done()
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel_and_wait(task)
 
 
 @pytest.mark.parametrize("lacking", ["-eval", "-spublish", "-set", "resetchannels"])
@@ -145,8 +157,7 @@ async def test_a_user_who_may_not_do_what_replicas_do_is_no_outage_that_flaps(
     assert caplog.text.count("Redis fails") == 1
     redis.cli("ACL", "SETUSER", "default", "allchannels", "+@all")
     await eventually(lambda: store.is_available)
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel_and_wait(task)
 
 
 async def test_a_redis_without_sharded_channels_is_too_old(
@@ -157,8 +168,7 @@ async def test_a_redis_without_sharded_channels_is_too_old(
     task = asyncio.create_task(store.run())
     await eventually(lambda: "Redis 7.0 or later is needed" in store.breaker.reason)
     assert "Redis 7.0 or later is needed" in caplog.text
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel_and_wait(task)
 
 
 async def test_an_error_is_logged_once_a_minute_and_without_its_arguments(
@@ -166,8 +176,8 @@ async def test_an_error_is_logged_once_a_minute_and_without_its_arguments(
 ) -> None:
     async with running_store(redis_server.address) as store:
         for number in range(5):
-            await asyncio.wait([store.call_nowait("NONSENSE", f"argument-{number}")])
-            await asyncio.wait([store.call_nowait("GET")])
+            await asyncio.wait([store.call_nowait("NONSENSE", f"argument-{number}")], timeout=30)
+            await asyncio.wait([store.call_nowait("GET")], timeout=30)
         faults = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
         assert len(faults) == 2
         assert "argument-0" not in caplog.text
@@ -176,7 +186,7 @@ async def test_an_error_is_logged_once_a_minute_and_without_its_arguments(
 async def test_a_script_that_hangs_is_an_outage(make_redis: MakeRedis) -> None:
     redis = make_redis(config=["busy-reply-threshold 10"])
     async with running_store(redis.address, timeout_ms=200) as store:
-        await asyncio.wait([store.call_nowait("EVAL", "while true do end", 0)])
+        await asyncio.wait([store.call_nowait("EVAL", "while true do end", 0)], timeout=30)
         await eventually(lambda: "BUSY" in store.breaker.reason)
         assert not store.is_available
         redis.cli("SCRIPT", "KILL")
@@ -195,8 +205,7 @@ async def test_a_cluster_that_is_down_is_one_line_in_the_log(
     task = asyncio.create_task(store.run())
     await eventually(lambda: "Cluster" in store.breaker.reason or "Slot" in store.breaker.reason)
     await asyncio.sleep(0.3)  # some probes
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel_and_wait(task)
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == 1
     assert lines[0].exc_info is None
@@ -215,7 +224,168 @@ async def test_an_error_at_the_end_is_logged_and_no_more(
     monkeypatch.setattr(store.client, "aclose", fail)
     task = asyncio.create_task(store.run())
     await eventually(lambda: store.is_available)
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel_and_wait(task)
     assert task.cancelled()
     assert "closing the connections to Redis: ZeroDivisionError" in caplog.text
+
+
+@asynccontextmanager
+async def running_subscription(address: str, **settings: Any) -> AsyncIterator[ChannelSubscription]:
+    """Run a subscription to a channel of its own."""
+    found = RedisSettings(addresses=(address,), retry_s=0.05, **settings)
+    client = make_client(found)
+    subscription = ChannelSubscription(found, client, new_prefix(), lambda _data: None)
+    task = asyncio.create_task(subscription.run())
+    try:
+        yield subscription
+    finally:
+        await cancel_and_wait(task)
+        await client.aclose()
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("connect_s", [3.0, 0.2])
+async def test_a_connection_that_is_never_answered_is_given_up(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, connect_s: float
+) -> None:
+    monkeypatch.setattr(module, "_CONNECT_S", connect_s)
+    async with (
+        FaultProxy(redis_server.address) as proxy,
+        running_subscription(proxy.address) as subscription,
+    ):
+        await eventually(lambda: subscription.is_listening)
+        made = proxy.num_made
+        proxy.faults.black_hole = True
+        proxy.reset_all()
+        await eventually(lambda: proxy.num_made > made)
+        await eventually(lambda: not subscription.is_listening)
+        await proxy.heal()
+        await eventually(lambda: subscription.is_listening)
+
+
+async def test_an_outage_is_one_line_in_the_log(make_redis: MakeRedis, caplog: pytest.LogCaptureFixture) -> None:
+    redis = make_redis()
+    async with running_subscription(redis.address) as subscription:
+        for number in (1, 2):
+            await eventually(lambda: subscription.is_listening)
+            redis.kill()
+            await eventually(lambda: not subscription.is_listening)
+            await asyncio.sleep(0.2)  # some attempts
+            assert len(warnings_in(caplog)) == number
+            assert "not listening to other replicas: ConnectionError" in warnings_in(caplog)[-1]
+            redis.start()
+
+
+async def test_a_user_without_channels_is_named_as_the_reason(
+    make_redis: MakeRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis = make_redis(users=["default on nopass ~* resetchannels +@all"])
+    async with running_subscription(redis.address) as subscription:
+        await eventually(lambda: bool(warnings_in(caplog)))
+        assert "channel" in caplog.text
+        assert not subscription.is_listening
+
+
+@pytest.mark.parametrize("has_nodes", [False, True])
+async def test_a_cluster_that_is_down_is_one_line_in_the_log_of_the_subscription(
+    make_redis: MakeRedis, caplog: pytest.LogCaptureFixture, has_nodes: bool
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    if has_nodes:
+        address = make_redis(config=["cluster-enabled yes"]).address  # it serves no slot
+    async with running_subscription(address, topology="cluster", secret_file="secret"):
+        await eventually(lambda: bool(warnings_in(caplog)))
+        await asyncio.sleep(0.3)
+    assert len(warnings_in(caplog)) == 1
+    assert not any(record.exc_info for record in caplog.records)
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "replicas.md"
+STATE = Path(lanes.__file__).parent
+FINISHED_S = 0.3
+"""For some heartbeats and a batch."""
+
+
+def documented_rules() -> str:
+    """Return the rules of the ACL user of a single Redis."""
+    (rules,) = re.findall(r"^(~completion:\* .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert isinstance(rules, str)
+    return rules
+
+
+async def test_the_documented_rules_are_enough_for_one_redis(
+    make_redis: Callable[..., RedisServer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    redis = make_redis(users=[f"alice on >secret {documented_rules()}"], password="admin")
+    password = tmp_path / "password"
+    password.write_text("secret")
+    overrides = [
+        f'redis.addresses=["{redis.address}"]',
+        "redis.username=alice",
+        f"redis.password_file={password}",
+        "redis.timeout_ms=2000",
+    ]
+    shared = SharedState(load_config(None, overrides, {}), MonotonicClock())
+    task = asyncio.create_task(shared.run())
+    store = shared.store
+    assert store is not None
+    status = shared.replication_status
+    await eventually(lambda: (found := status()) is not None and found.is_listening and found.limits_phase == "shared")
+    for command in [
+        ("SET", "completion:cache:a", "value", "PX", 1000),
+        ("GET", "completion:cache:a"),
+        ("SPUBLISH", "completion:replica:a", "message"),
+    ]:
+        await store.call_nowait(*command)
+    assert shared.lanes is not None
+    shared.lanes.accepted(Announcement("lane", "session", 1, shared.stamp()))
+    await shared.leave()
+    await asyncio.sleep(FINISHED_S)
+    assert store.is_available
+    faults = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not faults
+    assert redis.cli("ACL", "LOG") == ""
+    await cancel_and_wait(task)
+
+
+def test_the_documented_rules_allow_what_scripts_call() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in STATE.rglob("*.py"))
+    called = {name.lower() for name in re.findall(r"redis\.p?call\(['\"](\w+)", sources)}
+    assert "hmget" in called
+    assert {f"+{name}" for name in called} <= set(documented_rules().split())
+
+
+def test_it_begins_open_and_may_probe_at_once() -> None:
+    breaker = Breaker(0.5)
+    assert breaker.is_open
+    assert breaker.probe_in_s(100.0) == 0.0
+    assert breaker.reason
+
+
+def test_one_success_closes_it_and_one_failure_opens_it() -> None:
+    breaker = Breaker(0.5)
+    assert breaker.succeeded()
+    assert not breaker.is_open
+    assert not breaker.succeeded()
+    assert breaker.failed("TimeoutError", 10.0)
+    assert breaker.is_open
+    assert (breaker.reason, breaker.opened_at, breaker.num_opened) == ("TimeoutError", 10.0, 1)
+    assert breaker.probe_in_s(10.2) == 0.3 or abs(breaker.probe_in_s(10.2) - 0.3) < 1e-9
+
+
+def test_a_failed_probe_waits_again_but_is_the_same_outage() -> None:
+    breaker = Breaker(0.5)
+    breaker.succeeded()
+    breaker.failed("first", 10.0)
+    assert not breaker.failed("second", 10.5)
+    assert (breaker.reason, breaker.opened_at, breaker.num_opened) == ("second", 10.0, 1)
+    assert breaker.probe_in_s(11.5) == 0.0
+
+
+def test_a_start_without_redis_is_no_outage() -> None:
+    breaker = Breaker(0.5)
+    assert not breaker.failed("refused", 1.0)
+    assert breaker.num_opened == 0

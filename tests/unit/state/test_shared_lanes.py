@@ -13,6 +13,7 @@ from completion_server.state.lanes.shared_lanes import SharedLanes
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret
 from completion_server.state.subscription import ChannelSubscription
+from tests.support.cancels import cancel_and_wait
 from tests.support.redis_servers import RedisServer
 from tests.support.server import eventually
 from tests.unit.state.stores import new_prefix, running_store
@@ -51,6 +52,11 @@ class Replica:
         return request
 
 
+async def later(*found: Replica) -> None:
+    """Wait until a stamp is newer than those before on any replica, also if the clocks were set on a busy machine."""
+    await asyncio.sleep(0.02 + 2 * max(each.lanes.clock.error_s for each in found))
+
+
 @asynccontextmanager
 async def replicas(address: str, *names: str, listen: bool = True) -> AsyncIterator[list[Replica]]:
     prefix = new_prefix()
@@ -62,20 +68,18 @@ async def replicas(address: str, *names: str, listen: bool = True) -> AsyncItera
         tasks = [asyncio.create_task(listener.run()) for listener in listeners if listen]
         for replica in found:
             replica.lanes.redis_is_back()
-            await replica.lanes.clock.is_in_step.wait()
+        await eventually(lambda: all(each.lanes.clock.is_in_step.is_set() for each in found))
         await eventually(lambda: all(each.is_listening for each in listeners) or not listen)
         yield found
         for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+            await cancel_and_wait(task)
 
 
 async def test_a_newer_request_ends_the_older_one_on_another_replica(redis_server: RedisServer) -> None:
     async with replicas(redis_server.address, "a", "b", "c") as (a, b, c):
         older = a.accept("lane", "first editor", 7)
         bystander = c.accept("another lane", "x", 1)
-        await asyncio.sleep(0.02)
+        await later(a, b)
         newer = b.accept("lane", "second editor", 1)
         await eventually(lambda: a.superseded == [older])
         await asyncio.sleep(0.05)
@@ -87,9 +91,9 @@ async def test_a_newer_request_ends_the_older_one_on_another_replica(redis_serve
 async def test_a_request_that_is_announced_late_is_told_so(redis_server: RedisServer) -> None:
     async with replicas(redis_server.address, "a", "b") as (a, b):
         older = a.accept("lane", "first", 1, announced=False)
-        await asyncio.sleep(0.02)
+        await later(a, b)
         newer = b.accept("lane", "second", 1)
-        await asyncio.sleep(0.02)
+        await later(a, b)
         a.lanes.accepted(older)
         await eventually(lambda: a.superseded == [older])
         assert b.live == {"lane": newer}
@@ -100,7 +104,7 @@ async def test_a_session_is_ordered_by_its_sequence_whatever_the_stamps_say(redi
     async with replicas(redis_server.address, "a", "b") as (a, b):
         a.lanes.clock.advance(a.lanes.clock.stamp() + 2_000_000)  # its clock is 2 s ahead
         older = a.accept("lane", "session", 5)
-        await asyncio.sleep(0.02)
+        await later(a, b)
         newer = b.accept("lane", "session", 6)
         assert newer.stamp < older.stamp
         await eventually(lambda: a.superseded == [older])
@@ -114,7 +118,7 @@ async def test_a_session_is_ordered_by_its_sequence_whatever_the_stamps_say(redi
 async def test_a_lost_message_is_made_up_for(redis_server: RedisServer) -> None:
     async with replicas(redis_server.address, "a", "b", listen=False) as (a, b):
         older = a.accept("lane", "first", 1)
-        await asyncio.sleep(0.02)
+        await later(a, b)
         newer = b.accept("lane", "second", 1)
         await eventually(lambda: b.lanes.stats.num_sent == 1)
         assert a.live == {"lane": older}
@@ -139,7 +143,7 @@ async def test_announcing_again_changes_nothing(redis_server: RedisServer) -> No
 async def test_late_and_repeated_messages_are_harmless(redis_server: RedisServer) -> None:
     async with replicas(redis_server.address, "a", "b") as (a, b):
         a.accept("lane", "first", 1)
-        await asyncio.sleep(0.02)
+        await later(a, b)
         b.accept("lane", "second", 1)
         await eventually(lambda: len(a.superseded) == 1)
         name = SECRET.name("lane", "lane")
@@ -162,7 +166,7 @@ async def test_a_user_who_repeats_a_sequence_elsewhere_is_served(redis_server: R
     """A client without sequences of its own gives the same number in each call."""
     async with replicas(redis_server.address, "a", "b") as (a, b):
         a.accept("lane", "me", 1)
-        await asyncio.sleep(0.02)
+        await later(a, b)
         request = b.accept("lane", "me", 1)
         await eventually(lambda: len(a.superseded) == 1)
         await asyncio.sleep(0.05)
@@ -206,7 +210,7 @@ async def test_a_request_that_was_not_announced_still_wins(redis_server: RedisSe
         a.accept("lane", "first", 1)
         await eventually(lambda: a.lanes.is_held("lane"))
         late = b.accept("lane", "second", 1, announced=False)
-        await asyncio.sleep(0.02)
+        await later(a, b)
         newest = a.accept("lane", "first", 2)
         assert a.lanes.stats.num_announced == 1
         b.lanes.accepted(late)
@@ -222,7 +226,7 @@ async def test_a_late_request_of_the_same_session_loses_to_one_that_was_not_anno
         a.accept("lane", "session", 10)
         await eventually(lambda: a.lanes.is_held("lane"))
         newest = a.accept("lane", "session", 12)
-        await asyncio.sleep(0.02)
+        await later(a, b)
         late = b.accept("lane", "session", 11)
         await eventually(lambda: b.superseded == [late])
         assert a.live == {"lane": newest}
@@ -269,10 +273,10 @@ async def test_replicas_keep_their_time_when_redis_loses_it(redis_server: RedisS
         a.lanes.clock._stamps._offset_us += ahead_us  # as if measured on an earlier Redis
         done = asyncio.Event()
         a.lanes.clock.measure_anew(done.set)
-        await done.wait()
+        await asyncio.wait_for(done.wait(), 30)
         done.clear()
         b.lanes.clock.measure_anew(done.set)
-        await done.wait()
+        await asyncio.wait_for(done.wait(), 30)
         assert abs(a.lanes.clock.stamp() - b.lanes.clock.stamp()) < 1_000_000
         older = a.accept("lane", "first", 1)
         await asyncio.sleep(0.05)

@@ -1,12 +1,10 @@
-"""Limits of rates and of open sessions, behind one interface: those of this process, or leased from Redis."""
+"""Limits of rates and of open sessions, behind one interface: those of this process, or shared with replicas."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-from completion_server.admission.rate_limiter import RateLimiter
+from completion_server.limits.rate_limiter import RateLimiter
 
 
 class Limiter(Protocol):
@@ -36,7 +34,7 @@ class SessionLimiter(Protocol):
         """Return whether the key may not open another session."""
         ...
 
-    def lease_wait_s(self, key: str) -> float | None:
+    def more_in_s(self, key: str) -> float | None:
         """Return the seconds after which a full key may have more sessions; None if it has as many as are allowed."""
         ...
 
@@ -61,18 +59,6 @@ class Limiters(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRequest:
-    """A message to the budget of one key in Redis."""
-
-    budget: Literal["rate", "sessions"]
-    kind: str
-    key: str
-    arguments: tuple[float, ...]
-    settle: Callable[[Sequence[float] | None, float], None]
-    """Takes the reply and the time; None if Redis did not answer."""
-
-
 class LocalSessions:
     """Counts the sessions of each key in this process."""
 
@@ -93,7 +79,7 @@ class LocalSessions:
         """Return whether the key may not open another session."""
         return 0 < self._limit <= self._open[key]
 
-    def lease_wait_s(self, _key: str) -> float | None:
+    def more_in_s(self, _key: str) -> float | None:
         """Return None: all sessions that are allowed may be opened here."""
         return None
 

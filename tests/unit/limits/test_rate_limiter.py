@@ -2,7 +2,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from completion_server.admission.rate_limiter import ROUNDING, RateLimiter
+from completion_server.limits.rate_limiter import ROUNDING, RateLimiter
 
 
 def allowed(limiter: RateLimiter, user: str, now: float, num: int) -> int:

@@ -1,0 +1,263 @@
+"""This replica's shares of limits that replicas share. Pure.
+
+1. A replica reports how much is asked of a key and what it took, and gets a share of the limit in proportion to that.
+2. It has this share of the rate, and of the burst less what all replicas took and the rate has not filled again.
+3. A key that is new here begins with the share 1 / replicas. The shares of others never make a reported one smaller.
+4. A key is reported once a second while much is taken of it, else at the interval of its limit, until nobody asks.
+5. Without Redis the last share stays.
+
+The bound: the shares of a key come to 1, and to less than 2 while they change. So in any window all replicas together
+take at most the rate times its length, three times the burst, three seconds of the rate, and one for each replica. What
+they took too much is not taken again. The same holds for open sessions, which have no rate. A replica that Redis does
+not answer adds its share of the rate and the burst, at most the whole, when the others no longer know of it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from completion_server.core.clock import Clock
+from completion_server.limits.rate_limiter import ROUNDING
+from completion_server.limits.replicas import Replicas
+
+RATE_INTERVAL_S = 3.0
+SESSIONS_INTERVAL_S = 20.0
+NUM_KEPT = 3
+"""Redis forgets a share that is not reported for this number of intervals."""
+_BUSY_INTERVAL_S = 1.0
+_BUSY_PART = 0.25
+"""A key is busy if this part of what may be taken at once was taken since its last report."""
+_IDLE_S = 2.0
+_MAX_DEBT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A message about one key. `settle` takes the share and the units left of the burst; None if there is no reply."""
+
+    kind: str
+    key: str
+    arguments: tuple[float, ...]
+    """Those of `SHARE` in state/limit_reports.py."""
+    settle: Callable[[tuple[float, float] | None], None]
+
+
+@dataclass(slots=True)
+class Share:
+    """This replica's share of one key."""
+
+    part: float
+    level: float
+    """Units that may be taken now; negative after a charge of more than that."""
+    at: float
+    """When the level was true."""
+    reported_at: float
+    asked_at: float
+    demand: float = 1.0
+    """How often the key was asked for; for sessions, how often in vain."""
+    taken: float = 0.0
+    """Units since the last report, less those that its part of the rate has filled again."""
+    kept: float = 0.0
+    """Units of the level that are charged already: what a small part saves for its next unit."""
+    num_open: int = 0
+    is_known: bool = False
+    """Whether Redis knows the part."""
+
+
+class Shares:
+    """The shares of one limit. `demand` returns what is asked of a share at a time; 0 ends it."""
+
+    def __init__(
+        self, kind: str, units_per_s: float, burst: float, max_debt: float, interval_s: float, replicas: Replicas,
+        demand: Callable[[Share, float], float],
+    ) -> None:  # fmt: skip
+        """Begin without a key."""
+        self._kind = kind
+        self._units_per_s = units_per_s
+        self._burst = burst
+        self._max_debt = max_debt
+        self._interval_s = interval_s
+        self._demand = demand
+        self.replicas = replicas
+        self.by_key: OrderedDict[str, Share] = OrderedDict()
+        """The key that was not reported for the longest time comes first."""
+        self.busy: dict[str, None] = {}
+
+    @property
+    def new_part(self) -> float:
+        """The share with which a key begins."""
+        return 1 / self.replicas.num_alive
+
+    def of(self, key: str, now: float) -> Share:
+        """Return the share of a key, which may be new."""
+        if key not in self.by_key:
+            part = self.new_part
+            self.by_key[key] = Share(part, self.depth(part), now, now - _BUSY_INTERVAL_S, now)
+        return self.by_key[key]
+
+    def depth(self, part: float) -> float:
+        """Return the units that a share allows at once."""
+        return max(1.0, self._burst * part)
+
+    def take(self, key: str, share: Share, units: float) -> None:
+        """Count units that were taken, to report them soon if they are many."""
+        from_kept = min(share.kept, max(0.0, units))
+        share.kept, share.taken = share.kept - from_kept, share.taken + units - from_kept
+        if abs(share.taken) >= _BUSY_PART * self.depth(share.part):
+            self.busy[key] = None
+
+    def reports(self, now: float) -> Iterator[Report]:
+        """Yield the messages that are due. Each must be settled."""
+        due = {key: None for key in self.busy if now - self.by_key[key].reported_at >= _BUSY_INTERVAL_S}
+        for key, share in self.by_key.items():
+            if now - share.reported_at < self._interval_s:
+                break
+            due[key] = None
+        for key in due:
+            yield self._report(key, self._demand(self.by_key[key], now), now)
+
+    def give_back(self) -> Iterator[Report]:
+        """Yield the messages that leave all shares to the other replicas."""
+        return (self._report(key, 0.0, 0.0) for key in tuple(self.by_key))
+
+    def forget(self, key: str) -> Share:
+        """Forget a key."""
+        self.busy.pop(key, None)
+        return self.by_key.pop(key)
+
+    def _report(self, key: str, demand: float, now: float) -> Report:
+        share = self.forget(key)
+        if demand:
+            self.by_key[key] = share
+        else:
+            share.kept, share.taken = 0.0, share.taken - share.kept
+        share.reported_at, taken, share.taken = now, share.taken, 0.0
+        max_debt = self._burst + self._max_debt
+        charge = taken if self._units_per_s else 0.0
+        arguments = (
+            NUM_KEPT * self._interval_s, self._units_per_s, self._burst, max_debt, charge, share.num_open, demand,
+            self.new_part,
+        )  # fmt: skip
+        return Report(self._kind, key, arguments, partial(self._settle, key, share, taken))
+
+    def _settle(self, key: str, share: Share, taken: float, reply: tuple[float, float] | None) -> None:
+        if reply is None:
+            share.taken += taken
+            if key in self.by_key:
+                self.busy[key] = None
+        else:
+            share.is_known, (share.part, left) = True, reply
+            level = share.part * left - share.taken
+            saved = min(1.0, share.level) if self._units_per_s and left > -1 else 0.0
+            # Otherwise a part of less than one unit between two reports would never come to a unit.
+            kept = max(0.0, saved - level) if saved > 0 else 0.0
+            share.kept, share.taken = kept, share.taken + kept - share.kept
+            share.level = min(self.depth(share.part), level + kept)
+
+
+class SharedRates:
+    """Limits the rate of each key over all replicas, and allows bursts. Implements `Limiter`."""
+
+    def __init__(self, kind: str, units_per_s: float, burst: float, max_wait_s: float, replicas: Replicas) -> None:
+        """Allow `burst` units at once and `units_per_s` in the long run; a key waits at most `max_wait_s`."""
+        self._units_per_s = units_per_s
+        self._max_wait_s = max_wait_s
+        self._max_debt = min(max_wait_s, _MAX_DEBT_S) * units_per_s
+        self.shares = Shares(kind, units_per_s, burst, self._max_debt, RATE_INTERVAL_S, replicas, self._demand)
+
+    def delay_s(self, key: str, now: float, /) -> float:
+        """Return the seconds after which the key may have a unit, 0 for now. Takes none."""
+        share = self.shares.by_key.get(key)
+        if share is None:
+            return 0.0
+        self._fill(share, now)
+        share.asked_at, share.demand = now, share.demand + 1
+        missing = 1 - share.level
+        if missing <= ROUNDING:
+            return 0.0
+        self.shares.busy[key] = None
+        return min(missing / (self._units_per_s * share.part), self._max_wait_s)
+
+    def charge(self, key: str, now: float, units: float = 1.0, /) -> None:
+        """Take units, even if fewer are left; a negative number gives them back."""
+        if not self._units_per_s:
+            return
+        share = self.shares.of(key, now)
+        self._fill(share, now)
+        share.level = min(self.shares.depth(share.part), max(share.level - units, -self._max_debt * share.part))
+        self.shares.take(key, share, units)
+
+    def _fill(self, share: Share, now: float) -> None:
+        elapsed_s, share.at = now - share.at, now
+        missing = max(0.0, self.shares.depth(share.part) - share.level)
+        gain = min(missing, elapsed_s * self._units_per_s * share.part)
+        share.level += gain
+        # Redis does not fill the part that it knows. Without Redis all parts are filled here.
+        share.taken -= gain if share.is_known or not self.shares.replicas.is_shared else 0.0
+        share.demand *= 0.5**elapsed_s
+
+    def _demand(self, share: Share, now: float) -> float:
+        """Return how often the key was asked for lately; 0 if it was not, and would begin with no more than it has."""
+        self._fill(share, now)
+        is_full = share.level >= self.shares.depth(min(share.part, self.shares.new_part))
+        return 0.0 if is_full and now - share.asked_at >= _IDLE_S else max(share.demand, ROUNDING)
+
+
+class SharedSessions:
+    """Limits the sessions of each key over all replicas. Implements `SessionLimiter`."""
+
+    def __init__(self, kind: str, limit: int, replicas: Replicas, clock: Clock) -> None:
+        """Allow `limit` sessions of each key; 0 sets no limit."""
+        self._limit = limit
+        self._clock = clock
+        self.shares = Shares(kind, 0.0, limit, 0.0, SESSIONS_INTERVAL_S, replicas, self._demand)
+
+    def __len__(self) -> int:
+        """Return the number of keys with open sessions."""
+        return len(self.shares.by_key)
+
+    def num_open(self, key: str) -> int:
+        """Return the number of the key's open sessions on this replica."""
+        return self.shares.by_key[key].num_open if key in self.shares.by_key else 0
+
+    def is_full(self, key: str) -> bool:
+        """Return whether the key may not open another session. Then more are asked for."""
+        share = self.shares.by_key.get(key)
+        if share is None or share.level > ROUNDING:
+            return False
+        share.demand += 1
+        self.shares.busy[key] = None
+        return True
+
+    def more_in_s(self, key: str) -> float | None:
+        """Return the seconds after which a full key may have more sessions; None if it has as many as are allowed."""
+        if self.num_open(key) >= self._limit or not self.shares.replicas.is_shared:
+            return None
+        return _BUSY_INTERVAL_S
+
+    def enter(self, key: str) -> None:
+        """Count another session."""
+        if self._limit:
+            self._count(key, 1)
+
+    def leave(self, key: str) -> None:
+        """Count a session no longer."""
+        if not self._limit:
+            return
+        share = self._count(key, -1)
+        if not share.num_open:
+            if share.is_known:
+                self.shares.busy[key] = None
+            else:
+                self.shares.forget(key)
+
+    def _count(self, key: str, num: int) -> Share:
+        share = self.shares.of(key, self._clock.now())
+        share.num_open, share.level = share.num_open + num, share.level - num
+        self.shares.take(key, share, num)
+        return share
+
+    def _demand(self, share: Share, _now: float) -> float:
+        num_refused, share.demand = share.demand, 0.0
+        return share.num_open + num_refused if share.num_open else 0.0
