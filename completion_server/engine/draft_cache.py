@@ -1,5 +1,9 @@
 """Separates cached prompts that have draft KV from those that were computed while drafts were switched off. Pure."""
 
+SEPARATED = "\0separated#"
+"""Begins the salts of a caller that uses no salt both while drafts are on and while they are off. Metadata has no NUL
+character, so no tenant's name begins so."""
+
 
 class DraftCache:
     """Whether the draft model runs, and the cache salts that follow from it."""
@@ -21,4 +25,4 @@ class DraftCache:
 
         While drafts are off, prompts may use all blocks; after they are switched on, only newer blocks.
         """
-        return f"{cache_salt}#{self._epoch}" if self._epoch else cache_salt
+        return f"{cache_salt}#{self._epoch}" if self._epoch and not cache_salt.startswith(SEPARATED) else cache_salt

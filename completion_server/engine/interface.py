@@ -210,6 +210,11 @@ def constant_lookup(num_speculative_tokens: int, max_num_seqs: int) -> Speculati
     return (0, *[num_speculative_tokens] * max_num_seqs)
 
 
+def trial_ks(max_k: int) -> tuple[int, ...]:
+    """Return the Ks above 0 that a trial at start measures, and for which an engine on a GPU captures graphs."""
+    return tuple(sorted({1, max_k // 2, max_k} - {0}))
+
+
 def check_lookup(lookup: Sequence[int], info: EngineInfo) -> SpeculationLookup:
     """Return `lookup` as a tuple.
 

@@ -5,9 +5,15 @@ Imports nothing of vLLM.
 
 import contextlib
 import multiprocessing
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 
 import psutil
+
+_SHARED_MEMORY = Path("/dev/shm")
+_POLL_S = 0.01
 
 
 def child_ids() -> set[int]:
@@ -28,6 +34,14 @@ def with_descendants(process_ids: Iterable[int]) -> list[psutil.Process]:
     return list(found.values())
 
 
+def still_running(known: Iterable[psutil.Process], process_ids: Iterable[int]) -> list[psutil.Process]:
+    """Return those of the known processes that still run, the processes of the ids, and the descendants of both.
+
+    The children of a process that has died are no descendants of it any more, so they must be known from before.
+    """
+    return with_descendants([*(process.pid for process in known if process.is_running()), *process_ids])
+
+
 def kill_with_descendants(process_ids: Iterable[int]) -> None:
     """Kill processes and their descendants, without waiting for their end."""
     ids = list(process_ids)
@@ -43,6 +57,61 @@ def kill(processes: Iterable[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+def kill_and_wait(processes: Sequence[psutil.Process], timeout_s: float) -> None:
+    """Kill processes and wait until they have ended, but not until their parents have noticed."""
+    kill(processes)
+    deadline = time.monotonic() + timeout_s
+    while any(map(runs, processes)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def runs(process: psutil.Process) -> bool:
+    """Tell whether a process may have files open: a zombie may, as long as one of its threads has not ended."""
+    try:
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Remnants:
+    """The socket files and the shared memory of processes, which they leave behind when they are killed."""
+
+    def __init__(self, processes: Sequence[psutil.Process]) -> None:
+        """Find them, while the processes run."""
+        self._sockets: set[Path] = set()
+        self._memories = set(_open_memories(processes))
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                self._sockets |= set(_bound_sockets(process))
+
+    def remove(self) -> None:
+        """Remove those that are still there and that no process has open, after the processes have ended."""
+        if self._sockets:
+            bound = {Path(str(each.laddr)) for each in psutil.net_connections("unix") if each.laddr}
+            for path in self._sockets - bound:
+                path.unlink(missing_ok=True)
+        if self._memories:
+            for name in self._memories - set(_open_memories(psutil.process_iter())):
+                with contextlib.suppress(OSError, ValueError):
+                    memory = SharedMemory(name)
+                    memory.close()
+                    memory.unlink()  # not the file alone: the resource tracker would warn of it
+
+
+def _open_memories(processes: Iterable[psutil.Process]) -> Iterator[str]:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            files = (Path(file.path) for file in process.open_files())
+            yield from (file.name for file in files if file.parent == _SHARED_MEMORY)
+
+
+def _bound_sockets(process: psutil.Process) -> Iterator[Path]:
+    for connection in process.net_connections("unix"):
+        path = Path(str(connection.laddr))
+        if path.is_absolute() and path.is_socket():
+            yield path
 
 
 def kill_children() -> None:

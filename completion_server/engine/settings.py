@@ -30,7 +30,8 @@ class EngineSettings:
     scripted_kv_blocks: Annotated[int, Between(1, 100_000_000)] = 8192
     """Blocks of 16 tokens in the scripted engine's KV cache."""
     model: str = ""
-    """A Hugging Face model id, or the path of a model folder. A path may be relative to the configuration file."""
+    """A Hugging Face model id, or the path of a model folder. A path may be relative to the configuration file. The
+    scripted engine needs only its tokenizer; unset, it takes that of the embedded model."""
     revision: str | None = None
     """Branch, tag or commit of a model on a hub."""
     dtype: str = "auto"
@@ -124,7 +125,7 @@ class SpeculationSettings:
     mode: Literal["fixed", "schedule", "auto"] = "auto"
     """How to choose the number of speculative tokens (K) for each step. "fixed" always takes
     engine.num_speculative_tokens, "schedule" follows `schedule`, and "auto" lets the server choose: it begins with
-    `schedule`, or without one with what a trial of a few seconds at start finds (engine.warm_up). `completion-server
+    `schedule`, or without one with what a trial of up to 20 s at start finds (engine.warm_up). `completion-server
     speculation set` changes it on a running server."""
     schedule: tuple[tuple[int, ...], ...] = ()
     """Rows of [first, last, K]: in a step of first to last generations each gets K draft tokens. Rows begin at batch

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from enum import Enum
 
+from completion_server.core.cancellation import raise_if_cancelled
 from completion_server.core.clock import Clock
 from completion_server.engine.backoff import Backoff
 from completion_server.engine.interface import (
@@ -146,27 +147,19 @@ class SupervisedEngine:
         if not self._engine.is_alive:
             raise EngineDeadError("the engine died")
         entry = self._quarantine.enter(request.prompt_token_ids, self._clock.now())
-        try:
-            async with aclosing(self._watched(request)) as outputs:
-                async for output in outputs:
-                    self._quarantine.output_received(entry)
-                    if output.finish is not None:
-                        self._quarantine.last_output_received(entry)
-                    yield output
-        finally:
-            self._quarantine.leave(entry)
-
-    async def _watched(self, request: GenerationRequest) -> AsyncGenerator[Output]:
-        """Generate, and record the signs of life."""
         vitals = self._vitals
         number = vitals.generation_opened(self._clock.now())
         try:
             async with aclosing(self._engine.generate(request)) as outputs:
                 async for output in outputs:
                     vitals.output_received(self._clock.now())
+                    self._quarantine.output_received(entry)
+                    if output.finish is not None:
+                        self._quarantine.last_output_received(entry)
                     yield output
         finally:
             vitals.generation_closed(number)
+            self._quarantine.leave(entry)
 
     def stats(self) -> EngineStats:
         """Return the counters; token counts include those of the engines before a restart."""
@@ -238,9 +231,15 @@ class SupervisedEngine:
     async def _beat(self) -> None:
         self._num_heartbeats += 1
         request = GenerationRequest(id=f"heartbeat-{self._num_heartbeats}", prompt_token_ids=[1], max_tokens=1)
-        with contextlib.suppress(EngineDeadError):  # the watch finds the failure itself
-            async for _output in self._watched(request):
-                self._quarantine.output_received()
+        vitals = self._vitals
+        number = vitals.generation_opened(self._clock.now())
+        try:
+            with contextlib.suppress(EngineDeadError):  # the watch finds the failure itself
+                async for _output in self._engine.generate(request):
+                    vitals.output_received(self._clock.now())
+                    self._quarantine.output_received()
+        finally:
+            vitals.generation_closed(number)
 
     async def _replace(self, served_s: float) -> None:
         """Stop the failed engine, which served for `served_s`, and start engines until one runs."""
@@ -260,6 +259,7 @@ class SupervisedEngine:
                 self.failure = str(error) or repr(error)
                 logger.error("engine did not restart: %s", self.failure)
                 self._change(EngineState.FAILED)
+                raise_if_cancelled()
             else:
                 logger.warning("engine restarted (restart %d)", self.num_restarts)
                 return

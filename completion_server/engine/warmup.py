@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from typing import NamedTuple
 
 from completion_server.engine.interface import Engine, EngineDeadError, GenerationRequest
 
@@ -25,21 +26,31 @@ async def warm_up(engine: Engine, step_timeout_s: float) -> None:
     await asyncio.gather(*(run_to_end(engine, request, step_timeout_s) for request in batch))
 
 
-async def run_to_end(engine: Engine, request: GenerationRequest, step_timeout_s: float) -> int:
-    """Run a request and return the number of its tokens.
+class Completed(NamedTuple):
+    """Numbers of tokens of a request that ran to its end."""
+
+    num_tokens: int
+    num_accepted: int
+    """Accepted drafts among them."""
+    num_cached_prompt_tokens: int
+
+
+async def run_to_end(engine: Engine, request: GenerationRequest, step_timeout_s: float) -> Completed:
+    """Run a request and return its numbers of tokens.
 
     Raises:
         EngineDeadError: the engine did not survive it, or gave no output for `step_timeout_s`.
 
     """
-    num_tokens = 0
+    found = Completed(0, 0, 0)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(step_timeout_s) as timeout, aclosing(engine.generate(request)) as outputs:
             async for output in outputs:
-                num_tokens += output.num_tokens
+                num_tokens = found.num_tokens + output.num_tokens
+                found = Completed(num_tokens, output.accepted_draft_tokens, output.cached_prompt_tokens)
                 timeout.reschedule(loop.time() + step_timeout_s)
     except TimeoutError as error:
         msg = f"no output for {step_timeout_s:g} s while the engine warms up (engine.step_timeout_s)"
         raise EngineDeadError(msg) from error
-    return num_tokens
+    return found

@@ -16,6 +16,7 @@ from completion_server.engine.interface import (
     GenerationRequest,
 )
 from tests.engine.contract_checks import POLL_S, ContractChecks, prompt, run_request
+from tests.support.cancels import cancel_and_wait
 
 
 class EngineContract(ContractChecks):
@@ -123,8 +124,7 @@ class EngineContract(ContractChecks):
         task = asyncio.create_task(consume())
         async with asyncio.timeout(self.wait_s):
             await is_going.wait()
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel_and_wait(task)
         await self.check_freed(engine, num_aborted)
 
     async def test_cancelling_before_the_first_output_frees_it(self, engine: Engine) -> None:
@@ -133,8 +133,7 @@ class EngineContract(ContractChecks):
         task = asyncio.create_task(run_request(engine, GenerationRequest("early", prompt(256, 32), 200)))
         for _ in range(3):
             await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel_and_wait(task)
         assert task.cancelled()
         await self.check_freed(engine, num_aborted)
 

@@ -9,6 +9,7 @@ from completion_server.engine.interface import EngineStats, GenerationRequest, S
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes, Token
 from completion_server.engine.settings import EngineSettings
 from loadtest.simulation.virtual_time import run
+from tests.support.cancels import cancel_and_wait
 from tests.support.scripted import collect, request, started, times_of
 
 
@@ -155,8 +156,7 @@ def test_an_abort_in_the_queue_costs_nothing() -> None:
         await asyncio.sleep(0.001)
         queued = asyncio.create_task(collect(engine, request("queued")))
         await asyncio.sleep(0.001)
-        queued.cancel()
-        await asyncio.wait([queued])
+        await cancel_and_wait(queued)
         assert engine.stats().num_waiting == 0
         await first
         await asyncio.sleep(1.0)

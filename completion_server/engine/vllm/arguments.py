@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from completion_server.core.errors import ConfigError
-from completion_server.engine.interface import NGRAM, SpeculationLookup, constant_lookup
+from completion_server.engine.interface import NGRAM, SpeculationLookup, constant_lookup, trial_ks
 from completion_server.engine.settings import CPU_BLOCK_SIZE, EngineSettings
 from completion_server.engine.vllm.compiled import cannot_compile_reason
 from completion_server.engine.vllm.drafts.shared_lookup import MAX_NUM_SPECULATIVE_TOKENS
@@ -111,9 +111,21 @@ def _speculation_args(settings: EngineSettings) -> dict[str, Any]:
     if not settings_locked_reason(settings):
         args["worker_extension_cls"] = _WORKER_EXTENSION
         if not settings.full_cuda_graphs or settings.draft_model == NGRAM:
-            # A schedule tells vLLM that K may vary; a GPU then has no full CUDA graphs (docs/speculation.md).
-            speculative[_SCHEDULE_KEY] = [[1, settings.max_num_seqs, settings.num_speculative_tokens]]
+            speculative[_SCHEDULE_KEY] = _schedule(settings)
     return args
+
+
+def _schedule(settings: EngineSettings) -> list[list[int]]:
+    """Return the rows [first, last, K] that tell vLLM which K may come; the server's scheduler replaces them at start.
+
+    vLLM's older runner has no full CUDA graphs with any schedule. The newer one, which n-gram drafts have on a GPU,
+    captures them for each K that has a row: those that a trial at start measures, and 0.
+    """
+    largest, num_seqs = settings.num_speculative_tokens, settings.max_num_seqs
+    is_newer_runner = settings.draft_model == NGRAM and not current_platform.is_cpu()
+    fewer = sorted({*trial_ks(largest), 0} - {largest}, reverse=True)[: num_seqs - 1] if is_newer_runner else []
+    others = range(num_seqs - len(fewer) + 1, num_seqs + 1)
+    return [[1, num_seqs - len(fewer), largest], *([n, n, k] for n, k in zip(others, fewer, strict=True))]
 
 
 def settings_locked_reason(settings: EngineSettings) -> str:
@@ -166,14 +178,18 @@ def schedulers_locked_reason(module: str) -> str:
     return ""
 
 
-def lookup_at_start(config: VllmConfig) -> SpeculationLookup:
-    """Return the K by number of sequences that vLLM starts with."""
+def lookup_at_start(settings: EngineSettings, config: VllmConfig, locked_reason: str) -> SpeculationLookup:
+    """Return the K by number of sequences that the engine starts with: a schedule of the operator's, or the largest K.
+
+    If K is locked, vLLM follows the schedule of its configuration, whoever made it.
+    """
     max_num_seqs = config.scheduler_config.max_num_seqs
     speculative = config.speculative_config
     if speculative is None:
         return constant_lookup(0, max_num_seqs)
     limit = speculative.num_speculative_tokens
     lookup = list(constant_lookup(limit, max_num_seqs))
-    for first, _last, k in sorted(getattr(speculative, _SCHEDULE_KEY, None) or ()):
+    is_followed = bool(locked_reason or settings.vllm.get("speculative_config"))
+    for first, _last, k in sorted(getattr(speculative, _SCHEDULE_KEY, None) or ()) if is_followed else ():
         lookup[first:] = [min(k, limit)] * len(lookup[first:])  # as in vLLM, a row also holds for a gap after it
     return tuple(lookup)

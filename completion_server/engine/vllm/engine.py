@@ -5,7 +5,7 @@ The engine core runs in a process of its own; the server's process talks to it t
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import psutil
@@ -33,9 +33,8 @@ from completion_server.engine.interface import (
     SpeculationControl,
 )
 from completion_server.engine.loading import Loading
-from completion_server.engine.processes import cpu_seconds, kill, with_descendants
+from completion_server.engine.processes import Remnants, cpu_seconds, kill_and_wait, still_running
 from completion_server.engine.settings import EngineSettings
-from completion_server.engine.vllm import spans
 from completion_server.engine.vllm.arguments import (
     check_draft_length,
     engine_args,
@@ -45,7 +44,8 @@ from completion_server.engine.vllm.arguments import (
 )
 from completion_server.engine.vllm.drafts.shared_lookup import SPECULATE, LookupPublisher
 from completion_server.engine.vllm.drafts.speculation import VllmSpeculation
-from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback
+from completion_server.engine.vllm.environment import choose_model_runner, keep_on_loopback, without_spans
+from completion_server.engine.vllm.patches import log_patches, sampled_spans, span_exporter
 from completion_server.engine.vllm.process import yield_to_server
 from completion_server.engine.vllm.token_accounting import GenerationProgress, StepMeter, TokenAccounting
 
@@ -57,8 +57,8 @@ SCHEDULERS_MODULE = "completion_server.engine.vllm.drafts.schedulers"
 
 _NICE_ON_A_CPU = 5
 
-_STOP_GRACE_S = 10.0
-"""How long a core may take to end by itself; after that it is killed."""
+_END_S = 5.0
+"""How long killed processes may take to end."""
 
 
 class _Stats(StatLoggerBase):
@@ -131,8 +131,7 @@ class VllmEngine:
             msg = f"the engine did not start: {_reason(error)}"
             raise EngineDeadError(msg) from error
         self._accounting.watch(self._llm.output_processor)
-        manager = self._llm.engine_core.resources.engine_manager
-        self._processes = with_descendants(process.pid for process in getattr(manager, "processes", ()))
+        self._processes = still_running((), _core_ids(self._llm))
         config = self._llm.vllm_config
         speculative = config.speculative_config
         self._info = EngineInfo(
@@ -141,7 +140,7 @@ class VllmEngine:
             draft_model=self._settings.draft_model if speculative else "",
             num_speculative_tokens=speculative.num_speculative_tokens if speculative else 0,
             max_num_seqs=config.scheduler_config.max_num_seqs,
-            speculation_lookup=lookup_at_start(config),
+            speculation_lookup=lookup_at_start(self._settings, config, self._locked_reason),
             speculation_locked_reason=self._locked_reason,
         )
         self._accounting.lookup = self._info.speculation_lookup
@@ -153,11 +152,14 @@ class VllmEngine:
         yield_to_server((_NICE_ON_A_CPU if current_platform.is_cpu() else 0) if nice is None else nice)
         keep_on_loopback(self._settings.vllm)
         given = engine_args(self._settings, traces_endpoint=self._traces_endpoint)
-        choose_model_runner(given.get("speculative_config"), is_older=self._settings.draft_model == NGRAM)
+        choose_model_runner(given.get("speculative_config"))
         args = AsyncEngineArgs(**given)
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
         check_draft_length(config)
         self._locked_reason = locked_reason(self._settings, config) or schedulers_locked_reason(SCHEDULERS_MODULE)
+        log_patches(
+            is_cpu=current_platform.is_cpu(), is_k_live=not self._locked_reason, has_spans=bool(self._traces_endpoint)
+        )
         if self._locked_reason:
             return self._make_llm(args, config)
         scheduler = "LookupAsyncScheduler" if config.scheduler_config.async_scheduling else "LookupScheduler"
@@ -174,7 +176,10 @@ class VllmEngine:
 
     def _make_llm(self, args: AsyncEngineArgs, config: VllmConfig) -> AsyncLLM:
         self._loading.check()
-        with spans.only_in_server() if self._traces_endpoint else nullcontext():
+        with ExitStack() as stack:
+            if self._traces_endpoint:
+                stack.callback(span_exporter.PATCH.apply())
+                stack.enter_context(without_spans())
             llm = AsyncLLM.from_vllm_config(
                 config,
                 stat_loggers=[self._make_stats],
@@ -182,7 +187,7 @@ class VllmEngine:
                 disable_log_stats=args.disable_log_stats,
             )
         if self._traces_endpoint:
-            spans.only_of_sampled(llm.output_processor)
+            sampled_spans.PATCH.apply(llm.output_processor)
         return llm
 
     def _make_stats(self, _vllm_config: Any, _engine_index: int = 0) -> _Stats:
@@ -256,7 +261,7 @@ class VllmEngine:
         return cpu_seconds(self._processes) if current_platform.is_cpu() else None
 
     async def stop(self) -> None:
-        """Free everything. A core that does not answer is killed, and so is one that still loads."""
+        """Free everything, and kill the processes, which open generations have no more use for."""
         llm, self._llm = await self._loading.give_up(), None
         if llm is not None:
             # Every open generation ends now, not when the core has gone.
@@ -266,10 +271,19 @@ class VllmEngine:
             await asyncio.to_thread(self._discard, llm)
 
     def _discard(self, llm: AsyncLLM) -> None:
-        llm.shutdown(_STOP_GRACE_S)
-        kill(self._processes)
+        """Kill the processes: vLLM's own way, which frees all that ends with them anyway, takes up to ten seconds."""
+        processes = still_running(self._processes, _core_ids(llm))
+        remnants = Remnants(processes)
+        llm.shutdown(0)
+        kill_and_wait(processes, _END_S)
         if self._publisher is not None:
             self._publisher.close()
+        remnants.remove()
+
+
+def _core_ids(llm: AsyncLLM) -> list[int]:
+    manager = llm.engine_core.resources.engine_manager
+    return [process.pid for process in getattr(manager, "processes", ())]
 
 
 def _sampling_params(request: GenerationRequest) -> SamplingParams:

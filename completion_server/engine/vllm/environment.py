@@ -9,12 +9,14 @@ A variable that is set already stays: an operator's own choice always has preced
   request of the server has.
 - On a networked host vLLM's processes listen on the address of the host's name, without authentication.
 - vLLM's newer model runner (V2) runs a draft model without CUDA graphs and always drafts the largest K; the older one
-  (V1) does neither. Without a draft model the newer one is faster.
+  (V1) does neither. Without a draft model the newer one is faster. So it is with n-gram drafts: it looks them up on the
+  GPU, beside asynchronous scheduling and full CUDA graphs, and verifies only the current K of them.
 """
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -42,6 +44,8 @@ _OTHER_HOSTS_KEYS = (
 """vLLM's arguments for engines that span several hosts or exchange data with other hosts."""
 
 _LOOPBACK = ("127.0.0.1", "::1")
+
+_NO_SPANS = "OTEL_SDK_DISABLED"
 
 _chosen_here: set[str] = set()
 """Variables that this process has set for one engine and may change for its next one."""
@@ -98,7 +102,7 @@ def choose_model_runner(speculative_config: Mapping[str, Any] | None, *, is_olde
     """Choose the model runner of the next engine that this process starts; call it before vLLM's configuration.
 
     The variable stays while the engine runs, because vLLM reads it at requests, too. `is_older` takes the older runner
-    without a draft model, as for n-gram drafts with a K that may change.
+    without a draft model, to time a model as it runs in speculation.
     """
     if RUNNER in _chosen_here and os.environ.get(RUNNER) == _OLDER:
         del os.environ[RUNNER]
@@ -107,3 +111,20 @@ def choose_model_runner(speculative_config: Mapping[str, Any] | None, *, is_olde
         os.environ[RUNNER] = _OLDER
         _chosen_here.add(RUNNER)
         logger.debug("%s=%s", RUNNER, _OLDER)
+
+
+@contextmanager
+def without_spans() -> Iterator[None]:
+    """Let the processes that start inside the `with` block make no spans.
+
+    vLLM's own processes would make spans of their start, with exporters of their own, without encryption.
+    """
+    given = os.environ.get(_NO_SPANS)
+    os.environ[_NO_SPANS] = "true"
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_NO_SPANS]
+        else:
+            os.environ[_NO_SPANS] = given

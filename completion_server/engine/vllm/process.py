@@ -16,7 +16,7 @@ from pathlib import Path
 
 from completion_server.core import safe_logging
 from completion_server.core.errors import ConfigError
-from completion_server.engine.vllm import environment, idle
+from completion_server.engine.vllm import environment, patches
 
 ENABLE_ENV = "COMPLETION_SERVER_ENGINE_CHILD"
 """Set by the server for the processes that it starts: the plugin does nothing in other uses of vLLM."""
@@ -32,7 +32,7 @@ _MOST_NICE = 19
 PLUGINS = ("completion_server", "completion_server_on_cpu")
 """Names of the server's plugins for vLLM's processes. Without the second one sampling on a CPU is silently wrong."""
 
-_PLUGIN_GROUP = "vllm.general_plugins"
+PLUGIN_GROUP = "vllm.general_plugins"
 
 _PARENT_POLL_S = 1.0
 
@@ -77,13 +77,16 @@ def check_plugins() -> None:
 
     """
     named = os.environ.get("VLLM_PLUGINS")
-    installed = {entry.name for entry in entry_points(group=_PLUGIN_GROUP)}
+    installed = {entry.name for entry in entry_points(group=PLUGIN_GROUP)}
     for name in PLUGINS:
         if named is not None and name not in named.split(","):
             msg = f"VLLM_PLUGINS: must be unset or contain {','.join(PLUGINS)}, which correct vLLM; got {named!r}"
             raise ConfigError(msg)
         if name not in installed:
-            msg = f"the installed completion-server lacks vLLM's plugin {name}, which corrects vLLM: install it again"
+            msg = (
+                f"completion-server is not installed for {sys.executable}, or not whole: vLLM finds no plugin {name},"
+                " which corrects it. In a checkout: pip install --no-deps --no-build-isolation --editable ."
+            )
             raise ConfigError(msg)
 
 
@@ -106,7 +109,8 @@ def register() -> None:
     end_with_parent()
     os.setpgid(0, 0)
     lower_priority()
-    idle.patch()
+    for patch in patches.IN_EACH_PROCESS:
+        patch.apply()
 
 
 def lower_priority() -> None:

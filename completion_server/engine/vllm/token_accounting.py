@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from completion_server.engine.interface import EngineStep, SpeculationLookup
+from completion_server.engine.vllm.patches import counted_outputs
 
 
 @dataclasses.dataclass(slots=True)
@@ -103,11 +104,10 @@ class TokenAccounting:
         """The active K by number of sequences."""
 
     def watch(self, processor: Any) -> None:
-        """Read each step's outputs before vLLM drops those of aborted generations and merges the rest."""
-        process_outputs = processor.process_outputs
+        """Read each step's outputs from vLLM's output processor."""
         states = processor.request_states
 
-        def counted(outputs: Sequence[Any], at: float, *args: Any, **kwargs: Any) -> Any:
+        def count(outputs: Sequence[Any], at: float) -> None:
             num_speculative_tokens = self.lookup[min(len(outputs), len(self.lookup) - 1)]
             for output in outputs:
                 state = states.get(output.request_id)
@@ -120,9 +120,8 @@ class TokenAccounting:
                         is_last=output.finish_reason is not None,
                         is_undrafted=progress is not None and not progress.speculates,
                     )  # fmt: skip
-            return process_outputs(outputs, at, *args, **kwargs)
 
-        processor.process_outputs = counted
+        counted_outputs.PATCH.apply(processor, count)
 
     def _count(self, output: Any, progress: GenerationProgress | None, num_speculative_tokens: int) -> None:
         num_tokens = len(output.new_token_ids)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from completion_server.engine.interface import NGRAM, GenerationRequest
+from completion_server.engine.vllm.patches.patch import LEFT_OUT_ENV
 from tests.engine.contract_checks import prompt, run_request
 from tests.support.models import DRAFT, TARGET
 from tests.support.vllm import make_vllm_engine
@@ -46,3 +47,7 @@ async def test_a_second_start_loads_what_the_first_one_compiled(
     assert first == second
     assert first[0] == first[1], "drafts change no text"
     assert compiled_code(tmp_path) == kept, "nothing was compiled again"
+    if draft_model == NGRAM:
+        monkeypatch.setenv(LEFT_OUT_ENV, "compiled-loading")
+        await texts_of_a_start(model, draft_model)
+        assert compiled_code(tmp_path) != kept, "without the patch everything is compiled again"

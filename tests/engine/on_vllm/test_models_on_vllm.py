@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from draft_model.data.tokenizer import load_encoder
-from draft_model.evaluation.acceptance import AcceptanceCounts, replay
 from draft_model.evaluation.held_out import held_out_splits
-from draft_model.evaluation.offline import Pair, complete, draft_matches, measure
+from draft_model.evaluation.offline import AcceptanceCounts, Pair, complete, draft_matches, measure, replay
 from draft_model.evaluation.online import serve
-from draft_model.models.loading import load_model
-from draft_model.training.loss import token_losses
-from target_model.evaluation.prompts import EvaluationPrompts
+from draft_model.models.network import load_model
+from draft_model.training.optim import token_losses
 from target_model.evaluation.served import serving
+from target_model.evaluation.tasks import EvaluationPrompts
 from tests.support.models import DRAFT, TARGET
 
 pytestmark = [pytest.mark.full, pytest.mark.serial]
@@ -26,7 +25,7 @@ NUM_CURSORS = 100
 MAX_TOKENS = 12
 SPECULATE = 4
 TEMPERATURES = (0.0, 0.2, 0.8)
-SOURCES = ("evaluation/tasks.py", "quantisation/scheme.py")
+SOURCES = ("evaluation/tasks.py", "quantisation/quantise.py")
 BEGUN = ("def __in", "for i in ra", "if __name__ == ", "import o")
 
 

@@ -239,8 +239,9 @@ def test_a_vllm_whose_schedulers_are_elsewhere_keeps_its_k(vllm_engine: "VllmEng
         (EngineSettings(model="m", vllm={"speculative_config": {"model": "d", "num_speculative_tokens": 2}}), "0"),
         (EngineSettings(model="m", draft_model="d", num_speculative_tokens=0), None),
         (EngineSettings(model="m"), None),
+        (EngineSettings(model="m", draft_model="ngram"), None),
     ],
-    ids=["draft model", "locked K", "named for vLLM", "K = 0", "no draft model"],
+    ids=["draft model", "locked K", "named for vLLM", "K = 0", "no draft model", "n-gram"],
 )
 def test_the_older_runner_runs_draft_models_alone(
     vllm_engine: "VllmEngine", settings: EngineSettings, runner: str | None

@@ -10,6 +10,7 @@ import pytest
 from completion_server.engine.interface import GenerationRequest
 from completion_server.engine.processes import child_ids, with_descendants
 from tests.engine.contract_checks import run_request
+from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually
 from tests.support.vllm import make_vllm_engine
 
@@ -52,8 +53,7 @@ async def test_a_load_that_is_given_up_leaves_no_process() -> None:
     starting = asyncio.create_task(engine.start())
     await eventually(lambda: bool(child_ids() - others), 300.0)
     processes = with_descendants(child_ids() - others)
-    starting.cancel()
-    await asyncio.wait([starting])
+    await cancel_and_wait(starting)
     await engine.stop()
     assert child_ids() == others
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)

@@ -13,6 +13,7 @@ import pytest
 
 from completion_server.engine.loading import GivenUpError, Loading
 from completion_server.engine.processes import child_ids, cpu_seconds, kill_children, with_descendants
+from tests.support.cancels import cancel_and_wait
 from tests.support.server import eventually
 
 CONTEXT = multiprocessing.get_context("spawn")
@@ -58,8 +59,7 @@ async def given_up(load: EngineLoad) -> None:
     """Begin a load and cancel it when its core has a worker."""
     running = asyncio.create_task(load.loading.run())
     await eventually(load.has_worker)
-    running.cancel()
-    await asyncio.wait([running])
+    await cancel_and_wait(running)
 
 
 async def test_a_load_returns_its_result() -> None:
@@ -124,8 +124,7 @@ async def test_a_result_that_comes_later_is_discarded_before_another_load_begins
     first = Loading(stubborn, discard, give_up_s=0.0)
     running = asyncio.create_task(first.run())
     await eventually(begun.is_set)
-    running.cancel()
-    await asyncio.wait([running])
+    await cancel_and_wait(running)
     assert await first.give_up() is None
     second = asyncio.create_task(Loading(following, discard).run())
     await asyncio.sleep(0.05)

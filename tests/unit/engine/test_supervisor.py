@@ -14,6 +14,7 @@ from completion_server.engine.settings import EngineSettings
 from completion_server.engine.start_times import StartEstimate
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from loadtest.simulation import virtual_time
+from tests.support.cancels import cancel_and_wait
 
 POISON = [6, 6, 6]
 
@@ -105,8 +106,7 @@ def on_bench(
         run = asyncio.create_task(bench.supervised.run())
         await asyncio.sleep(0)
         await scenario(bench)
-        run.cancel()
-        await asyncio.wait([run])
+        await cancel_and_wait(run)
         await bench.supervised.stop()
 
     virtual_time.run(main())

@@ -1,8 +1,9 @@
-"""An extension of vLLM's worker: loading it patches the process that owns the model runner."""
+"""An extension of vLLM's worker: loading it patches the process that owns the model runner, so that K = 0 is cheap."""
 
-from completion_server.engine.vllm.drafts import undrafted
+from completion_server.engine.vllm.patches import plain_sampler, skipped_drafts
 
-undrafted.patch_runner()
+plain_sampler.PATCH.apply()
+skipped_drafts.PATCH.apply()
 
 
 class WorkerExtension:

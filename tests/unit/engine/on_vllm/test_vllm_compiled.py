@@ -1,14 +1,12 @@
-"""Whether a machine can compile models, and the patch of the loader of compiled code."""
+"""Whether a machine can compile models."""
 
 import os
 import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-from completion_server.engine.vllm.compiled import cannot_compile_reason, patch_loader
+from completion_server.engine.vllm.compiled import cannot_compile_reason
 
 
 def test_a_machine_with_a_compiler_and_headers_can_compile() -> None:
@@ -30,18 +28,3 @@ def test_a_cache_folder_must_be_writable_and_may_be_missing(monkeypatch: pytest.
     assert cannot_compile_reason() == ""
     monkeypatch.setattr(os, "access", lambda path, _mode: path != tmp_path)
     assert f"vLLM's cache folder {tmp_path / 'missing' / 'too'} can't be written" in cannot_compile_reason()
-
-
-def test_a_function_that_was_loaded_can_be_finalized(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled(x: int) -> int:
-        return 2 * x
-
-    def load_compiled_function(_file: object, *, f_globals: object) -> SimpleNamespace:
-        return SimpleNamespace(_artifacts=SimpleNamespace(compiled_fn=compiled), f_globals=f_globals)
-
-    monkeypatch.setattr(torch.compiler, "load_compiled_function", load_compiled_function)
-    patch_loader.__wrapped__()
-    torch.compiler.load_compiled_function(None, f_globals={})  # type: ignore[arg-type]
-    finalize_loading = getattr(compiled, "finalize_loading", None)
-    assert finalize_loading is not None
-    assert finalize_loading(None) is None

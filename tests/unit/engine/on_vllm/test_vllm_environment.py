@@ -14,6 +14,7 @@ from completion_server.engine.vllm.environment import (
     choose_model_runner,
     engine_environment,
     has_draft_model,
+    without_spans,
 )
 
 DRAFTING = {"method": "draft_model", "model": "d", "num_speculative_tokens": 4}
@@ -77,3 +78,13 @@ def test_the_choice_of_the_runner_is_logged_at_debug_level(caplog: pytest.LogCap
     with caplog.at_level(logging.DEBUG, "completion_server"):
         choose_model_runner(DRAFTING)
     assert [(each.getMessage(), each.levelname) for each in caplog.records] == [(f"{RUNNER}=0", "DEBUG")]
+
+
+@pytest.mark.parametrize("given", [None, "false"])
+def test_the_engines_processes_make_no_spans(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", given or "")
+    if given is None:
+        monkeypatch.delenv("OTEL_SDK_DISABLED")
+    with without_spans():
+        assert os.environ["OTEL_SDK_DISABLED"] == "true"
+    assert os.environ.get("OTEL_SDK_DISABLED") == given

@@ -19,8 +19,8 @@ LISTEN_AS_VLLM_DOES = """
 import os, tempfile
 import psutil, torch.distributed
 from completion_server.engine.vllm.environment import keep_on_loopback
-from completion_server.engine.vllm.idle import share_gloo_device
-share_gloo_device()
+from completion_server.engine.vllm.patches import gloo_device
+gloo_device.PATCH.apply()
 keep_on_loopback({settings})
 init_method = "file://" + os.path.join(tempfile.mkdtemp(), "store")
 torch.distributed.init_process_group("gloo", init_method=init_method, rank=0, world_size=1)
@@ -104,7 +104,7 @@ def test_plugins_that_vllm_would_not_load_are_named(monkeypatch: pytest.MonkeyPa
 def test_an_installation_without_the_plugins_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     monkeypatch.setattr(vllm_process, "entry_points", lambda group: ())
-    with pytest.raises(ConfigError, match=r"lacks vLLM's plugin completion_server, .*: install it again"):
+    with pytest.raises(ConfigError, match=r"vLLM finds no plugin completion_server, .* pip install --no-deps"):
         vllm_process.check_plugins()
 
 
