@@ -11,6 +11,8 @@ chance that the first i draft tokens are all accepted. The controller chooses th
 - **Change.** After a sudden change of acceptance, K is chosen anew for all batch sizes. A range without measurements
   uses the step times of the nearest range that has some.
 - **Hysteresis.** K changes only for clearly more goodput.
+- **Correction.** Predictions are multiplied by the gain that a trial at start measured over the one that its steps
+  predicted, so that both choose the same K for the same text.
 - **Check.** After a change, its goodput is compared with the current estimate for the K before. If it is less, the
   range returns to the operator's K, for a time that doubles with each failure; or to the K before, if the operator's
   should yield less.
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from completion_server.engine.interface import EngineStep
 from completion_server.speculation.acceptance import AcceptanceEstimates
 from completion_server.speculation.batch_sizes import BatchSizeRange, split_batch_sizes
+from completion_server.speculation.calibration import Corrections
 from completion_server.speculation.schedule import ScheduleRow, SpeculationSchedule
 from completion_server.speculation.step_times import StepTimeEstimates
 
@@ -63,9 +66,11 @@ class Controller:
         max_num_speculative_tokens: int,
         max_batch_size: int,
         settings: ControllerSettings | None = None,
+        corrections: Corrections | None = None,
     ) -> None:
         """Begin with the operator's schedule."""
         self._settings = settings or ControllerSettings()
+        self._corrections = corrections or Corrections()
         self._max_k = max_num_speculative_tokens
         self._max_batch_size = max_batch_size
         self._acceptance = AcceptanceEstimates(max_num_speculative_tokens)
@@ -74,6 +79,7 @@ class Controller:
             BatchSizeRange(first, last, operator_schedule.num_speculative_tokens(last), *hold)
             for first, last in split_batch_sizes(max_batch_size, {row.last for row in operator_schedule.rows})
         ]
+        self._trial_times = [self._corrections.times_at(each.last) for each in self._ranges]
         self._range_of = [self._ranges[0], *(each for each in self._ranges for _ in range(each.first, each.last + 1))]
         self._budget_s = math.inf
         """The exploration budget: the time that a probe may take. The first probe is free."""
@@ -136,8 +142,12 @@ class Controller:
     def _undo_failed_change(self, each: BatchSizeRange, now: float) -> bool:
         if each.check is None:
             return False
-        expected = self._goodput(each, each.check.k_before)
-        return expected is not None and each.judge_change(expected, self._goodput(each, each.operator_k), now)
+        # The check counts tokens and time of steps: its measurement is corrected as the predictions are.
+        corrected = self._corrections.factor(each.last, each.chosen_k)
+        before, operators = (self._goodput(each, k) for k in (each.check.k_before, each.operator_k))
+        if before is None:
+            return False
+        return each.judge_change(before / corrected, None if operators is None else operators / corrected, now)
 
     def _choose_all(self, now: float) -> None:
         """Choose K anew for all batch sizes after a change of acceptance."""
@@ -185,11 +195,13 @@ class Controller:
         """Return the expected tokens a second of the range with K, None without enough data."""
         seconds = self._known_times(each).seconds(k)
         length = self._acceptance.expected_length(k)
-        return None if seconds is None or length is None else length / seconds
+        return None if seconds is None or length is None else self._corrections.factor(each.last, k) * length / seconds
 
     def _known_times(self, each: BatchSizeRange) -> StepTimeEstimates:
-        """Return the step times of a range, or of the nearest range with enough data."""
+        """Return the step times of a range, those of the trial, or of the nearest range with enough data."""
         at = self._ranges.index(each)
+        if not each.times.can_compare and self._trial_times[at].can_compare:
+            return self._trial_times[at]
         nearest = sorted(range(len(self._ranges)), key=lambda other: abs(other - at))
         return next(
             (self._ranges[other].times for other in nearest if self._ranges[other].times.can_compare), each.times

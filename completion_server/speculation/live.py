@@ -13,6 +13,7 @@ from completion_server.core.clock import Clock
 from completion_server.engine.interface import NGRAM, EngineStep, SpeculationControl
 from completion_server.engine.settings import SpeculationSettings
 from completion_server.engine.supervisor import SupervisedEngine
+from completion_server.speculation.calibration import Calibration, Corrections
 from completion_server.speculation.controller import Controller
 from completion_server.speculation.figures import FiguresWindow, SpeculationFigures
 from completion_server.speculation.rest import DraftRest
@@ -75,6 +76,9 @@ class LiveSpeculation:
         self.totals = SpeculationTotals()
         """All steps since the start of the server."""
         self._controller: Controller | None = None
+        self._calibration = Calibration()
+        """The steps before `begin`, which are those of the trial."""
+        self._corrections = Corrections()
         self._rest = DraftRest()
         self._operator_schedule = SpeculationSchedule.fixed(0, engine.info.max_num_seqs)
         self._chosen = self._operator_schedule
@@ -102,6 +106,7 @@ class LiveSpeculation:
             if self._settings.schedule:
                 self.set_schedule(self._settings.schedule, CONFIGURED)
             if mode is SpeculationMode.AUTO:
+                self._corrections = self._calibration.corrections(start.log_gains if start is not None else {})
                 self.set_auto(CONFIGURED, start.rows if start is not None else ())
                 if start is not None and start.is_off:
                     self._rest.switch_off(self._clock.now())
@@ -196,7 +201,9 @@ class LiveSpeculation:
 
     def _begin_control(self, schedule: SpeculationSchedule) -> None:
         info = self._engine.info
-        self._controller = Controller(schedule, info.num_speculative_tokens, info.max_num_seqs)
+        self._controller = Controller(
+            schedule, info.num_speculative_tokens, info.max_num_seqs, corrections=self._corrections
+        )
         self._chosen = self._controller.chosen
 
     def _apply(self, schedule: SpeculationSchedule) -> None:
@@ -220,6 +227,8 @@ class LiveSpeculation:
             raise SpeculationLockedError(reason)
 
     def _observe(self, step: EngineStep) -> None:
+        if not self._has_begun:
+            self._calibration.add(step)
         self._figures.add(step)
         self.totals.add(step)
         if self._controller is None:

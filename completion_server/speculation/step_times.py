@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from statistics import fmean, median
 
 _NUM_TIMES = 24
@@ -15,6 +16,12 @@ class StepTimeEstimates:
     def __init__(self) -> None:
         """Begin without data."""
         self._times: dict[int, deque[tuple[float, float]]] = {}
+
+    def begin_with(self, seconds: Mapping[int, float]) -> None:
+        """Take earlier times by K until there are measurements; they count as old."""
+        for num_speculative_tokens, each in seconds.items():
+            for _ in range(_MIN_TIMES):
+                self.add(num_speculative_tokens, each, -math.inf)
 
     def add(self, num_speculative_tokens: int, seconds: float, now: float) -> None:
         """Take in a step that took `seconds` for each generation in it."""

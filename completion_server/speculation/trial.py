@@ -1,42 +1,53 @@
 """Measures at start whether drafts pay, on real prompts, and chooses the schedule to begin with.
 
-Callers type: each request continues its document by a few characters and asks for a short completion, so that the draft
-model's share of the prompts counts too. Every K is measured in each round, and the best round counts: a disturbance of
-the machine makes a round slower, never faster.
+Callers type: each request continues a document by a few characters and asks for a short completion. Every K has its own
+copies of the documents in the prefix cache, computed once before, so that it meets the texts with the same cache. In
+each round every K types the same next keys; see `comparison` for the decision.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import isqrt
+import logging
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from completion_server.core.clock import Clock
-from completion_server.engine.interface import Engine, GenerationRequest, SpeculationControl, constant_lookup
+from completion_server.engine.draft_cache import SEPARATED
+from completion_server.engine.interface import Engine, GenerationRequest, SpeculationControl, constant_lookup, trial_ks
 from completion_server.engine.warmup import run_to_end
+from completion_server.speculation.comparison import (
+    LAST_SHARE,
+    OFF,
+    Schedule,
+    compare,
+    rows_of,
+    share_after,
+)
+from completion_server.speculation.texts import Typed, TypedRound, log_gains, text_errors
 
-MakeRequest = Callable[[int, int, int], GenerationRequest]
-"""Returns the request after the nth key in a document, with a largest number of tokens."""
+MakeRequest = Callable[[int, int, int, str], GenerationRequest]
+"""Returns the request after the nth key in a document, with a largest number of tokens and a cache salt."""
 
-OFF = 0
+BATCH_SIZES = (1, 4, 16)
+LIMIT_S = 20.0
+"""How long a trial may take; only the computation of the prompts and the first round may take it over that."""
 
-_BATCH_SIZES = (1, 4, 16)
-_ROUNDS = 2
-_KEYS = 4
-"""Requests of each caller in a measurement."""
-_NUM_TOKENS = 24
-_TIME_LIMIT_S = 10.0
-"""After this no further round begins."""
-_MIN_GAIN = 0.05
-"""How much more than without drafts a K must give: what can be measured in so short a time."""
+NUM_DOCUMENTS = 16
+NUM_TOKENS = 24
+_PROGRESS_S = 4.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StartChoice:
     """The schedule to begin with, and the reason for it."""
 
-    rows: tuple[tuple[int, int, int], ...]
-    """Rows of [first, last, K]."""
+    rows: Schedule
     reason: str
+    log_gains: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    """The logarithm of the gain by batch size and K, at most 0 where no drafts are chosen."""
 
     @property
     def is_off(self) -> bool:
@@ -45,89 +56,191 @@ class StartChoice:
 
 
 async def run_trial(
-    engine: Engine, control: SpeculationControl, make_request: MakeRequest, clock: Clock, step_timeout_s: float
+    engine: Engine,
+    control: SpeculationControl,
+    make_request: MakeRequest,
+    clock: Clock,
+    step_timeout_s: float,
+    chance: random.Random | None = None,
 ) -> StartChoice:
-    """Measure for a few seconds, and return the schedule with the most tokens a second.
+    """Measure for up to `LIMIT_S`, and return the schedule with the most tokens a second.
 
-    The K of the engine is left at any value.
+    The K of the engine is left at any value. `chance` decides the order of the Ks.
 
     Raises:
         EngineDeadError: the engine did not survive it, or gave no output for `step_timeout_s`.
 
     """
-    trial = _Trial(engine, make_request, clock, step_timeout_s)
-    max_k, max_size = engine.info.num_speculative_tokens, engine.info.max_num_seqs
-    sizes = [size for size in _BATCH_SIZES if size <= max_size] or [max_size]
-    best: dict[tuple[int, int], float] = {}
-    begun = clock.now()
-    for _ in range(_ROUNDS):
-        for k in (max_k, *({max_k // 2} - {0, max_k}), OFF):
-            if k == OFF:
-                control.switch_off()
-            else:
-                control.set_lookup(constant_lookup(k, max_size))
-            await trial.fill_caches(sizes[-1])
-            for size in sizes:
-                best[size, k] = max(best.get((size, k), 0.0), await trial.tokens_per_s(size))
-        if clock.now() - begun > _TIME_LIMIT_S:
+    info = engine.info
+    typist = Typist(engine, control, make_request, clock, step_timeout_s)
+    ks, chance = trial_ks(info.num_speculative_tokens), chance or random.Random()
+    found = [_Measured(size, ks, chance) for size in trial_sizes(info.max_num_seqs)]
+    begun_at = clock.now()
+    logger.info("measuring whether drafts pay; up to %.0f s", LIMIT_S)
+    await typist.prime((*ks, OFF))
+    await _run_rounds(typist, found, ks, clock, begun_at)
+    if 2 * typist.num_cached_prompt_tokens < typist.num_prompt_tokens:
+        cached = typist.num_cached_prompt_tokens / typist.num_prompt_tokens
+        logger.warning(
+            "the prefix cache held only %.0f%% of the prompt tokens while drafts were measured, so their gain is that "
+            "of prompts computed anew; it is too small for %d documents (engine.cpu_kv_cache_gib, "
+            "engine.gpu_memory_utilization)",
+            100 * cached,
+            NUM_DOCUMENTS * (len(ks) + 1),
+        )
+    rows = rows_of({each.size: each.comparison.k or OFF for each in found}, info.max_num_seqs)
+    return StartChoice(rows, _reason(found), {each.size: each.trusted_log_gains for each in found})
+
+
+def trial_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Return the batch sizes that a trial measures."""
+    return tuple(size for size in BATCH_SIZES if size <= max_num_seqs)
+
+
+class _Measured:
+    """The rounds at one batch size."""
+
+    def __init__(self, size: int, ks: Sequence[int], chance: random.Random) -> None:
+        self.size = size
+        self.rounds: list[TypedRound] = []
+        self.comparison = compare(dict.fromkeys(ks, ()), is_last=False)
+        self.spent_s = 0.0
+        """Time that its rounds took."""
+        self._orders = _orders((*ks, OFF), chance)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether K is not decided."""
+        return self.comparison.k is None
+
+    @property
+    def usual_s(self) -> float:
+        """The mean time of a round, 0 before the first."""
+        return self.spent_s / max(1, len(self.rounds))
+
+    @property
+    def next_order(self) -> list[int]:
+        """The Ks of the next round."""
+        return [k for k in next(self._orders) if k not in self.comparison.dropped]
+
+    @property
+    def trusted_log_gains(self) -> dict[int, float]:
+        """The gain of each K, but none above 0 where the trial has chosen no drafts."""
+        gains = {k: math.log(gain.value) for k, gain in self.comparison.gains.items()}
+        return gains if self.comparison.k else {k: min(0.0, gain) for k, gain in gains.items()}
+
+    def look(self, found: "Sequence[_Measured]", ks: Sequence[int], share: float, *, is_last: bool) -> None:
+        """Decide if that can be done now, or in any case at the last look. A K that was dropped stays so."""
+        rounds = {each.size: each.rounds for each in found}
+        self.comparison = compare(
+            log_gains(rounds, ks)[self.size],
+            share,
+            is_last=is_last,
+            dropped=self.comparison.dropped,
+            shared_errors=text_errors(rounds, ks)[self.size],
+        )
+
+    def __str__(self) -> str:
+        at_once = "1 request" if self.size == 1 else f"{self.size} requests at once"
+        gain = self.comparison.gains.get(k := self.comparison.k or self.comparison.best_k)
+        return f"K = {k} at {at_once}: {gain}" if gain else f"{at_once}: too few rounds ({len(self.rounds)})"
+
+
+async def _run_rounds(
+    typist: "Typist", found: Sequence[_Measured], ks: Sequence[int], clock: Clock, begun_at: float
+) -> None:
+    """Measure rounds until each batch size is decided, or no time is left. The batch sizes share the time evenly."""
+    said_at = clock.now()
+    while (undecided := [each for each in found if each.is_open]) and clock.now() < begun_at + LIMIT_S:
+        each, round_at = min(undecided, key=lambda each: each.spent_s), clock.now()
+        if round_at + each.usual_s > begun_at + LIMIT_S:
             break
-    return choose(best, max_size)
+        each.rounds.append(await typist.round(each.size, each.next_order))
+        each.spent_s += clock.now() - round_at
+        share = share_after(len(each.rounds))
+        if share is not None:
+            each.look(found, ks, share, is_last=False)
+        if clock.now() - said_at >= _PROGRESS_S:
+            said_at = clock.now()
+            logger.info("measuring drafts for %.0f s: %s", said_at - begun_at, _reason(found))
+    for each in undecided:
+        each.look(found, ks, LAST_SHARE, is_last=True)
 
 
-def choose(tokens_per_s: dict[tuple[int, int], float], max_batch_size: int) -> StartChoice:
-    """Return the best schedule from the tokens a second by batch size and K, with K = 0 for drafts switched off."""
-    sizes = sorted({size for size, _ in tokens_per_s})
-    gains = {size: _best_gain(size, tokens_per_s) for size in sizes}
-    chosen = {size: k if gain >= 1 + _MIN_GAIN else OFF for size, (gain, k) in gains.items()}
-    rows: list[tuple[int, int, int]] = []
-    for at, size in enumerate(sizes):
-        is_last = at + 1 == len(sizes)
-        last = max_batch_size if is_last else isqrt(size * sizes[at + 1])
-        if rows and rows[-1][2] == chosen[size]:
-            rows[-1] = (rows[-1][0], last, chosen[size])
-        else:
-            rows.append((rows[-1][1] + 1 if rows else 1, last, chosen[size]))
-    size = max(sizes, key=lambda size: gains[size][0])
-    gain, k = gains[size]
-    at_once = "1 request" if size == 1 else f"{size} requests at once"
-    return StartChoice(tuple(rows), f"at best {gain:.2f} times the tokens/s without drafts (K = {k}, {at_once})")
+def _orders(ks: Sequence[int], chance: random.Random) -> Iterator[list[int]]:
+    """Yield random orders, each followed by its reverse, which cancels a linear drift over both."""
+    while True:
+        order = chance.sample(ks, len(ks))
+        yield order
+        yield order[::-1]
 
 
-def _best_gain(size: int, tokens_per_s: dict[tuple[int, int], float]) -> tuple[float, int]:
-    """Return the largest gain over no drafts at a batch size, and its K."""
-    without = tokens_per_s[size, OFF]
-    return max((rate / without, k) for (at, k), rate in tokens_per_s.items() if at == size and k != OFF)
+def _reason(found: Sequence[_Measured]) -> str:
+    return "; ".join(map(str, found))
 
 
-class _Trial:
-    """The callers."""
+class Typist:
+    """Types into documents, with a copy of each document for each K."""
 
-    def __init__(self, engine: Engine, make_request: MakeRequest, clock: Clock, step_timeout_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        control: SpeculationControl,
+        make_request: MakeRequest,
+        clock: Clock,
+        step_timeout_s: float,
+    ) -> None:
+        """Type on `engine`, which nobody else uses."""
         self._engine = engine
+        self._control = control
         self._make_request = make_request
         self._clock = clock
         self._step_timeout_s = step_timeout_s
-        self._num_keys = 0
+        self._num_typed = NUM_DOCUMENTS
+        self.num_prompt_tokens = self.num_cached_prompt_tokens = 0
+        """Of the requests that typed, without those that primed the cache."""
 
-    async def fill_caches(self, size: int) -> None:
-        """Compute the prompts of all documents."""
-        self._num_keys += 1
-        await asyncio.gather(*(self._ask(self._make_request(at, self._num_keys, 1)) for at in range(size)))
+    async def prime(self, ks: Sequence[int]) -> None:
+        """Compute all documents for each K, so that they are in the prefix cache."""
+        for k in ks:
+            self._set(k)
+            await self._run([self._make_request(at, 0, 1, _copy(k)) for at in range(NUM_DOCUMENTS)])
+        self.num_prompt_tokens = self.num_cached_prompt_tokens = 0
 
-    async def tokens_per_s(self, size: int) -> float:
-        """Measure `size` callers."""
-        requests: list[Sequence[GenerationRequest]] = [[] for _ in range(size)]
-        for _ in range(_KEYS):  # the prompts are built before, and not timed
-            self._num_keys += 1
-            requests = [
-                [*made, self._make_request(at, self._num_keys, _NUM_TOKENS)] for at, made in enumerate(requests)
-            ]
-        begun = self._clock.now()
-        num_tokens = await asyncio.gather(*(self._type(each) for each in requests))
-        return sum(num_tokens) / max(self._clock.now() - begun, 1e-9)
+    async def round(self, size: int, ks: Sequence[int]) -> TypedRound:
+        """Type the same next keys with each K in turn, `size` requests at once."""
+        numbers = range(self._num_typed, self._num_typed + size)
+        self._num_typed = numbers.stop
+        found = {}
+        for k in ks:
+            requests = [self._make_request(*_place(number), NUM_TOKENS, _copy(k)) for number in numbers]
+            self._set(k)
+            found[k] = await self._run(requests)
+        return found
 
-    async def _type(self, requests: Sequence[GenerationRequest]) -> int:
-        return sum([await self._ask(request) for request in requests])
+    def _set(self, k: int) -> None:
+        if k == OFF:
+            self._control.switch_off()
+        else:
+            self._control.set_lookup(constant_lookup(k, self._engine.info.max_num_seqs))
 
-    async def _ask(self, request: GenerationRequest) -> int:
-        return await run_to_end(self._engine, request, self._step_timeout_s)
+    async def _run(self, requests: Sequence[GenerationRequest]) -> list[Typed]:
+        """Run the requests at once."""
+        return await asyncio.gather(*(self._ask(request) for request in requests))
+
+    async def _ask(self, request: GenerationRequest) -> Typed:
+        begun_at = self._clock.now()
+        done = await run_to_end(self._engine, request, self._step_timeout_s)
+        self.num_prompt_tokens += len(request.prompt_token_ids)
+        self.num_cached_prompt_tokens += done.num_cached_prompt_tokens
+        return Typed(done.num_tokens, done.num_tokens - done.num_accepted, self._clock.now() - begun_at)
+
+
+def _place(number: int) -> tuple[int, int]:
+    """Return the document of a request and the key in it."""
+    return number % NUM_DOCUMENTS, number // NUM_DOCUMENTS
+
+
+def _copy(k: int) -> str:
+    """Return the cache salt of a K's copies of the documents."""
+    return f"{SEPARATED}sample-{k}"

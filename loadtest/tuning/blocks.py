@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.stats.run_stats import Histogram
-from loadtest.traffic.scenario import CriteriaSettings
+from loadtest.stats import Histogram
+from loadtest.traffic.sections import CriteriaSettings
 
 Rows = tuple[tuple[int, int, int], ...]
 """A speculation schedule: rows of (first, last, K), as `completion-server speculation set --schedule` takes them."""
@@ -32,6 +32,11 @@ class Variant:
         """Return the variant with one K for all batch sizes."""
         return cls(f"K = {k}", ((1, 1, k),), k)
 
+    def k_at(self, batch: int) -> int:
+        """Return the K of a batch size; the last row holds beyond its end. There must be rows."""
+        rows = self.rows or ()
+        return next((k for _first, last, k in rows if batch <= last), rows[-1][2])
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -50,6 +55,8 @@ class Answer:
     """Time from the first token to the last, as reported by the server."""
     engine_s: float = 0.0
     """Time from the start of the prefill to the last token, as reported by the server."""
+    is_cached: bool = False
+    """Whether it came from the server's completion cache."""
     shed_reason: str | None = None
     """Why the request was shed; None if it was not."""
 
@@ -88,6 +95,8 @@ class Block:
     """Completion tokens per second."""
     num_answers: int = 0
     """Whole answers."""
+    num_cached: int = 0
+    """Answers that came from the server's completion cache."""
     num_tokens: int = 0
     """Tokens of whole answers."""
     num_seen: float = 0.0
@@ -136,6 +145,7 @@ class Block:
             round=number,
             goodput=_dot(shares, [each.num_tokens for each in whole]) / window_s,
             num_answers=len(whole),
+            num_cached=sum(each.is_cached for each in whole),
             num_tokens=sum(each.num_tokens for each in whole),
             num_seen=_dot(shares, [each.is_seen(criteria) for each in whole]),
             window_s=window_s,
@@ -181,6 +191,11 @@ class Blocks:
     def max_num_speculative_tokens(self) -> int:
         """The largest K."""
         return max((each.k for each in self.variants if each.k is not None), default=0)
+
+    @property
+    def num_cached(self) -> int:
+        """Answers that came from a server's completion cache."""
+        return sum(each.num_cached for each in self.all)
 
     def of(self, concurrency: int, name: str) -> list[Block]:
         """Return a variant's blocks at a concurrency, by round."""

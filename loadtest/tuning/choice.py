@@ -1,26 +1,59 @@
-"""Chooses the K of each batch size. Pure.
+"""Chooses the K of each batch size, and estimates ratios and differences over rounds. Pure.
 
-Goodput alone decides. Acceptance does not: it stays high where drafting costs more than it gains. A K above 0 is chosen
-only if it beats 0 beyond noise. Because the best of several Ks looks better than it is, the deciding interval is wider
-than the reported one: its error probability is divided by the number of Ks (Bonferroni).
+The compared variants are measured side by side in each round. So a round gives one number, a difference or the
+logarithm of a ratio, in which the machine's drift and the round's traffic cancel. All estimates are those of the
+server's trial at start: the trimmed mean over rounds, and an interval with Student's t.
+
+Goodput alone decides. Acceptance does not: it stays high where drafting costs more than it gains. The test is that of
+the trial too, with one look at the end, so that both choose the same K.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from loadtest.tuning.blocks import Blocks, Rows, Variant
-from loadtest.tuning.statistics import CONFIDENCE, Estimate, mean_of_rounds, ratio_of_rounds
+from completion_server.speculation.comparison import ALPHA, compare, margin, rows_of, trimmed_mean
+from loadtest.tuning.blocks import Array, Blocks, Rows, Variant
 
 OFF = Variant.fixed(0)
+CONFIDENCE = 0.95
+MIN_ROUNDS = 3
+"""With fewer rounds the noise can't be estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def exact(cls, value: float) -> "Estimate":
+        """Return an estimate without uncertainty."""
+        return cls(value, value, value)
+
+
+def mean_of_rounds(values: Array, confidence: float = CONFIDENCE) -> Estimate:
+    """Return the mean over rounds of values, one for each. Raises ValueError if there are fewer than MIN_ROUNDS."""
+    if len(values) < MIN_ROUNDS:
+        raise ValueError(f"at least {MIN_ROUNDS} rounds are needed, got {len(values)}")
+    mean, half = trimmed_mean(values.tolist()), margin(values.tolist(), (1 - confidence) / 2)
+    return Estimate(mean, mean - half, mean + half)
+
+
+def ratio_of_rounds(first: Array, second: Array, confidence: float = CONFIDENCE) -> Estimate:
+    """Return the geometric mean over rounds of first / second; both positive and of shape (rounds,)."""
+    found = mean_of_rounds(np.log(first / second), confidence)
+    return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high))
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The result for one concurrency."""
+    """The result for one concurrency. Its intervals have the level `confidence_of` the sweep."""
 
     concurrency: int
     k: int
@@ -40,25 +73,20 @@ class Choice:
         return self.saved_ms.value / self.total_ms
 
 
-def choose(sweep: Blocks, confidence: float = CONFIDENCE) -> list[Choice]:
+def confidence_of(sweep: Blocks) -> float:
+    """Return the level of the intervals of a sweep's choices: the test's error rate, divided by the number of Ks."""
+    num_ks = sum(bool(each.k) for each in sweep.variants)
+    return 1 - 2 * ALPHA / max(1, num_ks)
+
+
+def choose(sweep: Blocks) -> list[Choice]:
     """Return the choice for each concurrency, in rising order. The sweep needs K = 0 and three rounds or more."""
-    return [_choose(sweep, concurrency, confidence) for concurrency in sweep.concurrencies]
+    return [_choose(sweep, concurrency) for concurrency in sweep.concurrencies]
 
 
 def table_of(choices: Sequence[Choice]) -> Rows:
-    """Return the speculation schedule of the choices.
-
-    A batch size between two concurrencies gets the K of the nearer one, by ratio. The last row ends at the largest
-    concurrency and holds beyond it.
-    """
-    rows: list[tuple[int, int, int]] = []
-    lasts = [max(low.concurrency, math.isqrt(low.concurrency * high.concurrency)) for low, high in pairwise(choices)]
-    for choice, last in zip(choices, [*lasts, choices[-1].concurrency], strict=True):
-        if rows and rows[-1][2] == choice.k:
-            rows[-1] = (rows[-1][0], last, choice.k)
-        else:
-            rows.append((rows[-1][1] + 1 if rows else 1, last, choice.k))
-    return tuple(rows)
+    """Return the speculation schedule of the choices; its last row holds beyond the largest concurrency too."""
+    return rows_of({each.concurrency: each.k for each in choices}, choices[-1].concurrency)
 
 
 def best_fixed(sweep: Blocks) -> Variant:
@@ -72,20 +100,20 @@ def crossover(table: Rows) -> int | None:
     return table[-1][0] if table[-1][2] == 0 else None
 
 
-def _choose(sweep: Blocks, concurrency: int, confidence: float) -> Choice:
+def _choose(sweep: Blocks, concurrency: int) -> Choice:
     off, off_ms = sweep.goodput(concurrency, OFF.name), sweep.total_ms(concurrency, OFF.name)
-    drafting = [each for each in sweep.variants if each.k]
-    gains = {each: ratio_of_rounds(sweep.goodput(concurrency, each.name), off, confidence) for each in drafting}
-    best = max(drafting, key=lambda each: gains[each].value, default=OFF)
-    strict = 1 - (1 - confidence) / max(1, len(drafting))
-    sure = best is not OFF and ratio_of_rounds(sweep.goodput(concurrency, best.name), off, strict).low > 1
-    saved_ms = mean_of_rounds(off_ms - sweep.total_ms(concurrency, best.name), confidence)
+    log_gains = {
+        each.k: np.log(sweep.goodput(concurrency, each.name) / off).tolist() for each in sweep.variants if each.k
+    }
+    found = compare(log_gains)
+    best_k = found.k or found.best_k
+    gain = found.gains.get(best_k)
     return Choice(
         concurrency=concurrency,
-        k=(best.k or 0) if sure else 0,
-        best_k=best.k or 0,
-        gain=gains.get(best, Estimate.exact(1.0)),
-        saved_ms=saved_ms,
+        k=found.k or 0,
+        best_k=best_k,
+        gain=Estimate(gain.value, gain.low, gain.high) if gain else Estimate.exact(1.0),
+        saved_ms=mean_of_rounds(off_ms - sweep.total_ms(concurrency, Variant.fixed(best_k).name), confidence_of(sweep)),
         total_ms=float(np.mean(off_ms)),
     )
 

@@ -9,11 +9,10 @@ import numpy as np
 
 from loadtest.report.figures import shown_number
 from loadtest.report.tables import Table
-from loadtest.stats.run_stats import Histogram
+from loadtest.stats import Histogram
 from loadtest.tuning.blocks import Block, Blocks, Rows, Variant
-from loadtest.tuning.choice import OFF, crossover
+from loadtest.tuning.choice import OFF, Estimate, crossover, ratio_of_rounds
 from loadtest.tuning.fit import Fit, cells, step_s
-from loadtest.tuning.statistics import Estimate, ratio_of_rounds
 from loadtest.tuning.tuner import Tuned
 from loadtest.tuning.verdict import misfit
 
@@ -26,6 +25,7 @@ def as_json(tuned: Tuned, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the result as a JSON object. `speculation set --schedule` reads its "schedule" from the whole file."""
     checked = tuned.verification
     return {
+        "valid": tuned.is_valid,
         "schedule": _lists(tuned.recommended),
         "recommended": checked.recommended.name,
         "table": _lists(tuned.table),
@@ -82,6 +82,7 @@ def cell(blocks: Blocks, concurrency: int, variant: Variant, *, fit: Fit | None 
         "variant": variant.name,
         "k": variant.k,
         "num_answers": sum(each.num_answers for each in found),
+        "num_cached": sum(each.num_cached for each in found),
         "num_shed": sum(len(each.shed) for each in found),
         **{name: None if math.isnan(value) else round(value, 4) for name, value in values.items()},
         **_over_off(blocks, concurrency, variant),
@@ -170,6 +171,7 @@ def _block(block: Block) -> dict[str, Any]:
         "tokens_per_s": round(block.goodput, 3),
         "window_s": round(block.window_s, 4),
         "num_answers": block.num_answers,
+        "num_cached": block.num_cached,
         "num_tokens": block.num_tokens,
         "num_drafted": block.num_drafted,
         "num_accepted": block.num_accepted,

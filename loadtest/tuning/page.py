@@ -6,9 +6,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from loadtest.report.drawing.canvas import ALARM, INK, canvas, colour, in_style, legend_beside
+from loadtest.report.canvas import ALARM, INK, canvas, colour, in_style, legend_beside
 from loadtest.report.page import Picture, Section, render
-from loadtest.tuning.choice import crossover
+from loadtest.tuning.choice import confidence_of, crossover
 from loadtest.tuning.document import check_table, choice_table, sweep_table
 from loadtest.tuning.fit import step_s
 from loadtest.tuning.tuner import Tuned
@@ -17,6 +17,7 @@ from loadtest.tuning.verdict import misfit
 
 def render_tuning(tuned: Tuned, facts: Mapping[str, str]) -> str:
     """Return the page."""
+    level = confidence_of(tuned.sweep)
     curves = [
         Picture(f"Tokens/s against K, {concurrency} at once", _against_k(tuned, concurrency))
         for concurrency in tuned.sweep.concurrencies
@@ -29,7 +30,7 @@ def render_tuning(tuned: Tuned, facts: Mapping[str, str]) -> str:
                 Picture(
                     "The best K above 0, to K = 0",
                     _crossover(tuned),
-                    "Tokens/s, with 95% intervals; below 1 speculation costs more than it gains.",
+                    f"Tokens/s, with {level:.1%} intervals; below 1 speculation costs more than it gains.",
                 )
             ],
         ),

@@ -2,18 +2,19 @@
 
 The scenario determines the texts and the time of each next key. A block lasts for a set time, and until there are half
 as many answers as callers; then all callers finish their current request. Blocks share only their texts: each block has
-new users.
+new users, whose first requests compute their documents before the block's time begins and do not count.
 """
 
 import asyncio
 import itertools
 from dataclasses import dataclass, replace
 
-from loadtest.targets import ClientSettings, Editor, TargetError, TargetSpec
+from loadtest.targets import NO_TLS, ClientSettings, Editor, TargetError, TargetSpec, TlsFiles
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import WHOLE, Outcome, Record, RunClock
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Trace, Trigger, TypedSession, make_trace
+from loadtest.traffic.trace import make_trace
+from loadtest.traffic.typed import Trace, Trigger, TypedSession
 from loadtest.tuning.blocks import Answer
 
 _TYPED_S = 40.0
@@ -36,21 +37,19 @@ class BlockResult:
 class Replay:
     """The callers of one server."""
 
-    def __init__(self, address: str, scenario: Scenario) -> None:
-        """Call the server at HOST:PORT with a scenario's settings; requests are not cancelled at the next key."""
-        spec = TargetSpec(address, "grpc+complete", (address,), {"connections": _CONNECTIONS})
+    def __init__(self, address: str, scenario: Scenario, tls: TlsFiles = NO_TLS) -> None:
+        """Call the server at HOST:PORT. Requests refuse its completion cache, and are not cancelled at the next key."""
+        spec = TargetSpec(address, "grpc+complete", (address,), {"connections": _CONNECTIONS}, tls=tls)
         settings = ClientSettings(
-            max_tokens=scenario.editor.max_tokens, mode=scenario.editor.mode, cancels_at_key=False
+            max_tokens=scenario.editor.max_tokens,
+            mode=scenario.editor.mode,
+            cancels_at_key=False,
+            use_completion_cache=False,
         )
         self._target = GrpcTarget(spec, settings)
 
     async def run(self, traffic: Trace, seconds: float) -> BlockResult:
-        """Run a block with a caller for each session.
-
-        Raises:
-            TargetError: the server can't be reached, or a request failed.
-
-        """
+        """Run a block with a caller for each session. Raises TargetError if a request failed or found no server."""
         async with self._target.editors(traffic) as editors:
             block = _Block(seconds, len(editors))
             try:
@@ -69,11 +68,8 @@ class Replay:
 async def traffic_of(scenario: Scenario, concurrency: int, seed: str) -> Trace:
     """Return the trace of `concurrency` callers.
 
-    Raises:
-        DocumentsError: there is not enough text to type.
-        RecordedError: the recorded arrivals can't be read.
-        TargetError: too few of the scenario's sessions ask anything.
-
+    Raises DocumentsError if there is not enough text to type; RecordedError if the recorded arrivals can't be read;
+    TargetError if too few of the scenario's sessions ask anything.
     """
     # Some of a scenario's sessions may never type.
     wanted = scenario.scaled(sessions=_SPARE * concurrency, seed=f"{scenario.seed}/{seed}")
@@ -82,8 +78,7 @@ async def traffic_of(scenario: Scenario, concurrency: int, seed: str) -> Trace:
     made = await asyncio.to_thread(make_trace, wanted)
     asking = [each for each in made.sessions if each.requests]
     if len(asking) < concurrency:
-        msg = f"trace {scenario.name}: {len(asking)} sessions ask anything, {concurrency} are needed"
-        raise TargetError(msg)
+        raise TargetError(f"trace {scenario.name}: {len(asking)} sessions ask anything, {concurrency} are needed")
     return replace(made, sessions=tuple(asking[:concurrency]), events=())
 
 
@@ -94,6 +89,8 @@ class _Block:
         self.answers: list[Answer] = []
         self.window_s = 0.0
         self._clock = RunClock()
+        self._num_primed = 0
+        self._has_begun = asyncio.Event()
         self._seconds = seconds
         self._num_callers = num_callers
 
@@ -104,11 +101,23 @@ class _Block:
             record = Record(asked, self._clock)
             editor.send_nowait(record)
             await record.wait_ended()
-            self.answers.append(_answer(record))
+            answer = _answer(record)
+            if number == 0:
+                await self._begin_together()
+                continue
+            self.answers.append(answer)
             if self._is_over():
                 return
             if record.outcome not in WHOLE:
                 await asyncio.sleep(_SHED_PAUSE_S)
+
+    async def _begin_together(self) -> None:
+        """Begin the block's time as soon as all callers have had their first answer."""
+        self._num_primed += 1
+        if self._num_primed == self._num_callers:
+            self._clock = RunClock()
+            self._has_begun.set()
+        await self._has_begun.wait()
 
     def _is_over(self) -> bool:
         now_s = self._clock.now_s()
@@ -118,16 +127,10 @@ class _Block:
 
 
 def _answer(record: Record) -> Answer:
-    """Return a record as its caller measured it.
-
-    Raises:
-        TargetError: the request failed.
-
-    """
+    """Return a record as its caller measured it. Raises TargetError if the request failed."""
     if record.outcome not in {*WHOLE, Outcome.SHED}:
         assert record.outcome is not None
-        msg = f"a request failed: {record.outcome.value} {record.error}".strip()
-        raise TargetError(msg)
+        raise TargetError(f"a request failed: {record.outcome.value} {record.error}".strip())
     assert record.ended_at_s is not None
     began_s, first_s, server = record.sent_at_s, record.first_text_at_s, record.server
     return Answer(
@@ -140,5 +143,6 @@ def _answer(record: Record) -> Answer:
         num_accepted=record.accepted_tokens,
         decode_s=server.decode_ms / _MS if server else 0.0,
         engine_s=(server.prefill_ms + server.decode_ms) / _MS if server else 0.0,
+        is_cached=bool(record.cache_level),
         shed_reason=(record.shed_reason or "shed") if record.outcome is Outcome.SHED else None,
     )

@@ -3,20 +3,20 @@
 The server's earlier schedule is restored at the end, also after an interruption.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from completion.v1 import admin_pb2 as pb
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Trace
+from loadtest.traffic.typed import Trace
 from loadtest.tuning.blocks import Block, Blocks, Rows, Variant
 from loadtest.tuning.choice import Choice, best_fixed, choose, table_of
 from loadtest.tuning.fit import Fit, fit
-from loadtest.tuning.plan import Turn, turns
 from loadtest.tuning.replay import Replay, traffic_of
-from loadtest.tuning.verdict import Verification, candidates, troubles, verify, words
+from loadtest.tuning.verdict import Verification, candidates, mispredictions, troubles, verify, words
 
 CONCURRENCIES = (1, 4, 16, 64)
 
@@ -60,6 +60,11 @@ class Tuned:
     """Blocks of other servers, interleaved with the sweep."""
 
     @property
+    def is_valid(self) -> bool:
+        """Whether the engine computed every answer; figures of answers from a completion cache mean nothing."""
+        return not any(blocks.num_cached for blocks in (self.sweep, self.others, self.checks))
+
+    @property
     def recommended(self) -> Rows:
         """The schedule to run: the table's rows, one K, or K = 0."""
         chosen = self.verification.recommended
@@ -81,6 +86,33 @@ class TuningProgress:
 
 
 OnProgress = Callable[[TuningProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One round at one concurrency: all variants on the same traffic."""
+
+    round: int
+    concurrency: int
+    variants: tuple[Variant, ...]
+    """Variants in the order of measurement."""
+
+
+def turns(variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seed: str) -> Iterator[Turn]:
+    """Yield the turns of a measurement, round by round, so that a drift of the machine affects all variants equally.
+
+    In each round all variants are measured at each concurrency, one after another, in random order. The next round has
+    the reverse order (A B C, C B A), which cancels a linear drift over both.
+    """
+    chance = random.Random(seed)
+    orders: dict[int, list[Variant]] = {}
+    for number in range(rounds):
+        for concurrency in concurrencies if number % 2 == 0 else reversed(concurrencies):
+            if number % 2 == 0:
+                orders[concurrency] = chance.sample(list(variants), len(variants))
+            else:
+                orders[concurrency].reverse()
+            yield Turn(number, concurrency, tuple(orders[concurrency]))
 
 
 class Tuner:
@@ -108,11 +140,8 @@ class Tuner:
     async def tune(self, settings: TuningSettings, beside: Sequence[Variant] = ()) -> Tuned:
         """Tune the server. Variants `beside` are measured in the sweep but never chosen.
 
-        Raises:
-            TuningError: the settings don't fit the server.
-            TargetError: the server can't be reached, its K can't be changed, or a request failed.
-            DocumentsError: there is not enough text to type.
-
+        Raises TuningError if the settings don't fit the server; TargetError if the server can't be reached, its K can't
+        be changed, or a request failed; DocumentsError if there is not enough text to type.
         """
         async with self._operator.borrowed() as before:
             status = await self._operator.status()
@@ -133,17 +162,20 @@ class Tuner:
                     settings.verify_rounds,
                     settings.seconds,
                 )
-        verification = verify(checks, table, fixed)
+        verification, fitted = verify(checks, table, fixed), fit(sweep)
         return Tuned(
             server=self._facts(status, before.max_num_speculative_tokens),
             sweep=sweep,
-            fit=fit(sweep),
+            fit=fitted,
             choices=tuple(choices),
             table=table,
             checks=checks,
             verification=verification,
             verdict=tuple(words(choices, table, verification)),
-            troubles=tuple(troubles(Blocks((*sweep.all, *checks.all)), choices)),
+            troubles=(
+                *troubles(Blocks((*sweep.all, *others.all, *checks.all)), choices),
+                *mispredictions(checks, verification.recommended, fitted),
+            ),
             others=others,
         )
 
@@ -161,20 +193,14 @@ class Tuner:
     async def measure(
         self, stage: str, variants: Sequence[Variant], concurrencies: Sequence[int], rounds: int, seconds: float
     ) -> Blocks:
-        """Measure variants in turns; see `plan`.
-
-        Raises:
-            TargetError: a server can't be reached, or answers nothing.
-
-        """
+        """Measure variants in turns. Raises TargetError if a server can't be reached, or answers nothing."""
         found: list[Block] = []
         num_steps = rounds * len(concurrencies) * len(variants)
         try:
             for turn in turns(variants, concurrencies, rounds, f"{self._scenario.seed}/{stage}"):
                 traffic = await traffic_of(self._scenario, turn.concurrency, f"{_SEEDS[stage]}/{turn.round}")
                 for variant in self._by_server(turn):
-                    if self._replay(variant) is not self._last or variant == turn.variants[0]:
-                        await self._warm_up(self._replay(variant), traffic, seconds)
+                    await self._turn_to(self._replay(variant))
                     self._on_progress(TuningProgress(stage, variant.name, turn.concurrency, len(found), num_steps))
                     found.append(await self._block(turn, variant, traffic, seconds))
         finally:
@@ -186,15 +212,10 @@ class Tuner:
         servers = list(dict.fromkeys(self._replay(variant) for variant in turn.variants))
         return sorted(turn.variants, key=lambda each: servers.index(self._replay(each)))
 
-    async def _warm_up(self, replay: Replay, traffic: Trace, seconds: float) -> None:
-        """Run the traffic once, uncounted, so that the first block does not fill the prefix cache for the others."""
-        await self._turn_to(replay)
-        self._last = replay
-        await replay.run(traffic, seconds)
-
     async def _turn_to(self, replay: Replay) -> None:
-        if self._on_turn is not None:
+        if self._on_turn is not None and replay is not self._last:
             await self._on_turn(replay)
+        self._last = replay
 
     async def _block(self, turn: Turn, variant: Variant, traffic: Trace, seconds: float) -> Block:
         if variant.rows is not None:
@@ -213,31 +234,20 @@ class Tuner:
 
 
 def _concurrencies(settings: TuningSettings, slots: int) -> tuple[int, ...]:
-    """Return the concurrencies to measure.
-
-    Raises:
-        TuningError: one is more than the server takes.
-
-    """
+    """Return the concurrencies to measure. Raises TuningError if one is more than the server takes."""
     if not settings.concurrencies:
         return tuple(each for each in CONCURRENCIES if each <= slots) or (1,)
     most = max(settings.concurrencies)
     if most > slots:
-        msg = (
+        raise TuningError(
             f"--concurrency: {most} is over the {slots} requests that the server has in its engine at once "
             "(scheduling.max_slots, engine.max_num_seqs): the others would only wait"
         )
-        raise TuningError(msg)
     return settings.concurrencies
 
 
 def _ks(settings: TuningSettings, max_num_speculative_tokens: int) -> tuple[int, ...]:
-    """Return the Ks to measure, 0 among them.
-
-    Raises:
-        TuningError: a value exceeds the limit of the server.
-
-    """
+    """Return the Ks to measure, 0 among them. Raises TuningError if a value exceeds the limit of the server."""
     if settings.ks and max(settings.ks) > max_num_speculative_tokens:
         asked = max(settings.ks)
         msg = f"--k: {asked} is over the {max_num_speculative_tokens} draft tokens that the engine was started with"

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtest.tuning.blocks import Blocks, Rows, Variant
-from loadtest.tuning.choice import OFF, Choice, crossover
+from loadtest.tuning.choice import CONFIDENCE, OFF, Choice, Estimate, crossover, ratio_of_rounds
 from loadtest.tuning.fit import Fit, cells
-from loadtest.tuning.statistics import CONFIDENCE, Estimate, ratio_of_rounds
 
 TABLE = "table"
 _MAX_SHED_SHARE = 0.01
 _MAX_HIDDEN_GAIN = 0.25
+_MAX_MISPREDICTION = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,35 @@ def words(choices: Sequence[Choice], table: Rows, found: Verification) -> list[s
 
 
 def troubles(blocks: Blocks, choices: Sequence[Choice] = ()) -> list[str]:
-    """Return warnings about the figures: shed requests and noise."""
-    return [*_shed(blocks), *_noise(choices)]
+    """Return warnings about the figures: answers of a completion cache, shed requests and noise."""
+    return [*_cached(blocks), *_shed(blocks), *_noise(choices)]
+
+
+def mispredictions(checks: Blocks, schedule: Variant, fit: Fit) -> list[str]:
+    """Return a warning for each concurrency at which a schedule's checked goodput is far from the predicted one."""
+    found = []
+    for concurrency in checks.concurrencies:
+        predicted = fit.goodput(concurrency, schedule.k_at(concurrency))
+        measured = checks.goodput(concurrency, schedule.name)
+        ratio = ratio_of_rounds(np.full_like(measured, predicted), measured)
+        if ratio.low > 1 + _MAX_MISPREDICTION or ratio.high < 1 / (1 + _MAX_MISPREDICTION):
+            found.append(
+                f"At concurrency {concurrency} {predicted:.0f} tokens/s were predicted with {schedule.name} and "
+                f"{float(np.mean(measured)):.0f} were measured, over {_MAX_MISPREDICTION:.0%} apart beyond noise: the "
+                "machine changed between the measurements, or the server does not behave as the fitted model."
+            )
+    return found
+
+
+def _cached(blocks: Blocks) -> list[str]:
+    if not blocks.num_cached:
+        return []
+    num_answers = sum(each.num_answers for each in blocks.all)
+    return [
+        f"The result is invalid: {blocks.num_cached} of {num_answers} answers came from the server's completion cache, "
+        "so the engine did not compute them. The server is older than the field without_completion_cache: start it "
+        "with cache.enabled = false."
+    ]
 
 
 def _shed(blocks: Blocks) -> list[str]:

@@ -8,31 +8,28 @@ repeatedly under traffic, to measure the time that a change takes.
 import asyncio
 import json
 import math
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import click
 from rich.console import Console
 
-from loadtest.bench.common.command import config_options, expected_errors, json_option
-from loadtest.bench.common.contest import Turns
-from loadtest.bench.common.figures import report_console, rounded
-from loadtest.bench.common.server import SERVES_ALL, ServerProcess
+from loadtest.bench.runner.benchmark import FOLDER, Result, ServerOptions, benchmark, option
+from loadtest.bench.runner.figures import report_console, rounded
+from loadtest.bench.runner.schedule import Contest
+from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
 from loadtest.bench.speculation.live_change import Changes, measure_changes
 from loadtest.commands.tune import Bar, numbers, print_tuning
-from loadtest.processes.child import end_on_sigterm
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
 from loadtest.tuning.blocks import Blocks, Variant
-from loadtest.tuning.choice import OFF, crossover
+from loadtest.tuning.choice import MIN_ROUNDS, OFF, crossover
 from loadtest.tuning.document import as_json
 from loadtest.tuning.page import render_tuning
 from loadtest.tuning.replay import Replay, traffic_of
-from loadtest.tuning.statistics import MIN_ROUNDS
 from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
 from loadtest.tuning.verdict import as_variant, goodput_ratio
 
@@ -50,34 +47,19 @@ _CHANGES_AT, _CHANGES_K = 4, 4
 """Concurrent generations, and K, while the time of a change is measured."""
 
 
-class _Options(TypedDict):
-    rounds: int
-    seconds: float
-    changes: int
-    seed: int
-    k: str | None
-    out: Path
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options(ServerOptions):
+    rounds: int = option(4, "Blocks of each kind.", click.IntRange(MIN_ROUNDS))
+    seconds: float = option(0.6, "Of a block, at the least.", click.FloatRange(0.2))
+    changes: int = option(100, "Of K, under traffic.", click.IntRange(1))
+    seed: int = option(0, "Which texts are completed, and in which order.", int)
+    k: str | None = option(None, f"Values of K to try beside 0.  [default: 1 to {MAX_K}]", metavar="N,N,...")
+    out: Path = option(Path("work/speculation"), "A folder for tuning.json and tuning.html.", FOLDER)
+    quick: bool = option(False, "A few short blocks, to see that all of it works.")
 
 
-@click.command()
-@config_options
-@click.option("--rounds", type=click.IntRange(MIN_ROUNDS), default=4, show_default=True, help="Blocks of each kind.")
-@click.option("--seconds", type=click.FloatRange(0.2), default=0.6, show_default=True, help="Of a block, at the least.")
-@click.option("--changes", type=click.IntRange(1), default=100, show_default=True, help="Of K, under traffic.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Which texts are completed, and in which order.")
-@click.option("--k", metavar="N,N,...", help=f"Values of K to try beside 0.  [default: 1 to {MAX_K}]")
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("work/speculation"),
-    show_default=True,
-    help="A folder for tuning.json and tuning.html.",
-)
-@click.option("--quick", is_flag=True, help="A few short blocks, to see that all of it works.")
-@json_option
-def main(
-    config: Path, overrides: tuple[str, ...], quick: bool, as_json_only: bool, **options: Unpack[_Options]
-) -> None:
+@benchmark(_Options, TuningError)
+def main(options: _Options, console: Console) -> Result:
     """Measure the gain of speculation at K = 0 to 8 and 1 to 64 at once. The last line is a JSON object.
 
     \b
@@ -86,27 +68,25 @@ def main(
         python -m loadtest.bench.speculation --quick
         python -m loadtest.bench.speculation --set engine.draft_model=draft_model/embedded --k 1,2,4
     """
-    end_on_sigterm()
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    with expected_errors(TuningError):
-        settings = tuning_settings(options["k"], options["rounds"], options["seconds"], is_quick=quick)
-        if quick:
-            options["changes"] = min(10, options["changes"])
-        tuned, changes = asyncio.run(_measure(config, overrides, settings, options, Console(stderr=True)))
+    settings = tuning_settings(options.k, options.rounds, options.seconds, is_quick=options.quick)
+    if options.quick:
+        options = replace(options, changes=min(10, options.changes))
+    tuned, changes = asyncio.run(_measure(settings, options, console))
     found = {name: rounded(value) for name, value in (figures(tuned) | changes.figures()).items()}
     about = {
         "version": version("completion-server"),
         "started_at": started_at,
         "scenario": "steady",
-        "seed": options["seed"],
+        "seed": options.seed,
         "rounds": settings.rounds,
         "seconds": settings.seconds,
         "ks": list(settings.ks or range(1, MAX_K + 1)),
     }
-    _write(options["out"], tuned, about, found)
-    if not as_json_only:
+    _write(options.out, tuned, about, found)
+    if not options.as_json_only:
         print_tuning(tuned, report_console())
-    click.echo(json.dumps(found | {"table": tuned.table, "recommended": tuned.recommended}))
+    return Result(found | {"table": tuned.table, "recommended": tuned.recommended})
 
 
 def tuning_settings(k: str | None, rounds: int, seconds: float, *, is_quick: bool) -> TuningSettings:
@@ -160,28 +140,27 @@ def over_no_draft(blocks: Blocks, tuned: Tuned) -> dict[str, float]:
     return found
 
 
-async def _measure(
-    config: Path, overrides: Sequence[str], settings: TuningSettings, options: _Options, console: Console
-) -> tuple[Tuned, Changes]:
-    scenario, turns = Scenario.load("steady").scaled(seed=options["seed"]), Turns()
-    async with AsyncExitStack() as stack:
+async def _measure(settings: TuningSettings, options: _Options, console: Console) -> tuple[Tuned, Changes]:
+    scenario = Scenario.load("steady").scaled(seed=options.seed)
+    async with Contest(console) as contest:
         servers: dict[Replay, ServerProcess] = {}
         replays: dict[str, Replay] = {}
         for name, k in (("", MAX_K), (NO_DRAFT.name, 0)):
-            server = _start(stack, config, (*overrides, f"engine.num_speculative_tokens={k}"), name, console)
-            turns.add(server.process)
+            overrides = (*_OVERRIDES, *options.overrides, f"engine.num_speculative_tokens={k}")
+            about = name or "server"
+            server = await contest.start(about, ServerProcess, options.config, overrides, about.replace(" ", "-"))
             replays[name] = Replay(server.ready["address"], scenario)
-            stack.push_async_callback(replays[name].close)
+            contest.push_async_callback(replays[name].close)
             servers[replays[name]] = server
 
         async def give_turn(replay: Replay) -> None:
-            await turns.give(servers[replay].process)
+            await contest.turns.give(servers[replay].process)
 
         await give_turn(replays[""])
-        operator = await stack.enter_async_context(Operator(servers[replays[""]].ready["admin_address"]))
-        bar = stack.enter_context(Bar(console))
+        operator = await contest.enter_async_context(Operator(servers[replays[""]].ready["admin_address"]))
+        bar = contest.enter_context(Bar(console))
         tuned = await Tuner(operator, replays, scenario, bar.on_progress, on_turn=give_turn).tune(settings, [NO_DRAFT])
-        traffic, count = await traffic_of(scenario, _CHANGES_AT, "changes"), options["changes"]
+        traffic, count = await traffic_of(scenario, _CHANGES_AT, "changes"), options.changes
         async with operator.borrowed():
             changes = await measure_changes(
                 operator,
@@ -192,14 +171,6 @@ async def _measure(
                 on_progress=lambda done: bar.on_progress(TuningProgress("changes", "K live", _CHANGES_AT, done, count)),
             )
     return tuned, changes
-
-
-def _start(stack: AsyncExitStack, config: Path, overrides: Sequence[str], name: str, console: Console) -> ServerProcess:
-    """Start a server that is stopped with the stack."""
-    with console.status(f"starting: {name or 'server'}"):
-        server = ServerProcess(config, (*_OVERRIDES, *overrides), name.replace(" ", "-") or "server")
-    stack.callback(server.stop)
-    return server
 
 
 def _write(folder: Path, tuned: Tuned, about: dict[str, Any], found: dict[str, Any]) -> None:

@@ -11,10 +11,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from loadtest.bench.common.figures import percentile
+from loadtest.bench.runner.figures import percentile
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
-from loadtest.traffic.trace import Trace
+from loadtest.traffic.typed import Trace
 from loadtest.tuning.replay import Replay
 
 _POLL_S = 0.001

@@ -1,22 +1,29 @@
-"""The number of speculative tokens of a supervised engine: set, refused, kept over a restart, chosen by the server."""
+"""The active schedule of a server: its changes, its figures and its totals."""
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from completion_server.engine.interface import EngineStep, GenerationRequest, SpeculationLookup, constant_lookup
-from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from completion_server.engine.scripted.engine import Script, ScriptedEngine, ServiceTimes, plausible_code
 from completion_server.engine.settings import EngineSettings, SpeculationSettings
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
 from completion_server.speculation.controller import Controller
+from completion_server.speculation.figures import FiguresWindow
 from completion_server.speculation.live import LiveSpeculation, SpeculationLockedError, SpeculationMode
 from completion_server.speculation.schedule import ScheduleError, SpeculationSchedule
-from completion_server.speculation.trial import StartChoice
+from completion_server.speculation.totals import SpeculationTotals
+from completion_server.speculation.trial import StartChoice, run_trial
+from completion_server.telemetry.speculation import SpeculationCollector
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
+from tests.support.cancels import cancel_and_wait
 
 MAX_K = 4
 SEQS = 8
@@ -27,14 +34,15 @@ ROWS = [[1, 2, 4], [3, 8, 1]]
 class Bench:
     """A supervised engine and its speculation, in virtual time."""
 
-    def __init__(self, settings: SpeculationSettings, max_k: int) -> None:
+    def __init__(self, settings: SpeculationSettings, max_k: int, script: Script = plausible_code) -> None:
+        self._script = script
         self.engines: list[ScriptedEngine] = []
         self.max_k = max_k
         self.supervised = SupervisedEngine(self._make, EngineSettings(restart_backoff_min_s=1.0), LoopClock())
         self.live = LiveSpeculation(self.supervised, settings, LoopClock(), lambda: 1000 + LoopClock().now())
 
     def _make(self) -> ScriptedEngine:
-        engine = ScriptedEngine(times=TIMES, max_num_seqs=SEQS, num_speculative_tokens=self.max_k)
+        engine = ScriptedEngine(self._script, TIMES, max_num_seqs=SEQS, num_speculative_tokens=self.max_k)
         self.engines.append(engine)
         return engine
 
@@ -70,8 +78,7 @@ def on_bench(
         run = asyncio.create_task(bench.supervised.run())
         await asyncio.sleep(0)
         await scenario(bench)
-        run.cancel()
-        await asyncio.wait([run])
+        await cancel_and_wait(run)
         await bench.supervised.stop()
 
     virtual_time.run(main())
@@ -352,3 +359,109 @@ def test_the_active_k_is_zero_while_drafts_are_switched_off() -> None:
         assert bench.live.num_speculative_tokens(1) == 0
 
     on_bench(scenario, SpeculationSettings("auto"), start=StartChoice(((1, SEQS, 0),), ""))
+
+
+def sample(document: int, num_keys: int, num_tokens: int, cache_salt: str) -> GenerationRequest:
+    return GenerationRequest(
+        f"{document}/{num_keys}", [1 + document] * 64 + [1 + num_keys], num_tokens, cache_salt=cache_salt
+    )
+
+
+@pytest.mark.parametrize("is_corrected", [True, False])
+def test_the_controller_keeps_the_choice_of_the_trial_for_the_same_text(*, is_corrected: bool) -> None:
+    """Completions of four tokens end before many drafts do, which the steps do not show."""
+
+    async def main() -> tuple[SpeculationSchedule, SpeculationSchedule]:
+        bench = Bench(SpeculationSettings("auto"), MAX_K, lambda _request: ["x"] * 3)
+        await bench.supervised.start()
+        engine, control = bench.supervised.current, bench.supervised.speculation
+        assert control is not None
+        choice = await run_trial(engine, control, sample, LoopClock(), 10.0, random.Random(1))
+        assert choice.rows == ((1, SEQS, 2),)
+        bench.live.begin(choice if is_corrected else replace(choice, log_gains={}))
+        run = asyncio.create_task(bench.supervised.run())
+        await asyncio.sleep(0)
+        begun = bench.live.active.schedule
+        for number in range(2000):
+            await asyncio.gather(*(bench.ask(f"typed-{caller}-{number}") for caller in range(4)))
+        run.cancel()
+        await asyncio.wait([run])
+        await bench.supervised.stop()
+        return begun, bench.live.active.schedule
+
+    begun, now = virtual_time.run(main())
+    assert (now == begun) is is_corrected, (begun, now)
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def now(self) -> float:
+        return self.at
+
+
+def test_an_empty_window() -> None:
+    figures = FiguresWindow(ManualClock()).read()
+    assert (figures.num_tokens, figures.num_drafted, figures.tokens_per_s) == (0, 0, 0.0)
+    assert figures.acceptance is None
+    assert figures.mean_accepted_length is None
+    assert figures.acceptance_by_position == ()
+
+
+def test_sums_by_position() -> None:
+    clock = ManualClock()
+    window = FiguresWindow(clock)
+    window.add(EngineStep(num_seqs=4, num_tokens=7, drafted=(4, 4), accepted=(2, 1)))
+    clock.at += 0.5
+    window.add(EngineStep(num_seqs=2, num_tokens=6, drafted=(2, 2, 2), accepted=(2, 1, 1)))
+    window.add(EngineStep(num_seqs=1, num_tokens=1))
+    clock.at += 9.5
+    figures = window.read()
+    assert figures.seconds == pytest.approx(10)
+    assert (figures.num_tokens, figures.tokens_per_s) == (14, pytest.approx(1.4))
+    assert (figures.drafted, figures.accepted) == ((6, 6, 2), (4, 2, 1))
+    assert (figures.num_drafted, figures.num_accepted, figures.num_wasted) == (14, 7, 7)
+    assert figures.acceptance == pytest.approx(0.5)
+    assert figures.acceptance_by_position == pytest.approx((4 / 6, 2 / 6, 1 / 2))
+    assert figures.mean_accepted_length == pytest.approx(1 + 7 / 6)
+
+
+def test_what_is_older_than_the_window_is_forgotten() -> None:
+    clock = ManualClock()
+    window = FiguresWindow(clock, window_s=10)
+    for _ in range(100):
+        window.add(EngineStep(num_seqs=1, num_tokens=2, drafted=(1,), accepted=(1,)))
+        clock.at += 0.5
+    figures = window.read()
+    assert figures.seconds == 10
+    assert 18 <= figures.num_drafted <= 20
+    assert figures.tokens_per_s == pytest.approx(4, rel=0.1)
+    clock.at += 100
+    assert window.read().num_tokens == 0
+
+
+def test_steps_are_counted_by_k_and_position() -> None:
+    totals = SpeculationTotals()
+    totals.add(EngineStep(3, 5, drafted=(3, 2), accepted=(2, 0)))
+    totals.add(EngineStep(1, 3, drafted=(1, 1), accepted=(1, 1)))
+    totals.add(EngineStep(4, 4))  # K = 0
+    registry = CollectorRegistry()
+    registry.register(SpeculationCollector(totals))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"completion_speculation_{name}_total", labels)
+
+    assert (value("steps", k="2"), value("steps", k="0")) == (2, 1)
+    assert (value("drafted_tokens", k="2", position="1"), value("drafted_tokens", k="2", position="2")) == (4, 3)
+    assert (value("accepted_tokens", k="2", position="1"), value("accepted_tokens", k="2", position="2")) == (3, 1)
+    assert value("drafted_tokens", k="0", position="1") is None
+
+
+def test_a_reading_does_not_change_with_later_k() -> None:
+    totals = SpeculationTotals()
+    totals.add(EngineStep(1, 1))
+    read = totals.read()
+    totals.add(EngineStep(1, 2, drafted=(1,), accepted=(1,)))
+    assert [k for k, _ in read] == [0]
+    assert [k for k, _ in totals.read()] == [0, 1]

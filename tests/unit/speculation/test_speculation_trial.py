@@ -1,78 +1,137 @@
-"""What a server measures at start, and the schedule that it begins with."""
+"""What a server measures at start, and the schedule that it begins with, on engines whose best schedule is known."""
+
+import asyncio
+import logging
+import math
+import random
+from functools import cache
 
 import pytest
 
-from completion_server.engine.interface import GenerationRequest
+from completion_server.engine.interface import EngineDeadError, trial_ks
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from completion_server.speculation.trial import StartChoice, choose, run_trial
+from completion_server.speculation.comparison import GAIN
+from completion_server.speculation.trial import LIMIT_S, StartChoice, run_trial, trial_sizes
+from loadtest.bench.speculation.known import KNOWN, SEQS, make_request
+from loadtest.bench.speculation.trial import MAX_LOSS, Start, Truth, measure_truth, start_once
 from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 
-MAX_K, SEQS = 4, 32
+NUM_STARTS = 20
+LOSES, GAINS_4, GAINS_8, SMALL_BATCHES = KNOWN
 
 
-def make_request(document: int, num_keys: int, num_tokens: int) -> GenerationRequest:
-    return GenerationRequest(f"{document}-{num_keys}", [1 + document] * (64 + num_keys), num_tokens)
+@cache
+def truth_of(name: str) -> Truth:
+    return virtual_time.run(measure_truth(KNOWN[name].make(), make_request, LoopClock(), 120.0, lambda _done_s: None))
+
+
+def start(name: str, seed: int) -> Start:
+    return virtual_time.run(start_once(KNOWN[name].make(seed), make_request, LoopClock(), random.Random(seed)))
 
 
 async def run_on(engine: ScriptedEngine) -> StartChoice:
     assert engine.speculation is not None
-    return await run_trial(engine, engine.speculation, make_request, LoopClock(), step_timeout_s=10.0)
+    return await run_trial(engine, engine.speculation, make_request, LoopClock(), 10.0, random.Random(1))
 
 
-def on_scripted_engine(draft_s: float, acceptance_rate: float) -> tuple[StartChoice, float]:
-    """Return the choice and the seconds that the trial took."""
-
-    async def main() -> tuple[StartChoice, float]:
-        times = ServiceTimes(prefill_base_s=0.005, decode_base_s=0.005, draft_s=draft_s)
-        engine = ScriptedEngine(
-            times=times, max_num_seqs=SEQS, num_speculative_tokens=MAX_K, acceptance_rate=acceptance_rate
-        )
-        await engine.start()
-        begun = LoopClock().now()
-        choice = await run_on(engine)
-        took_s = LoopClock().now() - begun
-        await engine.stop()
-        return choice, took_s
-
-    return virtual_time.run(main())
+@pytest.mark.parametrize(("name", "gain"), [(LOSES, 0.9), (GAINS_4, 1.04), (GAINS_8, 1.08)])
+def test_the_truths_are_what_their_names_say(name: str, gain: float) -> None:
+    for gains in truth_of(name).log_gains.values():
+        assert math.exp(max(each for k, each in gains.items() if k)) == pytest.approx(gain, abs=0.015)
 
 
-def test_drafts_that_pay_are_on() -> None:
-    choice, took_s = on_scripted_engine(draft_s=0.0001, acceptance_rate=0.8)
-    assert not choice.is_off
-    assert choice.rows[-1][1] == SEQS
-    assert "times the tokens/s without drafts (K = 4" in choice.reason
-    assert took_s < 10
+def test_one_truth_changes_with_the_batch_size() -> None:
+    gains = truth_of(SMALL_BATCHES).log_gains
+    assert max(gains[1], key=lambda k: gains[1][k]) == 2
+    assert math.exp(gains[1][2]) == pytest.approx(1.4, abs=0.05)
+    assert max(gains[16], key=lambda k: gains[16][k]) == 0
 
 
-def test_drafts_that_do_not_pay_are_off() -> None:
-    choice, _ = on_scripted_engine(draft_s=0.004, acceptance_rate=0.3)
+@pytest.mark.parametrize("name", [LOSES, pytest.param(GAINS_4, marks=pytest.mark.full), GAINS_8, SMALL_BATCHES])
+def test_of_20_starts_19_choose_a_schedule_within_3_percent_of_the_best(name: str) -> None:
+    starts = [start(name, seed) for seed in range(NUM_STARTS)]
+    over = [truth_of(name).over_best(each.choice.rows, is_adjusted=True) for each in starts]
+    assert sum(each >= 1 - MAX_LOSS for each in over) >= 19, sorted(over)
+    assert max(each.trial_s for each in starts) < LIMIT_S + 1
+
+
+def test_the_reason_has_the_gain_and_its_interval_at_each_batch_size(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        choice = start(GAINS_8, 3).choice
+    assert [each.split(":")[0] for each in choice.reason.split("; ")] == [
+        "K = 1 at 1 request",
+        "K = 1 at 4 requests at once",
+        "K = 1 at 16 requests at once",
+    ]
+    assert all("times (" in each for each in choice.reason.split("; "))
+    assert "measuring whether drafts pay; up to 20 s" in caplog.text
+    assert "measuring drafts for 4 s: 1 request: too few rounds (" in caplog.text
+
+
+def test_where_no_drafts_are_chosen_the_controller_expects_no_gain() -> None:
+    choice = start(LOSES, 1).choice
     assert choice.is_off
-    assert choice.rows == ((1, SEQS, 0),)
+    assert max(max(gains.values()) for gains in choice.log_gains.values()) <= 0
+    paying = start(GAINS_8, 1).choice
+    assert paying.log_gains[16][1] == pytest.approx(math.log1p(0.08), abs=GAIN)
 
 
-def test_each_batch_size_gets_its_best_k() -> None:
-    rates = {(1, 0): 100.0, (1, 2): 130.0, (1, 4): 150.0, (4, 0): 300.0, (4, 2): 330.0, (4, 4): 310.0}
-    rates |= {(16, 0): 900.0, (16, 2): 940.0, (16, 4): 700.0}
-    choice = choose(rates, 64)
-    assert choice.rows == ((1, 2, 4), (3, 8, 2), (9, 64, 0))
-    assert choice.reason == "at best 1.50 times the tokens/s without drafts (K = 4, 1 request)"
+@pytest.mark.parametrize(("max_k", "ks"), [(1, (1,)), (2, (1, 2)), (3, (1, 3)), (4, (1, 2, 4)), (8, (1, 4, 8))])
+def test_few_ks_are_measured(max_k: int, ks: tuple[int, ...]) -> None:
+    assert trial_ks(max_k) == ks
 
 
-def test_a_gain_within_the_noise_is_none() -> None:
-    assert choose({(1, 0): 100.0, (1, 4): 104.0}, 1) == StartChoice(
-        ((1, 1, 0),), "at best 1.04 times the tokens/s without drafts (K = 4, 1 request)"
-    )
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_small_engine_is_measured_at_the_sizes_that_it_has(size: int) -> None:
+@pytest.mark.parametrize(("most", "sizes"), [(1, (1,)), (3, (1,)), (4, (1, 4)), (SEQS, (1, 4, 16))])
+def test_a_small_engine_is_measured_at_the_sizes_that_it_has(most: int, sizes: tuple[int, ...]) -> None:
     async def main() -> StartChoice:
-        engine = ScriptedEngine(max_num_seqs=size, num_speculative_tokens=1)
+        engine = ScriptedEngine(max_num_seqs=most, num_speculative_tokens=1, times=ServiceTimes(decode_base_s=0.01))
         await engine.start()
         choice = await run_on(engine)
         await engine.stop()
         return choice
 
-    assert virtual_time.run(main()).rows[-1][1] == size
+    assert trial_sizes(most) == sizes
+    assert virtual_time.run(main()).rows[-1][1] == most
+
+
+def test_an_engine_that_is_too_slow_for_a_trial_begins_without_drafts() -> None:
+    async def main() -> tuple[StartChoice, float]:
+        engine = ScriptedEngine(times=ServiceTimes(decode_base_s=1.0), num_speculative_tokens=4)
+        await engine.start()
+        choice = await run_on(engine)
+        await engine.stop()
+        return choice, LoopClock().now()
+
+    choice, took_s = virtual_time.run(main())
+    assert choice.is_off
+    assert "1 request: too few rounds (" in choice.reason
+    assert took_s < 150
+
+
+@pytest.mark.parametrize(("num_blocks", "warns"), [(8192, False), (100, True)])
+def test_a_prefix_cache_that_is_too_small_for_the_trial_is_told(
+    num_blocks: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        times = ServiceTimes(decode_base_s=0.01)
+        engine = ScriptedEngine(times=times, num_speculative_tokens=4, num_kv_blocks=num_blocks)
+        await engine.start()
+        await run_on(engine)
+        await engine.stop()
+
+    virtual_time.run(main())
+    assert ("the prefix cache held only" in caplog.text) == warns
+
+
+def test_an_engine_that_dies_ends_the_trial() -> None:
+    async def main() -> None:
+        engine = KNOWN[GAINS_8].make()
+        await engine.start()
+        trial = asyncio.create_task(run_on(engine))
+        await asyncio.sleep(3)
+        engine.crash()
+        with pytest.raises(EngineDeadError, match="crashed"):
+            await trial
+
+    virtual_time.run(main())

@@ -1,0 +1,232 @@
+"""Measures whether the trial at start chooses well: many starts of one engine, then the truth about their choices.
+
+Each start loads the engine anew, runs the trial and ends the engine. Then one engine types into other documents with
+every K in turn, and the tokens/s of each schedule are those of its K at each batch size, with equal weights (geometric
+mean). A K = 0 counts as drafts that are switched off.
+"""
+
+import asyncio
+import json
+import math
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from completion_server.composition.engine_factory import make_engine_factory
+from completion_server.composition.model_limits import load_prompts
+from completion_server.composition.samples import make_samples
+from completion_server.config import load_config
+from completion_server.core.clock import Clock, MonotonicClock
+from completion_server.engine.interface import Engine, EngineDeadError
+from completion_server.engine.warmup import warm_up
+from completion_server.speculation.comparison import Schedule, trimmed_mean
+from completion_server.speculation.texts import TypedRound, log_gains, tokens_per_s
+from completion_server.speculation.trial import (
+    NUM_DOCUMENTS,
+    MakeRequest,
+    StartChoice,
+    Typist,
+    run_trial,
+    trial_sizes,
+)
+from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
+from loadtest.bench.runner.figures import text_table
+from loadtest.bench.speculation.known import KNOWN, KnownEngine, make_request
+from loadtest.simulation import virtual_time
+from loadtest.simulation.virtual_time import LoopClock
+
+MAX_LOSS = 0.03
+
+_SETTINGS = {"ngram": (), "draft": ("engine.draft_model=draft_model/embedded",)}
+_STEP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What one start chose."""
+
+    choice: StartChoice
+    trial_s: float
+    whole_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The tokens/s by batch size and K, measured for long."""
+
+    rates: Mapping[int, Mapping[int, float]]
+    log_gains: Mapping[int, Mapping[int, float]]
+    """Logarithms of the gains over no drafts without the noise of the texts and of disturbed rounds."""
+
+    def over_best(self, rows: Schedule, *, is_adjusted: bool = False) -> float:
+        """Return the tokens/s of a schedule over those of the best one, as the geometric mean of the batch sizes."""
+        return math.exp(fmean(self._log_losses(rows, is_adjusted=is_adjusted)))
+
+    def worst_over_best(self, rows: Schedule) -> float:
+        """Return the same for the batch size at which the schedule is worst, adjusted."""
+        return math.exp(min(self._log_losses(rows, is_adjusted=True)))
+
+    def _log_losses(self, rows: Schedule, *, is_adjusted: bool) -> Iterator[float]:
+        for size, rates in self.rates.items():
+            values = self.log_gains[size] if is_adjusted else {k: math.log(rate) for k, rate in rates.items()}
+            yield values[_k_at(rows, size)] - max(values.values())
+
+    @property
+    def best(self) -> Schedule:
+        """The best K of each measured batch size, as rows of one batch size each."""
+        return tuple((size, size, max(rates, key=lambda k: rates[k])) for size, rates in self.rates.items())
+
+
+async def start_once(engine: Engine, make: MakeRequest, clock: Clock, chance: random.Random | None = None) -> Start:
+    """Start an engine, run the trial, and stop the engine."""
+    begun_at = clock.now()
+    try:
+        await engine.start()
+        await warm_up(engine, _STEP_TIMEOUT_S)
+        assert engine.speculation is not None
+        trial_at = clock.now()
+        choice = await run_trial(engine, engine.speculation, make, clock, _STEP_TIMEOUT_S, chance)
+        trial_s = clock.now() - trial_at
+    finally:
+        await engine.stop()
+    return Start(choice, trial_s, clock.now() - begun_at)
+
+
+async def measure_truth(
+    engine: Engine, make: MakeRequest, clock: Clock, seconds: float, on_progress: Callable[[float], None]
+) -> Truth:
+    """Type with every K in turn, in random order, for so many seconds."""
+    try:
+        await engine.start()
+        await warm_up(engine, _STEP_TIMEOUT_S)
+        assert engine.speculation is not None
+        ks = range(engine.info.num_speculative_tokens + 1)
+        typist, chance = Typist(engine, engine.speculation, make, clock, _STEP_TIMEOUT_S), random.Random(1)
+        await typist.prime(ks)
+        rounds: dict[int, list[TypedRound]] = {size: [] for size in trial_sizes(engine.info.max_num_seqs)}
+        spent_s = dict.fromkeys(rounds, 0.0)
+        while (done_s := sum(spent_s.values())) < seconds or not all(rounds.values()):
+            size, begun_at = min(spent_s, key=lambda size: spent_s[size]), clock.now()
+            rounds[size].append(await typist.round(size, chance.sample(ks, len(ks))))
+            spent_s[size] += clock.now() - begun_at
+            on_progress(done_s)
+    finally:
+        await engine.stop()
+    rates = {
+        size: {k: tokens_per_s(size, [each for made in own for each in made[k]]) for k in ks}
+        for size, own in rounds.items()
+    }
+    gains = log_gains(rounds, ks[1:])
+    return Truth(rates, {size: {0: 0.0} | {k: trimmed_mean(each) for k, each in gains[size].items()} for size in rates})
+
+
+def figures(starts: Sequence[Start], truth: Truth) -> dict[str, object]:
+    """Return the figures of the last line."""
+    over = [truth.over_best(each.choice.rows) for each in starts]
+    adjusted = [truth.over_best(each.choice.rows, is_adjusted=True) for each in starts]
+    return {
+        "starts": len(starts),
+        "starts_within_3_percent": sum(each >= 1 - MAX_LOSS for each in over),
+        "starts_within_3_percent_adjusted": sum(each >= 1 - MAX_LOSS for each in adjusted),
+        "worst_over_best": round(min(over), 4),
+        "worst_batch_size_over_best": round(min(truth.worst_over_best(each.choice.rows) for each in starts), 4),
+        "trial_s_median": round(sorted(each.trial_s for each in starts)[len(starts) // 2], 1),
+        "trial_s_max": round(max(each.trial_s for each in starts), 1),
+        "start_s_median": round(sorted(each.whole_s for each in starts)[len(starts) // 2], 1),
+        "schedules": {json.dumps(rows): n for rows, n in Counter(each.choice.rows for each in starts).most_common()},
+        "tokens_per_s": {size: {k: round(rate, 1) for k, rate in own.items()} for size, own in truth.rates.items()},
+        "gains": {size: {k: round(math.exp(g), 3) for k, g in own.items()} for size, own in truth.log_gains.items()},
+    }
+
+
+def _k_at(rows: Schedule, size: int) -> int:
+    return next((k for _, last, k in rows if size <= last), rows[-1][2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options(ServerOptions):
+    setting: str = option("ngram", "", click.Choice([*_SETTINGS, "scripted"]))
+    starts: int = option(20, "Starts of the engine.", click.IntRange(1))
+    seconds: float = option(240.0, "To measure the truth.", click.FloatRange(0))
+
+
+@benchmark(_Options, EngineDeadError)
+def main(options: _Options, console: Console) -> Result:
+    """Start an engine many times, and say how many starts chose K well. The last line is a JSON object.
+
+    \b
+    Example:
+        python -m loadtest.bench.speculation.trial --setting draft --starts 5 --seconds 60
+    """
+    setting, starts, seconds = options.setting, options.starts, options.seconds
+    if setting == "scripted":
+        found = {name: _run_known(engine, starts, seconds) for name, engine in KNOWN.items()}
+    else:
+        overrides = (*_SETTINGS[setting], *options.overrides)
+        found = {setting: asyncio.run(_run(options.config, overrides, starts, seconds, console))}
+    tables = [_table(name, *each) for name, each in found.items()]
+    return Result({name: figures(*each) for name, each in found.items()}, tables)
+
+
+def _run_known(known: KnownEngine, num_starts: int, seconds: float) -> tuple[list[Start], Truth]:
+    """Run starts of a scripted engine in virtual time."""
+
+    async def start(seed: int) -> Start:
+        return await start_once(known.make(seed), make_request, LoopClock(), random.Random(seed))
+
+    async def measure() -> Truth:
+        return await measure_truth(known.make(), make_request, LoopClock(), seconds, lambda _done_s: None)
+
+    return [virtual_time.run(start(seed)) for seed in range(num_starts)], virtual_time.run(measure())
+
+
+async def _run(
+    config: Path, overrides: Sequence[str], num_starts: int, seconds: float, console: Console
+) -> tuple[list[Start], Truth]:
+    """Run starts of the configured engine."""
+    effective = load_config(config, tuple(overrides), os.environ)
+    make_engine, prompts, clock = make_engine_factory(effective), load_prompts(effective), MonotonicClock()
+    starts = []
+    for number in range(num_starts):
+        with console.status(f"start {number + 1} of {num_starts}"):
+            starts.append(await start_once(make_engine(), make_samples(prompts), clock))
+        last = starts[-1]
+        console.print(
+            f"{time.strftime('%H:%M:%S')} start {number + 1} of {num_starts}: {list(map(list, last.choice.rows))} "
+            f"after {last.trial_s:.1f} s of {last.whole_s:.0f} s; {last.choice.reason}"
+        )
+    with console.status("measuring every K") as status:
+
+        def on_progress(done_s: float) -> None:
+            status.update(f"measuring every K: {done_s:.0f} of {seconds:.0f} s")
+
+        others = make_samples(prompts, first=NUM_DOCUMENTS)
+        return starts, await measure_truth(make_engine(), others, clock, seconds, on_progress)
+
+
+def _table(name: str, starts: Sequence[Start], truth: Truth) -> Table:
+    sizes = list(truth.rates)
+    rows: dict[str, Schedule] = {"best of each batch size": truth.best}
+    rows |= {f"K = {k}": ((1, sizes[-1], k),) for k in truth.rates[sizes[0]]}
+    counts = Counter(each.choice.rows for each in starts)
+    rows |= {f"{json.dumps(chosen)}: {num} starts": chosen for chosen, num in counts.most_common()}
+    cells = []
+    for label, schedule in rows.items():
+        rates = (f"{truth.rates[size][_k_at(schedule, size)]:.0f}" for size in sizes)
+        over = (truth.over_best(schedule), truth.over_best(schedule, is_adjusted=True), truth.worst_over_best(schedule))
+        cells.append((label, *rates, *(f"{each:.3f}" for each in over)))
+    headings = ("schedule", *(f"{size} at once" for size in sizes), "over the best", "adjusted", "worst size")
+    return text_table(f"{name}: tokens/s of schedules, typing", headings, tuple(cells))
+
+
+if __name__ == "__main__":
+    main()
