@@ -1,6 +1,38 @@
-"""`python -m loadtest`."""
+"""The command `loadtest`, also as `python -m loadtest`.
 
-from loadtest.cli import main
+Exit status: 0 success, 1 a gate failed or more than 5% of the requests, 2 bad input, 3 an invalid run, 130 Ctrl-C.
+"""
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.commands.reports import compare, merge, report
+from loadtest.commands.run import run
+from loadtest.commands.searches import capacity, sweep
+from loadtest.commands.tune import tune_k
+from loadtest.simulation.command import simulate
+from loadtest.traffic.scenario import packaged_scenarios
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="completion-server", prog_name="loadtest")
+def main() -> None:
+    """Drive a code completion server with simulated editors, and report what their users saw."""
+
+
+@main.command()
+def scenarios() -> None:
+    """List the packaged scenarios."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for scenario in packaged_scenarios():
+        size = f"{scenario.sessions:,} sessions, {scenario.duration_s:g} s"
+        table.add_row(scenario.name, size, " ".join(scenario.description.split()))
+    Console().print(table)
+
+
+for _command in (run, merge, report, compare, capacity, sweep, tune_k, simulate):
+    main.add_command(_command)
 
 if __name__ == "__main__":
     main()

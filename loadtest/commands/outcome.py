@@ -1,20 +1,40 @@
-"""Parts that the commands which produce a run's document share: output options and exit codes."""
+"""Parts that the commands share: options, expected errors, the progress line, output and exit statuses."""
 
+import functools
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Self, TypeVar
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
-from loadtest.report.document import RunDocument
+from completion_client import EndpointError
+from loadtest.driving.run import BlocksError, RunProgress
+from loadtest.driving.worker_pool import CheckError, RunError
+from loadtest.processes.meter import ProcessMeterError
+from loadtest.report.document import DocumentError, RunDocument
+from loadtest.report.gate import GateError
 from loadtest.report.page import render_page
-from loadtest.report.terminal import print_report
+from loadtest.report.tables import print_report
+from loadtest.search.capacity import SearchError
+from loadtest.targets import NO_TLS, TargetError, TargetSpec, TlsFiles, parse_target
+from loadtest.traffic.documents import DocumentsError, RecordedError
+from loadtest.traffic.scenario import ScenarioError
+from loadtest.tuning.tuner import TuningError
 
-P = ParamSpec("P")
-R = TypeVar("R")
+C = TypeVar("C", bound=Callable[..., Any])
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_EXPECTED = (
+    ScenarioError, GateError, TargetError, SearchError, ProcessMeterError, CheckError, BlocksError, RunError,
+    DocumentError, DocumentsError, RecordedError, TuningError,
+)  # fmt: skip
 
 
 class _NewFile(click.Path):
@@ -40,7 +60,7 @@ class Exit(IntEnum):
     REFUSED = 2
     """Bad input; nothing was sent."""
     INVALID = 3
-    """The run is invalid: the generator was late, or a worker is missing."""
+    """The run is invalid: the generator was late, a worker is missing, or a tuning's answers came from a cache."""
     INTERRUPTED = 130
 
 
@@ -50,26 +70,125 @@ class Refused(click.ClickException):
     exit_code = Exit.REFUSED
 
 
-def output_options(command: Callable[P, R]) -> Callable[P, R]:
-    """Give a command the options `gates`, `out`, `html` and `as_json`."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print the document instead of tables."),
-        click.option("--html", type=NEW_FILE, help="Write a page with pictures."),
-        click.option("--out", type=NEW_FILE, help="Write the document, for compare, merge and report."),
-        click.option(
-            "--gate",
-            "gates",
-            multiple=True,
-            metavar="FIGURE<NUMBER[,...]",
-            help="What each target must reach, such as pause_ttft_ms_p95<200. May be repeated.",
-        ),
-    ):
-        command = option(command)
-    return command
+@contextmanager
+def refusing(interrupted: str = "") -> Iterator[None]:
+    """Turn expected errors into Refused, and Ctrl-C into its exit status, after the line `interrupted` if given."""
+    try:
+        yield
+    except _EXPECTED as error:
+        raise Refused(str(error)) from error
+    except KeyboardInterrupt:
+        if interrupted:
+            click.echo(interrupted, err=True)
+        sys.exit(Exit.INTERRUPTED)
+
+
+def _with_options(*options: Callable[[Any], Any]) -> Callable[[C], C]:
+    return lambda command: functools.reduce(lambda found, option: option(found), reversed(options), command)
+
+
+output_options = _with_options(
+    click.option(
+        "--gate",
+        "gates",
+        multiple=True,
+        metavar="FIGURE<NUMBER[,...]",
+        help="What each target must reach, such as pause_ttft_ms_p95<200. May be repeated.",
+    ),
+    click.option("--out", type=NEW_FILE, help="Write the document, for compare, merge and report."),
+    click.option("--html", type=NEW_FILE, help="Write a page with pictures."),
+    click.option("--json", "as_json", is_flag=True, help="Print the document instead of tables."),
+)
+"""Gives a command the options `gates`, `out`, `html` and `as_json`."""
+
+scenario_options = _with_options(
+    click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set one key of the scenario."),
+    click.option("--duration", type=float, metavar="SECONDS", help="Of each run, instead of the scenario's."),
+    click.option("--workers", type=click.IntRange(1), help="Processes on this machine.  [default: its cores less one]"),
+)
+"""Gives a command the options `overrides`, `duration` and `workers`."""
+
+
+def tls_options(command: Callable[..., None], listener: str = "") -> Callable[..., None]:
+    """Add the options of the TLS files; the command gets them as the argument `tls`, or `LISTENER_tls`."""
+    flag, whose = (f"--{listener}-tls", f"the {listener} listener's") if listener else ("--tls", "the servers'")
+    name = flag.strip("-").replace("-", "_")
+
+    @functools.wraps(command)
+    def with_files(**options: Any) -> None:  # noqa: ANN401
+        files = TlsFiles(*(options.pop(f"{name}_{each}") for each in ("ca", "cert", "key")))
+        try:
+            files.endpoint("127.0.0.1:1").open_channel().close()
+        except EndpointError as error:
+            raise Refused(f"{flag}-cert and {flag}-key: {error.problem}") from error
+        command(**options, **{name: files})
+
+    return _with_options(
+        click.option(f"{flag}-ca", type=FILE, help=f"Encrypt, and check {whose} certificates against this file."),
+        click.option(f"{flag}-cert", type=FILE, help="The user's certificate, if one is needed."),
+        click.option(f"{flag}-key", type=FILE, help=f"The key of {flag}-cert."),
+    )(with_files)
+
+
+def secured(specs: Iterable[TargetSpec], tls: TlsFiles) -> list[TargetSpec]:
+    """Return targets with the TLS files of the command line. Raises Refused if one is not a server over gRPC."""
+    found = [replace(spec, tls=tls) for spec in specs]
+    for spec in found if tls != NO_TLS else ():
+        if not spec.kind.startswith("grpc"):
+            raise Refused(
+                f"target {spec.name}: --tls-ca, --tls-cert and --tls-key are for completion servers over gRPC only"
+            )
+    return found
+
+
+def parse_targets(texts: Iterable[str], tls: TlsFiles) -> list[TargetSpec]:
+    """Parse targets; their connections use the TLS files. Raises TargetError or Refused."""
+    return secured(map(parse_target, texts), tls)
+
+
+class Live:
+    """The progress line of a run. Without a terminal, one line is printed for each target's turn."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[state]}"))
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=1.0, state="starting workers")
+        self._said = -1
+
+    def show(self, progress: RunProgress) -> None:
+        """Show the progress."""
+        turn = progress.turn
+        title = f"{turn.spec.name} ({turn.number + 1} of {turn.num_turns})" if turn.num_turns > 1 else turn.spec.name
+        done = progress.elapsed_s if progress.is_running else progress.num_connected
+        total = turn.scenario.duration_s if progress.is_running else max(1, progress.num_sessions)
+        self._bar.update(self._task, description=title, completed=done, total=total, state=describe(progress))
+        if not self._console.is_terminal and self._said != turn.number:
+            self._said = turn.number
+            self._console.print(title, markup=False, highlight=False)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._bar.stop()
+
+
+def describe(progress: RunProgress) -> str:
+    """Return the figures in the progress line."""
+    if not progress.is_running:
+        return f"connected {progress.num_connected:,} of {progress.num_sessions:,}"
+    seconds = max(progress.elapsed_s, 1e-3)
+    return (
+        f"{progress.elapsed_s:.0f} of {progress.turn.scenario.duration_s:g} s  "
+        f"offered {progress.num_intended / seconds:,.0f}/s  seen {progress.num_seen / seconds:,.0f}/s  "
+        f"errors {progress.num_errors:,}"
+    )
 
 
 def deliver(document: RunDocument, out: Path | None, html: Path | None, *, as_json: bool) -> Exit:
-    """Write and print a document; return the exit code."""
+    """Write and print a document; return the exit status."""
     if out is not None:
         document.write(out)
     if html is not None:
@@ -78,11 +197,6 @@ def deliver(document: RunDocument, out: Path | None, html: Path | None, *, as_js
         click.echo(json.dumps(document.as_json(), allow_nan=False))
     else:
         print_report(document, Console())
-    return exit_code(document)
-
-
-def exit_code(document: RunDocument) -> Exit:
-    """Return the exit status of a document."""
     if document.interrupted:
         return Exit.INTERRUPTED
     if not document.is_valid:

@@ -1,8 +1,9 @@
-"""The commands that read documents of runs. COMMANDS also lists those of other modules, for `cli.py`."""
+"""The commands that read documents of runs: `merge`, `report` and `compare`."""
 
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,57 @@ from typing import Any
 import click
 from rich.console import Console
 
-from loadtest.commands.outcome import Refused, deliver, output_options
-from loadtest.commands.searches import capacity, sweep
-from loadtest.report.compare import CONFIDENCE, Comparison, Interval, compare_documents
+from loadtest.commands.outcome import FILE, Refused, deliver, output_options, refusing
+from loadtest.report.compare import CONFIDENCE, Interval, RunDifferences, compare_documents
 from loadtest.report.document import DocumentError, RunDocument, TargetResult, named_alike, read_document
-from loadtest.report.gate import GateError, judge, parse_gates
-from loadtest.report.terminal import print_comparison
-
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+from loadtest.report.gate import Condition, judge, parse_gates
+from loadtest.report.tables import print_differences
+from loadtest.stats import merge as merge_stats
+from loadtest.traffic.typed import join_digests
 
 
 @click.command()
-@click.argument("file", type=_FILE)
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@output_options
+def merge(
+    files: tuple[Path, ...], gates: tuple[str, ...], out: Path | None, html: Path | None, *, as_json: bool
+) -> None:
+    """Add up FILES, the documents of all machines that had a share of one run.
+
+    \b
+    Example:
+      loadtest merge part-*.json --out report.json --html report.html
+    """
+    try:
+        document = merge_documents([read_document(file) for file in files], parse_gates(gates))
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    sys.exit(deliver(document, out, html, as_json=as_json))
+
+
+def merge_documents(documents: Sequence[RunDocument], gates: Sequence[Condition] = ()) -> RunDocument:
+    """Return one run's merged document, with these gates or its first's. Raises ValueError for different runs."""
+    first = documents[0]
+    for each in documents:
+        if each.scenario != first.scenario:
+            raise ValueError(f"documents of different scenarios: {each.scenario['name']} and {first.scenario['name']}")
+    gates = gates or first.gates
+    targets = []
+    for target in first.targets:
+        stats = merge_stats(each.target(target.name).stats for each in documents)
+        targets.append(TargetResult.of(target.name, target.uri, target.kind, stats, first.criteria, gates))
+    return replace(
+        first,
+        targets=tuple(targets),
+        gates=tuple(gates),
+        interrupted=any(each.interrupted for each in documents),
+        started_at=min(each.started_at for each in documents),
+        schedule_digest=join_digests(each.schedule_digest for each in documents),
+    )
+
+
+@click.command()
+@click.argument("file", type=FILE)
 @output_options
 def report(file: Path, gates: tuple[str, ...], out: Path | None, html: Path | None, *, as_json: bool) -> None:
     """Show the run in FILE (written with --out) again: as tables, as a page, or against other gates.
@@ -30,10 +70,8 @@ def report(file: Path, gates: tuple[str, ...], out: Path | None, html: Path | No
     Example:
       loadtest report run.json --html run.html --gate 'error_rate<0.001'
     """
-    try:
+    with refusing():
         document, conditions = read_document(file), parse_gates(gates)
-    except (DocumentError, GateError) as error:
-        raise Refused(str(error)) from error
     if conditions:
         targets = tuple(replace(each, verdicts=judge(conditions, each.figures)) for each in document.targets)
         document = replace(document, targets=targets, gates=conditions)
@@ -41,8 +79,8 @@ def report(file: Path, gates: tuple[str, ...], out: Path | None, html: Path | No
 
 
 @click.command()
-@click.argument("first", metavar="A", type=_FILE)
-@click.argument("second", metavar="B", type=_FILE)
+@click.argument("first", metavar="A", type=FILE)
+@click.argument("second", metavar="B", type=FILE)
 @click.option("--target", metavar="NAME", help="Compare this target only.  [default: each target in both]")
 @click.option("--against", metavar="NAME", help="Name of the target in B, if it differs from that in A.")
 @click.option(
@@ -63,21 +101,18 @@ def compare(
       loadtest compare before.json after.json
       loadtest compare run.json run.json --target ours --against vllm
     """
-    try:
+    with refusing():
         documents = read_document(first), read_document(second)
         pairs = _pairs(*documents, target, against)
-    except DocumentError as error:
-        raise Refused(str(error)) from error
-    console = Console()
     for found in compare_documents(*documents, pairs, confidence):
         if as_json:
-            click.echo(json.dumps(comparison_json(found, confidence), allow_nan=False))
+            click.echo(json.dumps(differences_json(found, confidence), allow_nan=False))
         else:
-            print_comparison(found, console, confidence)
+            print_differences(found, Console(), confidence)
 
 
-def comparison_json(found: Comparison, confidence: float) -> dict[str, Any]:
-    """Return a comparison for JSON."""
+def differences_json(found: RunDifferences, confidence: float) -> dict[str, Any]:
+    """Return the differences for JSON."""
     return {
         "first": found.first,
         "second": found.second,
@@ -120,6 +155,3 @@ def _number(value: float) -> float | None:
 
 def _ends(interval: Interval) -> list[float] | None:
     return None if math.isnan(interval.low) else [float(f"{end:.6g}") for end in (interval.low, interval.high)]
-
-
-COMMANDS = (report, compare, capacity, sweep)

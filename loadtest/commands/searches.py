@@ -7,58 +7,42 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import click
 from rich.console import Console
 
-from loadtest.commands.outcome import NEW_FILE, Exit, Refused
-from loadtest.driving.blocks import BlocksError
-from loadtest.driving.checks import CheckError
-from loadtest.driving.live import Live
-from loadtest.driving.run import RunResult, default_workers, run_scenario
-from loadtest.driving.worker_pool import RunError
-from loadtest.processes.meter import ProcessMeter, ProcessMeterError
+from loadtest.commands.outcome import NEW_FILE, Exit, Live, parse_targets, refusing, scenario_options, tls_options
+from loadtest.driving.run import default_workers, run_scenario
+from loadtest.processes.meter import ProcessMeter
 from loadtest.report.figures import figures, reasons_invalid, shown, without_nan
-from loadtest.report.gate import Condition, GateError, is_passed, judge, parse_gates
-from loadtest.report.sweep import Point, Sweep, render_sweep, table
-from loadtest.report.terminal import print_table
+from loadtest.report.gate import Condition, is_passed, judge, parse_gates
+from loadtest.report.tables import print_table
 from loadtest.search.capacity import Capacity, RunOnce, SearchError, SearchSettings, Trial, find_capacity
+from loadtest.search.sweep import Point, Sweep, render_sweep, table
 from loadtest.search.sweep import sweep as run_sweep
-from loadtest.targets import TargetError, TargetSpec, parse_target
-from loadtest.traffic.scenario import Scenario, ScenarioError
+from loadtest.targets import TargetSpec, TlsFiles
+from loadtest.traffic.scenario import Scenario
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_REFUSALS = (
-    ScenarioError, GateError, TargetError, SearchError, ProcessMeterError, CheckError, BlocksError, RunError
-)  # fmt: skip
-
-
-def _run_options(command: Callable[P, R]) -> Callable[P, R]:
-    for option in (
-        click.option("--workers", type=click.IntRange(1), help="Processes.  [default: the cores less one]"),
-        click.option("--duration", type=float, metavar="SECONDS", help="Of each run, instead of the scenario's."),
-        click.option(
-            "--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Set a key of the scenario."
-        ),
-        click.option("--target", "targets", multiple=True, required=True, metavar="[NAME=]KIND://HOST:PORT"),
-    ):
-        command = option(command)
-    return command
+_WIDTH = 120
+"""Width of tables without a terminal."""
+_target_option = click.option(
+    "--target", "targets", multiple=True, required=True, metavar="[NAME=]KIND://HOST:PORT", help="Whom to ask."
+)
 
 
 @click.command()
 @click.argument("scenario")
-@_run_options
+@_target_option
+@scenario_options
 @click.option("--gate", "gates", multiple=True, required=True, metavar="FIGURE<NUMBER[,...]", help="What must hold.")
 @click.option("--from", "from_sessions", type=int, default=100, show_default=True, help="Where to begin.")
 @click.option("--to", "to_sessions", type=int, default=20_000, show_default=True, help="Where to end.")
 @click.option("--tolerance", type=float, default=0.05, show_default=True, help="How exact, as a share.")
 @click.option("--repeats", type=int, default=3, show_default=True, help="Runs of each count; most of them decide.")
+@tls_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each target.")
 def capacity(
+    *,
     scenario: str,
     targets: tuple[str, ...],
     overrides: tuple[str, ...],
@@ -69,7 +53,7 @@ def capacity(
     to_sessions: int,
     tolerance: float,
     repeats: int,
-    *,
+    tls: TlsFiles,
     as_json: bool,
 ) -> None:
     """Find how many sessions pass a gate.
@@ -80,21 +64,17 @@ def capacity(
     Example:
       loadtest capacity steady --target grpc://127.0.0.1:50051 --gate 'pause_ttft_ms_p95<200' --from 100 --to 20000
     """
-    try:
+    found: dict[str, Capacity] = {}
+    with refusing():
         loaded = Scenario.load(scenario, overrides).scaled(duration_s=duration)
-        conditions, specs = parse_gates(gates), [parse_target(each) for each in targets]
+        conditions, specs = parse_gates(gates), parse_targets(targets, tls)
         settings = SearchSettings(from_sessions, to_sessions, tolerance, repeats)
-        found: dict[str, Capacity] = {}
         with Live(Console(stderr=True)) as live:
+            runner = ScenarioRunner(loaded, conditions, workers or default_workers(), live)
             for spec in specs:
-                runner = ScenarioRunner(loaded, conditions, workers or default_workers(), live)
                 found[spec.name] = find_capacity(settings, runner.of(spec), _say_trial(spec.name, conditions))
                 if found[spec.name].is_interrupted:
                     break
-    except _REFUSALS as error:
-        raise Refused(str(error)) from error
-    except KeyboardInterrupt:
-        sys.exit(Exit.INTERRUPTED)
     for name, each in found.items():
         click.echo(json.dumps(capacity_json(name, each), allow_nan=False) if as_json else describe(name, each))
     sys.exit(_capacity_exit(list(found.values())))
@@ -102,15 +82,18 @@ def capacity(
 
 @click.command()
 @click.argument("scenario")
-@_run_options
+@_target_option
+@scenario_options
 @click.option("--sessions", "counts", metavar="N,N,...", help="Numbers of sessions.")
 @click.option("--loads", metavar="X,X,...", help="Multiples of the scenario's number of sessions, instead.")
 @click.option(
     "--pid", "pids", multiple=True, metavar="[TARGET=]PID", help="A server's process, to watch CPU and memory."
 )
+@tls_options
 @click.option("--out", type=NEW_FILE, help="Write the figures as JSON.")
 @click.option("--html", type=NEW_FILE, help="Write a page with the curves.")
 def sweep(
+    *,
     scenario: str,
     targets: tuple[str, ...],
     overrides: tuple[str, ...],
@@ -119,6 +102,7 @@ def sweep(
     counts: str | None,
     loads: str | None,
     pids: tuple[str, ...],
+    tls: TlsFiles,
     out: Path | None,
     html: Path | None,
 ) -> None:
@@ -129,9 +113,9 @@ def sweep(
       loadtest sweep steady --target grpc://127.0.0.1:50051 --pid 4711 --sessions 100,1000,5000,10000 --html curve.html
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    try:
+    with refusing():
         loaded = Scenario.load(scenario, overrides).scaled(duration_s=duration)
-        specs = {spec.name: spec for spec in map(parse_target, targets)}
+        specs = {spec.name: spec for spec in parse_targets(targets, tls)}
         meters = parse_pids(pids, list(specs))
         sizes = parse_counts(counts, loads, loaded.sessions)
         with Live(Console(stderr=True)) as live:
@@ -139,10 +123,6 @@ def sweep(
             points, is_interrupted = run_sweep(
                 sizes, list(specs), lambda name, sessions: runner.run(specs[name], sessions), meters, _say_point
             )
-    except _REFUSALS as error:
-        raise Refused(str(error)) from error
-    except KeyboardInterrupt:
-        sys.exit(Exit.INTERRUPTED)
     found = Sweep(version("completion-server"), loaded.model_dump(mode="json"), started_at, points, is_interrupted)
     if out is not None:
         out.write_text(json.dumps(found.as_json(), allow_nan=False) + "\n", encoding="utf-8")
@@ -152,11 +132,9 @@ def sweep(
     print_table(table(found), console if console.is_terminal else Console(width=_WIDTH))
     for trouble in found.troubles():
         console.print(trouble, style="red", markup=False, highlight=False)
-    sys.exit(_sweep_exit(found))
-
-
-_WIDTH = 120
-"""Width of tables without a terminal."""
+    if found.interrupted:
+        sys.exit(Exit.INTERRUPTED)
+    sys.exit(Exit.INVALID if any(each.invalid_because for each in found.points) else Exit.WELL)
 
 
 class ScenarioRunner:
@@ -168,14 +146,11 @@ class ScenarioRunner:
         conditions: Sequence[Condition],
         workers: int,
         live: Live | None = None,
-        run: Callable[..., RunResult] | None = None,
     ) -> None:
-        """Take the parameters that all runs share; `run` replaces run_scenario."""
         self._scenario = scenario
         self._conditions = conditions
         self._workers = workers
         self._progress = None if live is None else live.show
-        self._run = run or run_scenario
 
     def of(self, spec: TargetSpec) -> RunOnce:
         """Return a function that runs one target; each repeat has its own traffic."""
@@ -185,7 +160,7 @@ class ScenarioRunner:
         """Run a target once."""
         seed = f"{self._scenario.seed}/{repeat}" if repeat else None
         scenario = self._scenario.scaled(sessions=sessions, seed=seed)
-        found = self._run(scenario, [spec], workers=min(self._workers, sessions), progress=self._progress)
+        found = run_scenario(scenario, [spec], workers=min(self._workers, sessions), progress=self._progress)
         stats = found.stats_by_target.get(spec.name)
         if found.interrupted or stats is None:
             return Trial(sessions, is_passed=False, is_interrupted=True)
@@ -194,43 +169,28 @@ class ScenarioRunner:
 
 
 def parse_counts(counts: str | None, loads: str | None, sessions: int) -> list[int]:
-    """Return session counts, rising, from one of two lists.
-
-    Raises:
-        SearchError: neither or both lists are given, or an entry is not a positive number.
-
-    """
+    """Return session counts, rising, from one of two lists. Raises SearchError unless one is given and is valid."""
     if (counts is None) == (loads is None):
-        msg = "say either --sessions or --loads"
-        raise SearchError(msg)
+        raise SearchError("say either --sessions or --loads")
     option, text = ("--sessions", counts) if counts is not None else ("--loads", loads)
     try:
         found = {int(each) if loads is None else round(float(each) * sessions) for each in (text or "").split(",")}
     except (ValueError, OverflowError) as error:
-        msg = f"{option}: numbers with commas between them, got {text!r}"
-        raise SearchError(msg) from error
+        raise SearchError(f"{option}: numbers with commas between them, got {text!r}") from error
     if min(found) < 1:
-        msg = f"{option}: every run needs at least one session, got {text!r}"
-        raise SearchError(msg)
+        raise SearchError(f"{option}: every run needs at least one session, got {text!r}")
     return sorted(found)
 
 
 def parse_pids(texts: Sequence[str], targets: Sequence[str]) -> dict[str, ProcessMeter]:
-    """Return meters by target.
-
-    Raises:
-        SearchError: a pid is not a number, or its target is unknown or missing.
-        ProcessMeterError: there is no such process.
-
-    """
+    """Return meters by target. Raises SearchError for a bad text or target, ProcessMeterError for no process."""
     found = {}
     for text in texts:
         name, _, pid = text.rpartition("=")
         if not name and len(targets) == 1:
             name = targets[0]
         if name not in targets or not pid.isdecimal():
-            msg = f"--pid: [TARGET=]PID with a target of {', '.join(targets)}, got {text!r}"
-            raise SearchError(msg)
+            raise SearchError(f"--pid: [TARGET=]PID with a target of {', '.join(targets)}, got {text!r}")
         found[name] = ProcessMeter(int(pid))
     return found
 
@@ -257,12 +217,6 @@ def _capacity_exit(found: Sequence[Capacity]) -> Exit:
     if any(each.is_generator_bound for each in found):
         return Exit.INVALID
     return Exit.WELL if all(each.sessions for each in found) else Exit.GATE_FAILED
-
-
-def _sweep_exit(found: Sweep) -> Exit:
-    if found.interrupted:
-        return Exit.INTERRUPTED
-    return Exit.INVALID if any(each.invalid_because for each in found.points) else Exit.WELL
 
 
 def _say_trial(name: str, conditions: Sequence[Condition]) -> Callable[[Trial], None]:

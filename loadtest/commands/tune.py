@@ -1,60 +1,48 @@
 """`loadtest tune-k`."""
 
 import asyncio
+import functools
 import json
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from loadtest.commands.outcome import NEW_FILE, Exit, Refused
+from completion_client.endpoint import DEFAULT_ADMIN_PORT, with_port
+from loadtest.commands.outcome import NEW_FILE, Exit, refusing, tls_options
 from loadtest.processes.child import end_on_sigterm
-from loadtest.report.terminal import print_table
-from loadtest.targets import TargetError, parse_target
+from loadtest.report.tables import print_table
+from loadtest.targets import TargetError, TlsFiles, parse_target
 from loadtest.targets.speculation import Operator
-from loadtest.traffic.documents import DocumentsError
-from loadtest.traffic.recorded import RecordedError
-from loadtest.traffic.scenario import Scenario, ScenarioError
+from loadtest.traffic.scenario import Scenario
+from loadtest.tuning.choice import MIN_ROUNDS
 from loadtest.tuning.document import as_json, check_table, choice_table, sweep_table
 from loadtest.tuning.page import render_tuning
 from loadtest.tuning.replay import Replay
-from loadtest.tuning.statistics import MIN_ROUNDS
 from loadtest.tuning.tuner import Tuned, Tuner, TuningError, TuningProgress, TuningSettings
 
 _WIDTH = 150
 """Width of tables without a terminal."""
 
 
-class _Options(TypedDict):
-    trace: str
-    overrides: tuple[str, ...]
-    concurrency: str | None
-    k: str | None
-    rounds: int
-    seconds: float
-    seed: str | None
-    out: Path | None
-    html: Path | None
-    as_json: bool
-
-
 @click.command("tune-k")
 @click.option("--server", required=True, metavar="HOST:PORT", help="Where the server takes completions.")
+@tls_options
 @click.option(
     "--admin",
-    default="127.0.0.1:50052",
+    default=f"127.0.0.1:{DEFAULT_ADMIN_PORT}",
     show_default=True,
     envvar="COMPLETION_SERVER_ADMIN_ADDRESS",
     metavar="HOST:PORT",
     help="Its admin listener.",
 )
+@functools.partial(tls_options, listener="admin")
 @click.option(
     "--trace",
     default="steady",
@@ -80,8 +68,24 @@ class _Options(TypedDict):
 @click.option("--seed", help="Instead of the scenario's: other texts, another order.")
 @click.option("--out", type=NEW_FILE, help="Write the schedule and all figures, as JSON.")
 @click.option("--html", type=NEW_FILE, help="Write a page with the curves.")
-@click.option("--json", "as_json_only", is_flag=True, help="Print the JSON instead of tables.")
-def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Options]) -> None:
+@click.option("--json", "is_json", is_flag=True, help="Print the JSON instead of tables.")
+def tune_k(
+    *,
+    server: str,
+    tls: TlsFiles,
+    admin: str,
+    admin_tls: TlsFiles,
+    trace: str,
+    overrides: tuple[str, ...],
+    concurrency: str | None,
+    k: str | None,
+    rounds: int,
+    seconds: float,
+    seed: str | None,
+    out: Path | None,
+    html: Path | None,
+    is_json: bool,
+) -> None:
     """Find how many tokens the draft should propose (K) for each batch size, on a running server.
 
     Closed-loop callers complete the text of a scenario's users. K changes live, in random order, block by block; the
@@ -93,7 +97,10 @@ def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Op
     scheduling.step_tolerance=0, and admission.user_requests_per_s, admission.user_tokens_per_s and
     admission.users_per_peer=0.
 
-    Exit status: 0 success, 2 bad input or a server that can't be tuned, 130 Ctrl-C.
+    Each request refuses the completion cache, so that the engine computes it. An answer that comes from a cache all the
+    same, as that of an older server does, makes the result invalid.
+
+    Exit status: 0 success, 2 bad input or a server that can't be tuned, 3 an invalid result, 130 Ctrl-C.
 
     \b
     Examples:
@@ -102,51 +109,38 @@ def tune_k(server: str, admin: str, *, as_json_only: bool, **options: Unpack[_Op
       loadtest tune-k --server 127.0.0.1:50051 --concurrency 1,8,32 --k 1,2,4 --rounds 10
     """
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    try:
-        scenario, settings = _scenario(options), _settings(options)
-        addresses = _address("--server", server), _address("--admin", admin)
+    with refusing(interrupted="Interrupted; the previous setting is active again."):
+        scenario = _scenario(trace, overrides, seed)
+        settings = TuningSettings(
+            concurrencies=numbers("--concurrency", concurrency, least=1),
+            ks=numbers("--k", k, least=0),
+            rounds=rounds,
+            verify_rounds=rounds,
+            seconds=seconds,
+        )
+        address, admin = _address("--server", server), _address("--admin", with_port(admin, DEFAULT_ADMIN_PORT))
         end_on_sigterm()
         with Bar(Console(stderr=True)) as bar:
-            tuned = asyncio.run(_tune(*addresses, scenario, settings, bar))
-    except (ScenarioError, TargetError, TuningError, DocumentsError, RecordedError) as error:
-        raise Refused(str(error)) from error
-    except KeyboardInterrupt:
-        click.echo("Interrupted; the previous setting is active again.", err=True)
-        sys.exit(Exit.INTERRUPTED)
-    about = {
+            tuned = asyncio.run(_tune(address, tls, admin, admin_tls, scenario, settings, bar))
+    about: dict[str, Any] = {
         "version": version("completion-server"),
         "started_at": started_at,
         "scenario": scenario.name,
         "seed": scenario.seed,
-        "rounds": settings.rounds,
-        "seconds": settings.seconds,
+        "rounds": rounds,
+        "seconds": seconds,
     }
-    _write(tuned, about, server, options, as_json_only=as_json_only)
-
-
-def _settings(options: _Options) -> TuningSettings:
-    return TuningSettings(
-        concurrencies=numbers("--concurrency", options["concurrency"], least=1),
-        ks=numbers("--k", options["k"], least=0),
-        rounds=options["rounds"],
-        verify_rounds=options["rounds"],
-        seconds=options["seconds"],
-    )
-
-
-def _write(tuned: Tuned, about: Mapping[str, Any], server: str, options: _Options, *, as_json_only: bool) -> None:
-    """Write the files that the options name, and print the document or the tables."""
-    found = as_json(tuned, about)
-    document = json.dumps(found, allow_nan=False)
-    if (out := options["out"]) is not None:
+    document = json.dumps(as_json(tuned, about), allow_nan=False)
+    if out is not None:
         out.write_text(document + "\n", encoding="utf-8")
-    if (html := options["html"]) is not None:
-        facts = {"server": server, "model": str(tuned.server["model"]), "draft": str(tuned.server["draft_model"])}
-        html.write_text(render_tuning(tuned, facts | {k: str(v) for k, v in about.items()}), encoding="utf-8")
-    if as_json_only:
+    if html is not None:
+        facts = {"server": server, "model": tuned.server["model"], "draft": tuned.server["draft_model"]} | about
+        html.write_text(render_tuning(tuned, {name: str(fact) for name, fact in facts.items()}), encoding="utf-8")
+    if is_json:
         click.echo(document)
     else:
         print_tuning(tuned, Console())
+    sys.exit(Exit.WELL if tuned.is_valid else Exit.INVALID)
 
 
 def print_tuning(tuned: Tuned, console: Console) -> None:
@@ -166,7 +160,6 @@ class Bar(Progress):
     """The progress bar of a tuning."""
 
     def __init__(self, console: Console) -> None:
-        """Prepare the bar; nothing is shown yet."""
         columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
         super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._stage, self._task = "", self.add_task("starting", total=None)
@@ -181,37 +174,34 @@ class Bar(Progress):
 
 
 def numbers(option: str, text: str | None, *, least: int) -> tuple[int, ...]:
-    """Return whole numbers in ascending order; none if no text is given.
-
-    Raises:
-        TuningError: an entry is not a number or too small; the error names the option and the text.
-
-    """
+    """Return whole numbers in ascending order; none without a text. Raises TuningError if one is none or too small."""
     if text is None:
         return ()
     found: set[int] = set()
     for each in text.split(","):
         if not each.strip().isdecimal() or int(each) < least:
-            msg = f"{option}: numbers of at least {least} with commas between them; got {each.strip()!r} in {text!r}"
-            raise TuningError(msg)
+            raise TuningError(
+                f"{option}: numbers of at least {least} with commas between them; got {each.strip()!r} in {text!r}"
+            )
         found.add(int(each))
     return tuple(sorted(found))
 
 
-async def _tune(server: str, admin: str, scenario: Scenario, settings: TuningSettings, bar: Bar) -> Tuned:
-    replay = Replay(server, scenario)
+async def _tune(
+    server: str, tls: TlsFiles, admin: str, admin_tls: TlsFiles, scenario: Scenario, settings: TuningSettings, bar: Bar
+) -> Tuned:
+    replay = Replay(server, scenario, tls)
     try:
-        async with Operator(admin) as operator:
+        async with Operator(admin, admin_tls) as operator:
             return await Tuner(operator, {"": replay}, scenario, bar.on_progress).tune(settings)
     finally:
         await replay.close()
 
 
-def _scenario(options: _Options) -> Scenario:
-    trace, overrides = options["trace"], list(options["overrides"])
+def _scenario(trace: str, overrides: tuple[str, ...], seed: str | None) -> Scenario:
     if trace.endswith(".csv"):
-        trace, overrides = "steady", [f"recorded.file={trace}", *overrides]
-    return Scenario.load(trace, overrides).scaled(seed=options["seed"])
+        trace, overrides = "steady", (f"recorded.file={trace}", *overrides)
+    return Scenario.load(trace, overrides).scaled(seed=seed)
 
 
 def _address(option: str, text: str) -> str:
@@ -219,6 +209,5 @@ def _address(option: str, text: str) -> str:
     try:
         (host,) = parse_target(f"grpc://{text.removeprefix('grpc://')}").hosts
     except (TargetError, ValueError) as error:
-        msg = f"{option}: must be HOST:PORT, got {text!r}"
-        raise TuningError(msg) from error
+        raise TuningError(f"{option}: must be HOST:PORT, got {text!r}") from error
     return host

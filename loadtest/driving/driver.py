@@ -13,7 +13,7 @@ from itertools import islice
 from loadtest.targets import Editor, Target, TargetError
 from loadtest.targets.editor import EditorCache
 from loadtest.targets.record import Outcome, Record, Result, RunClock
-from loadtest.traffic.trace import Event, Trace, TypedRequest, TypedSession
+from loadtest.traffic.typed import Event, Trace, TypedRequest, TypedSession
 
 DRAIN_S = 3.0
 """Time after a trace's end that its last answers may take."""
@@ -55,9 +55,7 @@ async def drive(target: Target, trace: Trace, *, drain_s: float = DRAIN_S, has_l
     With the lead-in, each session's opening is sent first, a few at a time, and does not count. Users have their
     documents open for longer than any run; without it, a run would mostly show the cost of unknown documents.
 
-    Raises:
-        TargetError: an opening was not answered.
-
+    Raises TargetError if an opening was not answered.
     """
     records: list[Record] = []
     async with target.editors(trace) as editors:
@@ -104,10 +102,7 @@ class Driver:
         return sum(not state.editor.is_connected for state in self._sessions.values())
 
     async def drive(self, drain_s: float = DRAIN_S) -> float:
-        """Drive until the trace's end and its last answers, or until stopped.
-
-        Return how much of the trace was driven, in seconds.
-        """
+        """Drive until the trace's end and its last answers, or until stopped; return the seconds driven."""
         stopped = asyncio.create_task(self._is_stopped.wait())
         driving = asyncio.create_task(self._drive(drain_s))
         try:
@@ -190,12 +185,7 @@ class SessionState:
 
 
 async def lead_in(editors: Sequence[Editor], trace: Trace) -> None:
-    """Let the target see each session's document once.
-
-    Raises:
-        TargetError: one was not answered.
-
-    """
+    """Let the target see each session's document once. Raises TargetError if one was not answered."""
     clock = RunClock()
     pairs = iter([each for each in zip(trace.sessions, editors, strict=True) if each[0].requests])
     try:
@@ -215,5 +205,4 @@ async def _open_in_turn(pairs: Iterable[tuple[TypedSession, Editor]], clock: Run
                 await record.wait_ended()
         result = record.result()
         if result.outcome in {Outcome.ERROR, Outcome.UNANSWERED}:
-            msg = f"a document could not be opened: {result.outcome.value} {result.error}".strip()
-            raise TargetError(msg)
+            raise TargetError(f"a document could not be opened: {result.outcome.value} {result.error}".strip())

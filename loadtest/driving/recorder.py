@@ -8,11 +8,11 @@ whole answers; the times of all others are under their outcome.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from loadtest.stats.run_stats import RunStats, Tally
+from loadtest.stats import RunStats, Tally
 from loadtest.targets.editor import accepted_chars
 from loadtest.targets.record import WHOLE, Outcome, Record
-from loadtest.traffic.scenario import CriteriaSettings
-from loadtest.traffic.trace import Trigger, TypedSession
+from loadtest.traffic.sections import CriteriaSettings
+from loadtest.traffic.typed import Trigger, TypedSession
 
 ABUSER = "abuser-"
 """Prefix of the abusers' user names."""

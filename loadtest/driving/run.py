@@ -1,27 +1,93 @@
-"""Runs a scenario against one or more targets with several worker processes."""
+"""Runs a scenario against one or more targets with several worker processes, in turn or in interleaved blocks."""
 
+import hashlib
+import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from loadtest.driving.blocks import TargetTurn, join, plan
-from loadtest.driving.checks import check
 from loadtest.driving.driver import DRAIN_S
-from loadtest.driving.interruption import Interruption
 from loadtest.driving.worker import Done, Go, Prepare, Stop, WorkerReady
-from loadtest.driving.worker_pool import RunError, WorkerPool
-from loadtest.stats.run_stats import RunStats, merge
+from loadtest.driving.worker_pool import Interruption, RunError, WorkerPool, check
+from loadtest.stats import RunStats, merge
 from loadtest.targets import TargetSpec
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import join_digests
+from loadtest.traffic.typed import join_digests
 
 _LEAD_S = 0.5
 """Time from the last worker's Ready to the start."""
 _PREPARE_S = 900.0
 _AFTER_S = 60.0
 """Time that workers may take to end after a run's last answers."""
+
+
+class BlocksError(Exception):
+    """A scenario can't be divided into blocks; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTurn:
+    """One target's turn in a run."""
+
+    number: int
+    num_turns: int
+    scenario: Scenario
+    spec: TargetSpec
+
+
+def plan(scenario: Scenario, specs: Sequence[TargetSpec], num_blocks: int) -> Iterator[TargetTurn]:
+    """Yield the turns of a run. With one block each target has a whole run, one after another.
+
+    With more, the run is divided into blocks, each with its own traffic. In each block the targets take turns, in an
+    order that rotates, so that a drift of the machine affects all of them.
+
+    Raises BlocksError if the scenario has something that only a whole run shows.
+    """
+    if num_blocks > 1:
+        _check(scenario, num_blocks)
+    for block in range(num_blocks):
+        stretch = _stretch(scenario, block, num_blocks)
+        first = block % len(specs)
+        for place, spec in enumerate((*specs[first:], *specs[:first])):
+            yield TargetTurn(block * len(specs) + place, num_blocks * len(specs), stretch, spec)
+
+
+def join(whole: RunStats | None, block: RunStats) -> RunStats:
+    """Append the statistics of a target's next block to those of its earlier blocks."""
+    if whole is None:
+        return block
+    offset = math.ceil(whole.duration_s / whole.slice_s - 1e-9)
+    sessions = whole.total.counters["sessions"]
+    whole.total.add(block.total)
+    whole.total.counters["sessions"] = max(sessions, block.total.counters["sessions"])  # the same ones
+    for place, each in enumerate(block.slices):
+        whole.slice_at((offset + place + 0.5) * whole.slice_s).add(each)
+    whole.duration_s += block.duration_s
+    whole.workers &= block.workers
+    return whole
+
+
+def _check(scenario: Scenario, num_blocks: int) -> None:
+    faults = (
+        (scenario.events, "has events"),
+        (scenario.shape.kind != "steady", f"has the shape {scenario.shape.kind}"),
+        (scenario.recorded is not None, "is recorded"),
+        (scenario.duration_s / num_blocks < scenario.slice_s, f"is too short for {num_blocks} blocks"),
+    )
+    for is_fault, why in faults:
+        if is_fault:
+            msg = f"scenario {scenario.name} {why}, so it can't be cut into blocks: let targets run --in-turn"
+            raise BlocksError(msg)
+
+
+def _stretch(scenario: Scenario, block: int, num_blocks: int) -> Scenario:
+    if num_blocks == 1:
+        return scenario
+    seed = hashlib.sha256(f"{scenario.seed}/{block}".encode()).hexdigest()[:12]
+    slices = round(scenario.duration_s / num_blocks / scenario.slice_s)
+    return scenario.scaled(duration_s=max(1, slices) * scenario.slice_s, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +150,8 @@ def run_scenario(
 
     In the main thread a first Ctrl-C ends the run in order and keeps the statistics; elsewhere `interruption` does.
 
-    Raises:
-        CheckError: a target or the machine is not ready; nothing was sent.
-        BlocksError: the scenario can't be divided into blocks.
-        RunError: a target can't be connected to, or all workers died.
-
+    Raises CheckError if a target or the machine is not ready; nothing was sent; BlocksError if the scenario can't be
+    divided into blocks; RunError if a target can't be connected to, or all workers died.
     """
     machine = machine or Machine()
     check(scenario, specs, workers)

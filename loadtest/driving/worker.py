@@ -15,16 +15,16 @@ from typing import Any
 
 from loadtest.driving.driver import DRAIN_S, Callbacks, Driver, lead_in
 from loadtest.driving.recorder import Recorder
-from loadtest.processes.counters import MetricsError
-from loadtest.stats.run_stats import RunStats
+from loadtest.processes.meter import MetricsError
+from loadtest.stats import RunStats
 from loadtest.targets import NEAREST, ClientSettings, Editor, Target, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import RunClock
-from loadtest.traffic.documents import DocumentsError
-from loadtest.traffic.recorded import RecordedError
+from loadtest.traffic.documents import DocumentsError, RecordedError
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Trace, make_trace
+from loadtest.traffic.trace import make_trace
+from loadtest.traffic.typed import Trace
 
 _REPORTS_EVERY_S = 0.5
 _COLLECT_AFTER = 50_000
@@ -124,12 +124,7 @@ def make_recorder(stats: RunStats, trace: Trace, scenario: Scenario, spec: Targe
 
 
 def make_target(spec: TargetSpec, settings: ClientSettings) -> GrpcTarget | HttpTarget:
-    """Return a target, a context manager that is not open yet.
-
-    Raises:
-        TargetError: one of its options is not valid.
-
-    """
+    """Return a target that is not open yet. Raises TargetError if one of its options is not valid."""
     return GrpcTarget(spec, settings) if spec.kind.startswith("grpc") else HttpTarget(spec, settings)
 
 

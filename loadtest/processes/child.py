@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn, Self
 
 import psutil
@@ -68,12 +68,7 @@ class Child:
         return Path(self._log_name).read_text(encoding="utf-8", errors="replace")
 
     def read_json(self, timeout_s: float) -> dict[str, Any]:
-        """Return the next line of output that is a JSON object.
-
-        Raises:
-            StartError: the process ended, or the time is up.
-
-        """
+        """Return the next line of output that is a JSON object. Raises StartError if the process or the time ends."""
         deadline = time.monotonic() + timeout_s
         while True:
             line = self._read_line(deadline - time.monotonic())
@@ -87,12 +82,7 @@ class Child:
                 return answer
 
     def ask(self, question: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Write a JSON line and return the JSON line of the answer.
-
-        Raises:
-            StartError: the process ended, or the time is up.
-
-        """
+        """Write a JSON line and return the JSON line of the answer. Raises StartError as `read_json`."""
         source = self._process.stdin
         assert source is not None
         source.write(json.dumps(question).encode() + b"\n")
@@ -116,12 +106,7 @@ class Child:
         return line + b"\n"
 
     def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for a condition.
-
-        Raises:
-            StartError: the process ended, or the time is up.
-
-        """
+        """Wait for a condition. Raises StartError if the process ended, or the time is up."""
         deadline = time.monotonic() + timeout_s
         while not is_ready():
             self._check_running()
@@ -170,13 +155,9 @@ class Child:
         Path(self._log_name).unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop the process."""
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     def _session_pids(self) -> list[int]:
@@ -192,8 +173,7 @@ class Child:
     def _give_up(self, why: str) -> NoReturn:
         lines = self.log.splitlines()
         tail = "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
-        msg = f"{self.name} {why}. The end of its log:\n{tail}"
-        raise StartError(msg)
+        raise StartError(f"{self.name} {why}. The end of its log:\n{tail}")
 
 
 def _session_of(pid: int) -> int | None:

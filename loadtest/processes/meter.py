@@ -1,17 +1,61 @@
-"""Measures the CPU time and the memory of another process and its children."""
+"""Measures other processes: CPU time and memory with their children, and their Prometheus counters."""
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import psutil
-
-from loadtest.stats.usage import ProcessUsage
+from prometheus_client.parser import text_string_to_metric_families
 
 _EVERY_S = 0.5
+
+GENERATED_TOKENS = ("vllm:generation_tokens_total", "completion_engine_generated_tokens_total")
+"""Counters of generated tokens: vLLM's own, or that of this project's server. Neither counts the tokens that a step in
+flight still computes for an aborted request."""
+
+_TIMEOUT_S = 10.0
+
+
+class MetricsError(Exception):
+    """A counter can't be read; the message names its address and the reason."""
+
+
+def read_counter(url: str, names: Sequence[str], labels: Mapping[str, str] | None = None) -> float:
+    """Return `sum_counter` of a page. Proxies are not used. Raises MetricsError also if the page can't be read."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=_TIMEOUT_S) as answer:
+            text = answer.read().decode()
+    except (urllib.error.URLError, OSError) as error:
+        raise MetricsError(f"{url} can't be read: {error}") from error
+    return sum_counter(text, names, url, labels)
+
+
+def sum_counter(
+    text: str, names: Sequence[str], source: str = "the text", labels: Mapping[str, str] | None = None
+) -> float:
+    """Return the first of these counters, summed over its other labels. Raises MetricsError if none is in the text."""
+    samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+    wanted = (labels or {}).items()
+    for name in names:
+        found = [each.value for each in samples if each.name == name and wanted <= each.labels.items()]
+        if found:
+            return sum(found)
+    raise MetricsError(f"{source} shows no {names[0]}")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """CPU and memory that a process and its children used during a run."""
+
+    cpu_cores: float
+    """CPU seconds per second."""
+    peak_rss_bytes: int
 
 
 class ProcessMeterError(Exception):
@@ -22,17 +66,11 @@ class ProcessMeter:
     """Measures a process while its context is open."""
 
     def __init__(self, pid: int) -> None:
-        """Look the process up.
-
-        Raises:
-            ProcessMeterError: there is no such process.
-
-        """
+        """Look the process up. Raises ProcessMeterError if there is no such process."""
         try:
             self._process = psutil.Process(pid)
         except psutil.Error as error:
-            msg = f"there is no process {pid}"
-            raise ProcessMeterError(msg) from error
+            raise ProcessMeterError(f"there is no process {pid}") from error
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
         self._began_at_s = self._cpu_at_first_s = 0.0
@@ -41,7 +79,6 @@ class ProcessMeter:
         """Usage while the context was open; None before it is closed, and if the process has ended by then."""
 
     def __enter__(self) -> Self:
-        """Start to measure."""
         self._is_over.clear()
         self._peak_rss_bytes = 0.0
         self._began_at_s, self._cpu_at_first_s = time.monotonic(), self._cpu_s() or 0.0
@@ -49,10 +86,7 @@ class ProcessMeter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop, and compute `usage`."""
+    def __exit__(self, *_error: object) -> None:
         wall_s = time.monotonic() - self._began_at_s
         cpu_s = self._cpu_s()
         self._is_over.set()

@@ -15,12 +15,13 @@ from functools import partial
 from statistics import NormalDist
 
 import numpy as np
+from scipy.special import stdtrit
 
 from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.figures import FIGURES, Better, Figure
 from loadtest.report.sums import Array, Sums, ratio, slice_durations_s
-from loadtest.stats.run_stats import RunStats
-from loadtest.traffic.scenario import CriteriaSettings
+from loadtest.stats import RunStats
+from loadtest.traffic.sections import CriteriaSettings
 
 MIN_SLICES = 8
 """With fewer slices the noise can't be estimated."""
@@ -72,8 +73,8 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two runs of one target, or of two."""
+class RunDifferences:
+    """The differences of two runs, of one target or of two."""
 
     first: str
     second: str
@@ -90,7 +91,7 @@ def compare_documents(
     second: RunDocument,
     pairs: Sequence[tuple[TargetResult, TargetResult]],
     confidence: float = CONFIDENCE,
-) -> tuple[Comparison, ...]:
+) -> tuple[RunDifferences, ...]:
     """Compare pairs of targets of two documents, with the criteria of the first."""
     warnings = (*_scenario_warnings(first, second), *_interruptions(first, second))
     is_paired = first.schedule_digest == second.schedule_digest
@@ -124,7 +125,7 @@ def compare(
     names: tuple[str, str] = ("A", "B"),
     warnings: Sequence[str] = (),
     confidence: float = CONFIDENCE,
-) -> Comparison:
+) -> RunDifferences:
     """Return the differences of two runs' figures; paired if both had the same trace and slices."""
     num_slices = (len(slice_durations_s(first)), len(slice_durations_s(second)))
     is_paired = is_paired and num_slices[0] == num_slices[1] and first.slice_s == second.slice_s
@@ -142,7 +143,7 @@ def compare(
         if not all(map(math.isnan, values)):
             drawn = [side.drawn(figure, criteria) for side in sides]
             differences.append(_difference(figure, values, drawn, interval))
-    return Comparison(*names, is_paired, min(num_slices), tuple(differences), tuple(said))
+    return RunDifferences(*names, is_paired, min(num_slices), tuple(differences), tuple(said))
 
 
 def block_length(num_slices: int) -> int:
@@ -201,13 +202,13 @@ def _draw(num_slices: tuple[int, int], *, is_paired: bool) -> tuple[Array, Array
 def widening(num_slices: int, confidence: float) -> float:
     """Return by how much an interval from so many slices is too narrow.
 
-    Student's quantile over the normal one, with a degree of freedom less than there are blocks (Abramowitz and Stegun
-    26.7.5, two terms), and the bias of their variance.
+    Student's quantile over the normal one, with a degree of freedom less than there are blocks, and the bias of their
+    variance.
     """
     num_blocks = num_slices / block_length(num_slices)
     freedom = num_blocks - 1
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
-    t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    t = float(stdtrit(freedom, 0.5 + confidence / 2))
     return t / z * math.sqrt(num_blocks / freedom)
 
 

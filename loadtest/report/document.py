@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from loadtest.report.figures import MAX_ERROR_RATE, figures, reasons_invalid, with_nan, without_nan
 from loadtest.report.gate import Condition, GateError, Verdict, judge, parse_gate
-from loadtest.stats.run_stats import RunStats
-from loadtest.traffic.scenario import CriteriaSettings
+from loadtest.stats import RunStats
+from loadtest.traffic.sections import CriteriaSettings
 
 SCHEMA_VERSION = 2
 TOOL = "loadtest"
@@ -129,17 +129,11 @@ class RunDocument:
         return tuple(each for each in self.targets if each.figures.get("error_rate", 0.0) > MAX_ERROR_RATE)
 
     def target(self, name: str) -> TargetResult:
-        """Return a target's run.
-
-        Raises:
-            DocumentError: no target has the name.
-
-        """
+        """Return a target's run. Raises DocumentError if no target has the name."""
         for each in self.targets:
             if each.name == name:
                 return each
-        msg = f"there is no target {name!r}, only {', '.join(each.name for each in self.targets)}"
-        raise DocumentError(msg)
+        raise DocumentError(f"there is no target {name!r}, only {', '.join(each.name for each in self.targets)}")
 
     def as_json(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -162,12 +156,7 @@ class RunDocument:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """Read the output of `as_json`.
-
-        Raises:
-            DocumentError: it is something else, or of another version.
-
-        """
+        """Read the output of `as_json`. Raises DocumentError if it is something else, or of another version."""
         _check_version(found)
         try:
             gates = tuple(each for text in found["gates"] for each in parse_gate(text))
@@ -183,30 +172,21 @@ class RunDocument:
             )
             CriteriaSettings.model_validate(document.scenario.get("criteria", {}))
         except KeyError as error:
-            msg = f"it lacks {error}"
-            raise DocumentError(msg) from error
+            raise DocumentError(f"it lacks {error}") from error
         except (GateError, ValidationError, ValueError, TypeError, AttributeError) as error:
-            msg = f"it is not a document of a run: {error}"
-            raise DocumentError(msg) from error
+            raise DocumentError(f"it is not a document of a run: {error}") from error
         return document
 
 
 def read_document(path: Path) -> RunDocument:
-    """Read a file written by `RunDocument.write`.
-
-    Raises:
-        DocumentError: it can't be read or is something else; the message begins with the path.
-
-    """
+    """Read a file written by `RunDocument.write`. Raises DocumentError, whose message begins with the path."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
-            msg = "it is not a JSON object"
-            raise DocumentError(msg)
+            raise DocumentError("it is not a JSON object")
         return RunDocument.from_json(found)
     except (OSError, ValueError) as error:
-        msg = f"{path}: {error}"
-        raise DocumentError(msg) from error
+        raise DocumentError(f"{path}: {error}") from error
 
 
 def named_alike(first: RunDocument, second: RunDocument) -> Iterable[tuple[TargetResult, TargetResult]]:
@@ -222,11 +202,9 @@ def named_alike(first: RunDocument, second: RunDocument) -> Iterable[tuple[Targe
 
 def _check_version(found: Mapping[str, Any]) -> None:
     if found.get("tool") != TOOL:
-        msg = f"tool is {found.get('tool')!r}, not {TOOL!r}"
-        raise DocumentError(msg)
+        raise DocumentError(f"tool is {found.get('tool')!r}, not {TOOL!r}")
     if found.get("schema_version") != SCHEMA_VERSION:
-        msg = f"schema_version is {found.get('schema_version')!r}; this reads {SCHEMA_VERSION}"
-        raise DocumentError(msg)
+        raise DocumentError(f"schema_version is {found.get('schema_version')!r}; this reads {SCHEMA_VERSION}")
 
 
 def _event_label(event: Mapping[str, Any]) -> str:

@@ -11,8 +11,8 @@ from enum import Enum
 import numpy as np
 
 from loadtest.report.sums import Array, Sums, ratio
-from loadtest.stats.run_stats import RunStats
-from loadtest.traffic.scenario import CriteriaSettings
+from loadtest.stats import RunStats
+from loadtest.traffic.sections import CriteriaSettings
 
 MAX_LAG_MS = 5.0
 """Above this p99 lag the generator was not open loop, and the run is invalid."""

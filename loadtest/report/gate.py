@@ -61,12 +61,7 @@ class Verdict:
 
 
 def parse_gate(text: str) -> tuple[Condition, ...]:
-    """Parse comma-separated conditions.
-
-    Raises:
-        GateError: the text is malformed, or names an unknown figure.
-
-    """
+    """Parse comma-separated conditions. Raises GateError if the text is malformed, or names an unknown figure."""
     return tuple(_parse_condition(each) for each in text.split(","))
 
 
@@ -86,32 +81,24 @@ def is_passed(conditions: Sequence[Condition], found: Mapping[str, float]) -> bo
 
 
 def figure_named(name: str) -> str:
-    """Return the canonical name of a figure, which may be spelled as in `ttft_p95_ms`.
-
-    Raises:
-        GateError: the figure is unknown; the message has the nearest name.
-
-    """
+    """Return the name of a figure, which may be spelled as `ttft_p95_ms`. Raises GateError with the nearest name."""
     other = _OTHER_ORDER.fullmatch(name)
     known = f"{other['what']}_ms_{other['percentile']}" if other else name
     if known in FIGURES:
         return known
     near = get_close_matches(known, FIGURES, n=1, cutoff=0)
-    msg = f"there is no figure {name!r}; the nearest is {near[0]!r}"
-    raise GateError(msg)
+    raise GateError(f"there is no figure {name!r}; the nearest is {near[0]!r}")
 
 
 def _parse_condition(text: str) -> Condition:
     match = _CONDITION.fullmatch(text)
     if match is None:
-        msg = f"a gate is FIGURE, one of {' '.join(_OPERATORS)}, and a number, got {text!r}"
-        raise GateError(msg)
+        raise GateError(f"a gate is FIGURE, one of {' '.join(_OPERATORS)}, and a number, got {text!r}")
     figure = figure_named(match["figure"])
     try:
         bound = float(match["bound"])
     except ValueError:
         bound = math.nan
     if not math.isfinite(bound):
-        msg = f"{figure}: {match['bound']!r} is not a number"
-        raise GateError(msg)
+        raise GateError(f"{figure}: {match['bound']!r} is not a number")
     return Condition(figure, match["operator"], bound)

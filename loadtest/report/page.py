@@ -9,11 +9,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from loadtest.report import tables
+from loadtest.report import charts, tables
+from loadtest.report.canvas import svg_for_page
+from loadtest.report.charts import region_lanes
 from loadtest.report.document import RunDocument, TargetResult
-from loadtest.report.drawing import charts
-from loadtest.report.drawing.canvas import svg_for_page
-from loadtest.report.drawing.lanes import region_lanes
 from loadtest.report.tables import Table
 
 _TEMPLATE = "page.html.j2"

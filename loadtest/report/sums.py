@@ -1,14 +1,19 @@
-"""Weighted sums of tallies, under one or many weightings at once: one for a report, a thousand for a bootstrap."""
+"""Weighted sums of tallies: one weighting for a report, one for each point of a chart, a thousand for a bootstrap."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from loadtest.stats.run_stats import RunStats, Tally
+from loadtest.stats import RunStats, Tally
 
 Array = npt.NDArray[np.float64]
+
+MAX_POINTS = 60
+"""More points are noise at the width of the charts."""
 
 
 class Sums:
@@ -80,3 +85,27 @@ def ratio(some: Array, whole: Array) -> Array:
     """Return some / whole; nan where `whole` is 0."""
     found: Array = np.divide(some, whole, out=np.full(np.shape(whole), np.nan), where=whole != 0)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Sums of neighbouring slices; every result is an array with one number per sum."""
+
+    at_s: Array
+    """The middle of each sum's time."""
+    sums: Sums
+
+    @classmethod
+    def of(cls, stats: RunStats, max_points: int = MAX_POINTS) -> "Series":
+        """Join the slices to at most `max_points`."""
+        durations_s = slice_durations_s(stats)
+        each = math.ceil(len(durations_s) / max_points)
+        num_points = math.ceil(len(durations_s) / each)
+        weights = np.zeros((num_points, len(durations_s)))
+        weights[np.arange(len(durations_s)) // each, np.arange(len(durations_s))] = 1
+        sums = Sums.of_slices(stats, weights)
+        return cls(np.cumsum(sums.duration_s) - sums.duration_s / 2, sums)
+
+    def per_s(self, counter: str) -> Array:
+        """Return a counter's rate per second."""
+        return self.sums.counter(counter) / self.sums.duration_s

@@ -27,7 +27,6 @@ class SearchSettings:
     """Factor between counts while no bound is known on one side. A small one suits a start near the answer."""
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         checks = (
             (self.from_sessions >= 1, f"from must be at least 1, got {self.from_sessions}"),
             (
@@ -74,7 +73,6 @@ class Bisection:
     """Chooses the next session count from the results of earlier runs."""
 
     def __init__(self, settings: SearchSettings) -> None:
-        """Start at the lowest count."""
         self._settings = settings
         self._trials: list[Trial] = []
         self._passes = 0
@@ -91,15 +89,9 @@ class Bisection:
         return sum(each.sessions == sessions for each in self._trials)
 
     def record(self, trial: Trial) -> None:
-        """Record a run of `next_sessions`.
-
-        Raises:
-            ValueError: the run has another count.
-
-        """
+        """Record a run of `next_sessions`. Raises ValueError if the run has another count."""
         if trial.sessions != self._next:
-            msg = f"a run of {trial.sessions} sessions, expected {self._next}"
-            raise ValueError(msg)
+            raise ValueError(f"a run of {trial.sessions} sessions, expected {self._next}")
         self._trials.append(trial)
         verdict = self._verdict(trial.sessions)
         if verdict is None:

@@ -1,4 +1,4 @@
 """Compares scheduling policies in virtual time: simulated editors, the server's real scheduler, a timed engine.
 
-Knows the server from its pipeline down; knows neither the wire nor the configuration.
+Knows the server from its service down; knows neither the wire nor the configuration.
 """

@@ -14,8 +14,7 @@ from completion_server.scheduling.queue import ORDERS
 from completion_server.scheduling.settings import SchedulingSettings, ShedSettings
 from completion_server.scheduling.shedding import Shedding
 from loadtest.simulation.editors import EditorModel, SimulatedRequest
-from loadtest.simulation.figures import PERCENTILES, PolicyFigures, figures_of
-from loadtest.simulation.workload import EngineName, Policy, Workload
+from loadtest.simulation.workload import PERCENTILES, EngineName, Policy, PolicyFigures, Workload, figures_of
 from loadtest.simulation.world import simulate as simulate_one
 from loadtest.traffic.typist import TypingModel
 

@@ -31,10 +31,8 @@ class EditorModel:
     """A user whose next key comes this late is taken to wait for the answer."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         if not (self.keys_per_spell >= 1 and self.away_s >= 0):
-            msg = f"keys_per_spell must be at least 1 and away_s at least 0, got {self}"
-            raise ValueError(msg)
+            raise ValueError(f"keys_per_spell must be at least 1 and away_s at least 0, got {self}")
 
     @property
     def requests_per_s(self) -> float:
@@ -44,15 +42,12 @@ class EditorModel:
     def resting(self, requests_per_s: float) -> "EditorModel":
         """Return a model whose users are away so long that they send `requests_per_s` in the long run.
 
-        Raises:
-            ValueError: a user who is never away sends fewer.
-
+        Raises ValueError if a user who is never away sends fewer.
         """
         away_s = (self._asked_share / requests_per_s - self.typing.typing_gap_s) * self.keys_per_spell
         if away_s < 0:
             most = self._asked_share / self.typing.typing_gap_s
-            msg = f"a user who never rests asks {most:.2f} times a second, not {requests_per_s:.2f}"
-            raise ValueError(msg)
+            raise ValueError(f"a user who never rests asks {most:.2f} times a second, not {requests_per_s:.2f}")
         return replace(self, away_s=away_s)
 
     @property

@@ -51,11 +51,6 @@ class LoopClock:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in virtual time from 0.
-
-    Raises:
-        DeadlockError: every task waits and no timer is set.
-
-    """
+    """Run a coroutine in virtual time from 0. Raises DeadlockError if every task waits and no timer is set."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""Runs a workload: joins simulated editors, the server's pipeline and scheduler, and an engine that only takes time.
+"""Runs a workload: joins simulated editors, the server's service and scheduler, and an engine that only takes time.
 
 Every request takes the path of a real one, from admission to streaming, in an event loop with virtual time. The wire,
 the text of prompts and typing through are left out. The number of slots is adaptive on a measured engine only.
@@ -18,10 +18,10 @@ from completion_server.engine.interface import Engine
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.pipeline.assembly import PipelineSettings, assemble
-from completion_server.pipeline.pipeline import Pipeline
 from completion_server.prompt.builder import Prompt
 from completion_server.scheduling.settings import OrderName, SchedulingSettings, ShedSettings, ShedWhen
+from completion_server.serving.assembly import ServingSettings, assemble
+from completion_server.serving.service import Service
 from loadtest.simulation import virtual_time
 from loadtest.simulation.editors import SimulatedRequest
 from loadtest.simulation.engine import SIMULATED_TOKENS, OtherWork, SlotEngine
@@ -37,56 +37,51 @@ class LeftoverError(Exception):
 
 
 def simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest]) -> list[SimulatedResult]:
-    """Serve `requests` and return their results in the order in which they ended.
-
-    Raises:
-        LeftoverError: a request has not ended, has ended twice, or still runs in the engine.
-
-    """
+    """Serve `requests`; return their results as they ended. Raises LeftoverError unless each has ended, once."""
     return virtual_time.run(_simulate(workload, policy, requests))
 
 
 async def _simulate(workload: Workload, policy: Policy, requests: Sequence[SimulatedRequest]) -> list[SimulatedResult]:
     recorder, profile = _Recorder(), workload.profile
     others = OtherWork()
-    async with _serving(workload, policy, recorder, others) as (pipeline, engine):
+    async with _serving(workload, policy, recorder, others) as (service, engine):
         loop = asyncio.get_running_loop()
         for number, typed in enumerate(requests):
-            await asyncio.sleep(typed.at + profile.front_end_s - pipeline.now())
+            await asyncio.sleep(typed.at + profile.front_end_s - service.now())
             others.add(profile.request_cpu_s)
-            deadline = Deadline.after(workload.deadline_s_of(typed), pipeline.now())
+            deadline = Deadline.after(workload.deadline_s_of(typed), service.now())
             num_tokens = profile.draw_tokens(random.Random(f"{workload.seed} answer {number}"))
-            request = _request(number, typed, num_tokens, deadline, pipeline.now())
+            request = _request(number, typed, num_tokens, deadline, service.now())
             recorder.open[request.id] = typed
-            completion = pipeline.open(request)
+            completion = service.open(request)
             if workload.hangs_up:
                 loop.call_at(typed.next_key_at, completion.cancel)
-        await pipeline.wait_idle()
+        await service.runner.wait_idle()
         await asyncio.sleep(_LAST_STEP_S)
-        _check_nothing_left(pipeline, engine, recorder)
+        _check_nothing_left(service, engine, recorder)
     return recorder.results
 
 
 @contextlib.asynccontextmanager
 async def _serving(
     workload: Workload, policy: Policy, recorder: "_Recorder", others: OtherWork
-) -> AsyncIterator[tuple[Pipeline, SupervisedEngine]]:
-    """Run the server's pipeline in front of an engine."""
+) -> AsyncIterator[tuple[Service, SupervisedEngine]]:
+    """Run the server's service in front of an engine."""
     clock = LoopClock()
     engine = SupervisedEngine(_engine_maker(workload, others), EngineSettings(warm_up=False, heartbeat_s=0), clock)
-    pipeline = assemble(_settings(workload, policy), engine, _Prompts(workload), clock, recorder.handle)
-    pipeline.set_engine_ready(True)
+    service = assemble(_settings(workload, policy), engine, _Prompts(workload), clock, recorder.handle)
+    service.gate.set_engine_ready(True)
     await engine.start()
-    tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]
+    tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)
-    yield pipeline, engine
+    yield service, engine
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
     await engine.stop()
 
 
-def _settings(workload: Workload, policy: Policy) -> PipelineSettings:
+def _settings(workload: Workload, policy: Policy) -> ServingSettings:
     scheduling = SchedulingSettings(
         max_slots=workload.num_slots,
         step_tolerance=SchedulingSettings().step_tolerance if workload.engine == "measured" else 0,
@@ -95,7 +90,7 @@ def _settings(workload: Workload, policy: Policy) -> PipelineSettings:
         typing_through=False,
         single_flight=False,  # simulated requests have no text
     )
-    return PipelineSettings(
+    return ServingSettings(
         AdmissionSettings(user_requests_per_s=policy.user_requests_per_s, user_tokens_per_s=0),
         scheduling,
         ShedSettings(
@@ -118,8 +113,8 @@ def _request(number: int, typed: SimulatedRequest, num_tokens: int, deadline: De
     return Request(str(number), Caller(name, name), number, "", "", "", "", num_tokens, now, deadline=deadline)
 
 
-def _check_nothing_left(pipeline: Pipeline, engine: SupervisedEngine, recorder: "_Recorder") -> None:
-    load = pipeline.load()
+def _check_nothing_left(service: Service, engine: SupervisedEngine, recorder: "_Recorder") -> None:
+    load = service.load()
     left = {
         "requests without an end": len(recorder.open),
         "ends too many": recorder.num_surplus_ends,

@@ -1,16 +1,21 @@
 """Targets of a load test: the interfaces of targets and editors, and the targets' syntax on the command line."""
 
+import asyncio
 import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import parse_qsl
 
+from completion_client import Endpoint
+from completion_client.endpoint import with_port
+from loadtest.processes.meter import GENERATED_TOKENS, read_counter
 from loadtest.targets.record import Record
-from loadtest.traffic.trace import Trace
+from loadtest.traffic.typed import Trace
 
 _COMMON_OPTIONS = ("metrics",)
 NEAREST = "grpc+nearest"
@@ -88,12 +93,32 @@ class ClientSettings:
     """Whether an editor cancels a request as soon as a key makes it stale, not only with its next request."""
     deadline_s: float = 0.0
     """Deadline of each request; 0 is none."""
+    use_completion_cache: bool = True
+    """If not, requests refuse a completion server's completion cache: the engine computes each answer."""
+    tenant: str = ""
+    """The users' tenant at a completion server. Tenants share no caches."""
     traced_share: float = 0.0
     """Share of the requests that ask the server to trace them."""
     backoff_min_s: float = 0.1
     backoff_max_s: float = 5.0
     patience_s: float = 0.25
     """How long a user waits for a completion. A client with several servers gives each a share of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files for the connections to a target; without any of them they are not encrypted."""
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def endpoint(self, host: str) -> Endpoint:
+        """Return a host with these files. Raises EndpointError for a certificate without its key, and the reverse."""
+        return Endpoint(host, self.ca, self.certificate, self.key)
+
+
+NO_TLS = TlsFiles()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +135,19 @@ class TargetSpec:
     """URL of its engine's metrics; "" if it has none."""
     uri: str = ""
     """The specification as it was given, without the name."""
+    tls: TlsFiles = NO_TLS
+    """Those of completion servers over gRPC."""
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The hosts, with the files for their connections."""
+        return tuple(map(self.tls.endpoint, self.hosts))
+
+    async def generated_tokens(self) -> float:
+        """Return the counter of generated tokens of its engine; nan without a metrics URL."""
+        if not self.metrics_url:
+            return float("nan")
+        return await asyncio.to_thread(read_counter, self.metrics_url, GENERATED_TOKENS)
 
     def num_connections(self, sessions: int) -> int:
         """Return how many connections a worker's sessions share on each host; 0 if each session has its own.
@@ -121,21 +159,19 @@ class TargetSpec:
 
 
 def parse_target(text: str) -> TargetSpec:
-    """Parse "[NAME=]KIND://HOST:PORT[,HOST:PORT...][?OPTION=VALUE&...]".
+    """Parse "[NAME=]KIND://HOST:PORT[,HOST:PORT...][?OPTION=VALUE&...]". Only a gRPC server's port may be left out.
 
-    Raises:
-        TargetError: the text is not a target.
-
+    Raises TargetError if the text is not a target.
     """
     found = _SPEC.fullmatch(text)
     if found is None:
-        msg = f"{text!r} is no target: expected [NAME=]KIND://HOST:PORT[,HOST:PORT...][?OPTION=VALUE&...]"
-        raise TargetError(msg)
+        raise TargetError(f"{text!r} is no target: expected [NAME=]KIND://HOST:PORT[,HOST:PORT...][?OPTION=VALUE&...]")
     kind = found["kind"]
     if kind not in KINDS:
-        msg = f"{text!r}: unknown scheme {kind!r}{_nearest(kind, KINDS)}; known are {', '.join(KINDS)}"
-        raise TargetError(msg)
+        raise TargetError(f"{text!r}: unknown scheme {kind!r}{_nearest(kind, KINDS)}; known are {', '.join(KINDS)}")
     hosts = tuple(found["hosts"].split(","))
+    if kind.startswith("grpc"):
+        hosts = tuple(map(with_port, hosts))
     for host in hosts:
         _check_host(text, host)
     if kind == NEAREST:
@@ -153,24 +189,17 @@ def parse_target(text: str) -> TargetSpec:
 
 
 def nearest_target(servers: str) -> TargetSpec:
-    """Return the target "grpc+nearest" for "HOST:PORT,HOST:PORT[,...]". Blanks around an address don't count.
-
-    Raises:
-        TargetError: it is no such list.
-
-    """
+    """Return the target "grpc+nearest" for "HOST:PORT,HOST:PORT[,...]", with blanks or not. Raises TargetError."""
     hosts = ",".join(each.strip() for each in servers.split(","))
     if not hosts or ",," in f",{hosts},":
-        msg = f"servers must be HOST:PORT,HOST:PORT[,...], got {servers!r}"
-        raise TargetError(msg)
+        raise TargetError(f"servers must be HOST:PORT,HOST:PORT[,...], got {servers!r}")
     return parse_target(f"{NEAREST}://{hosts}")
 
 
 def _check_host(text: str, host: str) -> None:
     found = _HOST.fullmatch(host)
     if found is None or not 0 < int(found[2]) <= 65_535:  # noqa: PLR2004 - the highest port
-        msg = f"{text!r}: {host!r} is not HOST:PORT"
-        raise TargetError(msg)
+        raise TargetError(f"{text!r}: {host!r} is not HOST:PORT")
 
 
 def _check_choice(text: str, hosts: Sequence[str]) -> None:
@@ -179,8 +208,7 @@ def _check_choice(text: str, hosts: Sequence[str]) -> None:
         raise TargetError(msg)
     for host in hosts:
         if hosts.count(host) > 1:
-            msg = f"{text!r}: {host} is there {hosts.count(host)} times; each server must be another one"
-            raise TargetError(msg)
+            raise TargetError(f"{text!r}: {host} is there {hosts.count(host)} times; each server must be another one")
 
 
 def _options(text: str, kind: str, query: str) -> dict[str, str]:
@@ -193,8 +221,7 @@ def _options(text: str, kind: str, query: str) -> dict[str, str]:
         options[name] = value
     connections = options.get("connections", "1")
     if not connections.isdecimal() or int(connections) < 1:
-        msg = f"{text!r}: connections must be a whole number of at least 1, got {connections!r}"
-        raise TargetError(msg)
+        raise TargetError(f"{text!r}: connections must be a whole number of at least 1, got {connections!r}")
     return options
 
 

@@ -1,12 +1,15 @@
-"""The pure part of an editor: its completion cache, and the comparison of completions with the text typed next.
+"""Parts of editors: the completion cache, the text typed next, and calls that end at the user's next key."""
 
-Knows neither targets nor clocks.
-"""
-
+import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 
-from loadtest.traffic.trace import Text, TypedRequest
+from loadtest.targets import ClientSettings
+from loadtest.targets.record import Outcome, Record
+from loadtest.traffic.typed import Text, TypedRequest
+
+DROPPED = "the connection was dropped"
 
 
 def common_chars(completion: str, request: TypedRequest) -> int:
@@ -46,7 +49,6 @@ class EditorCache:
     __slots__ = ("_recent",)
 
     def __init__(self, entries: int) -> None:
-        """Remember up to `entries` completions."""
         self._recent: deque[_Remembered] = deque(maxlen=entries)
 
     def add(self, request: TypedRequest, completion: str) -> None:
@@ -63,3 +65,58 @@ class EditorCache:
             if rest.strip() and request.text.before.startswith(each.completion[:typed], each.end):
                 return rest
         return ""
+
+
+class CallEditor(ABC):
+    """One editor; each request is a task of its own."""
+
+    is_connected = True
+    """Calls connect as they are made."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    async def ask(self, record: Record, max_tokens: int) -> None:
+        """Make the call and write its events to the record. It may be cancelled at any time."""
+
+    @abstractmethod
+    def disconnect(self, host_shift: int | None) -> None:
+        """Close the connection; go to another host from now on if `host_shift` is given."""
+
+    def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
+        """See Editor."""
+        limit = max_tokens or record.request.max_tokens or self.settings.max_tokens
+        task = asyncio.create_task(self._ask_until_stale(record, limit))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def drop_nowait(self, host_shift: int | None = None) -> None:
+        """See Editor."""
+        self.close_nowait()
+        self.disconnect(host_shift)
+
+    def close_nowait(self) -> list[asyncio.Task[None]]:
+        """Cancel open requests; return the tasks that end with them."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _ask_until_stale(self, record: Record, max_tokens: int) -> None:
+        at_s, outcome = self._stale_at(record.request)
+        try:
+            async with asyncio.timeout_at(None if at_s == float("inf") else record.clock.loop_time(at_s)):
+                await self.ask(record, max_tokens)
+        except TimeoutError:
+            record.end(outcome)
+        except asyncio.CancelledError:
+            record.end(Outcome.ERROR, DROPPED)
+            raise
+
+    def _stale_at(self, request: TypedRequest) -> tuple[float, Outcome]:
+        """Return when the request becomes stale, and its outcome then."""
+        key_at_s = request.next_key_at_s if self.settings.cancels_at_key else float("inf")
+        deadline_s = request.intended_at_s + (self.settings.deadline_s or float("inf"))
+        return (deadline_s, Outcome.DEADLINE) if deadline_s < key_at_s else (key_at_s, Outcome.HUNG_UP)

@@ -4,17 +4,17 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
-from loadtest.processes.counters import GENERATED_TOKENS, read_counter
+from completion_client import DeadlineExceededError, ServiceError
+from completion_client.calls import stream_events
 from loadtest.targets import NEAREST, ClientSettings, Editor, TargetError, TargetSpec
-from loadtest.targets.channels import CONNECT_S, SessionChannel, TargetChannels
-from loadtest.targets.complete import CompleteEditor
+from loadtest.targets.editor import CallEditor
 from loadtest.targets.nearest import NearestHosts
-from loadtest.targets.session import SessionEditor, StreamEditor, StreamLog
-from loadtest.targets.wire import RequestFactory
-from loadtest.traffic.trace import Trace, TypedSession
+from loadtest.targets.record import Outcome, Record
+from loadtest.targets.session import CONNECT_S, SessionChannel, SessionEditor, StreamEditor, StreamLog, TargetChannels
+from loadtest.targets.wire import RequestFactory, error_text, take_end
+from loadtest.traffic.typed import Trace, TypedSession
 
 # A gRPC server's core turns streams away at random when more than 1,000 wait to be accepted.
 _STREAMS_PER_S = 1000.0
@@ -22,29 +22,34 @@ _STREAMS_AT_ONCE = 50
 _SETTLE_S = 0.1
 
 
-class Hosts(Protocol):
-    """The connections of a target, which all its editors in this process share."""
+class CompleteEditor(CallEditor):
+    """One editor; leaving a call cancels the request."""
 
-    async def connect(self, trace: Trace) -> None:
-        """Connect what the sessions need.
+    def __init__(self, channel: SessionChannel, factory: RequestFactory, settings: ClientSettings) -> None:
+        super().__init__(settings)
+        self._channel = channel
+        self._factory = factory
 
-        Raises:
-            TargetError: a host takes too long.
+    async def ask(self, record: Record, max_tokens: int) -> None:
+        """See CallEditor."""
+        message = self._factory.message(record, max_tokens)
+        timeout_s, metadata = self.settings.deadline_s or None, self._factory.metadata
+        try:
+            async for event in stream_events(self._channel.channel(), message, timeout_s=timeout_s, metadata=metadata):
+                if event.HasField("delta"):
+                    record.text_came(event.delta.text)
+                else:
+                    take_end(record, event.end)
+        except DeadlineExceededError:
+            record.end(Outcome.DEADLINE)
+        except ServiceError as error:
+            record.end(Outcome.ERROR, error_text(error))
+        record.end(Outcome.ERROR, "the call ended without an End")
 
-        """
-        ...
-
-    def editor(self, session: TypedSession, factory: RequestFactory, seed: str) -> StreamEditor | CompleteEditor:
-        """Return the editor of a session."""
-        ...
-
-    def present(self) -> Mapping[int, int]:
-        """See Target."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        ...
+    def disconnect(self, host_shift: int | None) -> None:
+        """See CallEditor."""
+        self._channel.disconnect()
+        self._channel.move(host_shift)
 
 
 class GrpcTarget:
@@ -58,8 +63,8 @@ class GrpcTarget:
         self.reconnects_s = self._log.reconnects_s
         self._spec = spec
         self._settings = settings
-        is_nearest = spec.kind == NEAREST
-        self._hosts: Hosts = (NearestHosts if is_nearest else RegionHosts)(spec, settings, self._log)
+        hosts = NearestHosts if spec.kind == NEAREST else RegionHosts
+        self._hosts = hosts(spec, settings, self._log)
 
     @asynccontextmanager
     async def editors(self, trace: Trace) -> AsyncIterator[Sequence[Editor]]:
@@ -79,18 +84,12 @@ class GrpcTarget:
 
     async def generated_tokens(self) -> float:
         """Return the engine's counter; nan if the target has no metrics URL."""
-        if not self._spec.metrics_url:
-            return float("nan")
-        return await asyncio.to_thread(read_counter, self._spec.metrics_url, GENERATED_TOKENS)
+        return await self._spec.generated_tokens()
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections."""
+    async def __aexit__(self, *_error: object) -> None:
         await self._hosts.aclose()
 
     async def _open(self, trace: Trace, found: list[StreamEditor | CompleteEditor]) -> None:
@@ -105,8 +104,7 @@ class GrpcTarget:
             async with asyncio.timeout(CONNECT_S):
                 await self._settle(found)
         except TimeoutError:
-            msg = f"{self.name}: streams end as soon as they are opened: {self._log.last_error}"
-            raise TargetError(msg) from None
+            raise TargetError(f"{self.name}: streams end as soon as they are opened: {self._log.last_error}") from None
         self.reconnects_s.clear()
 
     async def _settle(self, found: Sequence[Editor]) -> None:
@@ -133,11 +131,11 @@ class RegionHosts:
         self._channels = TargetChannels(spec)
 
     async def connect(self, trace: Trace) -> None:
-        """See Hosts."""
+        """Connect what the sessions need. Raises TargetError if a host takes too long."""
         await self._channels.connect(trace.sessions)
 
     def editor(self, session: TypedSession, factory: RequestFactory, seed: str) -> SessionEditor | CompleteEditor:
-        """See Hosts."""
+        """Return the editor of a session."""
         channel = SessionChannel(self._channels, session.number, session.region)
         if self._spec.kind == "grpc+complete":
             return CompleteEditor(channel, factory, self._settings)
@@ -148,8 +146,8 @@ class RegionHosts:
         return {}
 
     async def aclose(self) -> None:
-        """See Hosts."""
-        self._channels.close()
+        """Close the connections."""
+        self._channels.pool.close()
 
 
 def _batches(sessions: Sequence[TypedSession]) -> Iterator[Sequence[TypedSession]]:

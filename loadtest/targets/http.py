@@ -1,24 +1,177 @@
-"""A server over HTTP: a POST for each request, cancelled by closing the connection at the next key."""
+"""A server over HTTP: a POST for each request, cancelled by closing the connection at the next key.
+
+The dialects of completion servers: path, body and the lines of an answer.
+"""
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import aiohttp
 
-from loadtest.processes.counters import GENERATED_TOKENS, read_counter
-from loadtest.targets import ClientSettings, Editor, TargetSpec
-from loadtest.targets.calls import CallEditor
-from loadtest.targets.dialects import Dialect, dialect_of
+from loadtest.targets import ClientSettings, Editor, TargetError, TargetSpec
+from loadtest.targets.editor import CallEditor
 from loadtest.targets.record import Outcome, Record
-from loadtest.traffic.trace import Trace, TypedSession
+from loadtest.traffic.typed import Trace, TypedRequest, TypedSession
 
 _KEPT_S = 3.0
 """How long an idle connection is kept: less than servers keep it, 5 s for vLLM and llama.cpp."""
 _LONGEST_LINE = 1 << 20
+_DATA = b"data:"
+_DONE = b"[DONE]"
+
+
+def dialect_of(spec: TargetSpec) -> "Dialect":
+    """Return a target's dialect. Raises TargetError if one of its options is invalid."""
+    extra = _extra(spec)
+    if spec.kind == "openai+http":
+        return OpenAi(extra, model=spec.options.get("model", ""), fim=_fim(spec))
+    return Llama(extra) if spec.kind == "llama+http" else Tabby(extra)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect(ABC):
+    """A request format and its answer format, by default server-sent events."""
+
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Added to each body."""
+    path: str = "/v1/completions"
+    """The path of the POST."""
+
+    @abstractmethod
+    def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
+        """Return the body of the POST, without `extra`."""
+
+    @abstractmethod
+    def take_chunk(self, chunk: Mapping[str, Any], record: Record) -> None:
+        """Write the content of an event to a record."""
+
+    def take(self, line: bytes, record: Record) -> None:
+        """Write a line of an answer to a record. Raises ValueError, KeyError or TypeError for another dialect."""
+        chunk = _event(line)
+        if chunk is not None and "error" in chunk:
+            record.end(Outcome.ERROR, json.dumps(chunk["error"]))
+        elif chunk is not None:
+            self.take_chunk(chunk, record)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAi(Dialect):
+    """The OpenAI completions API, streaming, as `vllm serve` and many others implement it."""
+
+    model: str = ""
+    """The model's name; "" if the server has one model and needs no name."""
+    fim: str = ""
+    """The prompt, with {prefix} and {suffix}; "" sends them as the API's own fields `prompt` and `suffix`."""
+
+    def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
+        """See Dialect. A request with token ids is sent as token ids."""
+        body: dict[str, Any] = {
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.model:
+            body["model"] = self.model
+        return body | self._prompt(request)
+
+    def take_chunk(self, chunk: Mapping[str, Any], record: Record) -> None:
+        """See Dialect."""
+        _take_choices(chunk, record)
+        if usage := chunk.get("usage"):
+            record.completion_tokens = int(usage["completion_tokens"])
+
+    def _prompt(self, request: TypedRequest) -> dict[str, Any]:
+        if request.token_ids:
+            return {"prompt": request.token_ids}
+        if not self.fim:
+            return {"prompt": request.prefix, "suffix": request.suffix}
+        before, _, rest = self.fim.partition("{prefix}")
+        between, _, after = rest.partition("{suffix}")
+        return {"prompt": f"{before}{request.prefix}{between}{request.suffix}{after}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Llama(Dialect):
+    """llama-server's `/infill`, streaming."""
+
+    path: str = "/infill"
+
+    def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
+        """See Dialect."""
+        return {
+            "input_prefix": request.prefix,
+            "input_suffix": request.suffix,
+            "n_predict": max_tokens,
+            "temperature": 0,
+            "cache_prompt": True,
+            "stream": True,
+        }
+
+    def take_chunk(self, chunk: Mapping[str, Any], record: Record) -> None:
+        """See Dialect."""
+        if text := chunk["content"]:
+            record.text_came(text)
+        if "tokens_predicted" in chunk:
+            record.completion_tokens = int(chunk["tokens_predicted"])
+
+
+@dataclass(frozen=True, slots=True)
+class Tabby(Dialect):
+    """Tabby's completions: one answer, as a whole. The server sets its length."""
+
+    def body(self, request: TypedRequest, language_id: str, max_tokens: int) -> dict[str, Any]:
+        """See Dialect."""
+        segments = {"prefix": request.prefix, "suffix": request.suffix}
+        return {"language": language_id, "segments": segments, "temperature": 0}
+
+    def take(self, line: bytes, record: Record) -> None:
+        """See Dialect."""
+        if line.strip():
+            self.take_chunk(json.loads(line), record)
+
+    def take_chunk(self, chunk: Mapping[str, Any], record: Record) -> None:
+        """See Dialect."""
+        _take_choices(chunk, record)
+
+
+def _take_choices(chunk: Mapping[str, Any], record: Record) -> None:
+    if text := "".join(choice["text"] for choice in chunk["choices"]):
+        record.text_came(text)
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """Return the data of a server-sent event; None for a line without data. llama-server also sends `error:` lines."""
+    if line.startswith(b"error:"):
+        return {"error": line.removeprefix(b"error:").decode(errors="replace").strip()}
+    data = line.removeprefix(_DATA).strip()
+    if not line.startswith(_DATA) or data == _DONE:
+        return None
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def _fim(spec: TargetSpec) -> str:
+    fim = spec.options.get("fim", "")
+    if fim and not 0 <= fim.find("{prefix}") < fim.find("{suffix}"):
+        raise TargetError(f"{spec.name}: fim must hold {{prefix}} and after it {{suffix}}, got {fim!r}")
+    return fim
+
+
+def _extra(spec: TargetSpec) -> dict[str, Any]:
+    text = spec.options.get("body", "{}")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise TargetError(f"{spec.name}: body must be a JSON object that is added to each request's, got {text!r}")
+    return found
 
 
 class HttpTarget:
@@ -27,9 +180,7 @@ class HttpTarget:
     def __init__(self, spec: TargetSpec, settings: ClientSettings, body: Mapping[str, Any] | None = None) -> None:
         """Ask the servers of `spec`; `body` is added to each request's body.
 
-        Raises:
-            TargetError: one of its options is invalid.
-
+        Raises TargetError if one of its options is invalid.
         """
         self.name = spec.name
         self.num_connected = 0
@@ -37,8 +188,8 @@ class HttpTarget:
         """Stays empty: these editors connect as they ask."""
         self._spec = spec
         self._settings = settings
-        self._body = dict(body or {})
         self._dialect = dialect_of(spec)
+        self._body = {**self._dialect.extra, **(body or {})}
         self._http: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
@@ -62,21 +213,15 @@ class HttpTarget:
 
     async def generated_tokens(self) -> float:
         """Return the engine's counter; nan if the target has no metrics URL."""
-        if not self._spec.metrics_url:
-            return float("nan")
-        return await asyncio.to_thread(read_counter, self._spec.metrics_url, GENERATED_TOKENS)
+        return await self._spec.generated_tokens()
 
     async def __aenter__(self) -> Self:
-        """Return itself, able to connect."""
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S)
         self._http = aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=_LONGEST_LINE)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections."""
+    async def __aexit__(self, *_error: object) -> None:
         if self._http is not None:
             await self._http.close()
 

@@ -20,11 +20,12 @@ from completion_client import (
 )
 from completion_client.regions.availability import Health
 from completion_client.session_stream import RequestListener
+from completion_client.tls_faults import explain_tls
 from loadtest.targets import ClientSettings, TargetError, TargetSpec
 from loadtest.targets.record import Record
 from loadtest.targets.session import RecordListener, StreamEditor, StreamLog, session_settings
 from loadtest.targets.wire import RequestFactory
-from loadtest.traffic.trace import Trace, TypedSession
+from loadtest.traffic.typed import Trace, TypedSession
 
 
 class NearestHosts:
@@ -33,25 +34,18 @@ class NearestHosts:
     def __init__(self, spec: TargetSpec, settings: ClientSettings, log: StreamLog) -> None:
         """Measure nothing yet; lost streams are added to `log`.
 
-        Raises:
-            TargetError: one of its options is not valid.
-
+        Raises TargetError if one of its options is not valid.
         """
         self._name = spec.name
         self._region_settings = _region_settings(spec)
-        self._numbers = {Endpoint(host): number for number, host in enumerate(spec.hosts)}
+        self._numbers = {each: number for number, each in enumerate(spec.endpoints)}
         self._settings = settings
         self._log = log
         self._regions: Regions | None = None
         self._streams: list[ReplicaStream] = []
 
     async def connect(self, trace: Trace) -> None:
-        """Find the nearest server.
-
-        Raises:
-            TargetError: none serves.
-
-        """
+        """Find the nearest server. Raises TargetError if none serves."""
         if self._regions is None:
             share = trace.sessions[0].number if trace.sessions else 0  # each worker process checks at other times
             self._regions = Regions(self._numbers, settings=self._region_settings, seed=f"{trace.seed}/{share}")
@@ -59,9 +53,9 @@ class NearestHosts:
         await self._regions.ready()
         states = self._regions.states()
         if not any(each.health is Health.USABLE and each.round_trip_ms is not None for each in states):
-            reasons = "; ".join(f"{each.endpoint.address}: {each.why or 'no answer'}" for each in states)
-            msg = f"{self._name}: no server can be used: {reasons}"
-            raise TargetError(msg)
+            faults = [await asyncio.to_thread(explain_tls, each.endpoint) or each.why or "no answer" for each in states]
+            reasons = "; ".join(f"{each.endpoint.address}: {fault}" for each, fault in zip(states, faults, strict=True))
+            raise TargetError(f"{self._name}: no server can be used: {reasons}")
 
     def editor(self, _session: TypedSession, factory: RequestFactory, seed: str) -> "NearestEditor":
         """Return the editor of a session, wherever it is."""

@@ -3,10 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
-from loadtest.traffic.trace import TypedRequest
+from completion.v1.completion_pb2 import Timings
+from loadtest.traffic.typed import TypedRequest
+
+NOT_CONNECTED = "not connected"
+"""The error of a request that was due while its session had no connection; it was not sent."""
 
 
 class Outcome(Enum):
@@ -30,9 +34,6 @@ class Outcome(Enum):
 
 
 WHOLE = (Outcome.ANSWERED, Outcome.EMPTY)
-
-NOT_CONNECTED = "not connected"
-"""The error of a request that was due while its session had no connection; it was not sent."""
 
 
 class RunClock:
@@ -61,17 +62,6 @@ class RunClock:
         delay_s = at_s - self.now_s()
         if delay_s > 0:
             await asyncio.sleep(delay_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """The server's timings of a request, in milliseconds."""
-
-    queue_ms: float
-    tokenise_ms: float
-    prefill_ms: float
-    decode_ms: float
-    total_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,50 +95,45 @@ class Result:
         return None if self.first_text_at_s is None else self.first_text_at_s - self.request.intended_at_s
 
 
+@dataclass(slots=True, eq=False)
 class Record:
-    """A request in progress; each event is noted here with its time."""
+    """A request in progress, from when it is sent on; each event is noted here with its time. See Result, too."""
 
-    __slots__ = (
-        "_has_ended", "_last_text_at_s", "_on_end", "accepted_tokens", "cache_level", "clock", "completion_tokens",
-        "drafted_tokens", "ended_at_s", "error", "first_text_at_s", "gaps_s", "is_sent", "num_duplicates",
-        "num_messages", "num_sent", "outcome", "region", "request", "sent_at_s", "server", "shed_reason", "text",
-    )  # fmt: skip
+    request: TypedRequest
+    clock: RunClock
+    on_end: "Callable[[Record], None] | None" = None
+    """Called once, when the request ends."""
+    text: str = ""
+    gaps_s: list[float] = field(default_factory=list)
+    """The times between consecutive texts."""
+    is_sent: bool = True
+    """Whether the request was sent to a target."""
+    num_messages: int = 0
+    """Messages received, if the target counts them."""
+    completion_tokens: int = 0
+    drafted_tokens: int = 0
+    """Tokens that the draft model proposed, if the target reports them."""
+    accepted_tokens: int = 0
+    """Of these, tokens that the target model accepted."""
+    error: str = ""
+    region: int | None = None
+    num_sent: int = 1
+    num_duplicates: int = 0
+    shed_reason: str = ""
+    cache_level: str = ""
+    """The level of the target's completion cache that answered, "local" or "shared"; "" for a computed answer."""
+    server: Timings | None = None
+    """The server's timings of the request."""
+    sent_at_s: float = field(init=False)
+    first_text_at_s: float | None = None
+    ended_at_s: float | None = None
+    outcome: Outcome | None = None
+    """None until the request ends."""
+    _last_text_at_s: float | None = None
+    _has_ended: asyncio.Event | None = None
 
-    def __init__(
-        self, request: TypedRequest, clock: RunClock, on_end: "Callable[[Record], None] | None" = None
-    ) -> None:
-        """Start the record when the request is sent; `on_end` is called once, when it ends."""
-        self.request = request
-        self.clock = clock
-        self.text = ""
-        self.gaps_s: list[float] = []
-        """The times between consecutive texts."""
-        self.is_sent = True
-        """Whether the request was sent to a target."""
-        self.num_messages = 0
-        """Messages received, if the target counts them."""
-        self.completion_tokens = 0
-        self.drafted_tokens = 0
-        """Tokens that the draft model proposed, if the target reports them."""
-        self.accepted_tokens = 0
-        """Of these, tokens that the target model accepted."""
-        self.error = ""
-        self.region: int | None = None
-        """See Result, as the next two."""
-        self.num_sent = 1
-        self.num_duplicates = 0
-        self.shed_reason = ""
-        self.cache_level = ""
-        """The level of the target's completion cache that answered, "local" or "shared"; "" for a computed answer."""
-        self.server: Stages | None = None
-        self.sent_at_s = clock.now_s()
-        self.first_text_at_s: float | None = None
-        self._last_text_at_s: float | None = None
-        self.ended_at_s: float | None = None
-        self.outcome: Outcome | None = None
-        """None until the request ends."""
-        self._on_end = on_end
-        self._has_ended: asyncio.Event | None = None
+    def __post_init__(self) -> None:
+        self.sent_at_s = self.clock.now_s()
 
     @property
     def has_text(self) -> bool:
@@ -171,18 +156,6 @@ class Record:
             self.num_duplicates += 1
         self.region, self.num_sent = region, num_sent
 
-    def count_tokens(self, completion_tokens: int) -> None:
-        """Note the number of generated tokens."""
-        self.completion_tokens = completion_tokens
-
-    def count_drafts(self, drafted_tokens: int, accepted_tokens: int) -> None:
-        """Note the numbers of draft tokens."""
-        self.drafted_tokens, self.accepted_tokens = drafted_tokens, accepted_tokens
-
-    def stages(self, stages: Stages) -> None:
-        """Note the server's timings."""
-        self.server = stages
-
     def end(self, outcome: Outcome, error: str = "") -> None:
         """Note the outcome; only the first call counts."""
         if self.outcome is not None:
@@ -191,8 +164,8 @@ class Record:
         self.ended_at_s = self.clock.now_s()
         if self._has_ended is not None:
             self._has_ended.set()
-        if self._on_end is not None:
-            self._on_end(self)
+        if self.on_end is not None:
+            self.on_end(self)
 
     def end_whole(self) -> None:
         """Note that the completion is whole."""

@@ -1,20 +1,97 @@
-"""An editor with a `Session` stream for its whole life, which the client library reconnects."""
+"""The editor with a `Session` stream for its whole life, which the client library reconnects; and its gRPC channel."""
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+
+import grpc
 
 from completion.v1 import completion_pb2 as pb
-from completion_client import ConnectionLostError, ServiceError, SessionSettings, SessionStream
+from completion_client import (
+    ChannelKey,
+    ChannelPool,
+    ConnectionLostError,
+    ReplicaStream,
+    ServiceError,
+    SessionSettings,
+    SessionStream,
+)
 from completion_client.session_stream import RequestListener
-from loadtest.targets import ClientSettings
-from loadtest.targets.channels import SessionChannel
+from completion_client.timeouts import give_timeout
+from completion_client.tls_faults import explain_tls
+from loadtest.targets import ClientSettings, TargetError, TargetSpec
 from loadtest.targets.editor import is_typed_along
 from loadtest.targets.record import NOT_CONNECTED, Outcome, Record
 from loadtest.targets.wire import RequestFactory, error_text, take_end
+from loadtest.traffic.typed import TypedSession
 
+CONNECT_S = 10.0
+_OPTIONS = (("grpc.enable_http_proxy", 0),)
 _NEVER_S = float("inf")
+
+
+class TargetChannels:
+    """The channels of a target's sessions: one for each session, or a few that all share.
+
+    They are kept from run to run, until the pool is closed.
+    """
+
+    def __init__(self, spec: TargetSpec) -> None:
+        self.pool = ChannelPool(CONNECT_S, _OPTIONS)
+        self.num_shared = 0
+        self._spec = spec
+        self._endpoints = spec.endpoints
+        self._ranks: dict[int, int] = {}
+        """The order in which sessions were seen. A worker has some of all sessions, so their numbers have gaps."""
+
+    async def connect(self, sessions: Sequence[TypedSession]) -> None:
+        """Connect the channels that sessions need. Raises TargetError if a host takes too long."""
+        self.num_shared = max(self.num_shared, self._spec.num_connections(len(sessions)))
+        try:
+            await self.pool.connect({self.key(each.number, each.region) for each in sessions})
+        except ConnectionLostError as error:
+            reasons = [await asyncio.to_thread(explain_tls, each) for each in self._endpoints]
+            raise TargetError(f"{self._spec.name}: {next(filter(None, reasons), error.message)}") from None
+
+    def key(self, session: int, region: int) -> ChannelKey:
+        """Return the key of the channel of a session in a region."""
+        endpoint = self._endpoints[region % len(self._endpoints)]
+        if not self.num_shared:
+            return ChannelKey(endpoint, session)
+        return ChannelKey(endpoint, self._ranks.setdefault(session, len(self._ranks)) % self.num_shared)
+
+
+@dataclass(slots=True)
+class SessionChannel:
+    """The channel of one session, as a ChannelSource."""
+
+    channels: TargetChannels
+    session: int
+    region: int
+    host_shift: int = 0
+    """How many hosts after its region's own the session goes to."""
+
+    def channel(self) -> grpc.aio.Channel:
+        """Return the channel, connected or not."""
+        return self.channels.pool.channel(self._key())
+
+    async def ready(self) -> grpc.aio.Channel:
+        """Return the channel when it is connected. Raises ConnectionLostError if its host takes too long."""
+        return await self.channels.pool.ready(self._key())
+
+    def disconnect(self) -> None:
+        """Close the session's own channel; a shared one stays open."""
+        if not self.channels.num_shared:
+            self.channels.pool.disconnect(self._key())
+
+    def move(self, host_shift: int | None) -> None:
+        """Go to another host from now on; None stays at the present one."""
+        if host_shift is not None:
+            self.host_shift = host_shift
+
+    def _key(self) -> ChannelKey:
+        return self.channels.key(self.session, self.region + self.host_shift)
 
 
 @dataclass(slots=True)
@@ -58,47 +135,12 @@ class RecordListener:
         self.record.end(Outcome.ERROR, error_text(error))
 
 
-class EditorStream(Protocol):
-    """The stream of a session: SessionStream to one server, or ReplicaStream to the best of several."""
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether a request can be sent now."""
-        ...
-
-    def send_nowait(
-        self, request: pb.CompleteRequest, listener: RequestListener, timeout_s: float | None = None
-    ) -> None:
-        """Send a request, for whose answer the user waits `timeout_s`.
-
-        Raises:
-            ConnectionLostError: no server can be reached now.
-
-        """
-        ...
-
-    def cancel_nowait(self, sequence: int) -> None:
-        """Cancel a request; it ends as the server says."""
-        ...
-
-    def discard_nowait(self, sequence: int) -> None:
-        """Cancel a request; no event of it comes any more."""
-        ...
-
-    def drop_nowait(self) -> None:
-        """Drop the connection and open another."""
-        ...
-
-    def close_nowait(self) -> list[asyncio.Task[None]]:
-        """End the stream; return the tasks that end with it."""
-        ...
-
-
 class StreamEditor(ABC):
     """One session. The server ends the older request when a newer one comes."""
 
-    def __init__(self, stream: EditorStream, factory: RequestFactory, settings: ClientSettings) -> None:
-        """Send requests on a stream that is open."""
+    def __init__(
+        self, stream: SessionStream | ReplicaStream, factory: RequestFactory, settings: ClientSettings
+    ) -> None:
         self.stream = stream
         self._factory = factory
         self._settings = settings
@@ -118,18 +160,21 @@ class StreamEditor(ABC):
 
     def send_nowait(self, record: Record, max_tokens: int | None = None) -> None:
         """See Editor."""
+        request, loop = record.request, asyncio.get_running_loop()
+        ends_at_s = _NEVER_S
+        message = self._factory.message(record, max_tokens)
+        if self._settings.deadline_s:
+            ends_at_s = record.clock.loop_time(request.intended_at_s + self._settings.deadline_s)
+            give_timeout(message, ends_at_s - loop.time())
         try:
-            message, listener = self._factory.message(record, max_tokens), self.listener(record)
-            self.stream.send_nowait(message, listener, self._settings.patience_s)
+            self.stream.send_nowait(message, self.listener(record), self._settings.patience_s)
         except ConnectionLostError:
             record.end_unsent(NOT_CONNECTED)
             return
-        request, loop = record.request, asyncio.get_running_loop()
         if self._settings.cancels_at_key and request.next_key_at_s != _NEVER_S:
             loop.call_at(record.clock.loop_time(request.next_key_at_s), self._key_pressed, record)
         if self._settings.deadline_s:
-            deadline_s = request.intended_at_s + self._settings.deadline_s
-            loop.call_at(record.clock.loop_time(deadline_s), self._deadline_passed, record)
+            loop.call_at(ends_at_s, self._deadline_passed, record)
 
     def close_nowait(self) -> list[asyncio.Task[None]]:
         """End the stream; return the tasks that end with it."""

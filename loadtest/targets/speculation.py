@@ -1,21 +1,21 @@
 """Reads and sets the speculation schedule of a running server, over its admin listener."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 
 from completion.v1 import admin_pb2 as pb
 from completion.v1.admin_pb2_grpc import AdminServiceStub
-from completion_client import Endpoint
 from completion_client.errors import error_of_call
-from loadtest.targets import TargetError
+from loadtest.targets import NO_TLS, TargetError, TlsFiles
 
 if TYPE_CHECKING:
     from completion.v1.admin_pb2_grpc import AdminServiceAsyncStub
+
+T = TypeVar("T")
 
 BY = "loadtest"
 """The operator's name in changes of the schedule."""
@@ -25,45 +25,24 @@ _MS = 1000.0
 
 
 class Operator:
-    """A client of a server's admin listener."""
+    """A client of a server's admin listener. Its calls raise TargetError if the server refuses or does not answer."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: TlsFiles = NO_TLS) -> None:
         """Connect to HOST:PORT with the first call."""
         self.address = address
-        self._channel = Endpoint(address).open_aio_channel((("grpc.enable_http_proxy", 0),))
+        self._channel = tls.endpoint(address).open_aio_channel((("grpc.enable_http_proxy", 0),))
         self._stub: AdminServiceAsyncStub = AdminServiceStub(self._channel)
 
     async def status(self) -> pb.GetStatusResponse:
-        """Return the server's status.
-
-        Raises:
-            TargetError: the server does not answer.
-
-        """
-        try:
-            return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._failure(error) from error
+        """Return the server's status."""
+        return await self._answer(self._stub.GetStatus(pb.GetStatusRequest(), timeout=_TIMEOUT_S))
 
     async def get(self) -> pb.GetSpeculationResponse:
-        """Return the active schedule and its figures.
-
-        Raises:
-            TargetError: the server does not answer.
-
-        """
-        try:
-            return await self._stub.GetSpeculation(pb.GetSpeculationRequest(), timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._failure(error) from error
+        """Return the active schedule and its figures."""
+        return await self._answer(self._stub.GetSpeculation(pb.GetSpeculationRequest(), timeout=_TIMEOUT_S))
 
     async def put(self, rows: Sequence[tuple[int, int, int]]) -> float:
-        """Set a schedule of rows (first, last, K); return how long the call took, in milliseconds.
-
-        Raises:
-            TargetError: the server refuses, or does not answer.
-
-        """
+        """Set a schedule of rows (first, last, K); return how long the call took, in milliseconds."""
         schedule = [
             pb.SpeculationRow(first_batch_size=first, last_batch_size=last, num_speculative_tokens=k)
             for first, last, k in rows
@@ -74,10 +53,6 @@ class Operator:
         """Set the schedule again that `get` returned, under the name of the operator who had set it.
 
         A server in mode AUTO begins anew with its fallback table.
-
-        Raises:
-            TargetError: the server refuses, or does not answer.
-
         """
         request = pb.SetSpeculationRequest(mode=before.mode, by=before.by)
         if before.mode == pb.SPECULATION_MODE_FIXED:
@@ -88,18 +63,11 @@ class Operator:
 
     @asynccontextmanager
     async def borrowed(self) -> AsyncIterator[pb.GetSpeculationResponse]:
-        """Yield the active schedule, and restore it when the context is left.
-
-        Raises:
-            TargetError: the server's schedule can't be changed, the server does not answer, or the schedule could not
-                be restored.
-
-        """
+        """Yield the active schedule, restore it at the end. Raises TargetError also if it can't be changed."""
         before = await self.get()
         if before.fixed_because or not before.max_num_speculative_tokens:
             why = before.fixed_because or "its engine was started with 0 draft tokens"
-            msg = f"{self.address}: the server can't change its speculation schedule while it runs: {why}"
-            raise TargetError(msg)
+            raise TargetError(f"{self.address}: the server can't change its speculation schedule while it runs: {why}")
         try:
             yield before
         finally:
@@ -107,28 +75,25 @@ class Operator:
                 await self.restore(before)
             except TargetError as error:
                 rows = [[row.first_batch_size, row.last_batch_size, row.num_speculative_tokens] for row in before.table]
-                msg = f"{error}; the former schedule could not be restored, it was {rows}"
-                raise TargetError(msg) from error
+                raise TargetError(f"{error}; the former schedule could not be restored, it was {rows}") from error
 
     async def __aenter__(self) -> Self:
-        """Return itself."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections."""
+    async def __aexit__(self, *_error: object) -> None:
         await self._channel.close()
 
     async def _set(self, request: pb.SetSpeculationRequest) -> float:
         start = time.perf_counter()
-        try:
-            await self._stub.SetSpeculation(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._failure(error) from error
+        await self._answer(self._stub.SetSpeculation(request, timeout=_TIMEOUT_S))
         return (time.perf_counter() - start) * _MS
 
-    def _failure(self, error: grpc.aio.AioRpcError) -> TargetError:
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return TargetError(f"{self.address}: this is not a server's admin listener (server.admin_listen)")
-        return TargetError(f"{self.address}: the admin listener does not answer: {error_of_call(error).message}")
+    async def _answer(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                why = "this is not a server's admin listener (server.admin_listen)"
+            else:
+                why = f"the admin listener does not answer: {error_of_call(error).message}"
+            raise TargetError(f"{self.address}: {why}") from error

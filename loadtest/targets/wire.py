@@ -7,8 +7,8 @@ from completion.v1 import completion_pb2 as pb
 from completion_client import ConnectionLostError, ServiceError
 from completion_client.endpoint import Metadata, caller_metadata
 from loadtest.targets import ClientSettings
-from loadtest.targets.record import Outcome, Record, Stages
-from loadtest.traffic.trace import Trigger, TypedSession
+from loadtest.targets.record import Outcome, Record
+from loadtest.traffic.typed import Trigger, TypedSession
 
 _OUTCOMES = {
     pb.FINISH_REASON_SUPERSEDED: Outcome.SUPERSEDED,
@@ -39,8 +39,8 @@ class RequestFactory:
 
     @property
     def metadata(self) -> Metadata:
-        """The metadata of the session's calls: its user."""
-        return caller_metadata(self.user)
+        """The metadata of the session's calls: its user and tenant."""
+        return caller_metadata(self.user, self.settings.tenant)
 
     def message(self, record: Record, max_tokens: int | None) -> pb.CompleteRequest:
         """Return the message for a request."""
@@ -57,6 +57,7 @@ class RequestFactory:
             max_tokens=max_tokens or request.max_tokens or self.settings.max_tokens,
             temperature=0.0,
             traceparent=self.traceparent(request.sequence),
+            without_completion_cache=not self.settings.use_completion_cache,
         )
 
     def traceparent(self, sequence: int) -> str:
@@ -78,12 +79,11 @@ def take_end(record: Record, end: pb.End) -> None:
     """End a record as an End says, which may bring the last text along."""
     if end.text:
         record.text_came(end.text)
-    record.count_tokens(end.usage.completion_tokens)
-    record.count_drafts(end.usage.drafted_tokens, end.usage.accepted_draft_tokens)
+    record.completion_tokens = end.usage.completion_tokens
+    record.drafted_tokens, record.accepted_tokens = end.usage.drafted_tokens, end.usage.accepted_draft_tokens
     record.cache_level = _CACHE_LEVELS.get(end.usage.cache_level, "")
     if end.HasField("timings"):
-        times = end.timings
-        record.stages(Stages(times.queue_ms, times.tokenise_ms, times.prefill_ms, times.decode_ms, times.total_ms))
+        record.server = end.timings
     if end.finish_reason == pb.FINISH_REASON_SHED:
         record.shed_reason = pb.ShedReason.Name(end.shed_reason).removeprefix("SHED_REASON_").lower()
     if end.finish_reason in _WHOLE:

@@ -1,16 +1,19 @@
-"""A scenario: all parameters of a run's traffic and of its criteria, in one file. Knows no target.
+"""A scenario: all parameters of a run's traffic and of its criteria, in one TOML file. Knows no target.
 
-`Scenario.load` is the only reader. A scenario is frozen; missing keys have the defaults below.
+`Scenario.load` is the only reader. A scenario is frozen; missing keys have the defaults below. Messages name an invalid
+key, the allowed values and the given one, or the nearest known key.
 """
 
+import difflib
 import hashlib
-from collections.abc import Mapping, Sequence
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, Field, StringConstraints, ValidationError, model_validator
 
-from loadtest.traffic.scenario_file import ScenarioError, explain, packaged_names, put, read_tree
 from loadtest.traffic.sections import (
     AbuserSettings,
     AtLeastOne,
@@ -27,27 +30,108 @@ from loadtest.traffic.sections import (
     TypingSettings,
 )
 
-__all__ = [
-    "MAX_SLICES",
-    "AbuserSettings",
-    "CriteriaSettings",
-    "DocumentSettings",
-    "EditorSettings",
-    "EventSettings",
-    "RecordedSettings",
-    "RegionShare",
-    "Scenario",
-    "ScenarioError",
-    "ShapeSettings",
-    "SlowReaderSettings",
-    "TypingSettings",
-    "packaged_scenarios",
-]
-
 MAX_SLICES = 600
 """Bounds the size of reports and keeps charts readable."""
 
 _SHARES_SUM_TOLERANCE = 0.01
+
+
+PACKAGED = Path(__file__).parent / "scenarios"
+"""Folder of the packaged scenarios."""
+
+_PATHS = (("documents", "source"), ("recorded", "file"))
+_NOT_PATHS = ("stdlib", "")
+
+
+class ScenarioError(Exception):
+    """A scenario is not valid; the message names the keys, the allowed values and the given ones."""
+
+
+def packaged_names() -> list[str]:
+    """Return the names of the packaged scenarios."""
+    return sorted(path.stem for path in PACKAGED.glob("*.toml"))
+
+
+def read_tree(name_or_path: str) -> tuple[str, dict[str, Any]]:
+    """Return a scenario's name and its parsed file; paths in a file are relative to its folder.
+
+    Raises ScenarioError if there is no such scenario, or the file is not TOML.
+    """
+    path = PACKAGED / f"{name_or_path}.toml"
+    if name_or_path not in packaged_names():
+        path = Path(name_or_path)
+        if not path.is_file():
+            msg = f"scenario {name_or_path!r}: no such file, and no packaged scenario; {_hint(name_or_path)}"
+            raise ScenarioError(msg)
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{path}: can't be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{path}: not valid TOML: {error}") from error
+    for section, key in _PATHS:
+        found = tree.get(section)
+        if isinstance(found, dict) and isinstance(found.get(key), str) and found[key] not in _NOT_PATHS:
+            found[key] = str(path.parent / found[key])
+    return path.stem, tree
+
+
+def put(tree: dict[str, Any], override: str) -> None:
+    """Apply the override `section.key=value`; a value that is not TOML is text. Raises ScenarioError."""
+    name, equals, text = override.partition("=")
+    *sections, last = name.strip().split(".")
+    if not equals or not last:
+        raise ScenarioError(f"{override!r}: expected SECTION.KEY=VALUE")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise ScenarioError(f"{override!r}: {section} is not a section")
+    try:
+        tree[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        tree[last] = text
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return a line for each error: the key, the allowed values and the given one, or the nearest known key."""
+    return "\n".join(_lines(error, model))
+
+
+def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+    for fault in error.errors():
+        *sections, last = fault["loc"] or ("",)
+        key = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            known = list(_section(model, sections).model_fields)
+            near = difflib.get_close_matches(str(last), known, n=1)
+            before = key.removesuffix(str(last))
+            hint = f"did you mean {before}{near[0]}?" if near else f"known here: {', '.join(sorted(known))}"
+            yield f"{key}: unknown key; {hint}"
+        elif fault["type"] == "value_error":  # from a section's own check, which names the key
+            yield f"{key}{'.' if key else ''}{fault['ctx']['error']}"
+        else:
+            yield f"{key}: {fault['msg'][0].lower()}{fault['msg'][1:]}, got {fault['input']!r}"
+
+
+def _section(model: type[BaseModel], sections: list[int | str]) -> type[BaseModel]:
+    """Return the settings class of a section; numbers are indexes of lists."""
+    for section in sections:
+        if isinstance(section, str):
+            model = next(_models(model.model_fields[section].annotation))
+    return model
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:  # noqa: ANN401 - a type's form has no type
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _models(inner)
+
+
+def _hint(name: str) -> str:
+    known = packaged_names()
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"these are packaged: {', '.join(known)}"
 
 
 class Scenario(Settings):
@@ -76,9 +160,7 @@ class Scenario(Settings):
     def load(cls, name_or_path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """Read a packaged scenario by name or any scenario by path, with `section.key=value` overrides.
 
-        Raises:
-            ScenarioError: the scenario is not valid.
-
+        Raises ScenarioError if the scenario is not valid.
         """
         name, tree = read_tree(str(name_or_path))
         for override in overrides:
@@ -89,12 +171,7 @@ class Scenario(Settings):
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Self:
-        """Make a scenario from parsed TOML. Files that it names are not checked.
-
-        Raises:
-            ScenarioError: the scenario is not valid.
-
-        """
+        """Make a scenario from parsed TOML; files that it names are not checked. Raises ScenarioError."""
         try:
             return cls.model_validate(tree)
         except ValidationError as error:
@@ -103,31 +180,19 @@ class Scenario(Settings):
     def scaled(
         self, *, sessions: int | None = None, duration_s: float | None = None, seed: int | str | None = None
     ) -> Self:
-        """Return a copy with other values.
-
-        Raises:
-            ScenarioError: a value is not valid.
-
-        """
+        """Return a copy with other values. Raises ScenarioError if a value is not valid."""
         changes = {"sessions": sessions, "duration_s": duration_s, "seed": seed}
         return self.of(self.model_dump() | {key: value for key, value in changes.items() if value is not None})
 
     def check_files(self) -> None:
-        """Check that the files and folders that the scenario names exist.
-
-        Raises:
-            ScenarioError: one does not exist.
-
-        """
+        """Raise ScenarioError unless the files and folders that the scenario names exist."""
         if self.recorded is not None and not Path(self.recorded.file).is_file():
-            msg = (
+            raise ScenarioError(
                 f"recorded.file: no such file, got {self.recorded.file!r}; name a CSV with the columns TIMESTAMP, "
                 "ContextTokens and GeneratedTokens, as in https://github.com/Azure/AzurePublicDataset"
             )
-            raise ScenarioError(msg)
         if self.documents.source != "stdlib" and not Path(self.documents.source).is_dir():
-            msg = f"documents.source: must be 'stdlib' or a folder, got {self.documents.source!r}"
-            raise ScenarioError(msg)
+            raise ScenarioError(f"documents.source: must be 'stdlib' or a folder, got {self.documents.source!r}")
 
     @property
     def session_requests_per_s(self) -> float:

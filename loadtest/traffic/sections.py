@@ -97,8 +97,7 @@ class EditorSettings(Settings):
     def _check(self) -> Self:
         if self.backoff_max_ms < self.backoff_min_ms:
             least, most = self.backoff_min_ms, self.backoff_max_ms
-            msg = f"backoff_max_ms: must be at least backoff_min_ms = {least:g}, got {most:g}"
-            raise ValueError(msg)
+            raise ValueError(f"backoff_max_ms: must be at least backoff_min_ms = {least:g}, got {most:g}")
         return self
 
 
@@ -133,8 +132,7 @@ class EventSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.kind == "region_loss" and not self.region:
-            msg = "region: must be named where a region is lost"
-            raise ValueError(msg)
+            raise ValueError("region: must be named where a region is lost")
         return self
 
 

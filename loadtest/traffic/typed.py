@@ -1,11 +1,12 @@
-"""The requests of a session, with their times. Knows nothing of how they are made.
+"""The requests of a session, with their times, and the trace of a run. Knows nothing of how they are made.
 
 The records are small because a run has hundreds of thousands of them; all requests of a session share its text.
 """
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 OPENING_SEQUENCE = 1
@@ -15,6 +16,7 @@ NEVER_S = float("inf")
 """Time of the next key of a user who types no more."""
 
 _PACKED = struct.Struct("<QQddQQ?")
+_DIGESTS = 2**64
 
 
 class Trigger(Enum):
@@ -109,3 +111,59 @@ class TypedSession:
                 found.update(repr((text.before, text.after)).encode())
             found.update(request.packed())
         return int.from_bytes(found.digest()[:8], "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event that breaks streams. Times are in seconds from the run's start."""
+
+    at_s: float
+    kind: str
+    """`reconnect`: the streams break and reconnect. `region_loss`: a region's host is unreachable for a time."""
+    region: int | None
+    """Region whose streams break; None for all."""
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The requests of a worker's share of the sessions."""
+
+    seed: str
+    duration_s: float
+    """Requests are intended before this."""
+    sessions: tuple[TypedSession, ...]
+    events: tuple[Event, ...] = ()
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests, without the openings."""
+        return sum(len(session.requests) for session in self.sessions)
+
+    def documents(self) -> Iterator[tuple[str, TypedRequest]]:
+        """Yield all requests with their session's name, session by session in the order of the keys."""
+        for session in self.sessions:
+            for request in (session.opening, *session.requests):
+                yield f"{self.seed}/{session.number}", request
+
+    def with_token_ids(self, token_ids: Iterator[Sequence[int]]) -> "Trace":
+        """Return a copy with prompts, given in the order of `documents`."""
+
+        def rendered(request: TypedRequest) -> TypedRequest:
+            return replace(request, token_ids=tuple(next(token_ids)))
+
+        sessions = [
+            replace(each, opening=rendered(each.opening), requests=tuple(map(rendered, each.requests)))
+            for each in self.sessions
+        ]
+        return replace(self, sessions=tuple(sessions))
+
+    def digest(self) -> str:
+        """Return a hash of everything except the prompts."""
+        salt = repr((self.seed, self.duration_s, self.events))
+        return f"{sum(session.hashed(salt) for session in self.sessions) % _DIGESTS:016x}"
+
+
+def join_digests(digests: Iterable[str]) -> str:
+    """Return the digest of the whole trace from the digests of the workers' shares, in any order."""
+    return f"{sum(int(digest, 16) for digest in digests) % _DIGESTS:016x}"

@@ -20,10 +20,8 @@ class LogNormal:
     sigma: float
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         if self.median_s <= 0 or self.sigma <= 0:
-            msg = f"median and sigma must be above 0, got {self.median_s} and {self.sigma}"
-            raise ValueError(msg)
+            raise ValueError(f"median and sigma must be above 0, got {self.median_s} and {self.sigma}")
 
     @property
     def mean_s(self) -> float:
@@ -74,13 +72,10 @@ class TypingModel:
     """Share of the time, not of the pauses. With 0 the typist is never away."""
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
         if self.keys_per_burst < 1 or not 0 <= self.micro_pause_share <= 1:
-            msg = f"keys_per_burst must be at least 1 and micro_pause_share 0 to 1, got {self}"
-            raise ValueError(msg)
+            raise ValueError(f"keys_per_burst must be at least 1 and micro_pause_share 0 to 1, got {self}")
         if not 0 <= self.away_share < 1:
-            msg = f"away_share must be at least 0 and below 1, got {self.away_share}"
-            raise ValueError(msg)
+            raise ValueError(f"away_share must be at least 0 and below 1, got {self.away_share}")
 
     @property
     def keys_per_s(self) -> float:

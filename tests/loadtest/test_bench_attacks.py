@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from loadtest.bench.attacks.registry import ATTACKS
+from loadtest.bench.attacks.kinds import ATTACKS
 
 pytestmark = pytest.mark.serial
 

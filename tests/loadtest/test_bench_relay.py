@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from loadtest.bench.common.relay import Relay, RelayProcess
+from loadtest.bench.runner.relay import Relay
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def named_server(name: bytes) -> Iterator[str]:
         thread.join(10)
 
 
-def connect(relay: Relay | RelayProcess) -> socket.socket:
+def connect(relay: Relay) -> socket.socket:
     host, _, port = relay.address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=10)
 
@@ -52,7 +52,7 @@ def test_clients_are_moved_to_another_server() -> None:
     with named_server(b"first") as first, named_server(b"second") as second, Relay(first) as relay:
         with connect(relay) as connection:
             assert ask(connection) == b"first"
-            relay.move_to(second)
+            relay.move_to(second, closes=True)
             assert ask(connection) == b""
         with connect(relay) as connection:
             assert ask(connection) == b"second"
@@ -60,10 +60,10 @@ def test_clients_are_moved_to_another_server() -> None:
 
 def test_answers_are_delayed_and_complete() -> None:
     with named_server(b"first") as first, Relay(first) as relay, connect(relay) as connection:
-        relay.delay_s = 0.05
+        relay.hold_back(0.05)
         begin = time.monotonic()
         assert [ask(connection) for _ in range(3)] == [b"first"] * 3
-        assert time.monotonic() - begin >= 3 * relay.delay_s
+        assert time.monotonic() - begin >= 3 * 0.05
 
 
 def test_a_server_that_is_away_closes_the_connection() -> None:
@@ -75,7 +75,7 @@ def test_a_server_that_is_away_closes_the_connection() -> None:
 
 
 def test_a_distance_delays_the_handshake_and_each_exchange_by_a_round_trip() -> None:
-    with named_server(b"far") as far, closing(RelayProcess(far, round_trip_ms=60)) as relay:
+    with named_server(b"far") as far, Relay(far, round_trip_ms=60) as relay:
         begin = time.monotonic()
         with connect(relay) as connection:
             assert ask(connection) == b"far"
@@ -88,7 +88,7 @@ def test_a_distance_delays_the_handshake_and_each_exchange_by_a_round_trip() -> 
 
 def test_a_distance_delays_data_and_does_not_slow_it_down() -> None:
     """A relay that waited after each piece would need 50 round trips."""
-    with echo_server() as echo, closing(RelayProcess(echo, round_trip_ms=200)) as relay, connect(relay) as connection:
+    with echo_server() as echo, Relay(echo, round_trip_ms=200) as relay, connect(relay) as connection:
         begin = time.monotonic()
         sent = b""
         for number in range(50):
@@ -106,7 +106,7 @@ def test_a_distance_delays_data_and_does_not_slow_it_down() -> None:
 def test_clients_notice_that_a_distant_server_has_gone_and_find_the_one_that_replaces_it() -> None:
     with named_server(b"second") as second, ExitStack() as stack:
         gone = ExitStack()
-        relay = stack.enter_context(closing(RelayProcess(gone.enter_context(named_server(b"first")), round_trip_ms=2)))
+        relay = stack.enter_context(Relay(gone.enter_context(named_server(b"first")), round_trip_ms=2))
         with connect(relay) as connection:
             assert ask(connection) == b"first"
         gone.close()
@@ -115,14 +115,6 @@ def test_clients_notice_that_a_distant_server_has_gone_and_find_the_one_that_rep
         relay.move_to(second)
         with connect(relay) as connection:
             assert ask(connection) == b"second"
-
-
-@contextmanager
-def closing(relay: RelayProcess) -> Iterator[RelayProcess]:
-    try:
-        yield relay
-    finally:
-        relay.stop()
 
 
 @contextmanager

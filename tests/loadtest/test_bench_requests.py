@@ -1,6 +1,7 @@
 """The benchmark of the CPU time of a request, in small."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -9,13 +10,16 @@ from tokenizers import Tokenizer
 
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.prompt.detection import choose_template
-from loadtest.bench.common.front_end import editors
+from loadtest.bench.requests import h2load
 from loadtest.bench.requests.in_process import Passes
 from loadtest.bench.requests.traces import measure as measure_traces
+from loadtest.bench.runner.front_end import editors
 from loadtest.traffic.scenario import ScenarioError
 from loadtest.traffic.trace import make_trace
+from tests.support.models import ROOT
 from tests.support.vocabularies import EMBEDDED
 
+CONFIG = ROOT / "deploy" / "local" / "server.toml"
 FIGURES = {
     "server_cpu_ms", "bare_cpu_ms", "server_without_engine_cpu_ms", "ratio_to_bare", "messages", "errors",
     "front_end_cpu_ms", "streams_cpu_ms", "scheduling_cpu_ms", "prompt_cpu_ms", "engine_cpu_ms",
@@ -50,6 +54,16 @@ def test_the_cost_of_traces_is_measured_with_a_collector_that_gets_all_spans() -
 def test_a_rate_that_the_editors_cannot_send_is_refused() -> None:
     with pytest.raises(ScenarioError, match="requests-per-s: 10 editors ask at most"):
         editors(sessions=10, requests_per_s=1000, seconds=5, seed=0)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("h2load") is None, reason="h2load is not installed (Debian: nghttp2-client)")
+def test_h2load_measures_only_requests_that_were_answered() -> None:
+    found = h2load.measure(CONFIG, (), 1, 1.0)
+    assert min(found.values()) > 0
+    assert found["h2load_ratio_to_bare"] == found["h2load_cpu_ms"] / found["h2load_bare_cpu_ms"]
+    with pytest.raises(h2load.H2loadError, match="did not answer all requests"):
+        h2load.measure(CONFIG, ("limits.max_prefix_bytes=1000",), 1, 1.0)
 
 
 @pytest.mark.serial

@@ -5,8 +5,8 @@ import asyncio
 import psutil
 import pytest
 
-from loadtest.bench.common.contest import BenchPrompt
-from loadtest.bench.common.server import SERVES_ALL, Server
+from loadtest.bench.runner.closed_loop import BenchPrompt
+from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
 from tests.support.models import ROOT
 
 pytestmark = pytest.mark.serial
@@ -15,7 +15,7 @@ HANG_TIMEOUT_S = 2.0
 SETTINGS = (*SERVES_ALL, f"engine.hang_timeout_s={HANG_TIMEOUT_S}", "engine.num_speculative_tokens=0")
 
 
-def processes_of(server: Server) -> set[int]:
+def processes_of(server: ServerProcess) -> set[int]:
     return {each.pid for each in psutil.Process(server.pid).children(recursive=True)}
 
 
@@ -23,7 +23,7 @@ def processes_of(server: Server) -> set[int]:
 async def test_a_server_that_rests_keeps_its_engine_and_its_requests() -> None:
     prompts = [BenchPrompt(f"def add_{number}(a, b):\n    return ", "\n", 48) for number in range(64)]
     config = ROOT / "deploy" / "local" / "server.toml"
-    async with Server(config, SETTINGS) as server:
+    async with ServerProcess(config, SETTINGS) as server:
         processes = processes_of(server)
         asked = asyncio.create_task(server.run(prompts, 4))
         for _ in range(3):

@@ -1,5 +1,6 @@
 """The commands: errors before any load is sent, exit codes, and the documents of several machines."""
 
+import asyncio
 import json
 import os
 import re
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from loadtest.cli import main
+from completion_server.engine.scripted.engine import ScriptedEngine
+from loadtest.__main__ import main
 from loadtest.commands.run import make_document
-from loadtest.driving import checks
+from loadtest.driving import worker_pool
 from loadtest.driving.run import Machine, run_scenario
 from loadtest.report.document import read_document
 from loadtest.report.gate import parse_gates
@@ -24,6 +26,8 @@ from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
 from tests.loadtest.golden import GoldenServer, golden_server
+from tests.support.certificates import MakeIdentity
+from tests.support.server import make_config, run_server
 
 SHORT = ("steady", "--duration", "0.5", "--sessions", "20", "--workers", "1")
 WAIT_S = 60.0
@@ -61,6 +65,52 @@ def test_bad_input_is_refused_before_any_load_is_sent(arguments: tuple[str, ...]
     assert re.search(said, result.output), result.output
 
 
+@pytest.mark.parametrize("options", [(), ("--tls-ca", "{server}"), ("--tls-ca", "{server}", "--user-files")])
+async def test_a_server_with_mutual_tls_is_asked_with_a_users_certificate_and_else_says_what_is_missing(
+    options: tuple[str, ...], make_identity: MakeIdentity, tmp_path: Path
+) -> None:
+    ours, users = make_identity("server"), make_identity("user")
+    tls = f"server.tls.certificate={ours.certificate}", f"server.tls.key={ours.key}"
+    config = make_config(*tls, f"server.tls.client_ca={users.certificate}")
+    files = ("--tls-cert", str(users.certificate), "--tls-key", str(users.key)) if "--user-files" in options else ()
+    ca = ("--tls-ca", str(ours.certificate)) if options else ()
+    async with run_server(config, ScriptedEngine) as server:
+        target = f"grpc://{server.ready.address}"
+        result = await asyncio.to_thread(run, *SHORT, "--target", target, *ca, *files, "--json")
+    if files:
+        assert result.exit_code in {0, 3}, result.output
+        assert json.loads(result.stdout)["targets"][0]["figures"]["error_rate"] == 0
+    else:
+        missing = "use --tls-cert and --tls-key" if ca else "encrypts its connections (TLS)"
+        assert missing in result.stderr
+        assert result.exit_code != 0
+
+
+COMMANDS = (("run",), ("capacity", "--gate", "error_rate<1"), ("sweep", "--sessions", "1"))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[name for name, *_rest in COMMANDS])
+def test_tls_files_are_refused_where_they_have_no_use(command: tuple[str, ...], make_identity: MakeIdentity) -> None:
+    ca, (name, *options) = str(make_identity("server").certificate), command
+    for target, option, said in (
+        ("llama+http://127.0.0.1:1", "--tls-ca", "are for completion servers over gRPC only"),
+        ("grpc://127.0.0.1:1", "--tls-cert", "certificate and key must be given together"),
+    ):
+        result = CliRunner().invoke(main, [name, "steady", *options, "--target", target, option, ca])
+        assert (result.exit_code, said in result.output) == (2, True), result.output
+
+
+async def test_a_sweep_of_a_server_with_tls_fails_no_request(make_identity: MakeIdentity, tmp_path: Path) -> None:
+    ours, out = make_identity("server"), tmp_path / "curve.json"
+    config = make_config(f"server.tls.certificate={ours.certificate}", f"server.tls.key={ours.key}")
+    async with run_server(config, ScriptedEngine) as server:
+        options = ("--target", f"grpc://{server.ready.address}", "--tls-ca", str(ours.certificate), "--out", str(out))
+        command = ["sweep", "steady", "--duration", "0.5", "--workers", "1", "--sessions", "5", *options]
+        await asyncio.to_thread(CliRunner().invoke, main, command)
+    (point,) = json.loads(out.read_text())["points"]
+    assert point["figures"]["error_rate"] == 0
+
+
 def test_a_scenario_with_events_can_t_be_cut_into_blocks(golden: GoldenServer) -> None:
     result = run("reconnect", "--interleave", "--target", f"grpc://{golden.host}")
     assert result.exit_code == 2
@@ -82,14 +132,14 @@ def test_unreadable_metrics_are_reported(golden: GoldenServer) -> None:
 
 def test_a_low_limit_of_open_files_names_the_ulimit(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[tuple[int, int]] = []
-    monkeypatch.setattr(checks.resource, "getrlimit", lambda _which: (1024, 4096))
-    monkeypatch.setattr(checks.resource, "setrlimit", lambda _which, limits: allowed.append(limits))
-    checks.allow_files(1000, 1)
+    monkeypatch.setattr(worker_pool.resource, "getrlimit", lambda _which: (1024, 4096))
+    monkeypatch.setattr(worker_pool.resource, "setrlimit", lambda _which, limits: allowed.append(limits))
+    worker_pool.allow_files(1000, 1)
     assert not allowed
-    checks.allow_files(3000, 1)
+    worker_pool.allow_files(3000, 1)
     assert allowed == [(3000, 4096)], "the soft limit is raised"
-    with pytest.raises(checks.CheckError, match="`ulimit -n 5000`"):
-        checks.allow_files(5000, 1)
+    with pytest.raises(worker_pool.CheckError, match="`ulimit -n 5000`"):
+        worker_pool.allow_files(5000, 1)
 
 
 @pytest.mark.parametrize(("gate", "code"), [("error_rate<0.5", 0), ("error_rate>0.5", 1)])

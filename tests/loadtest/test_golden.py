@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from loadtest.driving.driver import Callbacks, Driver
-from loadtest.driving.interruption import Interruption
 from loadtest.driving.recorder import Recorder
 from loadtest.driving.run import RunProgress, run_scenario
-from loadtest.stats.run_stats import RunStats
+from loadtest.driving.worker_pool import Interruption
+from loadtest.stats import RunStats
 from loadtest.targets import ClientSettings, parse_target
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import RunClock
-from loadtest.traffic.scenario import CriteriaSettings, Scenario
-from loadtest.traffic.trace import Trace
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.sections import CriteriaSettings
+from loadtest.traffic.typed import Trace
 from tests.loadtest.golden import Books, golden_server, numbers_of
 from tests.unit.loadtest.typed import request, trace
 

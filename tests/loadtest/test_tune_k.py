@@ -1,11 +1,12 @@
 """The tuner on a real server whose engine is scripted, so that the best table is known; and its errors."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,18 @@ import pytest
 from click.testing import CliRunner
 
 from completion.v1 import admin_pb2 as pb
+from completion_server.core.request import Request
+from completion_server.engine.interface import GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
-from loadtest.cli import main
+from completion_server.rpc.messages import convert
+from loadtest.__main__ import main
+from loadtest.commands.outcome import Exit
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 from loadtest.traffic.scenario import Scenario
-from loadtest.tuning.replay import Replay
+from loadtest.tuning.replay import Replay, traffic_of
 from loadtest.tuning.tuner import Tuner, TuningError, TuningSettings
+from tests.support.certificates import MakeIdentity
 from tests.support.server import RunningServer, make_config, run_server
 
 pytestmark = pytest.mark.serial
@@ -36,19 +42,20 @@ DEAR_AT_LARGE_BATCHES = ServiceTimes(decode_base_s=0.02, decode_per_seq_s=5e-4, 
 ALWAYS_DEAR = ServiceTimes(decode_base_s=0.01, draft_s=0.04)
 QUICK = ServiceTimes(decode_base_s=1e-3)
 CONFIG = ("admission.user_requests_per_s=0", "scheduling.max_slots=8")
+ONE_K = ("--seconds", "0.5", "--set", "editor.max_tokens=4", "--rounds", "3", "--concurrency", "1", "--k", "1")
 IN_SMALL = ("--seconds", "0.2", "--set", "editor.max_tokens=9")
 
 
 @asynccontextmanager
 async def serving(
-    times: ServiceTimes, *, acceptance: float = 1.0, max_num_speculative_tokens: int = MAX_K
+    times: ServiceTimes, *overrides: str, acceptance: float = 1.0, max_num_speculative_tokens: int = MAX_K
 ) -> AsyncIterator[RunningServer]:
     def make_engine() -> ScriptedEngine:
         return ScriptedEngine(
             times=times, num_speculative_tokens=max_num_speculative_tokens, acceptance_rate=acceptance, max_num_seqs=8
         )
 
-    async with run_server(make_config(*CONFIG), make_engine) as server:
+    async with run_server(make_config(*CONFIG, *overrides), make_engine) as server:
         yield server
 
 
@@ -64,14 +71,14 @@ async def start(server: RunningServer, *more: str) -> asyncio.subprocess.Process
     return await asyncio.create_subprocess_exec(*command, env=env, stdout=pipe, stderr=pipe)
 
 
-async def tune(server: RunningServer, *more: str) -> str:
-    """Run the command to success; return its output."""
+async def tune(server: RunningServer, *more: str, exit_status: int = 0) -> str:
+    """Run the command, which must end with a status; return its output."""
     child = await start(server, *more)
     try:
         out, said = await asyncio.wait_for(child.communicate(), WAIT_S)
     finally:
         await stop(child)
-    assert child.returncode == 0, said.decode()
+    assert child.returncode == exit_status, said.decode()
     return out.decode()
 
 
@@ -149,6 +156,39 @@ async def test_an_operator_can_set_the_schedule_of_the_file(tmp_path: Path) -> N
     assert [row.num_speculative_tokens for row in read_schedule(out)] == [0]
 
 
+@pytest.mark.timeout(300)
+async def test_a_tuning_does_not_touch_the_completion_cache() -> None:
+    async with serving(QUICK, "cache.enabled=true") as server:
+        output = await tune(server, *ONE_K, "--json")
+        num_lookups = server.count("completion_cache_misses_total", level="local", reason="absent")
+        num_lookups += server.count("completion_cache_hits_total", level="local")
+        assert (num_lookups, server.count("completion_cache_entries")) == (0, 0)
+    found = json.loads(output)
+    assert found["valid"]
+    assert sum(each["num_answers"] for each in found["blocks"]) > 0
+    assert not any(each["num_cached"] for each in found["blocks"])
+    assert not any("cache" in trouble for trouble in found["troubles"])
+
+
+@pytest.mark.timeout(300)
+async def test_answers_of_a_cache_that_can_not_be_refused_make_the_result_invalid(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def request_of_an_older_server(*given: Any, **named: Any) -> Request:
+        return dataclasses.replace(request_of(*given, **named), use_completion_cache=True)
+
+    request_of, out = convert.request_of, tmp_path / "schedule.json"
+    monkeypatch.setattr(convert, "request_of", request_of_an_older_server)
+    async with serving(QUICK, "cache.enabled=true") as server:
+        output = await tune(server, *ONE_K, "--out", str(out), exit_status=Exit.INVALID)
+        assert server.count("completion_cache_hits_total", level="local") > 0
+    found = json.loads(out.read_text())
+    assert not found["valid"]
+    assert sum(each["num_cached"] for each in found["blocks"]) > 0
+    assert "The result is invalid: " in output
+    assert found["troubles"][0].startswith("The result is invalid: ")
+
+
 async def fail_in_the_middle(operator: Operator) -> None:
     async with operator.borrowed():
         await operator.put(((1, 1, 2),))
@@ -202,7 +242,7 @@ async def test_ctrl_c_restores_the_active_schedule() -> None:
         (("--trace", "nowhere.csv"), "recorded.file: no such file"),
         (("--out", "/nowhere/schedule.json"), "there is no folder /nowhere"),
         (("--rounds", "2"), "x>=3"),
-        (("--admin", "localhost"), "--admin: must be HOST:PORT, got 'localhost'"),
+        (("--admin", "localhost:port"), "--admin: must be HOST:PORT, got 'localhost:port'"),
     ],
 )
 def test_bad_input_is_refused_by_name_before_anything_is_asked(options: tuple[str, ...], said: str) -> None:
@@ -231,6 +271,29 @@ async def test_a_server_without_a_draft_says_why() -> None:
             await tuner(server, operator).tune(TuningSettings())
 
 
+async def test_the_first_request_of_each_caller_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fills the prefix cache; the time of the block begins with the second."""
+    asked: list[str] = []
+    generate = ScriptedEngine.generate
+
+    def counted(engine: ScriptedEngine, request: GenerationRequest) -> AsyncGenerator[Output]:
+        asked.append(request.cache_salt)
+        return generate(engine, request)
+
+    slow_prompts = ServiceTimes(prefill_per_token_s=1e-3, decode_base_s=1e-3)
+    async with run_server(
+        make_config(*CONFIG, "cache.enabled=false"), lambda: ScriptedEngine(times=slow_prompts)
+    ) as server:
+        scenario = Scenario.load("steady")
+        replay = Replay(server.ready.address, scenario)
+        traffic = await traffic_of(scenario, 2, "prime")
+        monkeypatch.setattr(ScriptedEngine, "generate", counted)
+        result = await replay.run(traffic, 0.5)
+        await replay.close()
+    assert len(asked) == len(result.answers) + 2
+    assert min(each.began_s for each in result.answers) >= 0
+
+
 async def test_an_unreachable_server_is_an_error() -> None:
     async with Operator("127.0.0.1:1") as operator:
         with pytest.raises(TargetError, match=r"127\.0\.0\.1:1: the admin listener does not answer"):
@@ -244,7 +307,7 @@ async def test_the_public_listener_is_refused_as_an_admin_listener() -> None:
 
 
 async def test_a_server_that_takes_no_completions_leaves_the_active_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.targets.channels.CONNECT_S", 1.0)
+    monkeypatch.setattr("loadtest.targets.session.CONNECT_S", 1.0)
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         with pytest.raises(TargetError, match=r"no connection to 127\.0\.0\.1:1"):
             await tuner(server, operator, "127.0.0.1:1").tune(TuningSettings((1,)))
@@ -255,3 +318,16 @@ async def test_put_reports_the_servers_error_for_a_bad_row() -> None:
     async with serving(QUICK) as server, Operator(server.ready.admin_address) as operator:
         with pytest.raises(TargetError, match="over the 3"):
             await operator.put(((1, 8, 4),))
+
+
+async def test_the_server_and_its_admin_listener_may_have_certificates_of_their_own(
+    make_identity: MakeIdentity,
+) -> None:
+    files = {"tls": make_identity("server"), "admin_tls": make_identity("admin")}
+    overrides = [
+        f"server.{name}.{part}={getattr(each, part)}" for name, each in files.items() for part in ("certificate", "key")
+    ]
+    async with serving(QUICK, *overrides) as server:
+        options = ("--tls-ca", str(files["tls"].certificate), "--admin-tls-ca", str(files["admin_tls"].certificate))
+        found = json.loads(await tune(server, *ONE_K, *options, "--json"))
+    assert found["valid"]

@@ -7,84 +7,128 @@ cores of this machine.
 """
 
 import asyncio
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypedDict, Unpack
+import sys
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import click
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench.attacks.measure import Durations, measure
-from loadtest.bench.attacks.registry import ATTACKS
-from loadtest.bench.common.command import config_options, expected_errors
-from loadtest.bench.common.figures import report_console
-from loadtest.processes.child import end_on_sigterm
+from loadtest.bench.attacks.honest import HonestService, honest_users, serve_for
+from loadtest.bench.attacks.kinds import ATTACKS
+from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
+from loadtest.bench.runner.figures import text_table
+from loadtest.bench.runner.server import ServerProcess
+from loadtest.processes.child import Child
 
+_OVERRIDES = (
+    "engine.kind=scripted",
+    "engine.scripted_times=small_model_on_two_cores",
+    # The defaults. Other benchmarks and deploy/local set no limit, because all their users have one address.
+    "admission.max_sessions_per_peer=256",
+    "admission.users_per_peer=2",
+)
 _PHASES = ("calm", "attack", "after")
 _SECONDS = click.FloatRange(0.5)
+_MIB = 1024 * 1024
+_SAMPLE_S = 0.05
+_REPORT_S = 30.0
 
 
-class _Options(TypedDict):
-    config: Path
-    overrides: tuple[str, ...]
-    calm_s: float
-    attack_s: float
-    after_s: float
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options(ServerOptions):
+    attack: tuple[str, ...] = option((), "May be repeated; else all.", click.Choice(list(ATTACKS)))
+    calm_s: float = option(5.0, "Before the attack.", _SECONDS)
+    attack_s: float = option(10.0, "Under attack.", _SECONDS)
+    after_s: float = option(5.0, "After it.", _SECONDS)
 
 
-@click.command(epilog="Attacks: " + "; ".join(f"{name}: {attack.about}" for name, attack in ATTACKS.items()) + ".")
-@config_options
-@click.option("--attack", "names", type=click.Choice(list(ATTACKS)), multiple=True, help="May be repeated; else all.")
-@click.option("--calm-s", type=_SECONDS, default=5.0, show_default=True, help="Before the attack.")
-@click.option("--attack-s", type=_SECONDS, default=10.0, show_default=True, help="Under attack.")
-@click.option("--after-s", type=_SECONDS, default=5.0, show_default=True, help="After it.")
-@click.option("--json", "as_json_only", is_flag=True, help="Print a JSON object as the last line, and no table.")
-def main(names: tuple[str, ...], as_json_only: bool, **options: Unpack[_Options]) -> None:
-    """Attack a server and measure the service of its honest users.
+@benchmark(_Options, epilog="Attacks: " + "; ".join(f"{name}: {each.about}" for name, each in ATTACKS.items()) + ".")
+def main(options: _Options, console: Console) -> Result:
+    """Attack a server and measure the service of its honest users. The last line is a JSON object.
 
     \b
     Example:
         python -m loadtest.bench.attacks --attack snippet_bomb --attack idle_sessions --json
     """
-    end_on_sigterm()
-    progress = Console(stderr=True)
     found = []
-    with expected_errors():
-        for name in names or ATTACKS:
-            progress.print(f"{name}: {ATTACKS[name].about}")
-            durations = Durations(options["calm_s"], options["attack_s"], options["after_s"])
-            measured = asyncio.run(measure(name, options["config"], options["overrides"], durations))
-            found.append(measured.figures())
-            progress.print(f"  in time: {', '.join(_shares(found[-1]))}; the attacker: {found[-1]['attacker']}")
-    if as_json_only:
-        click.echo(json.dumps({"attacks": found}))
-    else:
-        _print(found)
+    for name in options.attack or ATTACKS:
+        console.print(f"{name}: {ATTACKS[name].about}")
+        found.append(asyncio.run(_measure(name, options)))
+        shares = ", ".join(f"{phase} {_share(found[-1], phase)}" for phase in _PHASES)
+        console.print(f"  in time: {shares}; the attacker: {found[-1]['attacker']}")
+    return Result({"attacks": found}, [_table(found)])
 
 
-def _shares(figures: Mapping[str, Any]) -> list[str]:
-    return [f"{phase} {_share(figures, phase)}" for phase in _PHASES]
+async def _measure(attack: str, options: _Options) -> Mapping[str, Any]:
+    """Start a server with users, attack it, and let it recover.
+
+    Raises:
+        StartError: the server or the attacker did not come up, or ended early.
+
+    """
+    overrides = (*_OVERRIDES, *ATTACKS[attack].overrides, *options.overrides)
+    async with ServerProcess(options.config, overrides) as server:
+        address, process = server.ready["address"], psutil.Process(server.pid)
+        async with honest_users(address) as users:
+            await serve_for(users, options.calm_s / 2)  # allocates the memory that is allocated once
+            found = await _phase("calm", process, serve_for(users, options.calm_s))
+            async with _attacking(attack, address) as counts:
+                found |= await _phase("attack", process, serve_for(users, options.attack_s))
+            found |= await _phase("after", process, serve_for(users, options.after_s))
+    return {"attack": attack, **found, "attacker": counts}
+
+
+@asynccontextmanager
+async def _attacking(attack: str, address: str) -> AsyncIterator[dict[str, int]]:
+    command = (sys.executable, "-m", "loadtest.bench.attacks.child", attack, address)
+    counts: dict[str, int] = {}
+    with Child(attack, command, is_piped=True) as child:
+        yield counts
+        counts |= await asyncio.to_thread(child.ask, {"end": True}, _REPORT_S)
+
+
+async def _phase(name: str, process: psutil.Process, serving: Coroutine[Any, Any, HonestService]) -> dict[str, float]:
+    """Return the figures of a phase: the service of the honest users, and the server's memory."""
+    rss = [process.memory_info().rss]
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(_SAMPLE_S)
+            rss.append(process.memory_info().rss)
+
+    watching = asyncio.create_task(watch())
+    try:
+        service = await serving
+    finally:
+        watching.cancel()
+    return {
+        f"{name}_share_in_time": round(service.share_in_time, 4),
+        f"{name}_peak_rss_mib": round(max(rss) / _MIB),
+        f"{name}_last_rss_mib": round(process.memory_info().rss / _MIB),
+    }
 
 
 def _share(figures: Mapping[str, Any], phase: str) -> str:
     return f"{figures[f'{phase}_share_in_time']:.0%}"
 
 
-def _print(found: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(title="Honest requests with text within 200 ms, and the server's memory", title_justify="left")
-    table.add_column("attack")
-    for phase in _PHASES:
-        table.add_column(f"in time, {phase}", justify="right")
-        table.add_column("peak MiB", justify="right")
-    table.add_column("MiB at the end", justify="right")
-    for figures in found:
-        row = [figures["attack"]]
-        for phase in _PHASES:
-            row += [_share(figures, phase), str(figures[f"{phase}_peak_rss_mib"])]
-        table.add_row(*row, str(figures["after_last_rss_mib"]))
-    report_console().print(table)
+def _table(found: list[Mapping[str, Any]]) -> Table:
+    headings = [heading for phase in _PHASES for heading in (f"in time, {phase}", "peak MiB")]
+    rows = tuple(
+        (
+            each["attack"],
+            *(cell for phase in _PHASES for cell in (_share(each, phase), str(each[f"{phase}_peak_rss_mib"]))),
+            str(each["after_last_rss_mib"]),
+        )
+        for each in found
+    )
+    title = "Honest requests with text within 200 ms, and the server's memory"
+    return text_table(title, ("attack", *headings, "MiB at the end"), rows)
 
 
 if __name__ == "__main__":

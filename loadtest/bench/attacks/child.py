@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from loadtest.bench.attacks.registry import ATTACKS
+from loadtest.bench.attacks.kinds import ATTACKS
 
 _NICENESS = 10
 """Niceness of the process: a real attacker has another machine and takes no CPU from the server."""

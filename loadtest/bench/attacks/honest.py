@@ -1,11 +1,12 @@
 """The users whose service the benchmark measures: 8 of them, each on a connection of its own, 4 requests/s each."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -67,33 +68,22 @@ class HonestUser:
         place = len(service.first_text_ms)
         service.first_text_ms.append(None)
         loop = asyncio.get_running_loop()
-        try:
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
             async with asyncio.timeout(_GIVES_UP_S):
-                if self._number % 2:
-                    await self._text_on_session()
-                else:
-                    await self._text_on_call()
-                service.first_text_ms[place] = (loop.time() - due) * 1000
-        except (TimeoutError, grpc.aio.AioRpcError, _NoTextError):
-            return
+                if await self._gets_text():
+                    service.first_text_ms[place] = (loop.time() - due) * 1000
 
-    async def _text_on_call(self) -> None:
-        call = self._stub.Complete(self._request(), timeout=_GIVES_UP_S, metadata=self._metadata)
+    async def _gets_text(self) -> bool:
+        """Send a request, by a call or on a stream of its own, and wait for its first text; return whether any came."""
+        given: dict[str, Any] = {"timeout": _GIVES_UP_S, "metadata": self._metadata}
+        request, is_session = self._request(), self._number % 2
+        call: Any = self._stub.Session(**given) if is_session else self._stub.Complete(request, **given)
         try:
+            if is_session:
+                await call.write(pb.SessionRequest(complete=request))
             async for response in call:
                 if response.delta.text or response.end.text:
-                    return
-        finally:
-            call.cancel()
-        raise _NoTextError
-
-    async def _text_on_session(self) -> None:
-        call = self._stub.Session(timeout=_GIVES_UP_S, metadata=self._metadata)
-        try:
-            await call.write(pb.SessionRequest(complete=self._request()))
-            async for response in call:
-                if response.delta.text or response.end.text:
-                    return
+                    return True
                 if response.HasField("end"):
                     break
         except (asyncio.InvalidStateError, asyncio.CancelledError):  # gRPC raises them for a write to an ended call
@@ -101,7 +91,7 @@ class HonestUser:
                 raise
         finally:
             call.cancel()
-        raise _NoTextError
+        return False
 
     def _request(self) -> pb.CompleteRequest:
         sequence = next(self._sequence)
@@ -115,10 +105,6 @@ class HonestUser:
             mode=pb.MODE_SINGLE_LINE,
             max_tokens=_MAX_TOKENS,
         )
-
-
-class _NoTextError(Exception):
-    """The answer ended without text."""
 
 
 @asynccontextmanager

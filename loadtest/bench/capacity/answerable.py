@@ -8,12 +8,11 @@ import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from loadtest.bench.capacity.texts import Key, key_of, pauses_of
+from loadtest.bench.capacity.trials import Key, key_of, pauses_of
 from loadtest.driving.driver import lead_in
 from loadtest.targets import Editor, Target, TargetError
 from loadtest.targets.record import Outcome, Record, RunClock
-from loadtest.traffic.trace import Trace, TypedSession
-from loadtest.traffic.typed import NEVER_S
+from loadtest.traffic.typed import NEVER_S, Trace, TypedSession
 
 _CALLERS = 4
 """Few, so that the server is nearly idle; the number does not decide whether an answer has text."""

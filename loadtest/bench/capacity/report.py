@@ -5,18 +5,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench.capacity.contestants import LLAMA, OURS, VLLM, VLLM_SAME_PROMPTS
-from loadtest.bench.capacity.estimates import editors, is_decided, ratio
-from loadtest.bench.capacity.trial import Promise, crossing
-from loadtest.bench.common.figures import percentile, rounded
-from loadtest.report.drawing.bars import bars_svg
+from loadtest.bench.capacity.contestants import LLAMA, OURS, OURS_UNCACHED, VLLM, VLLM_SAME_PROMPTS
+from loadtest.bench.capacity.rounds import editors, is_decided, ratio
+from loadtest.bench.capacity.trials import Promise, crossing
+from loadtest.bench.runner.figures import named, percentile, rounded, text_table
+from loadtest.report.canvas import bars_svg
 from loadtest.search.capacity import Trial
-from loadtest.tuning.statistics import Estimate
+from loadtest.tuning.choice import Estimate
 
-_RATIOS = {VLLM: "ratio_{}", VLLM_SAME_PROMPTS: "ratio_{}_same_prompts", LLAMA: "ratio_{}_llama_cpp"}
+_RATIOS = {
+    OURS_UNCACHED: "ratio_{}_cache_off",
+    VLLM: "ratio_{}",
+    VLLM_SAME_PROMPTS: "ratio_{}_same_prompts",
+    LLAMA: "ratio_{}_llama_cpp",
+}
 
 
 @dataclass(slots=True)
@@ -52,8 +56,12 @@ class Findings:
 
     @property
     def is_decided(self) -> bool:
-        """Whether this server differs from each other contestant beyond noise."""
-        return self.num_rounds > 0 and is_decided(self.capacities, OURS)
+        """Whether this server differs from each other server beyond noise; never, if there is no other one.
+
+        What its completion cache gains may be too little to tell, and decides nothing.
+        """
+        capacities = {name: found for name, found in self.capacities.items() if name != OURS_UNCACHED}
+        return len(capacities) > 1 and is_decided(capacities, OURS)
 
 
 def headline(found: Sequence[Findings]) -> dict[str, float | None]:
@@ -64,10 +72,10 @@ def headline(found: Sequence[Findings]) -> dict[str, float | None]:
     figures: dict[str, float | None] = {}
     for each in found:
         capacities = each.capacities
-        figures |= _named(f"editors_{each.context}", editors(capacities[OURS]))
+        figures |= named(f"editors_{each.context}", editors(capacities[OURS]))
         for name, pattern in _RATIOS.items():
             if name in capacities:
-                figures |= _named(pattern.format(each.context), ratio(capacities[OURS], capacities[name]))
+                figures |= named(pattern.format(each.context), ratio(capacities[OURS], capacities[name]))
     lags_ms = [trial.figures["lag_ms_p99"] for each in found for trial in each.all_trials]
     return figures | {"generator_lag_ms_p99": rounded(percentile(lags_ms, 50))}
 
@@ -77,19 +85,17 @@ def details(found: Sequence[Findings]) -> dict[str, Any]:
     return {each.context: {name: _contestant(each, name) for name in each.trials} for each in found}
 
 
-def print_table(found: Sequence[Findings], console: Console) -> None:
-    """Print the editors of each contestant and the ratio of this server's to them."""
-    table = Table(title="Editors whose pauses are answered in time", title_justify="left")
-    for heading in ("context", "contestant", "editors", "interval", "this server's, relative", "interval"):
-        table.add_column(heading, justify="left" if heading in {"context", "contestant"} else "right")
+def table(found: Sequence[Findings]) -> Table:
+    """Return the editors of each contestant and the ratio of this server's to them."""
+    rows = []
     for each in found:
         capacities = each.capacities
         for name, own in capacities.items():
             served, relative = editors(own), ratio(capacities[OURS], own)
             beside = ("", "") if name == OURS else (f"{relative.value:.2f}", _span(relative, 2))
-            table.add_row(each.about, name, f"{served.value:.1f}", _span(served, 1), *beside)
-        table.add_section()
-    console.print(table)
+            rows.append((each.about, name, f"{served.value:.1f}", _span(served, 1), *beside))
+    headings = ("context", "contestant", "editors", "interval", "this server's, relative", "interval")
+    return text_table("Editors whose pauses are answered in time", headings, tuple(rows), num_words=2)
 
 
 def picture(found: Sequence[Findings]) -> str:
@@ -105,7 +111,7 @@ def picture(found: Sequence[Findings]) -> str:
 
 def _contestant(found: Findings, name: str) -> dict[str, Any]:
     served = editors(found.capacities[name])
-    return _named("editors", served) | {
+    return named("editors", served) | {
         "editors_by_round": [rounded(each, 1) for each in found.capacities[name]],
         "trials": [
             [
@@ -115,10 +121,6 @@ def _contestant(found: Findings, name: str) -> dict[str, Any]:
             for trials in found.trials[name]
         ],
     }
-
-
-def _named(name: str, found: Estimate) -> dict[str, float | None]:
-    return {name: rounded(found.value), f"{name}_low": rounded(found.low), f"{name}_high": rounded(found.high)}
 
 
 def _span(found: Estimate, digits: int) -> str:

@@ -1,7 +1,7 @@
-"""Measures a GPU in four parts, each under ten minutes, and fills the table of the server's goals.
+"""Measures a GPU in four parts and fills the table of the server's goals. A call that is cut off can be repeated.
 
 functional: the same greedy text with drafts, aborts, a restart, and SIGTERM that leaves nothing on the GPU.
-speculation: a 13B-sized INT8 target with a 1B-sized draft, four ways, against an engine without a draft.
+speculation: a 13B-sized INT8 target with a 1B-sized draft, five ways, against an engine without a draft.
 ttft: time to first token by prompt tokens, for two sizes of a step.
 sessions: how many editors are served at the objective.
 
@@ -9,43 +9,47 @@ Not run by us yet: no GPU was at hand. `--tiny` runs all of it in small shapes o
 """
 
 import asyncio
-import json
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.table import Table
 
-from loadtest.bench.common.command import config_options, expected_errors
-from loadtest.bench.common.figures import report_console
 from loadtest.bench.gpu import functional, mission, sessions, speculation, ttft
+from loadtest.bench.gpu.checkout import find_plugins
 from loadtest.bench.gpu.driver import ask
+from loadtest.bench.gpu.results import FILE, Results, Ways
 from loadtest.bench.gpu.ways import Size
-from loadtest.processes.child import end_on_sigterm
+from loadtest.bench.runner.benchmark import FOLDER, Result, ServerOptions, benchmark, expected_errors, option
 
 PARTS = ("functional", "speculation", "ttft", "sessions")
-_FIGURES = "gpu.json"
+_FIGURES: dict[str, Callable[[Ways], dict[str, Any]]] = {
+    "functional": functional.figures,
+    "speculation": speculation.figures,
+    "ttft": ttft.figures,
+    "sessions": sessions.figures,
+}
 
 
-@click.command()
-@config_options
-@click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="One part; may be repeated.  [all]")
-@click.option("--tiny", is_flag=True, help="Small shapes on a CPU, to try the program itself.")
-@click.option("--dry-run", is_flag=True, help="Print what would be started, as JSON, and start nothing.")
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("work/gpu"),
-    show_default=True,
-    help="A folder for gpu.json; parts that it has already are kept.",
-)
-def main(
-    config: Path, overrides: tuple[str, ...], parts: tuple[str, ...], out: Path, *, tiny: bool, dry_run: bool
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options(ServerOptions):
+    part: tuple[str, ...] = option((), "One part; may be repeated.  [all]", click.Choice(PARTS))
+    tiny: bool = option(False, "Small shapes on a CPU, to try the program itself.")
+    dry_run: bool = option(False, "Print what would be started, as JSON, and start nothing.")
+    out: Path = option(
+        Path("work/gpu"),
+        "A folder for gpu.json; what it has already, measured with the same settings, is not measured again.",
+        FOLDER,
+    )
+
+
+@benchmark(_Options)
+def main(options: _Options, console: Console) -> Result:
     """Measure this machine's GPU. The last line is a JSON object.
 
     \b
@@ -53,23 +57,22 @@ def main(
         make bench-gpu
         .venv-cuda/bin/python -m loadtest.bench.gpu --part ttft
     """
-    end_on_sigterm()
-    wanted, plans = parts or PARTS, plans_for(Size(is_tiny=tiny))
-    if dry_run:
-        click.echo(json.dumps({part: described(part, plans, Size(is_tiny=tiny)) for part in wanted}, indent=1))
-        return
-    console = Console(stderr=True)
-    found = _earlier(out)
-    found |= {"device": ask("name") or "cpu", "driver": ask("driver_version"), "tiny": tiny}
-    found["started_at"] = datetime.now(UTC).isoformat(timespec="seconds")
-    for part in wanted:
-        console.print(f"part: {part}")
-        with expected_errors(part=part):
-            found[part] = asyncio.run(_measure(part, plans, config, overrides, Size(is_tiny=tiny), console))
-        out.mkdir(parents=True, exist_ok=True)
-        (out / _FIGURES).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    _print(found)
-    click.echo(json.dumps(found))
+    wanted, size = options.part or PARTS, Size(is_tiny=options.tiny)
+    plans = plans_for(size)
+    if options.dry_run:
+        return Result({part: described(part, plans, size) for part in wanted}, is_measured=False)
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    machine = {"device": ask("name") or "cpu", "driver": ask("driver_version"), "tiny": options.tiny}
+    results = Results(options.out, machine | {"started_at": started_at})
+    given = {**machine, "config": options.config.read_text(encoding="utf-8"), "overrides": options.overrides}
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+        find_plugins(Path(folder))
+        for part in wanted:
+            ways = results.ways(part, described(part, plans, size) | given, _FIGURES[part])
+            console.print(f"part: {part}" + (f" (from {options.out / FILE}: {', '.join(ways)})" if ways else ""))
+            with expected_errors(part=part):
+                asyncio.run(_measure(part, plans, options.config, options.overrides, size, console, ways))
+    return Result(results.found, _tables(results.found))
 
 
 def plans_for(size: Size) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def described(part: str, plans: dict[str, Any], size: Size) -> dict[str, Any]:
     plan, folder = plans[part], Path("MODELS")
     found: dict[str, Any] = {"plan": asdict(plan)}
     if part == "functional":
-        found["servers"] = functional.VARIANTS
+        found["servers"] = {name: asdict(variant) for name, variant in functional.VARIANTS.items()}
     elif part == "sessions":
         found["server"] = plan.overrides(folder, size)
         found["search"] = plan.search("ADDRESS")[3:]
@@ -103,33 +106,25 @@ def described(part: str, plans: dict[str, Any], size: Size) -> dict[str, Any]:
 
 
 async def _measure(
-    part: str, plans: dict[str, Any], config: Path, overrides: Sequence[str], size: Size, console: Console
-) -> dict[str, Any]:
+    part: str, plans: dict[str, Any], config: Path, overrides: Sequence[str], size: Size, console: Console, ways: Ways
+) -> None:
     plan = plans[part]
     if part == "functional":
-        return await functional.measure(plan, config, overrides, console)
+        await functional.measure(plan, config, overrides, console, ways)
+        return
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         models = Path(folder)
         if part == "speculation":
-            return speculation.figures(await speculation.measure(plan, models, size, console))
-        if part == "ttft":
-            return ttft.figures(await ttft.measure(plan, models, size, console))
-        return await sessions.measure(plan, models, config, overrides, size, console)
+            await speculation.measure(plan, models, size, console, ways)
+        elif part == "ttft":
+            await ttft.measure(plan, models, size, console, ways)
+        else:
+            await sessions.measure(plan, models, config, overrides, size, console, ways)
 
 
-def _earlier(out: Path) -> dict[str, Any]:
-    path = out / _FIGURES
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
-
-
-def _print(found: dict[str, Any]) -> None:
-    console = report_console()
-    if "speculation" in found:
-        console.print(speculation.table(found["speculation"]))
-    if "ttft" in found:
-        console.print(ttft.table(found["ttft"]))
-    console.print(mission.table(found))
+def _tables(found: dict[str, Any]) -> list[Table]:
+    tables = [part.table(found[name]) for name, part in (("speculation", speculation), ("ttft", ttft)) if name in found]
+    return [*tables, mission.table(found)]
 
 
 if __name__ == "__main__":

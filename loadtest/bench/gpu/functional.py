@@ -11,8 +11,8 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,18 @@ from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import CompletionClient, ServiceError
-from loadtest.bench.common.server import SERVES_ALL, ServerProcess
-from loadtest.bench.common.texts import CursorText, distinct_texts
 from loadtest.bench.gpu.driver import used_mib
+from loadtest.bench.gpu.results import Ways
+from loadtest.bench.gpu.ways import RUNNER
+from loadtest.bench.runner.server import SERVES_ALL, ServerProcess
+from loadtest.bench.runner.texts import CursorText, distinct_texts
 from loadtest.processes.child import FIRST_START_S
 from loadtest.targets import TargetError
 from loadtest.targets.speculation import Operator
 
 K = 4
 DRAFTS = (f"engine.draft_model={Path('draft_model/embedded').resolve()}", "speculation.mode=fixed")
-"""Of all servers: a draft model, whose K only this trial changes."""
+"""Of all servers unless they have others: a draft model, whose K only this trial changes."""
 
 MAX_LOST_SHARE = 0.1
 """Drafts may change at most this share of texts more than rounding alone does."""
@@ -39,12 +41,30 @@ _TIMEOUT_S, _ABORTED_S, _END_S = 60.0, 10.0, 60.0
 _LEFT_MIB = 64
 """GPU memory that the driver may still count a moment after the last process has ended."""
 
+
+@dataclass(frozen=True, slots=True)
+class ServerVariant:
+    """A server to try."""
+
+    overrides: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    control: str = ""
+    """The server without drafts on the same model runner, with which this one is compared; "" for such a server."""
+
+
+_NO_DRAFTS = "engine.num_speculative_tokens=0"
+_DRAFTS = f"engine.num_speculative_tokens={K}"
 VARIANTS = {
-    "no draft": ("engine.num_speculative_tokens=0",),
-    "full graphs": (f"engine.num_speculative_tokens={K}", "engine.full_cuda_graphs=true"),
-    "schedule": (f"engine.num_speculative_tokens={K}",),
+    "no draft": ServerVariant((_NO_DRAFTS,)),
+    "n-gram": ServerVariant((_DRAFTS, "engine.draft_model=ngram"), control="no draft"),
+    "no draft, older runner": ServerVariant((_NO_DRAFTS,), {RUNNER: "0"}),
+    "full graphs": ServerVariant((_DRAFTS, "engine.full_cuda_graphs=true"), control="no draft, older runner"),
+    "schedule": ServerVariant((_DRAFTS,), control="no draft, older runner"),
 }
-"""The servers, by the overrides of each; the last one is also aborted, killed and stopped."""
+"""The servers. n-gram drafts have the newer runner, a draft model the older one (VLLM_USE_V2_MODEL_RUNNER=0)."""
+
+LAST = "schedule"
+"""The server that is also aborted, killed and stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,45 +76,63 @@ class FunctionalPlan:
     together: int = 8
 
 
-async def measure(plan: FunctionalPlan, config: Path, overrides: Sequence[str], console: Console) -> dict[str, Any]:
-    """Start the servers one after another and try each; return what was found."""
+async def measure(
+    plan: FunctionalPlan, config: Path, overrides: Sequence[str], console: Console, measured: Ways
+) -> None:
+    """Start the servers that `measured` lacks one after another and try each."""
     texts = distinct_texts(plan.num_texts, prefix_chars=1200, suffix_chars=300, seed=0)
     before_mib = used_mib()
-    answers: dict[str, list[str]] = {}
-    found: dict[str, Any] = {}
-    for name, own in VARIANTS.items():
+    for name, variant in VARIANTS.items():
+        if name in measured:
+            continue
         with console.status(f"starting: {name}"):
-            server = ServerProcess(config, (*SERVES_ALL, *DRAFTS, *overrides, *own), name.replace(" ", "-"))
+            settings = (*SERVES_ALL, *DRAFTS, *overrides, *variant.overrides)
+            server = ServerProcess(config, settings, name.replace(" ", "-").replace(",", ""), variant.env)
         try:
             trial = FunctionalTrial(server, plan, texts)
-            answers |= {f"{name}, {how}": each async for how, each in trial.answers(changes_k=name != "no draft")}
-            if name == "schedule":
+            answers = {how: each async for how, each in trial.answers(changes_k=bool(variant.control))}
+            found: dict[str, Any] = {"answers": answers}
+            if name == LAST:
                 found["aborted_s"] = await trial.abort()
                 found["restarted_s"] = await trial.restart()
                 found |= await trial.end(before_mib)
         finally:
             server.stop()
-    return found | judge(answers, found)
+        measured[name] = found
 
 
-def judge(answers: dict[str, list[str]], found: dict[str, Any]) -> dict[str, Any]:
-    """Return how many texts are as those without a draft, and whether everything is as it should be."""
-    reference = answers["no draft, alone"]
+def figures(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how many texts are as those without a draft, and whether everything is as it should be, once all is tried.
+
+    A server's texts are compared with those of its control, asked for alone.
+    """
+    if not measured.keys() >= VARIANTS.keys():
+        return {}
     same = {
-        name: sum(map(str.__eq__, texts, reference)) / len(reference)
-        for name, texts in answers.items()
-        if texts is not reference
+        f"{name}, {how}": _same(texts, measured[variant.control or name]["answers"]["alone"])
+        for name, variant in VARIANTS.items()
+        for how, texts in measured[name]["answers"].items()
+        if how != "alone"
     }
-    lost = {
-        name: round(same["no draft, together"] - share, 3) for name, share in same.items() if "no draft" not in name
-    }
+    lost = [
+        same[f"{variant.control}, together"] - same[f"{name}, {how}"]
+        for name, variant in VARIANTS.items()
+        if variant.control
+        for how in measured[name]["answers"]
+    ]
+    last = measured[LAST]
     passed = {
-        "greedy": max(lost.values()) <= MAX_LOST_SHARE,
-        "abort": found["aborted_s"] is not None,
-        "restart": found["restarted_s"] is not None,
-        "end": not found["left_processes"] and found["left_gpu_mib"] <= _LEFT_MIB,
+        "greedy": round(max(lost), 3) <= MAX_LOST_SHARE,
+        "abort": last["aborted_s"] is not None,
+        "restart": last["restarted_s"] is not None,
+        "end": not last["left_processes"] and last["left_gpu_mib"] <= _LEFT_MIB,
     }
-    return {"same_as_no_draft": same, "passed": passed, "is_passed": all(passed.values())}
+    times = {key: value for key, value in last.items() if key != "answers"}
+    return times | {"same_as_no_draft": same, "passed": passed, "is_passed": all(passed.values())}
+
+
+def _same(texts: Sequence[str], reference: Sequence[str]) -> float:
+    return sum(map(str.__eq__, texts, reference)) / len(reference)
 
 
 class FunctionalTrial:
@@ -187,6 +225,7 @@ class FunctionalTrial:
             mode=pb.MODE_MULTI_LINE,
             max_tokens=self._plan.max_tokens,
             temperature=0.0,
+            without_completion_cache=True,
         )
         return (await client.complete(request, timeout_s=_TIMEOUT_S, on_text=on_text)).text
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
+from loadtest.bench.runner.figures import text_table
+
 NOT_RUN = "not run"
 
 
@@ -27,12 +29,8 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 def table(found: Mapping[str, Any]) -> Table:
     """Return the figures as a table."""
-    shown = Table(title="a 13B-sized INT8 target on this GPU", title_justify="left")
-    for column in ("figure", "no draft", "as served", "bar"):
-        shown.add_column(column)
-    for row in rows(found):
-        shown.add_row(*row)
-    return shown
+    headings = ("figure", "no draft", "as served", "bar")
+    return text_table("a 13B-sized INT8 target on this GPU", headings, tuple(rows(found)), num_words=4)
 
 
 def _best(speculation: Mapping[str, Any]) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.common.contest import BenchPrompt
+from loadtest.bench.runner.closed_loop import BenchPrompt
 
 VOCABULARY = 32_016
 """Code Llama's; of both, because a draft needs its target's vocabulary."""

@@ -7,16 +7,17 @@ nothing, and the server's text rules end many answers early; prompts, queueing a
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from loadtest.bench.common.server import ServerProcess
 from loadtest.bench.gpu.models import DRAFT, DRAFT_CONTEXT, TARGET, TINY_DRAFT, TINY_TARGET, write_served_model
+from loadtest.bench.gpu.results import Ways
 from loadtest.bench.gpu.ways import WORKER_EXTENSION, Size, acceptance_by_position
+from loadtest.bench.runner.server import ServerProcess
 from loadtest.processes.child import StartError
 
 OBJECTIVE = "pause_ttft_ms_p95<200"
@@ -69,10 +70,21 @@ class SessionsPlan:
         ]  # fmt: skip
 
 
+_SEARCH = "search"
+
+
 async def measure(
-    plan: SessionsPlan, folder: Path, config: Path, overrides: Sequence[str], size: Size, console: Console
-) -> dict[str, Any]:
-    """Start the server and search; return the sessions and the figures of the largest run that passed."""
+    plan: SessionsPlan,
+    folder: Path,
+    config: Path,
+    overrides: Sequence[str],
+    size: Size,
+    console: Console,
+    measured: Ways,
+) -> None:
+    """Start the server and search."""
+    if _SEARCH in measured:
+        return
     write_served_model(folder / "target", TINY_TARGET if size.is_tiny else TARGET)
     write_served_model(folder / "draft", TINY_DRAFT if size.is_tiny else DRAFT)
     with console.status("starting the server"):
@@ -88,11 +100,12 @@ async def measure(
     if not lines:
         msg = f"the capacity search ended with status {child.returncode}; why is above"
         raise StartError(msg)
-    return figures(json.loads(lines[-1]))
+    measured[_SEARCH] = json.loads(lines[-1])
 
 
-def figures(found: dict[str, Any]) -> dict[str, Any]:
+def figures(measured: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sessions, whether the generator was the limit, and the figures of the largest run that passed."""
+    found = measured[_SEARCH]
     passed = [each for each in found["trials"] if each["is_passed"]]
     best = max(passed, key=lambda each: each["sessions"], default=None)
     return {

@@ -1,13 +1,12 @@
-"""What a draft brings a 13B-sized INT8 target on a GPU, four ways, against an engine without a draft.
+"""What a draft brings a 13B-sized INT8 target on a GPU, five ways, each against an engine without a draft.
 
-All engines are up at once and take turns on prompts of random tokens; nothing is between them and the benchmark. The
+Each way takes turns with that engine on prompts of random tokens; nothing is between them and the benchmark. The
 acceptance is made up, as the weights are: vLLM's synthetic rejection accepts drafts at a set rate.
 """
 
 import math
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,14 +16,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench.common.figures import percentile
 from loadtest.bench.gpu.models import DRAFT, TARGET, TINY_DRAFT, TINY_TARGET, random_prompts, write_model
+from loadtest.bench.gpu.results import Ways
 from loadtest.bench.gpu.ways import EngineVariant, Size, ways
 from loadtest.bench.peers.bare_engine import BareEngine
-from loadtest.tuning.statistics import ratio_of_rounds
+from loadtest.bench.runner.figures import percentile, text_table
+from loadtest.tuning.choice import ratio_of_rounds
 
 _PROMPT_TOKENS = 128
-"""Few, so that the KV cache of the largest batch fits beside four other engines: 0.8 MiB for each token."""
+"""Few, so that the KV cache of the largest batch fits beside another engine: 0.8 MiB for each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,74 +43,78 @@ class SpeculationPlan:
         return ways(folder / "target", folder / "draft", self.k, self.acceptance, max(self.batches), size)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRates:
-    """Rates of a contestant at a batch size, one for each round."""
+Rates = dict[str, dict[str, dict[str, list[float]]]]
+"""Tokens/s by contestant and batch size, a value for each round: "total" of all requests together, and "alone", the
+median of one request after its first token."""
 
-    total: list[float]
-    """Tokens/s of all requests together."""
-    alone: list[float]
-    """Median tokens/s of one request after its first token."""
+BASELINE = "no draft"
 
 
-Found = dict[tuple[str, int], BatchRates]
-"""Rates by contestant and batch size."""
+def contestants(way: EngineVariant) -> dict[str, int | None]:
+    """Return the names under which an engine takes part, with the K to set for each."""
+    return {f"{way.name}, K = {k}": k for k in way.live_ks} or {way.name: None}
 
 
-def contestants(found: Sequence[EngineVariant]) -> list[tuple[int, int | None, str]]:
-    """Return the place of each contestant's engine, the K to set there, and the contestant's name."""
-    return [
-        (place, k, way.name if k is None else f"{way.name}, K = {k}")
-        for place, way in enumerate(found)
-        for k in (way.live_ks or (None,))
-    ]
-
-
-async def measure(plan: SpeculationPlan, folder: Path, size: Size, console: Console) -> Found:
-    """Measure all contestants in random order in each round; the first round warms up."""
+async def measure(plan: SpeculationPlan, folder: Path, size: Size, console: Console, measured: Ways) -> None:
+    """Measure each way that `measured` lacks; the engine without a draft is started once for all of them."""
+    baseline, *others = plan.ways(folder, size)
+    missing = [way for way in others if way.name not in measured]
+    if not missing:
+        return
     write_model(folder / "target", TINY_TARGET if size.is_tiny else TARGET)
     write_model(folder / "draft", TINY_DRAFT if size.is_tiny else DRAFT)
-    chance, found = random.Random(plan.seed), plan.ways(folder, size)
-    rates: Found = {}
-    async with AsyncExitStack() as stack:
-        engines = []
-        for way in found:
-            with console.status(f"starting: {way.name}"):
-                config = {"engine": {}, "engine_args": way.args}
-                engine = BareEngine(config, env=way.env, changes_k=bool(way.live_ks))
-            engines.append(await stack.enter_async_context(engine))
-        for number in range(plan.rounds + 1):
-            console.print(f"round {number} of {plan.rounds}")
-            for batch in plan.batches:
-                prompts = random_prompts(batch, _PROMPT_TOKENS, plan.tokens, chance)
-                for place, k, name in chance.sample(contestants(found), len(contestants(found))):
-                    if k is not None:
-                        engines[place].set_k(k)
-                    block = await engines[place].run(prompts, batch)
-                    each = rates.setdefault((name, batch), BatchRates([], []))
-                    if number:
-                        each.total.append(block.tokens_per_s)
-                        each.alone.append(percentile([one.tokens_per_s or 0.0 for one in block.samples], 50))
+    async with _started(baseline, console) as plain:
+        for way in missing:
+            async with _started(way, console) as engine:
+                measured[way.name] = await _compare(plan, plain, engine, contestants(way))
+
+
+def _started(way: EngineVariant, console: Console) -> BareEngine:
+    with console.status(f"starting: {way.name}"):
+        return BareEngine({"engine": {}, "engine_args": way.args}, env=way.env, changes_k=bool(way.live_ks))
+
+
+async def _compare(plan: SpeculationPlan, plain: BareEngine, engine: BareEngine, ks: Mapping[str, int | None]) -> Rates:
+    """Measure the contestants of an engine and the baseline in random order in each round; the first round warms up."""
+    chance, rates = random.Random(plan.seed), Rates()
+    for number in range(plan.rounds + 1):
+        for batch in plan.batches:
+            prompts = random_prompts(batch, _PROMPT_TOKENS, plan.tokens, chance)
+            for name in chance.sample((BASELINE, *ks), 1 + len(ks)):
+                k = ks.get(name)
+                if k is not None:
+                    engine.set_k(k)
+                block = await (plain if name == BASELINE else engine).run(prompts, batch)
+                each = rates.setdefault(name, {}).setdefault(str(batch), {"total": [], "alone": []})
+                if number:
+                    each["total"].append(block.tokens_per_s)
+                    each["alone"].append(percentile([one.tokens_per_s or 0.0 for one in block.samples], 50))
     return rates
 
 
-def figures(rates: Found, baseline: str = "no draft") -> dict[str, Any]:
-    """Return tokens/s and the speed-up over the engine without a draft, by contestant and batch size."""
-    found: dict[str, Any] = {}
-    for (name, batch), each in rates.items():
-        entry = {
-            "tokens_per_s": round(float(np.mean(each.total)), 1),
-            "tokens_per_s_of_a_request": round(float(np.mean(each.alone)), 1),
-        }
-        if name != baseline:
-            ratio = ratio_of_rounds(np.array(each.total), np.array(rates[baseline, batch].total))
-            entry |= {"speedup": round(ratio.value, 3), "low": round(ratio.low, 3), "high": round(ratio.high, 3)}
-        found.setdefault(name, {})[str(batch)] = entry
-    for entries in found.values():
-        speedups = {int(batch): each["speedup"] for batch, each in entries.items() if "speedup" in each}
-        if speedups:
-            entries["crossover_batch"] = crossing(speedups)
+def figures(measured: Mapping[str, Rates]) -> dict[str, Any]:
+    """Return tokens/s by contestant and batch size, with the speed-up over the engine without a draft beside it."""
+    found: dict[str, Any] = {BASELINE: {}}
+    for rates in measured.values():
+        for name, batches in rates.items():
+            entries = found.setdefault(name, {}) if name != BASELINE else {}
+            for batch, each in batches.items():
+                ratio = ratio_of_rounds(np.array(each["total"]), np.array(rates[BASELINE][batch]["total"]))
+                speedup = {"speedup": round(ratio.value, 3), "low": round(ratio.low, 3), "high": round(ratio.high, 3)}
+                entries[batch] = _means([each]) | speedup
+            if entries:
+                entries["crossover_batch"] = crossing({int(batch): entries[batch]["speedup"] for batch in batches})
+    for batch in next(iter(measured.values()))[BASELINE] if measured else ():
+        found[BASELINE][batch] = _means([rates[BASELINE][batch] for rates in measured.values()])
     return found
+
+
+def _means(rates: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    total, alone = ([value for each in rates for value in each[kind]] for kind in ("total", "alone"))
+    return {
+        "tokens_per_s": round(float(np.mean(total)), 1),
+        "tokens_per_s_of_a_request": round(float(np.mean(alone)), 1),
+    }
 
 
 def crossing(speedups: Mapping[int, float]) -> float | None:
@@ -130,18 +134,12 @@ def crossing(speedups: Mapping[int, float]) -> float | None:
 
 def table(found: Mapping[str, Any]) -> Table:
     """Return the figures as a table."""
-    shown = Table(title="tokens/s (of one request; over no draft)", title_justify="left")
-    shown.add_column("engine")
-    batches = [batch for batch in next(iter(found.values())) if batch.isdecimal()]
-    for batch in batches:
-        shown.add_column(f"{batch} at once", justify="right")
-    for name, entries in found.items():
-        cells = (entries[batch] for batch in batches)
-        shown.add_row(
-            name,
-            *(
-                f"{each['tokens_per_s']:.0f} ({each['tokens_per_s_of_a_request']:.0f}; {each.get('speedup', 1):.2f})"
-                for each in cells
-            ),
-        )
-    return shown
+    batches = [batch for batch in found[BASELINE] if batch.isdecimal()]
+    rows = tuple((name, *(_cell(entries[batch]) for batch in batches)) for name, entries in found.items())
+    headings = ("engine", *(f"{batch} at once" for batch in batches))
+    return text_table("tokens/s (of one request; over no draft)", headings, rows)
+
+
+def _cell(figures: Mapping[str, float]) -> str:
+    speedup = figures.get("speedup", 1)
+    return f"{figures['tokens_per_s']:.0f} ({figures['tokens_per_s_of_a_request']:.0f}; {speedup:.2f})"

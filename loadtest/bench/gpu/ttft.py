@@ -4,7 +4,7 @@ One engine has the server's own step size, the other that of `vllm serve` on suc
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench.common.contest import BenchPrompt
-from loadtest.bench.common.figures import percentile
 from loadtest.bench.gpu.models import TARGET, TINY_TARGET, random_prompts, write_model
+from loadtest.bench.gpu.results import Ways
 from loadtest.bench.gpu.ways import EngineVariant, Size
 from loadtest.bench.peers.bare_engine import BareEngine
+from loadtest.bench.runner.closed_loop import BenchPrompt
+from loadtest.bench.runner.figures import percentile, text_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,14 @@ Found = dict[str, dict[str, list[float]]]
 """TTFT in milliseconds by engine and kind of request."""
 
 
-async def measure(plan: TtftPlan, folder: Path, size: Size, console: Console) -> Found:
+_TURNS = "in turns"
+"""Both engines are measured as one, because they take turns."""
+
+
+async def measure(plan: TtftPlan, folder: Path, size: Size, console: Console, measured: Ways) -> None:
     """Let the engines take turns on the same prompts; the first round warms up."""
+    if _TURNS in measured:
+        return
     write_model(folder / "target", TINY_TARGET if size.is_tiny else TARGET)
     chance, found = random.Random(plan.seed), plan.ways(folder, size)
     times: Found = {way.name: {} for way in found}
@@ -65,13 +72,13 @@ async def measure(plan: TtftPlan, folder: Path, size: Size, console: Console) ->
                 engine = BareEngine({"engine": {}, "engine_args": way.args}, env=way.env)
             engines.append((way.name, await stack.enter_async_context(engine)))
         for number in range(plan.rounds + 1):
-            for kind, measured, prompts in _loads(plan, chance):
+            for kind, num_tokens, prompts in _loads(plan, chance):
                 for name, engine in chance.sample(engines, len(engines)):
                     block = await engine.run(prompts, len(prompts))
-                    samples = [one.ttft_ms for one in block.samples if one.prompt_tokens == measured]
+                    samples = [one.ttft_ms for one in block.samples if one.prompt_tokens == num_tokens]
                     if number:
                         times[name].setdefault(kind, []).extend(each for each in samples if each is not None)
-    return times
+    measured[_TURNS] = times
 
 
 def _loads(plan: TtftPlan, chance: random.Random) -> Sequence[tuple[str, int, Sequence[BenchPrompt]]]:
@@ -82,8 +89,9 @@ def _loads(plan: TtftPlan, chance: random.Random) -> Sequence[tuple[str, int, Se
     return [*loads, (f"{short} behind {plan.crowd} of {long}", short, crowd)]
 
 
-def figures(times: Found) -> dict[str, Any]:
+def figures(measured: Mapping[str, Found]) -> dict[str, Any]:
     """Return percentiles in milliseconds by engine and kind of request."""
+    times = measured.get(_TURNS, {})
     return {
         name: {
             kind: {f"p{percent}": round(percentile(found, percent), 1) for percent in (50, 95)}
@@ -95,9 +103,8 @@ def figures(times: Found) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> Table:
     """Return the figures as a table."""
-    shown = Table(title="TTFT, p50 / p95 ms", title_justify="left")
-    for column in ("prompt tokens", *found):
-        shown.add_column(column, justify="right")
-    for kind in next(iter(found.values())):
-        shown.add_row(kind, *(f"{kinds[kind]['p50']:.1f} / {kinds[kind]['p95']:.1f}" for kinds in found.values()))
-    return shown
+    rows = tuple(
+        (kind, *(f"{kinds[kind]['p50']:.1f} / {kinds[kind]['p95']:.1f}" for kinds in found.values()))
+        for kind in next(iter(found.values()))
+    )
+    return text_table("TTFT, p50 / p95 ms", ("prompt tokens", *found), rows)

@@ -1,4 +1,4 @@
-"""The engines that are compared: four ways to run a draft model, and one engine without. Pure."""
+"""The engines that are compared: five ways to run a draft model, and one engine without. Pure."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +9,7 @@ WORKER_EXTENSION = "completion_server.engine.vllm.drafts.worker.WorkerExtension"
 """As in the server's engine; it makes K = 0 cheap on the older runner."""
 
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
+_ON_A_GPU = ("full graphs alone", "newer runner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Size:
 
     @property
     def common_args(self) -> dict[str, Any]:
-        """Arguments of every engine. Five of them share the memory of one H200."""
+        """Arguments of every engine."""
         args = {"load_format": "dummy", "skip_tokenizer_init": True, "generation_config": "vllm"}
         own = {"enforce_eager": True} if self.is_tiny else {"performance_mode": "interactivity"}
         return args | own | {"enable_prefix_caching": False}
@@ -47,7 +48,8 @@ def ways(
 ) -> tuple[EngineVariant, ...]:
     """Return the engines, that without a draft first; it has vLLM's own choice of runner, the newer one.
 
-    The newer runner is left out of a trial on a CPU, which has none, and so is synthetic acceptance.
+    The newer runner has full graphs only for a K that the schedule names, so one row names 0; the live K replaces all
+    rows. A trial on a CPU, which has neither, leaves out this runner, graphs alone and synthetic acceptance.
     """
     common = size.common_args | {"model": str(target), "max_model_len": 1024, "max_num_seqs": max_num_seqs}
     if not size.is_tiny:
@@ -58,12 +60,16 @@ def ways(
         drafts |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     constant = common | {"speculative_config": drafts}
     scheduled = common | {"speculative_config": drafts | {_SCHEDULE: [[1, max_num_seqs, k]]}}
+    rows = [[1, max_num_seqs - 1, k], [max_num_seqs, max_num_seqs, 0]]
+    named = common | {"speculative_config": drafts | {_SCHEDULE: rows}}
+    only_full = {"compilation_config": {"cudagraph_mode": "FULL"}}
     live = {"worker_extension_cls": WORKER_EXTENSION}
     found = [
         EngineVariant("no draft", common),
         EngineVariant("schedule", scheduled | live, {RUNNER: "0"}, (k, 0)),
         EngineVariant("fixed", constant, {RUNNER: "0"}),
         EngineVariant("full graphs", constant | live, {RUNNER: "0"}, (k, 0)),
-        EngineVariant("newer runner", scheduled, {RUNNER: "1"}, (k, 0)),
+        EngineVariant("full graphs alone", constant | live | only_full, {RUNNER: "0"}, (k, 0)),
+        EngineVariant("newer runner", named, {RUNNER: "1"}, (k, 0)),
     ]
-    return tuple(way for way in found if not (size.is_tiny and way.name == "newer runner"))
+    return tuple(way for way in found if not (size.is_tiny and way.name in _ON_A_GPU))

@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from types import TracebackType
-from typing import IO, Any, Self
+from dataclasses import asdict
+from typing import IO, Any
 
 from completion_server.engine.vllm.drafts.shared_lookup import LookupPublisher
 from completion_server.engine.vllm.environment import engine_environment
-from loadtest.bench.common.contest import BenchPrompt, closed_loop
-from loadtest.bench.common.figures import Block, Sample
+from loadtest.bench.runner.closed_loop import BenchPrompt, closed_loop
+from loadtest.bench.runner.figures import Block, Sample
+from loadtest.bench.runner.schedule import Contestant
 from loadtest.processes.child import FIRST_START_S, Child
 
 _BLOCK_S = 300.0
@@ -51,7 +52,7 @@ def peer_args(engine_args: Mapping[str, Any]) -> dict[str, Any]:
     return args
 
 
-class BareEngine:
+class BareEngine(Contestant):
     """The worker as a contestant."""
 
     name = "engine alone"
@@ -82,31 +83,13 @@ class BareEngine:
 
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
-        requests = [
-            {
-                "token_ids": each.token_ids,
-                "max_tokens": each.max_tokens,
-                "hang_up_after": each.hang_up_after,
-                "stop_token_ids": each.stop_token_ids,
-            }
-            for each in prompts
-        ]
+        requests = [asdict(each) for each in prompts]
         answer = self._child.ask({"concurrency": concurrency, "requests": requests}, _BLOCK_S)
         return Block(tuple(Sample(**sample) for sample in answer["samples"]), answer["wall_s"])
 
     def set_k(self, k: int) -> None:
         """Change K for all batch sizes, from the engine's next step on."""
         self._child.ask({"k": k}, _BLOCK_S)
-
-    async def __aenter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop the worker."""
-        self._child.stop()
 
 
 class _Worker:
@@ -139,21 +122,8 @@ class _Worker:
         return {"event": "set"}
 
     async def block(self, concurrency: int, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        prompts = [
-            BenchPrompt(
-                "",
-                "",
-                request["max_tokens"],
-                tuple(request["token_ids"]),
-                hang_up_after=request["hang_up_after"],
-                stop_token_ids=tuple(request["stop_token_ids"]),
-            )
-            for request in requests
-        ]
-        block = await closed_loop(prompts, concurrency, self._ask)
-        fields = Sample.__dataclass_fields__
-        samples = [{name: getattr(sample, name) for name in fields} for sample in block.samples]
-        return {"samples": samples, "wall_s": block.wall_s}
+        block = await closed_loop([BenchPrompt(**each) for each in requests], concurrency, self._ask)
+        return asdict(block)
 
     async def _ask(self, _caller: int, prompt: BenchPrompt) -> Sample:
         from vllm.inputs import TokensPrompt

@@ -1,4 +1,4 @@
-"""A gRPC server without logic: answers each request of a session with constant messages.
+"""A gRPC server without logic: answers each request of a session, and each `Complete` call, with constant messages.
 
 It is the lower bound for the cost of a gRPC server in Python.
 """
@@ -49,6 +49,10 @@ class Bare:
                 await context.write(pb.SessionResponse(sequence=sequence, delta=self._delta))
             await context.write(pb.SessionResponse(sequence=sequence, end=self._end))
 
+    async def complete(self, _request: Any, context: Any) -> None:  # noqa: ANN401 - gRPC has no types for them
+        """Answer a call with an end that has the text."""
+        await context.write(pb.CompleteResponse(end=self._end))
+
 
 @click.command()
 @click.option("--deltas", type=click.FloatRange(0), default=1.0, show_default=True, help="Deltas before each end.")
@@ -64,10 +68,16 @@ async def _serve(deltas: float) -> None:
             ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
         ]
     )
-    handler = grpc.stream_stream_rpc_method_handler(
-        Bare(deltas).session, pb.SessionRequest.FromString, pb.SessionResponse.SerializeToString
-    )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {"Session": handler}),))
+    bare = Bare(deltas)
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Session": grpc.stream_stream_rpc_method_handler(
+            bare.session, pb.SessionRequest.FromString, pb.SessionResponse.SerializeToString
+        ),
+        "Complete": grpc.unary_stream_rpc_method_handler(
+            bare.complete, pb.CompleteRequest.FromString, pb.CompleteResponse.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     click.echo(json.dumps({"address": f"127.0.0.1:{port}"}))

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from loadtest.bench.runner.schedule import Contestant
 from loadtest.processes.child import Child, StartError, free_port, is_http_ok
 
 _START_S = 120.0
 _CONVERTER = Path(__file__).parent / "gguf_model.py"
 
 
-class LlamaServer:
+class LlamaServer(Contestant):
     """A running `llama-server`."""
+
+    name = "llama.cpp"
 
     def __init__(self, binary: Path, config: Mapping[str, Any]) -> None:
         """Convert the model of a server's effective configuration, and serve it with as many slots.
@@ -29,19 +32,24 @@ class LlamaServer:
         try:
             model = Path(self._folder.name) / "model.gguf"
             _convert(binary, config["engine"]["model"], model)
-            self.process = Child("llama-server", _command(binary, model, port, config))
+            self._child = Child("llama-server", _command(binary, model, port, config))
             try:
-                self.process.wait_until(lambda: is_http_ok(f"http://{self.host}/health"), _START_S)
+                self._child.wait_until(lambda: is_http_ok(f"http://{self.host}/health"), _START_S)
             except BaseException:
-                self.process.stop()
+                self._child.stop()
                 raise
         except BaseException:
             self._folder.cleanup()
             raise
 
+    @property
+    def process(self) -> Child:
+        """The server."""
+        return self._child
+
     def stop(self) -> None:
         """Stop the server."""
-        self.process.stop()
+        self._child.stop()
         self._folder.cleanup()
 
 

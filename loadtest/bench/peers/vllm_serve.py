@@ -8,22 +8,26 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 
-from loadtest.bench.common.contest import BenchPrompt, closed_loop
-from loadtest.bench.common.figures import Block, Sample
 from loadtest.bench.peers.bare_engine import engine_env, peer_args
+from loadtest.bench.runner.closed_loop import BenchPrompt, closed_loop
+from loadtest.bench.runner.editing import EditingContestant, ServerPrompts, as_typed
+from loadtest.bench.runner.figures import Block, Sample
+from loadtest.bench.runner.schedule import Contestant
+from loadtest.bench.runner.server import NotAnsweredError
 from loadtest.processes.child import FIRST_START_S, Child, free_port, is_http_ok
+from loadtest.targets import ClientSettings, TargetSpec
+from loadtest.targets.http import HttpTarget
 
 _COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
 _DATA = b"data: "
 _COUNT = re.compile(rb'"completion_tokens":(\d+)')
 
 
-class ServeError(Exception):
+class ServeError(NotAnsweredError):
     """`vllm serve` refused a request; the message is its answer."""
 
 
@@ -55,7 +59,7 @@ def write_metadata(folder: Path) -> None:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="utf-8")
 
 
-class VllmServe:
+class VllmServe(Contestant):
     """A running `vllm serve`. Prompts are sent as token ids, so that only serving is compared."""
 
     name = "vllm serve"
@@ -84,7 +88,7 @@ class VllmServe:
         try:
             self._child.wait_until(lambda: is_http_ok(f"{self.url}/health"), FIRST_START_S)
         except BaseException:
-            self._stop()
+            self.stop()
             raise
 
     @property
@@ -159,21 +163,16 @@ class VllmServe:
                 raise ServeError(await answer.text())
             return str((await answer.json())["prompt"])
 
-    async def __aenter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def aclose(self) -> None:
         """Close the connections and stop the server."""
         try:
             if self._session is not None:
                 await self._session.close()
         finally:
-            self._stop()
+            self.stop()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Stop the server."""
         self._child.stop()
         self._folder.cleanup()
 
@@ -202,3 +201,33 @@ class TextPrompts:
     async def run(self, prompts: Sequence[BenchPrompt], concurrency: int) -> Block:
         """Complete each prompt once, `concurrency` at a time."""
         return await closed_loop(prompts, concurrency, lambda _caller, prompt: self._serve.ask(prompt, prompt.text))
+
+
+def vllm_contestant(
+    name: str,
+    serve: VllmServe,
+    prompts: ServerPrompts,
+    settings: ClientSettings,
+    *,
+    has_window: bool = False,
+    counts_tokens: bool = False,
+) -> EditingContestant:
+    """Return a `vllm serve`. Its clients send this server's prompts as token ids, or make prompts of a window.
+
+    To count tokens, each chunk of an answer says how many there are, and a run reads the server's metrics.
+    """
+    options = {"model": serve.model} | ({"fim": prompts.fim} if has_window else {})
+    host = serve.url.removeprefix("http://")
+    body: dict[str, Any] = {"stop_token_ids": list(prompts.stop_token_ids), "add_special_tokens": False}
+    metrics_url = ""
+    if counts_tokens:
+        metrics_url = f"{serve.url}/metrics"
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    spec = TargetSpec(name, "openai+http", (host,), options, metrics_url=metrics_url)
+    return EditingContestant(
+        name,
+        serve.process,
+        lambda run: HttpTarget(spec, settings, body | {"cache_salt": f"{name} {run}"}),
+        as_typed if has_window else prompts.sends,
+        has_window,
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
-from loadtest.bench.prompt.settings import ReplaySettings
+from loadtest.bench.prompt.replay import ReplaySettings
 
 BEFORE_CHARS, AFTER_CHARS = 1500, 400
 """A window of the size that many plugins send."""

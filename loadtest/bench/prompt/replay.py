@@ -7,7 +7,9 @@ last token of a prompt is always computed.
 """
 
 import time
-from collections.abc import Mapping
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,110 @@ from tokenizers import Tokenizer
 
 from completion_server.prompt.builder import Prompt
 from completion_server.prompt.templates import Order, Template
-from loadtest.bench.common.figures import percentile
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
-from loadtest.bench.prompt.settings import ReplaySettings
+from loadtest.bench.runner.figures import percentile
+from loadtest.bench.runner.prompts import PromptMaker
+from loadtest.traffic.documents import library_files
 
+BLOCK_SIZES = (32, 16)
+"""Tokens of a cache block: the server's own on a CPU, and vLLM's on a GPU."""
 _SUFFIX_SHARE = 0.25
 """Of the plain layout's budget; the same as the server's default."""
+
+
+class BlockCache:
+    """A prefix cache of blocks of tokens, each under the block before it."""
+
+    def __init__(self, block_size: int, capacity: int = 0) -> None:
+        """Keep `capacity` blocks, the least recently used forgotten first; 0 keeps all."""
+        self.block_size = block_size
+        self._capacity = capacity
+        self._ids: OrderedDict[tuple[int, bytes], int] = OrderedDict()
+        self._num_made = 0
+
+    def prefill(self, token_ids: Sequence[int]) -> int:
+        """Return how many tokens of a prompt must be computed, and keep its whole blocks."""
+        num_cached, parent, is_hit = 0, 0, True
+        for begin in range(0, len(token_ids) - self.block_size + 1, self.block_size):
+            key = (parent, array("I", token_ids[begin : begin + self.block_size]).tobytes())
+            found = self._ids.get(key)
+            is_hit = is_hit and found is not None and begin + self.block_size < len(token_ids)
+            num_cached += self.block_size if is_hit else 0
+            parent = self._keep(key, found)
+        return len(token_ids) - num_cached
+
+    def _keep(self, key: tuple[int, bytes], found: int | None) -> int:
+        if found is None:
+            self._num_made += 1
+            found = self._ids[key] = self._num_made
+            if self._capacity and len(self._ids) > self._capacity:
+                self._ids.popitem(last=False)
+        else:
+            self._ids.move_to_end(key)
+        return found
+
+
+@dataclass(slots=True)
+class LayoutStats:
+    """Prefix-cache statistics of one layout's prompts, for a cache of each block size."""
+
+    caches: list[BlockCache]
+    num_tokens: int = 0
+    prefilled: dict[int, list[int]] = field(default_factory=dict)
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Count a prompt."""
+        self.num_tokens += len(token_ids)
+        for cache in self.caches:
+            self.prefilled.setdefault(cache.block_size, []).append(cache.prefill(token_ids))
+
+    def figures(self, block_size: int) -> dict[str, float]:
+        """Return the figures of one cache."""
+        prefilled = self.prefilled[block_size]
+        return {
+            "prompt_tokens_per_key": round(self.num_tokens / len(prefilled), 1),
+            "prefilled_tokens_per_key": round(sum(prefilled) / len(prefilled), 1),
+            "prefilled_tokens_p50": percentile(prefilled, 50),
+            "prefilled_tokens_p95": percentile(prefilled, 95),
+            "cached_share": round(1 - sum(prefilled) / self.num_tokens, 4),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """The settings that all replays share."""
+
+    model: str
+    """Folder with a tokenizer.json."""
+    num_files: int = 12
+    """Files of the standard library to type into."""
+    num_keys: int = 150
+    """Keys in each file."""
+    seed: int = 1
+    max_prompt_tokens: int = 1024
+    block_sizes: tuple[int, ...] = BLOCK_SIZES
+    """Tokens of a cache block; each size has a cache of its own."""
+    cache_blocks: int = 0
+    """Blocks that a cache holds; 0 is no limit."""
+    prompt: Mapping[str, Any] = field(default_factory=dict)
+    """The server's `[prompt]` section, without `max_prompt_tokens`."""
+
+    def files(self) -> dict[str, str]:
+        """Return the files to type into, by path."""
+        return library_files(self.num_files, self.seed)
+
+    def prompt_maker(self) -> PromptMaker:
+        """Return a maker of prompts that knows no document yet.
+
+        Raises:
+            ConfigError: there is no such model, or the prompt section can't be used.
+
+        """
+        return PromptMaker(self.model, {**self.prompt, "max_prompt_tokens": self.max_prompt_tokens})
+
+    def layout_stats(self) -> LayoutStats:
+        """Return statistics with an empty cache of each block size."""
+        return LayoutStats([BlockCache(size, self.cache_blocks) for size in self.block_sizes])
 
 
 class PlainLayout:
@@ -82,7 +182,7 @@ class BuildTimes:
         }
 
 
-def measure(settings: ReplaySettings) -> dict[str, Any]:
+def measure_layouts(settings: ReplaySettings) -> dict[str, Any]:
     """Replay typing and return the figures. Figures that name no block size are for the first of `block_sizes`.
 
     Raises:

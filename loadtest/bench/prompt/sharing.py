@@ -7,18 +7,16 @@ server's own. With `engine.cache_scope = "tenant"` all users share one cache; wi
 """
 
 import itertools
-import json
+from dataclasses import dataclass
 from typing import Any
 
-import click
-from rich.table import Table
+from rich.console import Console
 
-from completion_server.core.errors import ConfigError
-from loadtest.bench.common.figures import report_console
-from loadtest.bench.common.prompts import PromptMaker
-from loadtest.bench.prompt.cache import BlockCache
 from loadtest.bench.prompt.keystrokes import typed
-from loadtest.processes.child import end_on_sigterm
+from loadtest.bench.prompt.replay import BlockCache
+from loadtest.bench.runner.benchmark import Options, Result, benchmark, option
+from loadtest.bench.runner.figures import text_table
+from loadtest.bench.runner.prompts import PromptMaker
 from loadtest.traffic.documents import library_files
 
 
@@ -54,31 +52,33 @@ def measure(model: str, *, num_users: int, num_files: int, num_keys: int, seed: 
     }
 
 
-@click.command()
-@click.option("--model", default="target_model/embedded", show_default=True, help="Folder with a tokenizer.json.")
-@click.option("--users", default=8, show_default=True, help="Users of the same files.")
-@click.option("--files", default=6, show_default=True, help="Files of the standard library to type into.")
-@click.option("--keys", default=60, show_default=True, help="Keys of each user in each file.")
-@click.option("--seed", default=1, show_default=True)
-@click.option("--tokens", default=1024, show_default=True, help="Budget of a prompt.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def main(*, model: str, users: int, files: int, keys: int, seed: int, tokens: int, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options(Options):
+    model: str = option("target_model/embedded", "Folder with a tokenizer.json.")
+    users: int = option(8, "Users of the same files.", int)
+    files: int = option(6, "Files of the standard library to type into.", int)
+    keys: int = option(60, "Keys of each user in each file.", int)
+    seed: int = option(1, "", int)
+    tokens: int = option(1024, "Budget of a prompt.", int)
+
+
+@benchmark(_Options)
+def main(options: _Options, _console: Console) -> Result:
     """Report the loss of hit rate with a cache for each user, for users who type into the same files."""
-    end_on_sigterm()
-    try:
-        figures = measure(model, num_users=users, num_files=files, num_keys=keys, seed=seed, tokens=tokens)
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from error
-    if as_json:
-        click.echo(json.dumps(figures))
-        return
-    title = f"{figures['keys']} keys of {users} users in the same {files} files: prompt tokens from the cache"
-    table = Table(title=title)
-    for heading in ("block", "a cache for each user", "one cache"):
-        table.add_column(heading, justify="right")
-    for size in (16, 128):
-        table.add_row(str(size), *(f"{figures[f'cached_share_{scope}_{size}']:.1%}" for scope in ("user", "tenant")))
-    report_console().print(table)
+    figures = measure(
+        options.model,
+        num_users=options.users,
+        num_files=options.files,
+        num_keys=options.keys,
+        seed=options.seed,
+        tokens=options.tokens,
+    )
+    title = f"{figures['keys']} keys of {options.users} users in the same {options.files} files: tokens from the cache"
+    rows = tuple(
+        (str(size), *(f"{figures[f'cached_share_{scope}_{size}']:.1%}" for scope in ("user", "tenant")))
+        for size in (16, 128)
+    )
+    return Result(figures, [text_table(title, ("block", "a cache for each user", "one cache"), rows)])
 
 
 if __name__ == "__main__":

@@ -15,79 +15,58 @@ lateness counts as the servers' then.
 """
 
 import asyncio
-import json
-import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, Unpack
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from loadtest.bench.common.command import config_options, expected_errors, json_option, typing_seed_option
-from loadtest.bench.common.figures import report_console
-from loadtest.bench.regions.course import Course, LossPlan, follow
+from loadtest.bench.regions.course import (
+    Course,
+    Loss,
+    LossPlan,
+    Place,
+    RegionSite,
+    follow,
+    running_sites,
+    target_of,
+)
 from loadtest.bench.regions.figures import figures, gates, invalid_because, judge
-from loadtest.bench.regions.report import Finding, as_json, page, picture, print_tables
-from loadtest.bench.regions.sites import Loss, Place, RegionSite, running_sites, target_of
+from loadtest.bench.regions.report import Finding, as_json, page, picture, report
+from loadtest.bench.runner.benchmark import Result, ServerOptions, benchmark, option
 from loadtest.commands.outcome import NEW_FILE, Exit
-from loadtest.driving.checks import check
-from loadtest.processes.child import end_on_sigterm
-from loadtest.stats.run_stats import RunStats
+from loadtest.driving.worker_pool import check
+from loadtest.stats import RunStats
 from loadtest.targets import TargetSpec, parse_target
 from loadtest.traffic.scenario import Scenario, ScenarioError
-from loadtest.traffic.trace import Trace, make_trace
+from loadtest.traffic.trace import make_trace
+from loadtest.traffic.typed import Trace
 
 ROUND_TRIPS_MS = (5.0, 70.0, 140.0)
 
 
-class _Options(TypedDict):
-    sessions: int
-    pace: float
-    how: str
-    lost_at: float | None
-    away: float | None
-    seconds: float | None
-    return_spread: float
-    seed: int
-    picture_file: Path | None
-    html: Path | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options(ServerOptions):
+    sessions: int = option(1000, "Editors.", click.IntRange(1))
+    pace: float = option(20.0, "How many times as slow as people they type.", click.FloatRange(0.1))
+    loss: str = option(
+        Loss.KILL.value, "Kill the nearest server, or suspend it.", click.Choice([each.value for each in Loss])
+    )
+    lost_at: float | None = option(None, "When, in seconds.  [default: as in the scenario]", click.FloatRange(0.5))
+    away: float | None = option(None, "For how long.  [default: as in the scenario]", click.FloatRange(0.5))
+    seconds: float | None = option(None, "Length of the run.  [default: as in the scenario]", click.FloatRange(2))
+    return_spread: float = option(
+        30.0, "Seconds over which users return; the client's own default.", click.FloatRange(0.1)
+    )
+    seed: int = option(0, "Who types what and when.", int)
+    picture: Path | None = option(None, "Write the picture, an SVG file.", NEW_FILE)
+    html: Path | None = option(None, "Write a page with pictures.", NEW_FILE)
 
 
-@click.command()
-@config_options
-@click.option("--sessions", type=click.IntRange(1), default=1000, show_default=True, help="Editors.")
-@click.option(
-    "--pace",
-    type=click.FloatRange(0.1),
-    default=20.0,
-    show_default=True,
-    help="How many times as slow as people they type.",
-)
-@click.option(
-    "--loss",
-    "how",
-    type=click.Choice([each.value for each in Loss]),
-    default=Loss.KILL.value,
-    show_default=True,
-    help="Kill the nearest server, or suspend it.",
-)
-@click.option("--lost-at", type=click.FloatRange(0.5), help="When, in seconds.  [default: as in the scenario]")
-@click.option("--away", type=click.FloatRange(0.5), help="For how long.  [default: as in the scenario]")
-@click.option("--seconds", type=click.FloatRange(2), help="Length of the run.  [default: as in the scenario]")
-@click.option(
-    "--return-spread",
-    type=click.FloatRange(0.1),
-    default=30.0,
-    show_default=True,
-    help="Seconds over which users return; the client's own default.",
-)
-@typing_seed_option
-@click.option("--picture", "picture_file", type=NEW_FILE, help="Write the picture, an SVG file.")
-@click.option("--html", type=NEW_FILE, help="Write a page with pictures.")
-@json_option
-def main(config: Path, overrides: tuple[str, ...], *, as_json_only: bool, **options: Unpack[_Options]) -> None:
+@benchmark(_Options)
+def main(options: _Options, console: Console) -> Result:
     """Lose the nearest of three regions while editors type. The last line is a JSON object.
 
     Ends with 0 if every gate is met, with 1 if one is not, and with 3 if the generator was late.
@@ -97,23 +76,17 @@ def main(config: Path, overrides: tuple[str, ...], *, as_json_only: bool, **opti
         python -m loadtest.bench.regions --picture docs/images/region-loss.svg
         python -m loadtest.bench.regions --loss silence --sessions 200
     """
-    end_on_sigterm()
-    console = Console(stderr=True)
-    with expected_errors():
-        finding = _measure(config, overrides, options, console)
-    if options["picture_file"] is not None:
-        options["picture_file"].write_text(picture(finding), encoding="utf-8")
-    if options["html"] is not None:
-        options["html"].write_text(page(finding), encoding="utf-8")
-    if not as_json_only:
-        print_tables(finding, report_console())
-    click.echo(json.dumps(as_json(finding)))
-    sys.exit(Exit.INVALID if finding.invalid_because else Exit.WELL if finding.is_passed else Exit.GATE_FAILED)
+    finding = _measure(options, console)
+    if options.picture is not None:
+        options.picture.write_text(picture(finding), encoding="utf-8")
+    if options.html is not None:
+        options.html.write_text(page(finding), encoding="utf-8")
+    code = Exit.INVALID if finding.invalid_because else Exit.WELL if finding.is_passed else Exit.GATE_FAILED
+    return Result(as_json(finding), report(finding), code)
 
 
-def _measure(config: Path, overrides: tuple[str, ...], options: _Options, console: Console) -> Finding:
-    how = Loss(options["how"])
-    scenario = _scenario(options)
+def _measure(options: _Options, console: Console) -> Finding:
+    how, scenario = Loss(options.loss), _scenario(options)
     (event,) = scenario.events
     names = [region.name for region in scenario.regions]
     places = [Place(name, round_trip_ms) for name, round_trip_ms in zip(names, ROUND_TRIPS_MS, strict=True)]
@@ -123,20 +96,20 @@ def _measure(config: Path, overrides: tuple[str, ...], options: _Options, consol
     stats = RunStats("regions", scenario.duration_s, scenario.slice_s)
     with ExitStack() as stack:
         console.print(f"starting {len(places)} servers", style="dim")
-        sites = stack.enter_context(running_sites(places, config, overrides, how))
-        spec = parse_target(target_of(sites, options["return_spread"]))
+        sites = stack.enter_context(running_sites(places, options.config, options.overrides, how))
+        spec = parse_target(target_of(sites, options.return_spread))
         check(scenario, [spec], 1)
         course = _follow(spec, scenario, trace, plan, sites[0], stats, console)
-    found = figures(course, scenario.criteria, options["return_spread"])
+    found = figures(course, scenario.criteria, options.return_spread)
     return Finding(
         scenario=scenario,
         places=places,
         how=how,
-        pace=options["pace"],
+        pace=options.pace,
         course=course,
         stats=stats,
         figures=found,
-        verdicts=judge(gates(options["return_spread"], scenario.criteria), found),
+        verdicts=judge(gates(options.return_spread, scenario.criteria), found),
         invalid_because=invalid_because(found),
     )
 
@@ -173,17 +146,16 @@ def _scenario(options: _Options) -> Scenario:
     """
     base = Scenario.load("region-loss")
     (event,) = base.events
-    tree = base.model_dump() | {"seed": options["seed"]}
-    tree["sessions"] = options["sessions"]
-    tree["duration_s"] = duration_s = options["seconds"] or base.duration_s
-    at_s, for_s = options["lost_at"] or event.at_s, options["away"] or event.for_s
+    tree = base.model_dump() | {"seed": options.seed, "sessions": options.sessions}
+    tree["duration_s"] = duration_s = options.seconds or base.duration_s
+    at_s, for_s = options.lost_at or event.at_s, options.away or event.for_s
     if at_s + for_s >= duration_s:
         msg = f"away: the region must be back before the end at {duration_s:g} s, got {at_s:g} + {for_s:g} s"
         raise ScenarioError(msg)
     tree["events"] = ({"kind": event.kind, "region": base.regions[0].name, "at_s": at_s, "for_s": for_s},)
     tree["editor"]["lead_in"] = True  # else the run begins with every document unknown, which no day of work does
     for key in ("key_gap_median_s", "word_pause_median_s"):
-        tree["typing"][key] *= options["pace"]
+        tree["typing"][key] *= options.pace
     return Scenario.of(tree)
 
 

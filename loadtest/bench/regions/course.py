@@ -1,24 +1,121 @@
-"""Drives editors while the nearest region is lost and comes back, and notes what happens and when."""
+"""Drives editors while the nearest of three regions is lost and comes back, and notes what happens and when.
+
+Each region has a server behind a relay that puts a distance before it.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from loadtest.bench.regions.sites import Loss, RegionSite
+from loadtest.bench.runner.front_end import LARGE_MODEL
+from loadtest.bench.runner.relay import Relay
+from loadtest.bench.runner.schedule import started_together
+from loadtest.bench.runner.server import ServerProcess
 from loadtest.driving.driver import Callbacks, Driver, lead_in
 from loadtest.driving.worker import client_settings_of, count_present, make_recorder, settle_memory
-from loadtest.stats.run_stats import RunStats
-from loadtest.targets import Target, TargetSpec
+from loadtest.stats import RunStats
+from loadtest.targets import NEAREST, Target, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.record import Record, Result, RunClock
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Trace
+from loadtest.traffic.typed import Trace
 
 _LEAD_S = 0.5
 _LOOK_EVERY_S = 0.2
 _TICK_S = 0.01
+
+
+class Loss(Enum):
+    """How a region is lost."""
+
+    KILL = "kill"
+    """Its server is killed (SIGKILL): connections are closed, and new ones are refused."""
+    SILENCE = "silence"
+    """Its server is suspended (SIGSTOP): connections stay open and new ones are accepted, but nothing is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A region and how far it is."""
+
+    name: str
+    round_trip_ms: float
+
+
+class RegionSite:
+    """The server of one region, behind its distance."""
+
+    def __init__(self, place: Place, config: Path, overrides: Sequence[str], *, has_standby: bool = False) -> None:
+        """Start it, with a standby for a server that is to be killed: a start takes CPU time from all others.
+
+        Raises:
+            StartError: it did not start.
+
+        """
+        self.place = place
+        settings = (*LARGE_MODEL, f"server.region={place.name}", *overrides)
+        with ExitStack() as stack:
+            self._server = stack.enter_context(ServerProcess(config, settings, place.name, has_metrics=True))
+            self._standby: ServerProcess | None = None
+            if has_standby:
+                standby = ServerProcess(config, settings, f"{place.name}-standby", has_metrics=True)
+                self._standby = stack.enter_context(standby)
+            self._relay = stack.enter_context(Relay(self._server.ready["address"], place.round_trip_ms))
+            self._stack = stack.pop_all()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT for clients, the same after a loss."""
+        return self._relay.address
+
+    async def lose(self, how: Loss) -> None:
+        """Lose the server."""
+        if how is Loss.KILL:
+            os.kill(self._server.pid, signal.SIGKILL)
+        else:
+            await asyncio.to_thread(self._server.process.pause)
+
+    async def bring_back(self, how: Loss) -> None:
+        """Let clients reach the standby of a killed server, at the same address, or the server that was suspended."""
+        if how is Loss.SILENCE:
+            await asyncio.to_thread(self._server.process.resume)
+        else:
+            assert self._standby is not None, "a site whose server is killed has a standby"
+            await asyncio.to_thread(self._relay.move_to, self._standby.ready["address"])
+
+    def stop(self) -> None:
+        """Stop the servers and the relay."""
+        self._stack.close()
+
+
+def running_sites(
+    places: Sequence[Place], config: Path, overrides: Sequence[str], how: Loss
+) -> AbstractContextManager[list[RegionSite]]:
+    """Run a server at each place, of which the first is to be lost.
+
+    Raises:
+        StartError: one did not start.
+
+    """
+    standbys = [how is Loss.KILL and place is places[0] for place in places]
+    return started_together(
+        [
+            partial(RegionSite, place, config, overrides, has_standby=has_standby)
+            for place, has_standby in zip(places, standbys, strict=True)
+        ]
+    )
+
+
+def target_of(sites: Sequence[RegionSite], return_spread_s: float) -> str:
+    """Return the target of editors that use the nearest of the sites."""
+    return f"regions={NEAREST}://{','.join(site.address for site in sites)}?return_spread_s={return_spread_s:g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from loadtest.bench.regions.course import Course
 from loadtest.report.figures import MAX_LAG_MS
 from loadtest.report.gate import Condition, Verdict
 from loadtest.targets.record import Outcome, Result
-from loadtest.traffic.scenario import CriteriaSettings
+from loadtest.traffic.sections import CriteriaSettings
 
 BUDGET_MS = 300.0
 """Within this each user's next request is answered elsewhere."""

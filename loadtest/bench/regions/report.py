@@ -8,23 +8,20 @@ from importlib.metadata import version
 from typing import Any
 
 from matplotlib.axes import Axes
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
-from loadtest.bench.common.figures import rounded
-from loadtest.bench.regions.course import Course
+from loadtest.bench.regions.course import Course, Loss, Place
 from loadtest.bench.regions.figures import LOST, Figures
-from loadtest.bench.regions.sites import Loss, Place
-from loadtest.report import tables
-from loadtest.report.drawing import charts
-from loadtest.report.drawing.canvas import svg_file
-from loadtest.report.drawing.lanes import region_lanes
+from loadtest.bench.runner.figures import rounded, text_table
+from loadtest.report import charts, tables
+from loadtest.report.canvas import svg_file
+from loadtest.report.charts import region_lanes
 from loadtest.report.figures import shown_number
 from loadtest.report.gate import Verdict
 from loadtest.report.page import Picture, Section, render
-from loadtest.stats.run_stats import RunStats
-from loadtest.traffic.scenario import CriteriaSettings, Scenario
+from loadtest.stats import RunStats
+from loadtest.traffic.scenario import Scenario
+from loadtest.traffic.sections import CriteriaSettings
 
 _MAX_ERRORS = 10
 _PHASES = ("before", "away", "back")
@@ -113,25 +110,13 @@ def as_json(finding: Finding) -> dict[str, Any]:
     }
 
 
-def print_tables(finding: Finding, console: Console) -> None:
-    """Print the gates, the figures of the loss and the return, and those of each phase."""
-    table = Table(title="Gates", title_justify="left")
-    for heading, justify in (("", "left"), ("gate", "left"), ("found", "right"), ("what it is", "left")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for state, *cells in _gate_rows(finding):
-        table.add_row(Text(state, style="green" if state == "passed" else "bold red"), *cells)
-    console.print(table)
-    for listed in (_loss_table(finding), _phase_table(finding)):
-        table = Table(title=listed.title, title_justify="left")
-        for place, heading in enumerate(listed.headings):
-            table.add_column(heading, justify="right" if place else "left")
-        for row in listed.rows:
-            table.add_row(*row)
-        console.print(table)
-    for error, count in finding.errors.items():
-        console.print(f"lost, {count:,} times: {error}", markup=False)
-    for reason in finding.invalid_because:
-        console.print(f"not valid: {reason}", style="red")
+def report(finding: Finding) -> list[RenderableType]:
+    """Return the gates, the figures of the loss and the return, those of each phase, and what went wrong."""
+    errors = [f"lost, {count:,} times: {error}" for error, count in finding.errors.items()]
+    invalid = [f"not valid: {reason}" for reason in finding.invalid_because]
+    found = (_gate_table(finding), _loss_table(finding), _phase_table(finding))
+    shown = [text_table(each.title, each.headings, each.rows, num_words=each.num_words) for each in found]
+    return [*shown, *errors, *invalid]
 
 
 def picture(finding: Finding) -> str:
@@ -151,13 +136,12 @@ def page(finding: Finding) -> str:
         Picture("What became of the requests", charts.outcomes_over_time(finding.stats, finding.events)),
         Picture("TTFT by region", charts.regions(finding.stats)),
     ]
-    gates = tables.Table("Gates", ("", "gate", "found", "what it is"), tuple(_gate_rows(finding)), num_words=4)
     every = tuple((name, _shown(value)) for name, value in finding.figures.items())
     lost = tables.Table(
         "Why requests were lost", ("", "requests"), tuple((e, f"{n:,}") for e, n in finding.errors.items())
     )
     sections = [
-        Section("", tables=[gates, _loss_table(finding), _phase_table(finding), lost]),
+        Section("", tables=[_gate_table(finding), _loss_table(finding), _phase_table(finding), lost]),
         Section("", pictures=pictures),
         Section("All figures", tables=[tables.Table("All figures", ("figure", ""), every)]),
     ]
@@ -177,8 +161,8 @@ def _lanes(finding: Finding, title: str = "") -> Axes | None:
     return region_lanes(finding.stats, budget_ms, finding.events, regions=regions, title=title)
 
 
-def _gate_rows(finding: Finding) -> list[tuple[str, str, str, str]]:
-    return [
+def _gate_table(finding: Finding) -> tables.Table:
+    rows = tuple(
         (
             "passed" if each.is_met else "FAILED",
             str(each.condition),
@@ -186,7 +170,8 @@ def _gate_rows(finding: Finding) -> list[tuple[str, str, str, str]]:
             _MEANINGS.get(each.condition.figure, ""),
         )
         for each in finding.verdicts
-    ]
+    )
+    return tables.Table("Gates", ("", "gate", "found", "what it is"), rows, num_words=4)
 
 
 def _loss_table(finding: Finding) -> tables.Table:

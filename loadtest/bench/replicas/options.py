@@ -1,39 +1,30 @@
-"""The options of a run, which every part gets, and what a part is."""
+"""The options of the benchmark of replicas, which every part gets."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
+import click
+
+from loadtest.bench.runner.benchmark import EXISTING_FILE, ServerOptions, option
 
 Figures = Mapping[str, float | None]
+PARTS = ("routing", "supersede", "cache", "lookup", "outage", "rate")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(ServerOptions):
     """The options of a run."""
 
-    config: Path
-    overrides: Sequence[str]
-    rounds: int
-    seconds: float
-    """Length of a turn of one target."""
-    users: int
-    requests_per_s: float
-    """Asked by all users together."""
-    kv_blocks: int
-    """Blocks of 16 tokens in the KV cache of each of three replicas; a single replica has three times as many."""
-    seed: int
-    recorded: Path | None
-    """A recorded trace for the part `cache`, in the form of the Azure traces of LLM inference."""
-    console: Console
-    """For progress: standard error."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of the benchmark: starts what it needs, measures, stops it, and returns its figures."""
-
-    name: str
-    measure: Callable[[Options], Figures]
-    """Raises StartError, RunError, TargetError, CheckError, MetricsError or EnvoyMissingError."""
+    part: tuple[str, ...] = option((), "May be repeated.  [all]", click.Choice(PARTS))
+    rounds: int = option(4, "Turns of each site.", click.IntRange(1))
+    seconds: float = option(20.0, "Length of a turn.", click.FloatRange(5))
+    users: int = option(48, "Users who type.", click.IntRange(3))
+    requests_per_s: float = option(40.0, "Asked by all of them together.", click.FloatRange(1))
+    kv_blocks: int = option(3000, "KV cache of each of three replicas, in blocks of 16 tokens.", click.IntRange(16))
+    seed: int = option(0, "Who types what and when.", int)
+    recorded: Path | None = option(
+        None,
+        "A recorded trace as a second workload of the part cache, in the form of the Azure traces of LLM inference.",
+        EXISTING_FILE,
+    )

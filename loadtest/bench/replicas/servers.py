@@ -1,11 +1,12 @@
 """Replicas with the scripted engine: server processes that start together."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
-from loadtest.bench.common.server import ServerProcess
+from loadtest.bench.runner.schedule import started_together
+from loadtest.bench.runner.server import ServerProcess
 
 CONFIG = Path("deploy/local/server.toml")
 
@@ -21,10 +22,9 @@ SCRIPTED = (
 """An engine that is ready at once."""
 
 
-@contextmanager
 def scripted_replicas(
     num: int, overrides: Sequence[str] = (), config: Path = CONFIG, name: str = "replica"
-) -> Iterator[list[ServerProcess]]:
+) -> AbstractContextManager[list[ServerProcess]]:
     """Run replicas with the scripted engine behind Envoy.
 
     Raises:
@@ -32,19 +32,5 @@ def scripted_replicas(
 
     """
     settings = (*BEHIND_ENVOY, *SCRIPTED, *overrides)
-    with ExitStack() as stack, ThreadPoolExecutor(num) as starters:
-        futures = [
-            starters.submit(ServerProcess, config, settings, f"{name}-{number}", has_metrics=True)
-            for number in range(num)
-        ]
-        found, failure = [], None
-        for future in futures:
-            try:
-                found.append(future.result())
-            except Exception as error:  # noqa: BLE001 - those that started are stopped before it is raised
-                failure = error
-            else:
-                stack.callback(found[-1].stop)
-        if failure is not None:
-            raise failure
-        yield found
+    makers = [partial(ServerProcess, config, settings, f"{name}-{number}", has_metrics=True) for number in range(num)]
+    return started_together(makers)

@@ -4,8 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -13,6 +12,7 @@ from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from completion_client import ChannelKey, ChannelPool, Endpoint
 from loadtest.bench.replicas.envoy import REPLICA_HEADER
+from loadtest.bench.runner.schedule import AsyncClosing
 
 if TYPE_CHECKING:
     from completion.v1.completion_pb2_grpc import CompletionServiceAsyncStub
@@ -38,7 +38,7 @@ class OpenStream:
     call: Any
 
 
-class NamedUsers:
+class NamedUsers(AsyncClosing):
     """Calls through one address, on as many connections as the streams need."""
 
     def __init__(self, address: str) -> None:
@@ -49,13 +49,7 @@ class NamedUsers:
         self.streams: list[OpenStream] = []
         """The streams that were opened."""
 
-    async def __aenter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def aclose(self) -> None:
         """Cancel the streams and close the connections."""
         for stream in self.streams:
             stream.call.cancel()

@@ -1,11 +1,11 @@
-"""Measures the CPU time of a request in this process: the pipeline without gRPC, and the parts that it calls.
+"""Measures the CPU time of a request in this process: the service without gRPC, and the parts that it calls.
 
 Everything runs in virtual time, so that each pass does the same work in the same order, and waits for nothing:
 
-- the front end: the pipeline behind the server's session streams, on which messages come and go as bytes;
-- the pipeline: admission, scheduler, prompts, text rules, metrics and the scripted engine;
-- the prompts alone: the prompts that the pipeline built, built again;
-- the scripted engine alone: the generations that the pipeline started, started and aborted again at the same times.
+- the front end: the service behind the server's session streams, on which messages come and go as bytes;
+- the service: admission, scheduler, prompts, text rules, metrics and the scripted engine;
+- the prompts alone: the prompts that the service built, built again;
+- the scripted engine alone: the generations that the service started, started and aborted again at the same times.
 
 The event loop is asyncio's own. The server's loop, uvloop, sets timers and starts tasks in less time.
 """
@@ -30,12 +30,12 @@ from completion_server.engine.interface import GenerationRequest, Output
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.supervisor import SupervisedEngine
-from completion_server.pipeline.assembly import PipelineSettings, assemble
-from completion_server.pipeline.completion import ActiveCompletion
-from completion_server.pipeline.generator import Generates, Prompts
-from completion_server.pipeline.pipeline import Pipeline
 from completion_server.prompt.builder import Prompt, PromptBuilder
 from completion_server.scheduling.settings import SchedulingSettings
+from completion_server.serving.assembly import ServingSettings, assemble
+from completion_server.serving.completion import Completion
+from completion_server.serving.generate import Generates, Prompts
+from completion_server.serving.service import Service
 from completion_server.telemetry.metrics import Metrics
 from loadtest.bench.requests import streams
 from loadtest.bench.requests.traffic import Key, keys_of
@@ -43,7 +43,7 @@ from loadtest.simulation import virtual_time
 from loadtest.simulation.virtual_time import LoopClock
 from loadtest.targets.editor import is_typed_along
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Trace
+from loadtest.traffic.typed import Trace
 
 _NUM_SLOTS = 128
 _DELTA_PAUSE_S = 0.020
@@ -58,7 +58,7 @@ ENGINE = EngineSettings(
     warm_up=False,
     heartbeat_s=0,
 )
-SETTINGS = PipelineSettings(
+SETTINGS = ServingSettings(
     AdmissionSettings(users_per_peer=0),
     SchedulingSettings(max_slots=_NUM_SLOTS),
     delta_pause_s=_DELTA_PAUSE_S,
@@ -95,7 +95,7 @@ class EngineCall:
 
 @dataclass(slots=True)
 class Recorded:
-    """The calls that a pass of the pipeline made."""
+    """The calls that a pass of the service made."""
 
     prompts: list[str] = field(default_factory=list)
     """Ids of the requests whose prompts were built, in that order."""
@@ -107,7 +107,7 @@ class InProcess:
     """CPU milliseconds for a request."""
 
     front_end_ms: float
-    """All but gRPC: the pipeline and its session streams."""
+    """All but gRPC: the service and its session streams."""
     pipeline_ms: float
     """Admission, scheduler, prompts, text rules, metrics and the scripted engine."""
     prompt_ms: float
@@ -184,39 +184,39 @@ async def _serve(
     has_streams: bool = False,
     tracing: Traces | None = None,
 ) -> None:
-    async with _serving(prompts, recorded, tracing) as pipeline:
+    async with _serving(prompts, recorded, tracing) as service:
         if has_streams:
-            await streams.serve(pipeline, keys, no_trace if tracing is None else tracing.begin_trace)
+            await streams.serve(service, keys, no_trace if tracing is None else tracing.begin_trace)
         else:
-            await _serve_pipeline(pipeline, keys)
+            await _serve_directly(service, keys)
 
 
-async def _serve_pipeline(pipeline: Pipeline, keys: Sequence[Key]) -> None:
+async def _serve_directly(service: Service, keys: Sequence[Key]) -> None:
     """Serve the requests at their times, cancelled by their users' next keys, and wait for the last end."""
     loop = asyncio.get_running_loop()
     for key in keys:
         await asyncio.sleep(key.request.received_at - loop.time())
-        reader = _Reader(key, pipeline.open(key.request))
+        reader = _Reader(key, service.open(key.request))
         reader.start_nowait()
         loop.call_at(key.typed.next_key_at_s, reader.key_pressed)
-    await pipeline.wait_idle()
+    await service.runner.wait_idle()
 
 
 @contextlib.asynccontextmanager
 async def _serving(
     prompts: Prompts, recorded: list[EngineCall] | None, tracing: Traces | None
-) -> AsyncIterator[Pipeline]:
+) -> AsyncIterator[Service]:
     clock = LoopClock()
     handle = Metrics(CollectorRegistry()).handle
     emit = handle if tracing is None else tracing.heard_by(handle)
     engine = SupervisedEngine(lambda: ScriptedEngine.from_settings(ENGINE), ENGINE, clock)
     generates = engine if recorded is None else _RecordingEngine(engine, recorded)
-    pipeline = assemble(SETTINGS, generates, prompts, clock, emit)
-    pipeline.set_engine_ready(True)
+    service = assemble(SETTINGS, generates, prompts, clock, emit)
+    service.gate.set_engine_ready(True)
     await engine.start()
-    tasks = [asyncio.create_task(pipeline.run()), asyncio.create_task(engine.run())]
+    tasks = [asyncio.create_task(service.runner.run()), asyncio.create_task(engine.run())]
     await asyncio.sleep(0)
-    yield pipeline
+    yield service
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -228,7 +228,7 @@ class _Reader:
     """Reads an answer as a session stream does, and cancels its request as an editor does."""
 
     key: Key
-    completion: ActiveCompletion
+    completion: Completion
     text: str = ""
     has_ended: bool = False
 

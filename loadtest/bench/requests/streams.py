@@ -9,11 +9,11 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
 from completion_server.core.trace_context import BeginTrace, no_trace
-from completion_server.pipeline.pipeline import Pipeline
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionStream, StreamTimes
 from completion_server.rpc.settings import LimitSettings
+from completion_server.serving.service import Service
 from loadtest.bench.requests.traffic import Key
 from loadtest.targets.editor import is_typed_along
 from loadtest.traffic.typed import TypedRequest
@@ -76,20 +76,20 @@ class EditorCall:
             self._waiting.set_result(None)
 
 
-async def serve(pipeline: Pipeline, keys: Sequence[Key], begin_trace: BeginTrace = no_trace) -> None:
+async def serve(service: Service, keys: Sequence[Key], begin_trace: BeginTrace = no_trace) -> None:
     """Serve the requests at their times, each session on a stream of its own, and wait for the last end."""
     loop, limits = asyncio.get_running_loop(), LimitSettings()
     budgets = RefusalBudget(0, 1), RefusalBudget(0, 1)
-    intake = Intake(limits, *budgets, _NEVER_S, pipeline.now, lambda _context: _identity(), begin_trace)
+    intake = Intake(limits, *budgets, _NEVER_S, service.now, lambda _context: _identity(), begin_trace)
     times = StreamTimes(_NEVER_S, _NEVER_S, _NEVER_S, _STALL_S)
     contexts = {key.typed.session: EditorCall() for key in keys}
     async with asyncio.TaskGroup() as group:
         for context in contexts.values():
-            group.create_task(SessionStream(pipeline, intake, times, context, _identity()).run())  # type: ignore[arg-type]
+            group.create_task(SessionStream(service, intake, times, context, _identity()).run())  # type: ignore[arg-type]
         for key in keys:
             await asyncio.sleep(key.typed.intended_at_s - loop.time())
             contexts[key.typed.session].send_nowait(key)
-        await pipeline.wait_idle()
+        await service.runner.wait_idle()
         for context in contexts.values():
             context.close_nowait()
 

@@ -24,7 +24,7 @@ from completion_server.telemetry.tracing.tracing import Service, Tracing
 from loadtest.bench.requests.in_process import Passes
 from loadtest.driving.worker_pool import RunError
 from loadtest.simulation.virtual_time import LoopClock
-from loadtest.tuning.statistics import MIN_ROUNDS, ratio_of_rounds
+from loadtest.tuning.choice import MIN_ROUNDS, ratio_of_rounds
 
 _SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 _LOST = "failed", "dropped"

@@ -8,7 +8,7 @@ from completion_server.core.clock import Deadline
 from completion_server.core.request import Caller, Mode, Request, Trigger
 from loadtest.traffic import typed
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Trace
+from loadtest.traffic.typed import Trace
 
 _MAX_DEADLINE_S = 30.0
 _TRIGGERS: Mapping[typed.Trigger, tuple[Trigger, "pb.Trigger.ValueType"]] = {

@@ -28,42 +28,50 @@ Client, servers and engines share the machine; the report includes the generator
 
 import asyncio
 import gc
-import json
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import Progress
 
-from loadtest.bench.common.command import config_options, expected_errors, json_option, typing_seed_option
-from loadtest.bench.common.figures import report_console, rounded
-from loadtest.bench.scheduler.capacity import EngineCapacity, measure_capacity
-from loadtest.bench.scheduler.cells import Cell, Renderer, make_cells
+from loadtest.bench.peers.vllm_serve import VllmServe, vllm_contestant
+from loadtest.bench.runner.benchmark import FILE, POSITIVE, Result, ServerOptions, benchmark, option
+from loadtest.bench.runner.editing import EditingContestant, EditingRuns, ServerPrompts, server_contestant
+from loadtest.bench.runner.figures import rounded
+from loadtest.bench.runner.schedule import Contest, rotated
+from loadtest.bench.runner.server import SERVES_ALL, ServerProcess, effective_config
+from loadtest.bench.scheduler.capacity import measure_capacity
 from loadtest.bench.scheduler.report import (
     PLAIN,
     SCHEDULER,
     VLLM_SERVE,
     Criteria,
+    LoadFigures,
     Results,
     as_json,
     figures,
     first_errors,
     headline,
-    print_tables,
+    headline_table,
+    targets_table,
 )
-from loadtest.bench.scheduler.targets import TargetTurns, start_targets
 from loadtest.driving.driver import drive
-from loadtest.processes.child import end_on_sigterm
-from loadtest.report.drawing.curve import curve_svg
-from loadtest.targets import ClientSettings, Target
+from loadtest.report.canvas import curve_svg
+from loadtest.targets import ClientSettings
 from loadtest.traffic.scenario import Scenario
 from loadtest.traffic.trace import make_trace
+from loadtest.traffic.typed import Trace
 
-_CONCURRENCIES = (4, 8, 16)
+_PLAIN_OVERRIDES = (
+    *SERVES_ALL,
+    "scheduling.supersede=false",
+    "scheduling.order=first_come",
+    "scheduling.typing_through=false",
+)
+"""Overrides that turn the server's policies off."""
 _CAPACITY_S = 8.0
 _WARM_UP_SESSIONS, _WARM_UP_S = 8, 3.0
 _QUICK_S, _QUICK_CAPACITY_S = 4.0, 2.0
@@ -71,89 +79,52 @@ _TARGETS = {name.replace(" ", "-"): name for name in (SCHEDULER, PLAIN, VLLM_SER
 """The targets by their names on the command line."""
 
 
-class _Options(TypedDict):
-    seconds: float
-    rounds: int
-    loads: tuple[float, ...]
-    capacity: float | None
-    max_tokens: int
-    prefix_chars: int
-    suffix_chars: int
-    within_ms: float
-    before_next_key_ms: float
-    seed: int
-    cancel_at_key: bool
-    has_lead_in: bool
-    targets: tuple[str, ...]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options(ServerOptions):
+    seconds: float = option(15.0, "Length of a trace.", click.FloatRange(1))
+    rounds: int = option(2, "Traces for each load.", click.IntRange(1))
+    loads: tuple[float, ...] = option(
+        (0.5, 1.0, 2.0, 4.0),
+        "Requests/s asked for, as a multiple of the completions/s that the engine can serve; may be repeated.",
+        POSITIVE,
+        "--load",
+    )
+    capacity: float | None = option(None, "Completions/s; not given, it is measured.", POSITIVE)
+    targets: tuple[str, ...] = option(
+        tuple(_TARGETS),
+        f"Which targets take part; may be repeated. Without {PLAIN} there must be a --capacity.",
+        click.Choice(list(_TARGETS)),
+        "--target",
+        callback=lambda _context, _parameter, names: tuple(_TARGETS[name] for name in names),
+    )
+    max_tokens: int = option(24, "", click.IntRange(1))
+    prefix_chars: int = option(1500, "", click.IntRange(100))
+    suffix_chars: int = option(400, "", click.IntRange(1))
+    within_ms: float = option(250.0, "The latest that text is in time.", click.FloatRange(1))
+    before_next_key_ms: float = option(
+        200.0, "How long text must stand before the next key to be seen.", click.FloatRange(0)
+    )
+    seed: int = option(0, "Who types what and when.", int)
+    cancel_at_key: bool = option(
+        True, "Whether the scheduler's editors cancel at the key.", None, "--cancel-at-key/--no-cancel-at-key"
+    )
+    has_lead_in: bool = option(True, "Whether documents are known beforehand.", None, "--lead-in/--no-lead-in")
+    picture: Path | None = option(None, "Draw seen/s against load into this SVG file.", FILE)
+    quick: bool = option(False, "One short round, to see that all of it works.")
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """All measurements."""
+class Cell:
+    """A trace that every target is driven with."""
 
-    scenario: Scenario
-    capacity: EngineCapacity | None
-    completions_per_s: float
-    """The engine's capacity; loads are multiples of it."""
-    cells: list[Cell]
-    results: Results
+    round: int
+    load: float
+    """Load as a multiple of the engine's capacity."""
+    trace: Trace
 
 
-@click.command()
-@config_options
-@click.option("--seconds", type=click.FloatRange(1), default=15.0, show_default=True, help="Length of a trace.")
-@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True, help="Traces for each load.")
-@click.option(
-    "--load",
-    "loads",
-    type=click.FloatRange(0, min_open=True),
-    multiple=True,
-    default=(0.5, 1.0, 2.0, 4.0),
-    show_default=True,
-    help="Requests/s asked for, as a multiple of the completions/s that the engine can serve; may be repeated.",
-)
-@click.option("--capacity", type=click.FloatRange(0, min_open=True), help="Completions/s; not given, it is measured.")
-@click.option(
-    "--target",
-    "targets",
-    type=click.Choice(list(_TARGETS)),
-    multiple=True,
-    default=tuple(_TARGETS),
-    show_default=True,
-    callback=lambda _context, _parameter, names: tuple(_TARGETS[name] for name in names),
-    help=f"Which targets take part; may be repeated. Without {PLAIN} there must be a --capacity.",
-)
-@click.option("--max-tokens", type=click.IntRange(1), default=24, show_default=True)
-@click.option("--prefix-chars", type=click.IntRange(100), default=1500, show_default=True)
-@click.option("--suffix-chars", type=click.IntRange(1), default=400, show_default=True)
-@click.option(
-    "--within-ms", type=click.FloatRange(1), default=250.0, show_default=True, help="The latest that text is in time."
-)
-@click.option(
-    "--before-next-key-ms",
-    type=click.FloatRange(0),
-    default=200.0,
-    show_default=True,
-    help="How long text must stand before the next key to be seen.",
-)
-@typing_seed_option
-@click.option(
-    "--cancel-at-key/--no-cancel-at-key", default=True, help="Whether the scheduler's editors cancel at the key."
-)
-@click.option("--lead-in/--no-lead-in", "has_lead_in", default=True, help="Whether documents are known beforehand.")
-@click.option(
-    "--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw seen/s against load into this SVG file."
-)
-@click.option("--quick", is_flag=True, help="One short round, to see that all of it works.")
-@json_option
-def main(
-    config: Path,
-    overrides: tuple[str, ...],
-    picture: Path | None,
-    quick: bool,
-    as_json_only: bool,
-    **options: Unpack[_Options],
-) -> None:
+@benchmark(_Options)
+def main(options: _Options, console: Console) -> Result:
     """Measure seen completions at several loads. The last line is a JSON object.
 
     \b
@@ -161,123 +132,28 @@ def main(
         python -m loadtest.bench.scheduler --config deploy/local/server.toml --quick
         python -m loadtest.bench.scheduler --load 2 --rounds 4
     """
-    end_on_sigterm()
-    if PLAIN not in options["targets"] and options["capacity"] is None:
+    if PLAIN not in options.targets and options.capacity is None:
         msg = f"the capacity is measured on target {PLAIN!r}: add it, or give --capacity"
         raise click.BadParameter(msg, param_hint="--target")
-    if quick:
-        options["seconds"], options["rounds"] = _QUICK_S, 1
-    console = Console(stderr=True)
-    with expected_errors():
-        contest = asyncio.run(
-            _measure(config, overrides, options, _QUICK_CAPACITY_S if quick else _CAPACITY_S, console)
-        )
-    if picture is not None:
-        _draw(contest, options, picture)
-    _report(contest, options, console, as_json_only=as_json_only)
-
-
-async def _measure(
-    config: Path, overrides: Sequence[str], options: _Options, capacity_s: float, console: Console
-) -> Contest:
-    scenario = _scenario(options)
-    async with AsyncExitStack() as stack:
-        # The warm-up's prompts also supply the end tokens of all other traces.
-        renderer = Renderer(config, overrides, options["max_tokens"])
-        first = scenario.scaled(sessions=_WARM_UP_SESSIONS, duration_s=_WARM_UP_S, seed=f"{options['seed']}/warm-up")
-        trace = make_trace(first)
-        warm_up = await asyncio.to_thread(renderer.render, [trace])
-        targets, turns = await start_targets(
-            stack,
-            config,
-            overrides,
-            options["targets"],
-            ClientSettings(options["max_tokens"], cancels_at_key=options["cancel_at_key"]),
-            warm_up.stop_token_ids,
-            console,
-        )
-        with console.status("warming up"):
-            for target in targets:
-                await turns.give_to(target)
-                await drive(target, warm_up.traces[0])
-        measured: EngineCapacity | None = None
-        if options["capacity"] is None:
-            with console.status("measuring what the engine can serve"):
-                plain = next(target for target in targets if target.name == PLAIN)
-                await turns.give_to(plain)
-                measured = await measure_capacity(plain, _CONCURRENCIES, capacity_s, scenario)
-        rate = options["capacity"] or (measured.completions_per_s if measured else 0.0)
-        with console.status("making traces"):
-            traces = make_cells(options["rounds"], options["loads"], options["seconds"], scenario, rate)
-            cells = await asyncio.to_thread(renderer.render_cells, traces)
-        results = await _contest(targets, turns, cells, options, console)
-    return Contest(scenario, measured, rate, cells, results)
-
-
-def _scenario(options: _Options) -> Scenario:
-    """Return the scenario of all traces, which set their own session counts and durations."""
-    documents = {"prefix_chars": options["prefix_chars"], "suffix_chars": options["suffix_chars"]}
-    return Scenario.of({"name": "scheduler", "seed": options["seed"], "documents": documents})
-
-
-async def _contest(
-    targets: Sequence[Target], turns: TargetTurns, cells: Sequence[Cell], options: _Options, console: Console
-) -> Results:
-    results: Results = {load: {target.name: [] for target in targets} for load in options["loads"]}
-    gc.collect()
-    gc.freeze()  # garbage collections of the prepared traces would delay the generator
-    with Progress(console=console) as progress:
-        task = progress.add_task("typing", total=len(cells) * len(targets))
-        for number, cell in enumerate(cells):
-            first = (cell.round + number) % len(targets)
-            for target in (*targets[first:], *targets[:first]):
-                await turns.give_to(target)
-                run = await drive(target, cell.trace, has_lead_in=options["has_lead_in"])
-                results[cell.load][target.name].append(run)
-                progress.advance(task)
-    return results
-
-
-def _report(contest: Contest, options: _Options, console: Console, *, as_json_only: bool) -> None:
-    criteria = Criteria(options["within_ms"] / 1000, options["before_next_key_ms"] / 1000)
-    found = figures(contest.results, criteria)
-    headlines = headline(found, contest.results)
-    for name, error in first_errors(contest.results).items():
+    if options.quick:
+        options = replace(options, seconds=_QUICK_S, rounds=1)
+    documents = {"prefix_chars": options.prefix_chars, "suffix_chars": options.suffix_chars}
+    editor = {"max_tokens": options.max_tokens}
+    scenario = Scenario.of({"name": "scheduler", "seed": options.seed, "documents": documents, "editor": editor})
+    by_concurrency, cells, results = asyncio.run(_measure(scenario, options, console))
+    rate = options.capacity or max(by_concurrency.values())
+    found = figures(results, Criteria(options.within_ms / 1000, options.before_next_key_ms / 1000))
+    for name, error in first_errors(results).items():
         console.print(f"{name}: requests failed, the first with: {error}", markup=False)
-    if not as_json_only:
-        report = report_console()
-        report.print(f"The engine can serve {contest.completions_per_s:.1f} completions/s.")
-        print_tables(found, headlines, report)
-    click.echo(json.dumps(headlines | _details(contest, options) | {"loads": as_json(found)}))
-
-
-def _draw(contest: Contest, options: _Options, picture: Path) -> None:
-    found = figures(contest.results, Criteria(options["within_ms"] / 1000, options["before_next_key_ms"] / 1000))
-    names = {
-        SCHEDULER: "this server",
-        VLLM_SERVE: "vllm serve, editors hang up at each key",
-        PLAIN: "its scheduler off",
-    }
-    series = {
-        label: [(load, by_target[name].seen_per_s) for load, by_target in sorted(found.items())]
-        for name, label in names.items()
-        if name in options["targets"]
-    }
-    x_label = (
-        f"requests/s, in multiples of the {contest.completions_per_s:.0f} whole completions/s that the engine serves"
-    )
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    picture.write_text(curve_svg(series, x_label, "completions seen per second", "People who type"), encoding="utf-8")
-
-
-def _details(contest: Contest, options: _Options) -> dict[str, Any]:
-    by_concurrency = contest.capacity.by_concurrency if contest.capacity else {}
-    return {
-        "capacity_per_s": rounded(contest.completions_per_s),
-        "capacity_per_s_by_concurrency": {str(callers): rounded(rate) for callers, rate in by_concurrency.items()},
-        "requests_per_s_of_a_session": rounded(contest.scenario.session_requests_per_s),
-        "typing": contest.scenario.typing.model.parameters(),
-        "options": options,
+    if options.picture is not None:
+        _draw(found, rate, options.picture)
+    headlines = headline(found, results)
+    details = {
+        "capacity_per_s": rounded(rate),
+        "capacity_per_s_by_concurrency": {str(n): rounded(each) for n, each in by_concurrency.items()},
+        "requests_per_s_of_a_session": rounded(scenario.session_requests_per_s),
+        "typing": scenario.typing.model.parameters(),
+        "options": _given(options),
         "traces": [
             {
                 "round": cell.round,
@@ -286,9 +162,105 @@ def _details(contest: Contest, options: _Options) -> dict[str, Any]:
                 "requests": cell.trace.num_requests,
                 "digest": cell.trace.digest(),
             }
-            for cell in contest.cells
+            for cell in cells
         ],
     }
+    tables: list[RenderableType] = [
+        f"The engine can serve {rate:.1f} completions/s.",
+        targets_table(found),
+        headline_table(headlines),
+    ]
+    return Result(headlines | details | {"loads": as_json(found)}, tables)
+
+
+async def _measure(
+    scenario: Scenario, options: _Options, console: Console
+) -> tuple[Mapping[int, float], Sequence[Cell], Results]:
+    """Return the engine's capacity by concurrency, if it is measured, the traces, and the runs."""
+    by_concurrency: dict[int, float] = {}
+    async with Contest(console) as contest:
+        contestants: dict[str, EditingContestant] = {}
+        servers: dict[str, ServerProcess] = {}
+        for name, own in ((SCHEDULER, ()), (PLAIN, _PLAIN_OVERRIDES)):
+            if name in options.targets:
+                overrides = (*options.overrides, *own)
+                server = await contest.start(name, ServerProcess, options.config, overrides, name, has_metrics=True)
+                cancels = options.cancel_at_key and name == SCHEDULER
+                settings = ClientSettings(options.max_tokens, cancels_at_key=cancels)
+                servers[name], contestants[name] = server, server_contestant(server, settings)
+        if VLLM_SERVE in options.targets:
+            effective = effective_config(options.config, options.overrides)
+            serve = await contest.start(VLLM_SERVE, VllmServe, effective)
+            contestants[VLLM_SERVE] = vllm_contestant(
+                VLLM_SERVE, serve, ServerPrompts(effective), ClientSettings(options.max_tokens), counts_tokens=True
+            )
+        runs = EditingRuns(contest)
+        first = scenario.scaled(sessions=_WARM_UP_SESSIONS, duration_s=_WARM_UP_S, seed=f"{options.seed}/warm-up")
+        with console.status("warming up"):
+            for each in contestants.values():
+                async with runs.of(each) as target:
+                    await drive(target, each.sends(make_trace(first)))
+        if options.capacity is None:
+            with console.status("measuring what the engine can serve"):
+                await contest.turns.give(servers[PLAIN].process)
+                by_concurrency = await measure_capacity(
+                    servers[PLAIN].ready["address"], scenario, _QUICK_CAPACITY_S if options.quick else _CAPACITY_S
+                )
+        cells = await asyncio.to_thread(_cells, scenario, options.capacity or max(by_concurrency.values()), options)
+        return by_concurrency, cells, await _contest(list(contestants.values()), runs, cells, options, console)
+
+
+def _cells(scenario: Scenario, rate: float, options: _Options) -> list[Cell]:
+    """Make a trace for each round and load, with the number of sessions that is nearest to the load."""
+    cells = []
+    for number in range(options.rounds):
+        for load in options.loads:
+            sessions, seed = scenario.num_sessions(load * rate), f"{scenario.seed}/{number}/{load:g}"
+            trace = make_trace(scenario.scaled(sessions=sessions, duration_s=options.seconds, seed=seed))
+            cells.append(Cell(number, load, trace))
+    return cells
+
+
+async def _contest(
+    contestants: Sequence[EditingContestant],
+    runs: EditingRuns,
+    cells: Sequence[Cell],
+    options: _Options,
+    console: Console,
+) -> Results:
+    results: Results = {load: {each.name: [] for each in contestants} for load in options.loads}
+    sent = [[each.sends(cell.trace) for each in contestants] for cell in cells]
+    gc.collect()
+    gc.freeze()  # garbage collections of the prepared traces would delay the generator
+    with Progress(console=console) as progress:
+        in_progress = progress.track(list(zip(cells, sent, strict=True)), description="typing")
+        for number, (cell, traces) in enumerate(in_progress):
+            for each, trace in rotated(list(zip(contestants, traces, strict=True)), cell.round + number):
+                async with runs.of(each) as target:
+                    run = await drive(target, trace, has_lead_in=options.has_lead_in)
+                results[cell.load][each.name].append(run)
+    return results
+
+
+def _given(options: _Options) -> dict[str, Any]:
+    left_out = {"as_json_only", "record", "config", "overrides", "picture", "quick"}
+    return {name: value for name, value in asdict(options).items() if name not in left_out}
+
+
+def _draw(found: Mapping[float, Mapping[str, LoadFigures]], rate: float, picture: Path) -> None:
+    names = {
+        SCHEDULER: "this server",
+        VLLM_SERVE: "vllm serve, editors hang up at each key",
+        PLAIN: "its scheduler off",
+    }
+    series = {
+        label: [(load, by_target[name].seen_per_s) for load, by_target in sorted(found.items())]
+        for name, label in names.items()
+        if all(name in by_target for by_target in found.values())
+    }
+    x_label = f"requests/s, in multiples of the {rate:.0f} whole completions/s that the engine serves"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    picture.write_text(curve_svg(series, x_label, "completions seen per second", "People who type"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench.common.figures import percentile, rounded
+from loadtest.bench.runner.figures import percentile, rounded, shown, text_table
 from loadtest.driving.driver import Run
 from loadtest.targets.record import Outcome, Result
 
@@ -163,53 +162,40 @@ def first_errors(results: Results) -> dict[str, str]:
     return found
 
 
-def print_tables(
-    found: Mapping[float, Mapping[str, LoadFigures]], headlines: Mapping[str, float | None], console: Console
-) -> None:
-    """Print the figures of all targets, and the comparison."""
-    console.print(_targets_table(found))
-    table = Table(title="The scheduler against the others", title_justify="left")
-    table.add_column("")
-    table.add_column("", justify="right")
+def headline_table(headlines: Mapping[str, float | None]) -> Table:
+    """Return the comparison as a table."""
+    rows = []
     for name, value in headlines.items():
-        table.add_row(name, _nothing(name) if value is None else f"{value:.3f}")
-    console.print(table)
+        is_ratio_to_nothing = value is None and name.startswith("seen")
+        rows.append((name, "nothing to compare with" if is_ratio_to_nothing else shown(value)))
+    return text_table("The scheduler against the others", ("", ""), tuple(rows))
 
 
-def _targets_table(found: Mapping[float, Mapping[str, LoadFigures]]) -> Table:
-    table = Table(title="Loads are multiples of what the engine can serve; times in ms", title_justify="left")
+def targets_table(found: Mapping[float, Mapping[str, LoadFigures]]) -> Table:
+    """Return the figures of all targets as a table."""
+    rows = tuple(
+        (
+            f"{load:g}",
+            name,
+            f"{each.offered_per_s:.1f}",
+            f"{each.seen_per_s:.2f}",
+            _percent(each.pause_answered_share),
+            shown(each.pause_ttft_ms_p50, 0),
+            shown(each.pause_ttft_ms_p95, 0),
+            shown(each.pause_ttft_ms_p99, 0),
+            shown(each.answered_ttft_ms_p95, 0),
+            _percent(each.shed_share),
+            _percent(each.superseded_share + each.hung_up_share),
+            _percent(each.wasted_token_share),
+        )
+        for load, by_target in found.items()
+        for name, each in by_target.items()
+    )
     headings = (
         "load", "target", "asked/s", "seen/s", "pauses in time", "pause p50", "p95", "p99", "any p95", "shed",
         "dropped", "wasted",
     )  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "target" else "right")
-    for load, by_target in found.items():
-        for name, each in by_target.items():
-            table.add_row(
-                f"{load:g}",
-                name,
-                f"{each.offered_per_s:.1f}",
-                f"{each.seen_per_s:.2f}",
-                _percent(each.pause_answered_share),
-                _ms(each.pause_ttft_ms_p50),
-                _ms(each.pause_ttft_ms_p95),
-                _ms(each.pause_ttft_ms_p99),
-                _ms(each.answered_ttft_ms_p95),
-                _percent(each.shed_share),
-                _percent(each.superseded_share + each.hung_up_share),
-                _percent(each.wasted_token_share),
-            )
-        table.add_section()
-    return table
-
-
-def _nothing(name: str) -> str:
-    return "nothing to compare with" if name.startswith("seen") else "-"
-
-
-def _ms(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.0f}"
+    return text_table("Loads are multiples of what the engine can serve; times in ms", headings, rows, num_words=2)
 
 
 def _percent(share: float) -> str:

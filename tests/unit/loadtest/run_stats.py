@@ -6,8 +6,8 @@ import numpy as np
 
 from loadtest.report.document import RunDocument, TargetResult
 from loadtest.report.gate import parse_gates
-from loadtest.stats.run_stats import RunStats
-from loadtest.traffic.scenario import CriteriaSettings
+from loadtest.stats import RunStats
+from loadtest.traffic.sections import CriteriaSettings
 
 CRITERIA = CriteriaSettings()
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from loadtest.tuning.blocks import Block, Blocks, Variant
 from loadtest.tuning.fit import AcceptanceFit, StepTimeFit
-from loadtest.tuning.plan import turns
+from loadtest.tuning.tuner import turns
 
 CONCURRENCIES = (1, 4, 16, 64)
 KS = tuple(range(5))
@@ -47,8 +47,7 @@ def make_sweep(
     blocks = []
     for place, (turn, variant) in enumerate(plan):
         slower = np.exp(noise * chance.standard_normal() - drift * place / len(plan))
-        k = next(row[2] for row in variant.rows or () if turn.concurrency <= row[1] or row == (variant.rows or ())[-1])
-        tokens_per_s = goodput(turn.concurrency, k) * slower
+        tokens_per_s = goodput(turn.concurrency, variant.k_at(turn.concurrency)) * slower
         blocks.append(
             Block(variant, turn.concurrency, turn.round, tokens_per_s, total_ms=1000 * turn.concurrency / tokens_per_s)
         )

@@ -3,7 +3,7 @@
 import math
 
 from loadtest.targets.record import Outcome, Result
-from loadtest.traffic.trace import OPENING_SEQUENCE, Text, Trace, Trigger, TypedRequest, TypedSession
+from loadtest.traffic.typed import OPENING_SEQUENCE, Text, Trace, Trigger, TypedRequest, TypedSession
 
 PREFIX = "x = "
 GOES_ON = "hello\n"

@@ -1,6 +1,9 @@
 """The GPU benchmark without a GPU: its models, what it would start, and what it computes from what it finds."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,15 +11,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from draft_model.core.presets import find_preset
+from draft_model.core import find_preset
 from loadtest.bench.gpu import mission
 from loadtest.bench.gpu.__main__ import main
-from loadtest.bench.gpu.functional import judge
+from loadtest.bench.gpu.functional import LAST, VARIANTS
+from loadtest.bench.gpu.functional import figures as functional_figures
 from loadtest.bench.gpu.models import DRAFT, TARGET, write_served_model
+from loadtest.bench.gpu.results import FILE, Results
 from loadtest.bench.gpu.sessions import figures as session_figures
-from loadtest.bench.gpu.speculation import BatchRates, contestants, crossing
+from loadtest.bench.gpu.speculation import Rates, contestants, crossing
 from loadtest.bench.gpu.speculation import figures as speculation_figures
 from loadtest.bench.gpu.ways import RUNNER, Size, acceptance_by_position, ways
+from tests.support.models import ROOT
 
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 
@@ -67,15 +73,17 @@ def num_parameters(config: Mapping[str, Any]) -> float:
 def test_each_way_has_its_runner_and_its_graphs() -> None:
     found = {way.name: way for way in ways(Path("t"), Path("d"), 5, 0.82, 16, Size())}
     assert {name: way.env.get(RUNNER) for name, way in found.items()} == {
-        "no draft": None, "schedule": "0", "fixed": "0", "full graphs": "0", "newer runner": "1",
+        "no draft": None, "schedule": "0", "fixed": "0", "full graphs": "0", "full graphs alone": "0",
+        "newer runner": "1",
     }  # fmt: skip
     drafts = {name: way.args["speculative_config"] for name, way in found.items() if name != "no draft"}
     assert {name for name, config in drafts.items() if SCHEDULE in config} == {"schedule", "newer runner"}
-    assert {name for name, way in found.items() if way.live_ks} == {"schedule", "full graphs", "newer runner"}
+    assert {name for name, way in found.items() if not way.live_ks} == {"no draft", "fixed"}
+    assert drafts["newer runner"][SCHEDULE] == [[1, 15, 5], [16, 16, 0]], "which Ks have graphs"
     assert all(config["synthetic_acceptance_rates"] == acceptance_by_position(0.82, 5) for config in drafts.values())
     assert "speculative_config" not in found["no draft"].args
-    names = [name for _place, _k, name in contestants(tuple(found.values()))]
-    assert len(names) == len(set(names)) == 8
+    names = [name for way in found.values() for name in contestants(way)]
+    assert len(names) == len(set(names)) == 10
 
 
 def test_the_engines_of_a_part_share_the_gpu() -> None:
@@ -83,7 +91,8 @@ def test_the_engines_of_a_part_share_the_gpu() -> None:
     assert list(plan) == ["functional", "speculation", "ttft", "sessions"]
     for part in ("speculation", "ttft"):
         engines = plan[part]["engines"]
-        assert sum(engine["args"]["gpu_memory_utilization"] for engine in engines) <= 0.92
+        shares = sorted(engine["args"]["gpu_memory_utilization"] for engine in engines)
+        assert sum(shares[-2:]) <= 0.92, "two are up at once"
         assert all(engine["args"]["load_format"] == "dummy" for engine in engines)
     assert [engine["args"]["max_num_batched_tokens"] for engine in plan["ttft"]["engines"]] == [2048, 8192]
 
@@ -114,9 +123,39 @@ def test_where_the_speed_up_ends_lies_between_two_sizes(speedups: dict[int, floa
 
 def test_speed_ups_are_over_the_engine_without_a_draft() -> None:
     plain, fast = [100.0, 101.0, 99.0], [200.0, 202.0, 198.0]
-    found = speculation_figures({("no draft", 1): BatchRates(plain, plain), ("fixed", 1): BatchRates(fast, plain)})
+    slower = [each / 2 for each in plain]
+    measured: dict[str, Rates] = {
+        "fixed": {"no draft": rates(plain), "fixed": rates(fast)},
+        "schedule": {"no draft": rates(slower), "schedule, K = 5": rates(fast)},
+    }
+    found = speculation_figures(measured)
     assert found["fixed"]["1"]["speedup"] == pytest.approx(2.0)
-    assert found["no draft"]["1"] == {"tokens_per_s": 100.0, "tokens_per_s_of_a_request": 100.0}
+    assert found["schedule, K = 5"]["1"]["speedup"] == pytest.approx(4.0), "over the engine without a draft beside it"
+    assert found["no draft"]["1"] == {"tokens_per_s": 75.0, "tokens_per_s_of_a_request": 75.0}
+
+
+def rates(values: list[float]) -> dict[str, dict[str, list[float]]]:
+    return {"1": {"total": values, "alone": values}}
+
+
+def test_a_call_that_is_cut_off_keeps_the_ways_that_it_has(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"k": 5, "batches": (1, 4)}
+    first = Results(tmp_path, {"device": "a GPU"}).ways("ttft", given, lambda ways: {"ways": len(ways)})
+    first["one"] = {"ms": (1.5, 2.5)}
+    first["two"] = {}
+    later = Results(tmp_path, {"device": "a GPU"})
+    assert dict(later.ways("ttft", given, lambda _ways: {})) == {"one": {"ms": [1.5, 2.5]}, "two": {}}
+    assert later.found["ttft"] == {"ways": 2}
+    assert [each.name for each in tmp_path.iterdir()] == [FILE]
+
+
+def test_what_was_measured_with_other_settings_is_measured_again(tmp_path: Path) -> None:
+    for part in ("ttft", "sessions"):
+        Results(tmp_path, {}).ways(part, {"k": 5}, lambda _ways: {"figure": 1})["one"] = 1
+    results = Results(tmp_path, {})
+    assert not results.ways("ttft", {"k": 4}, lambda _ways: {})
+    assert "ttft" not in results.found
+    assert results.ways("sessions", {"k": 5}, lambda _ways: {}).data == {"one": 1}
 
 
 WORKS = {"aborted_s": 0.1, "restarted_s": 20.0, "left_processes": 0, "left_gpu_mib": 0}
@@ -138,14 +177,33 @@ WORKS = {"aborted_s": 0.1, "restarted_s": 20.0, "left_processes": 0, "left_gpu_m
 def test_drafts_may_change_no_more_than_rounding_does(
     drafted: list[str], found: dict[str, Any], failed: set[str]
 ) -> None:
-    answers = {
-        "no draft, alone": ["a", "b", "c", "d"],
-        "no draft, together": ["a", "b", "c", "y"],
-        "schedule, K = 4": drafted,
-    }
-    verdict = judge(answers, found)
+    answers = {"alone": ["a", "b", "c", "d"], "together": ["a", "b", "c", "y"]}
+    measured = {name: {"answers": {"K = 4": drafted} if each.control else answers} for name, each in VARIANTS.items()}
+    assert functional_figures({name: measured[name] for name in VARIANTS if name != LAST}) == {}
+    measured[LAST] |= found
+    verdict = functional_figures(measured)
     assert {name for name, passed in verdict["passed"].items() if not passed} == failed
     assert verdict["is_passed"] is not bool(failed)
+
+
+def test_each_drafting_server_is_compared_with_one_on_its_own_runner() -> None:
+    runners = {name: each.env.get(RUNNER) for name, each in VARIANTS.items()}
+    assert {name: runners[each.control] for name, each in VARIANTS.items() if each.control} == {
+        "n-gram": None,  # vLLM's own choice, the newer one
+        "full graphs": "0",
+        "schedule": "0",
+    }
+
+
+def test_texts_are_compared_with_those_of_the_same_runner() -> None:
+    answers = {"alone": ["a", "b"], "together": ["a", "b"]}
+    measured: dict[str, Any] = {name: {"answers": {"K = 4": ["a", "x"]}} for name in VARIANTS}
+    measured["no draft"] = {"answers": answers}
+    measured["no draft, older runner"] = {"answers": {"alone": ["a", "x"], "together": ["a", "x"]}}
+    measured[LAST] |= WORKS
+    same = functional_figures(measured)["same_as_no_draft"]
+    assert same["schedule, K = 4"] == 1
+    assert same["n-gram, K = 4"] == 0.5
 
 
 def test_the_sessions_are_those_of_the_largest_run_that_passed() -> None:
@@ -155,8 +213,8 @@ def test_the_sessions_are_those_of_the_largest_run_that_passed() -> None:
         {"sessions": 1000, "is_passed": False, "figures": {"pause_ttft_ms_p95": 900.0}},
     ]
     given = {"sessions": 500, "fails_at": 1000, "is_generator_bound": False, "trials": trials}
-    assert session_figures(given)["figures"] == {"pause_ttft_ms_p95": 150.0}
-    assert session_figures(given | {"trials": trials[2:], "sessions": 0})["figures"] == {}
+    assert session_figures({"search": given})["figures"] == {"pause_ttft_ms_p95": 150.0}
+    assert session_figures({"search": given | {"trials": trials[2:], "sessions": 0}})["figures"] == {}
 
 
 def test_the_table_says_what_was_not_run() -> None:
@@ -173,3 +231,29 @@ def test_the_table_says_what_was_not_run() -> None:
     assert rows["concurrent sessions at the objective"][2] == "1,500"
     assert rows["TTFT p50 at the objective, ms"][2] == "52"
     assert rows["cost of a completion seen, $"][2] == "0.000310"
+
+
+# What an interpreter sees for which nothing of this project was installed, and a process that it starts.
+BARE = """
+import importlib.metadata as metadata, subprocess, sys
+from completion_server.engine.vllm import process
+LIST = f"import importlib.metadata as m;print(*sorted(x.value for x in m.entry_points(group={process.PLUGIN_GROUP!r})))"
+for path in [each for each in sys.path if "site-packages" in each]:
+    sys.path.remove(path)
+from loadtest.bench.gpu.checkout import find_plugins
+assert not metadata.entry_points(group=process.PLUGIN_GROUP)
+find_plugins(__import__("pathlib").Path(sys.argv[1]))
+found = metadata.entry_points(group=process.PLUGIN_GROUP)
+print(*sorted(each.value for each in found))
+print(subprocess.run([sys.executable, "-S", "-c", LIST], check=True, capture_output=True, text=True).stdout, end="")
+"""
+
+
+def test_a_checkout_that_is_not_installed_has_its_plugins(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "proto")))}
+    environment.pop("VLLM_PLUGINS", None)
+    command = [sys.executable, "-c", BARE, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    plugins = "completion_server.engine.vllm.cpu:register completion_server.engine.vllm.process:register"
+    assert done.stdout.splitlines() == [plugins, plugins]

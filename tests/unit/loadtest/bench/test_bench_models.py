@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from draft_model.evaluation.acceptance import AcceptanceCounts
-from draft_model.evaluation.identity import IdentityReport, TextDifference
 from draft_model.evaluation.kinds import Kind
-from draft_model.evaluation.offline import AcceptanceTally
-from draft_model.evaluation.report import DecodeTimes, EngineFigures, as_record, engine_run, offline_figures
-from loadtest.bench.models.figures import figures
-from target_model.evaluation.figures import TargetFigures, to_json
+from draft_model.evaluation.offline import AcceptanceCounts, AcceptanceTally
+from draft_model.evaluation.online import DecodeTimes, EngineFigures, IdentityReport, TextDifference, engine_run
+from draft_model.evaluation.report import as_record, offline_figures
+from loadtest.bench.models import figures
+from target_model.evaluation.measure import TargetFigures, to_json
 from target_model.evaluation.scoring import Mean, Score, Share
 from target_model.evaluation.served import Speed
 

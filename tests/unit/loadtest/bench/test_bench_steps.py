@@ -11,13 +11,11 @@ from click.testing import CliRunner
 from completion_server.engine.interface import EngineDeadError, GenerationRequest
 from completion_server.engine.scripted.engine import ScriptedEngine
 from completion_server.engine.scripted.model import ServiceTimes
-from completion_server.engine.settings import EngineSettings
 from loadtest.bench.steps.__main__ import main
-from loadtest.bench.steps.document import document_of
-from loadtest.bench.steps.fit import FitError, fit
+from loadtest.bench.steps.fit import FitError, document_of, fit
 from loadtest.bench.steps.measure import Samples, StepWork, measure
 from loadtest.simulation import virtual_time
-from loadtest.simulation.profiles import profile_of
+from loadtest.simulation.engine import profile_of
 
 TIMES = ServiceTimes(
     step_base_s=6e-3, prefill_base_s=1e-3, prefill_per_seq_s=2e-3, prefill_per_token_s=1e-4, decode_per_seq_s=2e-3
@@ -38,17 +36,17 @@ def measured(num_rounds: int = 1, max_num_seqs: int = 16, max_model_len: int = 8
 
 def test_the_steps_of_an_engine_are_found_again() -> None:
     found = fit(measured(3).typical())
-    assert found.times.step_base_s == pytest.approx(6e-3, rel=0.02)
-    assert found.times.decode_per_seq_s == pytest.approx(2e-3, rel=0.02)
-    assert found.times.prefill_per_token_s == pytest.approx(1e-4, rel=0.02)
-    assert found.times.prefill_base_s == pytest.approx(1e-3, rel=0.1)
+    assert found.base_s == pytest.approx(6e-3, rel=0.02)
+    assert found.per_seq_s == pytest.approx(2e-3, rel=0.02)
+    assert found.per_prompt_token_s == pytest.approx(1e-4, rel=0.02)
+    assert found.prompts_s == pytest.approx(1e-3, rel=0.1)
     assert found.error < 0.01
     assert found.seconds(StepWork(4, 1, 32)) == pytest.approx(TIMES.step_s(32, 4, 0, 1))
 
 
 def test_the_simulation_runs_on_the_document_of_a_measurement() -> None:
     typical = measured(3).typical()
-    settings = EngineSettings(model="models/small", max_num_seqs=16, num_speculative_tokens=0)
+    settings = {"model": "models/small", "max_num_seqs": 16, "num_speculative_tokens": 0}
     document = json.loads(json.dumps(document_of(settings, typical, fit(typical), enforce_eager=True)))
     assert (document["model"], document["enforce_eager"], document["num_speculative_tokens"]) == ("small", True, 0)
     times = profile_of(document).times
@@ -94,8 +92,8 @@ def test_disturbed_steps_do_not_count() -> None:
 
 def test_no_term_is_negative() -> None:
     found = fit({StepWork(1): 0.010, StepWork(8): 0.009, StepWork(4, 1, 32): 0.012, StepWork(4, 1, 64): 0.011})
-    assert found.times.decode_per_seq_s == found.times.prefill_per_token_s == 0
-    assert found.times.step_base_s > 0
+    assert found.per_seq_s == found.per_prompt_token_s == 0
+    assert found.base_s > 0
 
 
 @pytest.mark.parametrize("works", [[], [StepWork(1)], [StepWork(size) for size in range(1, 9)]], ids=len)

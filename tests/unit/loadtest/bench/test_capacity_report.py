@@ -6,9 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
-from loadtest.bench.capacity.contestants import OURS, VLLM, VLLM_SAME_PROMPTS
-from loadtest.bench.capacity.report import Findings, details, headline, picture, print_table
-from loadtest.bench.capacity.trial import SHARE, Promise
+from loadtest.bench.capacity.contestants import OURS, OURS_UNCACHED, VLLM, VLLM_SAME_PROMPTS, caches
+from loadtest.bench.capacity.report import Findings, details, headline, picture, table
+from loadtest.bench.capacity.trials import SHARE, Promise
 from loadtest.search.capacity import Trial
 
 
@@ -63,10 +63,28 @@ def test_every_trial_is_in_the_details() -> None:
 
 def test_the_table_and_the_picture_name_all_contestants() -> None:
     out = io.StringIO()
-    print_table(FOUND, Console(file=out, width=140))
+    Console(file=out, width=140).print(table(FOUND))
     svg = picture(FOUND)
     assert svg.startswith("<?xml")
     for name in (OURS, VLLM, VLLM_SAME_PROMPTS, "short context", "long context"):
         assert name in out.getvalue()
         assert name in svg
     assert "2.00" in out.getvalue()
+
+
+def test_the_gain_of_the_completion_cache_is_reported_and_decides_nothing() -> None:
+    found = Findings("short", "short context", Promise())
+    for number in range(3):
+        found.add({OURS: trials(40), OURS_UNCACHED: trials(39 + number), VLLM: trials(20)})
+    figures = headline([found])
+    assert figures["ratio_short_cache_off"] == pytest.approx(1, abs=0.01)
+    assert found.is_decided
+    alone = Findings("short", "short context", Promise())
+    alone.add({OURS: trials(40), OURS_UNCACHED: trials(10)})
+    assert not alone.is_decided, "rounds go on until the time is up"
+
+
+@pytest.mark.parametrize("configured", [True, False])
+def test_this_server_is_measured_as_configured_and_without_its_completion_cache(configured: bool) -> None:
+    found = caches({"cache": {"enabled": configured}})
+    assert found == {OURS: str(configured).lower(), OURS_UNCACHED: "false"}

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from loadtest.bench.capacity.estimates import editors, is_another_round_due, is_decided, ratio
-from loadtest.bench.capacity.rounds import Range, run_round
-from loadtest.bench.capacity.trial import SHARE, crossing
+from loadtest.bench.capacity.rounds import Range, editors, is_another_round_due, is_decided, ratio, run_round
+from loadtest.bench.capacity.trials import SHARE, crossing
 from loadtest.search.capacity import Trial
 
 PROMISE = 0.9

@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from loadtest.bench.capacity.answerable import AnswerablePauses, Replay, replay_pauses
-from loadtest.bench.capacity.texts import (
+from loadtest.bench.capacity.trials import (
+    SHARE,
     ContextSize,
     Key,
+    Promise,
     TrialLength,
     first_sessions,
     key_of,
@@ -18,12 +20,12 @@ from loadtest.bench.capacity.texts import (
     requests_like,
     with_sliding_window,
 )
-from loadtest.bench.capacity.trial import SHARE, Promise
 from loadtest.driving.driver import Run
 from loadtest.targets import Editor, TargetError
 from loadtest.targets.record import Outcome, Record, Result
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import Trace, make_trace
+from loadtest.traffic.trace import make_trace
+from loadtest.traffic.typed import Trace
 from tests.unit.loadtest.typed import result
 
 

@@ -8,7 +8,7 @@ import pytest
 from loadtest.bench.regions.course import Course
 from loadtest.bench.regions.figures import figures, gates, invalid_because, is_in_flight, judge, percentile, phases
 from loadtest.targets.record import Outcome, Result
-from loadtest.traffic.scenario import CriteriaSettings
+from loadtest.traffic.sections import CriteriaSettings
 from tests.unit.loadtest.typed import request
 
 CRITERIA = CriteriaSettings()

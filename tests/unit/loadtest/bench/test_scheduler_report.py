@@ -19,7 +19,8 @@ from loadtest.bench.scheduler.report import (
     figures,
     first_errors,
     headline,
-    print_tables,
+    headline_table,
+    targets_table,
 )
 from loadtest.driving.driver import Run
 from loadtest.targets.record import Outcome
@@ -125,7 +126,7 @@ def test_a_ratio_to_nothing_is_null_and_the_table_says_so() -> None:
     assert line["seen_ratio_2x_to_plain"] is None
     assert line["seen_ratio_2x_to_vllm_serve"] == 4
     written = io.StringIO()
-    print_tables(by_load, line, Console(file=written, width=140))
+    Console(file=written, width=140).print(targets_table(by_load), headline_table(line))
     assert "nothing to compare with" in written.getvalue()
     assert "vllm serve" in written.getvalue()
 

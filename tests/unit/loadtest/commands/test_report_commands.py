@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from loadtest.cli import main
+from loadtest.__main__ import main
 from loadtest.commands import searches as search_commands
-from loadtest.commands.searches import describe
 from loadtest.driving.run import RunResult
 from loadtest.report.document import RunDocument
-from loadtest.search.capacity import Capacity, Trial
-from loadtest.stats.run_stats import RunStats
+from loadtest.stats import RunStats
 from loadtest.targets import TargetSpec
 from loadtest.traffic.scenario import Scenario
 from tests.unit.loadtest.run_stats import make_document, make_stats
@@ -243,8 +241,3 @@ def test_a_bad_sweep_is_refused_before_anything_runs(
     assert found.exit_code == 2, found.output
     assert message in found.output
     assert runs.asked == []
-
-
-def test_a_capacity_in_a_sentence() -> None:
-    found = Capacity(1200, 1260, is_generator_bound=False, trials=(Trial(1200, is_passed=True),))
-    assert describe("ours", found) == "ours: 1,200 sessions pass, up to 1,260, which fail"

@@ -19,7 +19,7 @@ from loadtest.targets import ClientSettings, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
 from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import Result
-from loadtest.traffic.trace import Trace
+from loadtest.traffic.typed import Trace
 from tests.unit.loadtest.typed import GOES_ON
 
 METRICS = """

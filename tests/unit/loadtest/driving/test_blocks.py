@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from loadtest.driving.blocks import BlocksError, join, plan
-from loadtest.driving.interruption import Interruption
-from loadtest.stats.run_stats import RunStats
+from loadtest.driving.run import BlocksError, join, plan
+from loadtest.driving.worker_pool import Interruption
+from loadtest.stats import RunStats
 from loadtest.targets import parse_target
 from loadtest.traffic.scenario import Scenario
 

@@ -1,4 +1,4 @@
-"""The open-loop driver on targets in this process, its records, and the counters that it reads."""
+"""The open-loop driver on targets in this process and on HTTP servers, its records, and the counters that it reads."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,10 +7,19 @@ from dataclasses import replace
 import pytest
 
 from loadtest.driving.driver import Callbacks, Driver, drive
-from loadtest.processes.counters import MetricsError, sum_counter
+from loadtest.processes.meter import MetricsError, sum_counter
+from loadtest.targets import ClientSettings, TargetSpec
+from loadtest.targets.http import HttpTarget
 from loadtest.targets.record import Outcome, Record, RunClock
-from loadtest.traffic.trace import Trace, Trigger
-from tests.unit.loadtest.driving.fake_servers import METRICS, outcomes
+from loadtest.traffic.typed import Trace, Trigger
+from tests.unit.loadtest.driving.fake_servers import (
+    METRICS,
+    Completions,
+    doing,
+    http_target,
+    outcomes,
+    until,
+)
 from tests.unit.loadtest.typed import GOES_ON, trace
 
 
@@ -114,3 +123,42 @@ def test_a_counter_is_summed_over_its_labels() -> None:
     assert sum_counter(by_kind, ["tokens_total"], labels={"kind": "b"}) == 6
     with pytest.raises(MetricsError, match="shows no other_total"):
         sum_counter(METRICS % 5, ["other_total"])
+
+
+async def test_http_requests_end_as_the_server_says() -> None:
+    completions = Completions()
+    keys = [(0.02 * place, 5.0) for place in range(4)]
+    async with http_target(completions) as target:
+        with doing(trace(*keys), 1, 5, 3, 4) as made:
+            run = await drive(target, made)
+    assert outcomes(run.results) == ["answered", "empty", "error", "error"]
+    answered, empty, refused, broken = run.results
+    assert answered.completion_tokens == empty.completion_tokens == 3
+    assert answered.ttft_s is not None
+    assert refused.error == "a bad prompt"
+    assert "it broke" in broken.error
+    assert run.generated_tokens == 10
+    assert completions.bodies[0]["max_tokens"] == 1
+    body = completions.bodies[1]
+    assert (body["max_tokens"], body["stop_token_ids"], body["prompt"]) == (24, [7], [1])
+    assert "cache_salt" not in body
+
+
+async def test_http_stragglers_are_cancelled_and_unanswered() -> None:
+    completions = Completions()
+    async with http_target(completions) as target:
+        with doing(trace((0.0, 60.0), duration_s=0.05), 2) as made:
+            run = await drive(target, made, drain_s=0.05)
+        await until(lambda: completions.num_hung_up == 1)
+    assert outcomes(run.results) == ["unanswered"]
+
+
+async def test_no_server_is_an_error_of_the_request() -> None:
+    async with (
+        HttpTarget(TargetSpec("fake", "openai+http", ("127.0.0.1:1",)), ClientSettings()) as target,
+        target.editors(trace((0.0, 9.0))) as found,
+    ):
+        record = Record(trace((0.0, 9.0)).sessions[0].requests[0], RunClock())
+        found[0].send_nowait(record)
+        await record.wait_ended()
+    assert record.result().outcome is Outcome.ERROR

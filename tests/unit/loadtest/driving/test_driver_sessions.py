@@ -10,9 +10,9 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from loadtest import targets
 from loadtest.driving.driver import drive
-from loadtest.targets import ClientSettings, TargetError, TargetSpec, channels
+from loadtest.targets import ClientSettings, TargetError, TargetSpec
 from loadtest.targets.grpc import GrpcTarget
-from loadtest.traffic.trace import OPENING_SEQUENCE, Event
+from loadtest.traffic.typed import OPENING_SEQUENCE, Event
 from tests.support.server import make_config, run_server
 from tests.unit.loadtest.driving.fake_servers import Editors, outcomes, serving, session_target, until
 from tests.unit.loadtest.typed import trace
@@ -180,10 +180,11 @@ async def test_a_deadline_ends_a_session_s_request() -> None:
             run = await drive(target, trace((0.0, 9.0)), has_lead_in=False)
     assert outcomes(run.results) == ["deadline"]
     assert editors.cancelled == [OPENING_SEQUENCE + 1]
+    assert 0 < editors.requests[-1].timeout_ms <= 100
 
 
 async def test_a_server_without_grpc_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "CONNECT_S", 0.1)
+    monkeypatch.setattr("loadtest.targets.session.CONNECT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host = f"127.0.0.1:{silent.getsockname()[1]}"
         async with GrpcTarget(TargetSpec("fake", "grpc", (host,)), ClientSettings()) as target:

@@ -7,11 +7,11 @@ import pytest
 
 from completion.v1 import completion_pb2 as pb
 from loadtest.driving.recorder import Recorder
-from loadtest.stats.run_stats import RunStats
-from loadtest.targets.record import Outcome, Record, RunClock, Stages
+from loadtest.stats import RunStats
+from loadtest.targets.record import Outcome, Record, RunClock
 from loadtest.targets.wire import take_end
-from loadtest.traffic.scenario import CriteriaSettings
-from loadtest.traffic.trace import Trigger, TypedSession
+from loadtest.traffic.sections import CriteriaSettings
+from loadtest.traffic.typed import Trigger, TypedSession
 from tests.unit.loadtest.typed import GOES_ON, request, trace
 
 NUM_ERRORS = 20
@@ -48,7 +48,7 @@ class RecorderHarness:
         if text:
             made.text_came(text)
             made.first_text_at_s = 2.5 + ttft_s
-        made.count_tokens(7)
+        made.completion_tokens = 7
         made.end(outcome, error)
         return made
 
@@ -143,7 +143,7 @@ async def test_the_server_s_stages_leave_the_front_end_s() -> None:
     made.sent_at_s = 2.51
     made.text_came("x")
     made.first_text_at_s = 2.61
-    made.stages(Stages(queue_ms=30, tokenise_ms=2, prefill_ms=50, decode_ms=9, total_ms=91))
+    made.server = pb.Timings(queue_ms=30, tokenise_ms=2, prefill_ms=50, decode_ms=9, total_ms=91)
     made.end_whole()
     assert [round(harness.ms(f"stage/{name}")) for name in ("queue", "tokenise", "prefill", "decode")] == [30, 2, 50, 9]
     assert harness.ms("stage/front_end") == pytest.approx(20, rel=0.01)

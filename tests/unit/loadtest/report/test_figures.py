@@ -17,7 +17,7 @@ from loadtest.report.figures import (
     without_nan,
 )
 from loadtest.report.sums import Sums
-from loadtest.stats.run_stats import RunStats
+from loadtest.stats import RunStats
 from tests.unit.loadtest.run_stats import CRITERIA, make_stats, record
 
 

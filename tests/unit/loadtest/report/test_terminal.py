@@ -6,7 +6,7 @@ from rich.console import Console
 
 from loadtest.report.compare import compare
 from loadtest.report.document import RunDocument
-from loadtest.report.terminal import print_comparison, print_report
+from loadtest.report.tables import print_differences, print_report
 from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_stats
 
 
@@ -85,7 +85,7 @@ def test_a_comparison_lists_regressions_first() -> None:
     shown = console()
     first, second = make_stats(1, target="a [x]"), make_stats(2, ttft_ms=200.0)
     found = compare(first, second, CRITERIA, is_paired=False, names=("[a]", "b"), warnings=("mind [this]",))
-    print_comparison(found, shown)
+    print_differences(found, shown)
     text = _text(shown)
     assert "warning: mind [this]" in text
     assert "A = [a], B = b; unpaired, 30 slices" in text

@@ -5,7 +5,7 @@ import json
 from click.testing import CliRunner, Result
 
 from completion_server.cli import main as server_main
-from loadtest.cli import main
+from loadtest.__main__ import main
 
 
 def simulate(*arguments: str) -> Result:

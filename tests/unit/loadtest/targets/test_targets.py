@@ -1,9 +1,14 @@
-"""The syntax of targets, and the errors for invalid ones."""
+"""The syntax of targets, and the pure part of an editor."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadtest.targets import TargetError, parse_target
-from loadtest.targets.dialects import dialect_of
+from loadtest.targets.editor import EditorCache, accepted_chars, common_chars, is_typed_along
+from loadtest.targets.http import dialect_of
+from loadtest.traffic.typed import Text, TypedRequest
+from tests.unit.loadtest.typed import request
 
 
 def test_a_target_may_be_just_its_address() -> None:
@@ -20,6 +25,10 @@ def test_a_target_may_have_a_name_hosts_and_options() -> None:
     assert [spec.num_connections(sessions) for sessions in (1, 6_400, 6_401, 10_000)] == [64, 64, 65, 100]
 
 
+def test_a_completion_server_has_a_default_port() -> None:
+    assert parse_target("grpc+complete://a,b:1,[::1],[::1]:2").hosts == ("a:50051", "b:1", "[::1]:50051", "[::1]:2")
+
+
 def test_special_characters_in_an_option_are_kept() -> None:
     spec = parse_target("openai+http://a:1?fim=<P>{prefix}<S>{suffix}&model=org/m&metrics=https://b:9/own?x")
     assert spec.options == {"fim": "<P>{prefix}<S>{suffix}", "model": "org/m"}
@@ -33,7 +42,7 @@ def test_special_characters_in_an_option_are_kept() -> None:
         ("grpc://", "is no target"),
         ("grcp://a:1", "unknown scheme 'grcp' .did you mean 'grpc'.*; known are grpc, grpc.complete"),
         ("ftp://a:1", "unknown scheme 'ftp'; known are"),
-        ("grpc://a", "'a' is not HOST:PORT"),
+        ("llama+http://a", "'a' is not HOST:PORT"),
         ("grpc://a:0", "'a:0' is not HOST:PORT"),
         ("grpc://a:70000", "not HOST:PORT"),
         ("grpc://a:1,", "'' is not HOST:PORT"),
@@ -55,3 +64,65 @@ def test_an_invalid_target_is_an_error(text: str, said: str) -> None:
 def test_invalid_options_are_errors(options: str, said: str) -> None:
     with pytest.raises(TargetError, match=said):
         dialect_of(parse_target(f"openai+http://a:1?{options}"))
+
+
+def at(before: str, end: int) -> TypedRequest:
+    return request(text=Text(before, ""), end=end)
+
+
+@pytest.mark.parametrize(
+    ("completion", "common", "accepted"),
+    [("hello", 5, 5), ("hello!", 5, 5), ("he", 2, 0), ("help", 3, 3), ("", 0, 0), ("x", 0, 0), ("hellx", 4, 4)],
+)
+def test_a_user_accepts_text_that_is_typed_next(completion: str, common: int, accepted: int) -> None:
+    typed = at("x = hello", 4)
+    assert common_chars(completion, typed) == common
+    assert accepted_chars(completion, typed, 3) == accepted
+
+
+@given(st.text("ab", max_size=6), st.text("ab", max_size=6), st.text("ab", max_size=6))
+def test_common_chars_are_those_of_the_longest_common_beginning(before: str, truth: str, completion: str) -> None:
+    expected = max(length for length in range(7) if completion[:length] == truth[:length] and length <= len(truth))
+    assert common_chars(completion, at(before + truth, len(before))) == min(expected, len(completion))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_along"),
+    [("h", True), ("hello", True), ("hello and more", True), ("hx", False), ("x", False), ("", False)],
+)
+def test_an_answer_that_the_user_types_still_fits(text: str, is_along: bool) -> None:
+    assert is_typed_along(text, at("x = hello", 4)) is is_along
+
+
+def test_at_the_end_of_the_known_text_no_answer_fits() -> None:
+    assert not is_typed_along("more", at("x = hello", 9))
+
+
+def test_a_cache_answers_a_user_who_types_its_completion() -> None:
+    cache = EditorCache(4)
+    cache.add(at("x = hello", 4), "hello(")
+    assert cache.find(at("x = hello", 4)) == "hello("
+    assert cache.find(at("x = hello", 6)) == "llo("
+    assert cache.find(at("x = hello", 9)) == "("
+    assert not cache.find(at("x = hello", 3)), "it has been typed since"
+    assert not cache.find(at("x = hexlo", 7)), "another text"
+
+
+@pytest.mark.parametrize(("end", "completion"), [(6, "he"), (6, "he \n"), (6, "hx"), (8, "he")])
+def test_a_cache_has_no_answer_after_other_text_or_at_the_end(end: int, completion: str) -> None:
+    cache = EditorCache(4)
+    cache.add(at("x = hello", 4), completion)
+    assert not cache.find(at("x = hello", end))
+
+
+def test_a_cache_is_small_and_prefers_the_newest() -> None:
+    cache = EditorCache(2)
+    for completion in ("hello 1", "hello 2", "hello 3"):
+        cache.add(at("x = hello", 4), completion)
+    assert cache.find(at("x = hello", 6)) == "llo 3"
+    for _ in range(2):
+        cache.add(at("x = hello", 8), "nothing")
+    assert not cache.find(at("x = hello", 6))
+    none = EditorCache(0)
+    none.add(at("x = hello", 4), "hello")
+    assert not none.find(at("x = hello", 4))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.traffic.scenario import ShapeSettings
-from loadtest.traffic.shapes import RANK, READER, REGION, share_at, spread
+from loadtest.traffic.sections import ShapeSettings
+from loadtest.traffic.trace import RANK, READER, REGION, share_at, spread
 
 KINDS = st.sampled_from(["steady", "ramp", "spike", "day"])
 

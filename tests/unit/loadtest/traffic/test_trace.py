@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from loadtest.traffic.documents import DocumentsError, library_files
 from loadtest.traffic.scenario import Scenario
-from loadtest.traffic.trace import (
+from loadtest.traffic.trace import make_trace
+from loadtest.traffic.typed import (
     OPENING_SEQUENCE,
     Event,
     Text,
@@ -22,7 +24,6 @@ from loadtest.traffic.trace import (
     TypedRequest,
     TypedSession,
     join_digests,
-    make_trace,
 )
 from tests.support.examples import examples
 
@@ -322,3 +323,44 @@ def test_runs_that_are_too_long_for_any_file_are_refused(folder: str) -> None:
 def test_an_invalid_worker_number_is_refused(worker: int) -> None:
     with pytest.raises(ValueError, match="must be below num_workers = 2"):
         make_trace(of(), worker, 2)
+
+
+@pytest.fixture
+def arrivals(tmp_path: Path) -> str:
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    rows += [f"2023-11-16 18:17:{second:02}.5000000,{100 * second},{100 * second}" for second in range(8)]
+    (tmp_path / "arrivals.csv").write_text("\n".join(rows))
+    return str(tmp_path / "arrivals.csv")
+
+
+def test_recorded_arrivals_go_round_the_sessions(arrivals: str) -> None:
+    scenario = of(sessions=3, recorded={"file": arrivals, "scale": 2, "max_tokens": 128})
+    found = make_trace(scenario)
+    assert [[request.intended_at_s for request in session.requests] for session in found.sessions] == [
+        [0.0, 1.5, 3.0],
+        [0.5, 2.0, 3.5],
+        [1.0, 2.5],
+    ]
+    first, fourth, seventh = found.sessions[0].requests
+    assert [len(request.prefix) for request in (first, fourth, seventh)] == [1, 1200, 2400]
+    assert [request.max_tokens for request in (first, fourth, seventh)] == [1, 128, 128]
+    assert {request.next_key_at_s for request in all_requests(found)} == {math.inf}
+    assert all(request.is_pause and request.trigger is Trigger.AUTOMATIC for request in all_requests(found))
+    assert make_trace(scenario, 1, 2).sessions == (found.sessions[1],)
+
+
+def test_recorded_lengths_are_bounded(arrivals: str, folder: str) -> None:
+    bounded = make_trace(of(sessions=1, recorded={"file": arrivals, "max_prefix_chars": 1000}))
+    assert max(request.end for request in all_requests(bounded)) == 1000
+    long = Path(arrivals)
+    long.write_text(long.read_text().replace(",700,", ",9000000,"))
+    found = make_trace(of(sessions=1, recorded={"file": arrivals}, documents={"source": folder}))
+    [*_others, last] = found.sessions[0].requests
+    longest = max(len(path.read_text()) for path in Path(folder).iterdir())
+    assert len(last.prefix) + len(last.suffix) == longest, "a text longer than any file is cut"
+
+
+def test_sessions_without_recorded_arrivals_send_nothing(arrivals: str) -> None:
+    found = make_trace(of(sessions=10, recorded={"file": arrivals}))
+    assert [len(session.requests) for session in found.sessions] == [1] * 8 + [0] * 2
+    assert all(session.opening.prefix for session in found.sessions)

@@ -1,0 +1,113 @@
+"""Measures the embedded models: quality, the loss by INT8, and the draft's acceptance.
+
+It runs the commands `target-model evaluate` and `draft-model evaluate`, and collects their figures.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from loadtest.bench.runner.benchmark import EXISTING_FOLDER, Options, Result, benchmark, option
+
+TEXTS = 24
+"""Of the 71 held-out files, evenly."""
+HELD_OUT, BENCHMARKS = Path("draft_model/held_out"), Path("target_model/benchmarks")
+SPECULATE = 4
+IDENTITY_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options(Options):
+    target: Path = option(Path("target_model/embedded"), "The target as it is served, INT8.", EXISTING_FOLDER)
+    target_bf16: Path = option(Path("target_model/embedded-bf16"), "The same in bfloat16.", EXISTING_FOLDER)
+    draft: Path = option(Path("draft_model/embedded"), "", EXISTING_FOLDER)
+    cursors: int = option(100, "For acceptance.", click.IntRange(10))
+    max_tasks: int = option(400, "Of the 1,033 single lines, evenly.", click.IntRange(1))
+    allow_weak_sandbox: bool = option(False, "Passed on to `target-model evaluate`.")
+
+
+@benchmark(_Options)
+def main(options: _Options, _console: Console) -> Result:
+    """Evaluate a target in INT8 and bfloat16, and its draft. The last line is a JSON object.
+
+    Held-out code and HumanEval's single lines, in the real engine. What the models write is run in a sandbox.
+
+    \b
+    Example:
+        python -m loadtest.bench.models --cursors 50 --max-tasks 100
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-models-") as folder:
+        targets, pair = Path(folder) / "targets.json", Path(folder) / "pair"
+        said = _run(
+            "target_model", "evaluate",
+            "--model", f"bf16={options.target_bf16}", "--model", f"int8={options.target}",
+            "--single-line", str(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz"),
+            "--max-tasks", str(options.max_tasks), "--max-texts", str(TEXTS),
+            "--held-out", str(HELD_OUT / "held_out-00000.parquet"), "--out", str(targets),
+            *(["--allow-weak-sandbox"] if options.allow_weak_sandbox else []),
+        )  # fmt: skip
+        said += "\n" + _run(
+            "draft_model", "evaluate", "--target", str(options.target), "--draft", str(options.draft),
+            "--corpus", str(HELD_OUT), "--speculate", str(SPECULATE), "--cursors", str(options.cursors),
+            "--greedy-only", "--out", str(pair),
+            "--prompts", str(BENCHMARKS / "HumanEval.jsonl.gz"), "--prompt-tokens", str(IDENTITY_TOKENS),
+        )  # fmt: skip
+        return Result(figures(_read(targets), _read(pair / "report.json")), [said])
+
+
+def figures(targets: Sequence[Mapping[str, Any]], pair: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of merit from the two reports; bfloat16 is the first target, INT8 the second.
+
+    Losses are nats a token, shares 0 to 1, times milliseconds, steps' of two turns. `acceptance_*` is accepted over
+    drafted tokens; `greedy_identical_share` is of completions of `identity_tokens` tokens.
+    """
+    _bf16, int8 = targets
+    run, offline = pair["engine"]["runs"][0], pair["offline"]["at_temperature"]["0.0"]
+    return {
+        "held_out_bits_per_byte": int8["bits_per_byte"],
+        "single_line_exact_match": _share(int8["lines"]["exact"]),
+        "single_line_exact_match_interval": int8["lines"]["exact"]["interval"],
+        "single_line_pass_at_1": _share(int8["lines"]["passed"]),
+        "acceptance_k4_greedy": run["acceptance"]["0.0"],
+        "acceptance_offline": offline["acceptance_by_length"][str(SPECULATE)],
+        "acceptance_offline_interval": offline["acceptance_intervals"][str(SPECULATE)],
+        "predicted_share": offline["agreement"],
+        "foretold_share": offline["agreement"],  # the earlier name, until 0.2
+        "mean_accepted_length_k4": run["mean_accepted_length"]["0.0"],
+        "int8_loss_increase": int8["loss_more"]["value"],
+        "int8_loss_increase_interval": int8["loss_more"]["interval"],
+        "greedy_identical_share": pair["identity"]["share"],
+        "identity_tokens": IDENTITY_TOKENS,
+        "speedup_k4_batch_1": run["speedup"],
+        "target_step_ms": [step["target_ms"] for step in pair["engine"]["steps"]],
+        "draft_step_ms": [step["draft_ms"] for step in pair["engine"]["steps"]],
+    }
+
+
+def _share(counted: Mapping[str, Any]) -> float:
+    share: float = counted["hits"] / counted["total"]
+    return share
+
+
+def _read(path: Path) -> Any:  # noqa: ANN401 - any JSON that the command wrote
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _run(module: str, *arguments: str) -> str:
+    """Return the output of a command, while its errors and progress are shown. Raises ClickException if it fails."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise click.ClickException(f"`{module} {arguments[0]}` failed with status {done.returncode}, see above")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Benchmark of the server's overhead over its engine."""

@@ -1,0 +1,149 @@
+"""The command of a benchmark: its options, its tables, its last line and its document.
+
+A benchmark is a function that takes its options and a console for progress, and returns a `Result`.
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console, RenderableType
+
+from completion_server.core.errors import ConfigError
+from loadtest.bench.runner.document import write_document
+from loadtest.bench.runner.figures import report_console
+from loadtest.bench.runner.server import CommandError, NotAnsweredError
+from loadtest.bench.runner.texts import TooFewTextsError
+from loadtest.driving.worker_pool import CheckError, RunError
+from loadtest.processes.child import StartError, end_on_sigterm
+from loadtest.processes.meter import MetricsError
+from loadtest.targets import TargetError
+from loadtest.traffic.documents import DocumentsError
+from loadtest.traffic.scenario import ScenarioError
+
+_EXPECTED = (
+    CheckError,
+    CommandError,
+    ConfigError,
+    DocumentsError,
+    MetricsError,
+    NotAnsweredError,
+    RunError,
+    ScenarioError,
+    StartError,
+    TargetError,
+    TooFewTextsError,
+)
+"""Errors whose message is enough for the user."""
+_NO_WORKLOAD = {"as_json_only", "record", "picture", "html", "out"}
+"""Options that change only where results go."""
+
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+POSITIVE = click.FloatRange(0, min_open=True)
+
+
+def option(default: Any, about: str, kind: Any = None, *flags: str, **settings: Any) -> Any:  # noqa: ANN401
+    """Return a field of `Options`, read from an option `--NAME` or `flags`.
+
+    A default of False makes a switch, a tuple an option that may be repeated. `kind` and `settings` are click's.
+    """
+    is_switch = isinstance(default, bool)
+    found: dict[str, Any] = {"help": about, "default": default, "type": kind, "multiple": isinstance(default, tuple)}
+    found |= {"is_flag": True, "type": None} if is_switch else {"show_default": default not in (None, ())}
+    return field(default=default, metadata={"flags": flags, "click": found | settings})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of every benchmark. A benchmark adds fields, each made by `option`."""
+
+    as_json_only: bool = option(False, "Print the JSON object alone.", None, "--json")
+    record: Path | None = option(None, "Write the figures, and how they were measured, into this JSON file.", FILE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions(Options):
+    """The options of a benchmark of servers."""
+
+    config: Path = option(Path("deploy/local/server.toml"), "The server's TOML file.", EXISTING_FILE)
+    overrides: tuple[str, ...] = option((), "Set one key for all of them.", None, "--set", metavar="SECTION.KEY=VALUE")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a benchmark found."""
+
+    figures: Mapping[str, Any]
+    """The JSON object of the last line. The interval of `name` is `name_low` to `name_high`."""
+    tables: Sequence[RenderableType] = ()
+    exit_code: int = 0
+    is_measured: bool = True
+    """Whether there are figures to record; if not, this is a plan."""
+
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+
+def benchmark(
+    options: type[OptionsT],
+    *errors: type[Exception],
+    **settings: Any,  # noqa: ANN401
+) -> Callable[[Callable[[OptionsT, Console], Result]], click.Command]:
+    """Make a benchmark a command. An expected error, or one of `errors`, ends it with its message alone.
+
+    `settings` are those of click's command.
+    """
+
+    def command_of(measure: Callable[[OptionsT, Console], Result]) -> click.Command:
+        def run(**values: Any) -> None:  # noqa: ANN401
+            end_on_sigterm()
+            chosen = options(**values)
+            with expected_errors(*errors):
+                result = measure(chosen, Console(stderr=True))
+            _deliver(result, chosen)
+
+        parameters: list[click.Parameter] = [
+            click.Option([*(each.metadata["flags"] or [_flag(each.name)]), each.name], **each.metadata["click"])
+            for each in fields(options)
+        ]
+        about = inspect.cleandoc(measure.__doc__ or "")
+        return click.Command(measure.__name__, callback=run, params=parameters, help=about, **settings)
+
+    return command_of
+
+
+@contextmanager
+def expected_errors(*others: type[Exception], part: str = "") -> Iterator[None]:
+    """Have an expected error, or one of `others`, end the command with its message. `part` is named before it."""
+    expected: tuple[type[Exception], ...] = (*_EXPECTED, *others)
+    try:
+        yield
+    except expected as error:
+        message = str(error) or "nothing came in time"
+        raise click.ClickException(f"{part}: {message}" if part else message) from error
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _deliver(result: Result, options: Options) -> None:
+    """Print the tables and the last line, write the document, and exit."""
+    console = report_console()
+    for each in () if options.as_json_only else result.tables:
+        console.print(each, markup=False, highlight=False)
+    if options.record is not None and result.is_measured:
+        workload = {name: value for name, value in asdict(options).items() if name not in _NO_WORKLOAD}
+        write_document(options.record, result.figures, workload)
+    click.echo(json.dumps(result.figures))
+    if result.exit_code:
+        sys.exit(result.exit_code)

@@ -1,0 +1,178 @@
+"""The contestants of a benchmark and their turns: all are live in one run, and one runs at a time.
+
+The others are suspended meanwhile. So a drift of the machine affects all of them.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from types import TracebackType
+from typing import ParamSpec, Protocol, Self, TypeVar
+
+from rich.console import Console
+
+from loadtest.processes.child import Child
+
+_SETTLE_S = 0.5
+"""Time from the start of a turn to its first request: timers that were due are late, and a server closes connections
+that have been idle for long."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Pausable(Protocol):
+    """A server's processes, which can be suspended."""
+
+    def pause(self) -> None:
+        """Suspend them."""
+        ...
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        ...
+
+
+class AsyncClosing(ABC):
+    """Something that is closed when its context is left."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close it."""
+
+    async def __aenter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.aclose()
+
+
+class Contestant(AsyncClosing):
+    """A running server, a peer, or a bare part of a server. Leaving its context stops its processes."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def process(self) -> Child:
+        """The process, with those that it has started."""
+
+    def stop(self) -> None:
+        """Stop the processes."""
+        self.process.stop()
+
+    async def aclose(self) -> None:
+        """Close connections and stop the processes."""
+        self.stop()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the processes."""
+        self.stop()
+
+
+ContestantT = TypeVar("ContestantT", bound=Contestant)
+
+
+class Turns:
+    """Lets one of several live servers run at a time and suspends the others.
+
+    A server that rests still uses CPU time: heartbeats, timers, and vLLM's worker, which spins on a core for a second
+    after its last step. On a small machine all of that would count for the server that is measured.
+    """
+
+    def __init__(self, settle_s: float = _SETTLE_S) -> None:
+        """Have no server yet. A turn begins `settle_s` after the change."""
+        self._settle_s = settle_s
+        self._resting: list[Pausable] = []
+        self._active: Pausable | None = None
+
+    def add(self, server: Pausable) -> None:
+        """Suspend a server that has started, until it has its turn."""
+        server.pause()
+        self._resting.append(server)
+
+    async def give(self, server: Pausable) -> None:
+        """Suspend the server whose turn it was, and let another one run."""
+        if server is self._active:
+            return
+        self._resting.remove(server)
+        if self._active is not None:
+            self.add(self._active)
+        self._active = server
+        server.resume()
+        await asyncio.sleep(self._settle_s)
+
+
+class Contest(AsyncExitStack):
+    """The contestants of a run. Leaving it stops them."""
+
+    def __init__(self, console: Console) -> None:
+        """Have no contestant yet; starts are shown in the console."""
+        super().__init__()
+        self.console = console
+        self.turns = Turns()
+
+    async def start(self, name: str, make: Callable[P, ContestantT], *args: P.args, **kwargs: P.kwargs) -> ContestantT:
+        """Start a contestant, which is suspended until it has its turn.
+
+        Raises:
+            StartError: it did not start.
+
+        """
+        with self.console.status(f"starting: {name}"):
+            contestant = make(*args, **kwargs)
+            await self.enter_async_context(contestant)
+        self.turns.add(contestant.process)
+        return contestant
+
+
+def rotated(items: Sequence[T], number: int) -> list[T]:
+    """Return the items in the order of round `number`: each is as often first as last."""
+    first = number % len(items)
+    return [*items[first:], *items[:first]]
+
+
+class Stoppable(Protocol):
+    """Something that runs."""
+
+    def stop(self) -> None:
+        """Stop it."""
+        ...
+
+
+StoppableT = TypeVar("StoppableT", bound=Stoppable)
+
+
+@contextmanager
+def started_together(makers: Sequence[Callable[[], StoppableT]]) -> Iterator[list[StoppableT]]:
+    """Start what the functions return at the same time, and yield them in order. Leaving the context stops them.
+
+    Raises:
+        StartError: one did not start; the others are stopped.
+
+    """
+    with ExitStack() as stack, ThreadPoolExecutor(len(makers)) as starters:
+        futures = [starters.submit(make) for make in makers]
+        found, failure = [], None
+        for future in futures:
+            try:
+                found.append(future.result())
+            except Exception as error:  # noqa: BLE001 - those that started are stopped before it is raised
+                failure = error
+            else:
+                stack.callback(found[-1].stop)
+        if failure is not None:
+            raise failure
+        yield found

@@ -1,1 +1,0 @@
-"""Benchmark of the front end under ten thousand sessions."""

@@ -1,0 +1,252 @@
+"""The charts of a run. Each takes finished statistics and returns axes, which canvas.py renders as SVG."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from loadtest.report.canvas import (
+    ALARM,
+    canvas,
+    colour,
+    in_style,
+    label_of,
+    lanes,
+    legend_beside,
+    log_ms,
+    mark_events,
+    style,
+)
+from loadtest.report.sums import Array, Series, Sums
+from loadtest.stats import RunStats
+
+Events = Sequence[tuple[float, str]]
+StatsByTarget = Mapping[str, RunStats]
+
+OUTCOME_COLOURS: Mapping[str, str] = {
+    "answered": "#1b9e77",
+    "cached": "#7cc8b0",
+    "empty": "#9aa0a8",
+    "superseded": "#5aa9c9",
+    "hung_up": "#2b83ba",
+    "shed": "#e6b422",
+    "deadline": "#e08214",
+    "unanswered": "#8c6bd1",
+    "error": ALARM,
+}
+"""Outcomes from best to worst; others come last."""
+STAGES: Mapping[str, str] = {
+    "stage/queue": "queue",
+    "stage/tokenise": "tokenise",
+    "stage/prefill": "prefill",
+    "stage/front_end": "front end and network",
+}
+
+_TIME = "seconds from the start"
+_MIN_MS = 0.1
+"""Candidates for the start of a logarithmic axis."""
+_MAX_POINTS = 200
+_LANES = (("requests/s", 1.9), ("editors", 1.5), ("TTFT, ms", 1.9), ("lost/s", 1.2))
+
+
+@in_style
+def latency_over_time(stats: RunStats, budget_ms: float, events: Events = ()) -> Axes:
+    """Draw the percentiles of pause requests' TTFT, with the budget."""
+    series, axes = Series.of(stats), canvas(_TIME, "TTFT of pauses, ms")
+    for place, percent in enumerate((50, 95, 99)):
+        values = series.sums.percentile_ms("ttft/pause", percent)
+        axes.plot(series.at_s, np.maximum(values, _MIN_MS), label=f"p{percent}", color=colour(place), ls=style(place))
+    if budget_ms > 0:
+        axes.axhline(budget_ms, color=ALARM, linewidth=1, label=f"budget {budget_ms:g} ms")
+    log_ms(axes, "y")
+    return _over_time(axes, stats.duration_s, events)
+
+
+@in_style
+def outcomes_over_time(stats: RunStats, events: Events = ()) -> Axes:
+    """Draw the outcomes of the requests by intended time, stacked."""
+    series, axes = Series.of(stats), canvas(_TIME, "requests/s")
+    names = outcomes_of(stats)
+    if names:
+        rates = [series.per_s(f"outcome/{name}") for name in names]
+        colours = [OUTCOME_COLOURS.get(name, "#888888") for name in names]
+        axes.stackplot(series.at_s, *rates, labels=[name.replace("_", " ") for name in names], colors=colours)
+    axes.set_ylim(bottom=0)
+    return _over_time(axes, stats.duration_s, events)
+
+
+@in_style
+def seen_and_offered(stats: RunStats, events: Events = ()) -> Axes:
+    """Draw the rates of offered requests and of seen completions."""
+    series, axes = Series.of(stats), canvas(_TIME, "per second")
+    lines = (("intended", "asked"), ("pauses", "asked at a pause"), ("shown", "had text"), ("seen", "seen"))
+    for place, (counter, label) in enumerate(lines):
+        axes.plot(series.at_s, series.per_s(counter), label=label, color=colour(place), ls=style(place))
+    axes.set_ylim(bottom=0)
+    return _over_time(axes, stats.duration_s, events)
+
+
+@in_style
+def ttft_by_cause(stats: RunStats) -> Axes | None:
+    """Draw the stages of the time to first text, at p50 and at p95; None if the target does not report them.
+
+    Percentiles of stages do not add up to a percentile of the whole: a slow queue and a slow prefill rarely meet.
+    """
+    sums = Sums.of_total(stats)
+    found = {name: label for name, label in STAGES.items() if sums.num_recorded(name)[0]}
+    if not found:
+        return None
+    axes = canvas("ms", "", size=(7.6, 1.7))
+    for place, (name, label) in enumerate(found.items()):
+        widths = [float(sums.percentile_ms(name, percent)[0]) for percent in (95, 50)]
+        before = [
+            sum(float(sums.percentile_ms(other, percent)[0]) for other in list(found)[:place]) for percent in (95, 50)
+        ]
+        axes.barh(["p95", "p50"], widths, left=before, label=label, color=colour(place), height=0.6)
+    axes.grid(visible=False, axis="y")
+    legend_beside(axes)
+    return axes
+
+
+@in_style
+def ttft_distribution(stats_by_target: StatsByTarget, budget_ms: float, *, is_pause: bool = True) -> Axes:
+    """Draw the cumulative distribution of each target's TTFT; requests without text keep it below 100%."""
+    axes = canvas("TTFT of pauses, ms" if is_pause else "TTFT, ms", "share of requests")
+    histogram, counter = ("ttft/pause", "pauses") if is_pause else ("ttft", "intended")
+    for place, (name, stats) in enumerate(stats_by_target.items()):
+        recorded = stats.total.histograms.get(histogram)
+        if recorded is None:
+            continue
+        values, counts = recorded.arrays()
+        shares = np.cumsum(counts) / max(stats.total.counters[counter], int(counts.sum()), 1)
+        axes.step(
+            np.maximum(values, _MIN_MS),
+            shares,
+            where="post",
+            label=label_of(name),
+            color=colour(place),
+            ls=style(place),
+        )
+    if budget_ms > 0:
+        axes.axvline(budget_ms, color=ALARM, linewidth=1, label=f"budget {budget_ms:g} ms")
+    log_ms(axes, "x")
+    axes.set_ylim(0, 1.02)
+    legend_beside(axes)
+    return axes
+
+
+@in_style
+def regions(stats: RunStats) -> Axes | None:
+    """Draw each region's TTFT of all requests at p50, p95 and p99; None for a single region."""
+    names = regions_of(stats)
+    if len(names) < 2:  # noqa: PLR2004
+        return None
+    sums, axes = Sums.of_total(stats), canvas("", "TTFT, ms", size=(7.6, 2.4))
+    places = np.arange(len(names))
+    for place, percent in enumerate((50, 95, 99)):
+        heights = [float(sums.percentile_ms(f"ttft/region/{name}", percent)[0]) for name in names]
+        axes.bar(places + (place - 1) * 0.27, heights, 0.25, label=f"p{percent}", color=colour(place))
+    axes.set_xticks(places, [label_of(name) for name in names])
+    axes.grid(visible=False, axis="x")
+    legend_beside(axes)
+    return axes
+
+
+@in_style
+def seen_by_target(stats_by_target: StatsByTarget, events: Events = ()) -> Axes:
+    """Draw the completions that users of each target saw."""
+    axes = _by_target(stats_by_target, events, "seen/s", lambda series: series.per_s("seen"))
+    axes.set_ylim(bottom=0)
+    return axes
+
+
+@in_style
+def latency_by_target(stats_by_target: StatsByTarget, budget_ms: float, events: Events = ()) -> Axes:
+    """Draw the p95 of pause requests' TTFT of each target."""
+
+    def p95_ms(series: Series) -> Array:
+        return np.maximum(series.sums.percentile_ms("ttft/pause", 95), _MIN_MS)
+
+    axes = _by_target(stats_by_target, events, "TTFT of pauses, p95, ms", p95_ms)
+    if budget_ms > 0:
+        axes.axhline(budget_ms, color=ALARM, linewidth=1, label=f"budget {budget_ms:g} ms")
+    log_ms(axes, "y")
+    legend_beside(axes)
+    return axes
+
+
+def outcomes_of(stats: RunStats) -> list[str]:
+    """Return the recorded outcomes, the best first."""
+    prefix, order = "outcome/", list(OUTCOME_COLOURS)
+    counters = stats.total.counters.items()
+    found = [name.removeprefix(prefix) for name, count in counters if name.startswith(prefix) and count]
+    return sorted(found, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def regions_of(stats: RunStats) -> list[str]:
+    """Return the recorded regions by name."""
+    counted = (name.split("/") for name in stats.total.counters if name.startswith("region/"))
+    return sorted({"/".join(pieces[1:-1]) for pieces in counted})
+
+
+def _by_target(stats_by_target: StatsByTarget, events: Events, label: str, values: Callable[[Series], Array]) -> Axes:
+    axes = canvas(_TIME, label)
+    for place, (name, stats) in enumerate(stats_by_target.items()):
+        series = Series.of(stats)
+        axes.plot(series.at_s, values(series), label=label_of(name), color=colour(place), ls=style(place))
+    return _over_time(axes, max((stats.duration_s for stats in stats_by_target.values()), default=1.0), events)
+
+
+def _over_time(axes: Axes, duration_s: float, events: Events) -> Axes:
+    axes.set_xlim(0, max(duration_s, 1e-3))
+    mark_events(axes, [event for event in events if event[0] <= duration_s])
+    legend_beside(axes)
+    return axes
+
+
+@in_style
+def region_lanes(
+    stats: RunStats,
+    budget_ms: float,
+    events: Sequence[tuple[float, str]] = (),
+    *,
+    regions: Sequence[str] = (),
+    title: str = "",
+) -> Axes | None:
+    """Draw requests and editors by region, TTFT and lost requests over time; None if editors did not choose a region.
+
+    `regions` is the order of the regions, by default that of their names. Lost requests are those that failed.
+    """
+    if not any(name.endswith("/present") for piece in stats.slices for name in piece.counters):
+        return None
+    names = list(regions or regions_of(stats))
+    series = Series.of(stats, _MAX_POINTS)
+    charts = lanes("seconds from the start", _LANES, title=title)
+    requests, editors, ttft, lost = charts
+    colours = [colour(place) for place in range(len(names))]
+    labels = [label_of(name) for name in names]
+    rates = [series.per_s(f"region/{name}/intended") for name in names]
+    requests.stackplot(series.at_s, *rates, labels=labels, colors=colours)
+    counts = [_mean_present(series, stats, name) for name in names]
+    editors.stackplot(series.at_s, *counts, labels=labels, colors=colours)
+    for place, percent in enumerate((50, 99)):
+        values = np.maximum(series.sums.percentile_ms("ttft", percent), _MIN_MS)
+        ttft.plot(series.at_s, values, label=f"p{percent}", color=colour(place + 4), ls=style(place))
+    ttft.axhline(budget_ms, color=ALARM, linewidth=1, label=f"budget {budget_ms:g} ms")
+    log_ms(ttft, "y")
+    lost.bar(series.at_s, series.per_s("errors"), series.sums.duration_s, color=ALARM)
+    lost.set_ylim(0, max(1.0, float(np.max(series.per_s("errors"))) * 1.1))
+    for axes in (requests, editors):
+        axes.set_ylim(bottom=0)
+    for place, axes in enumerate(charts):
+        axes.set_xlim(0, max(stats.duration_s, 1e-3))
+        mark_events(axes, [(at_s, "" if place else label) for at_s, label in events if at_s <= stats.duration_s])
+        legend_beside(axes)
+    return requests
+
+
+def _mean_present(series: Series, stats: RunStats, name: str) -> Array:
+    """Return the editors at a region: the counter has one count for each slice, of which a point may have several."""
+    num_slices = np.maximum(1, np.round(series.sums.duration_s / stats.slice_s))
+    found: Array = series.sums.counter(f"region/{name}/present") / num_slices
+    return found

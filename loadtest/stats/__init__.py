@@ -1,1 +1,0 @@
-"""Counters and histograms of a run, which add up over workers, slices and machines."""

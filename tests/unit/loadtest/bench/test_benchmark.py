@@ -1,0 +1,129 @@
+"""The runner of the benchmarks: the command, the document, and the turns of contestants."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from completion.v1 import completion_pb2 as pb
+from loadtest.bench.runner.benchmark import Options, Result, benchmark, option
+from loadtest.bench.runner.document import split_intervals
+from loadtest.bench.runner.figures import figure_table, ratio
+from loadtest.bench.runner.schedule import Turns, rotated, started_together
+from loadtest.bench.runner.server import NotAnsweredError, sample_of
+from loadtest.processes.child import StartError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes(Options):
+    rounds: int = option(4, "How many.", int)
+    names: tuple[str, ...] = option((), "May be repeated.", None, "--name")
+    quick: bool = option(False, "A few.")
+
+
+@benchmark(Sizes)
+def main(options: Sizes, _console: Console) -> Result:
+    """Measure nothing."""
+    if options.rounds < 0:
+        raise StartError("it did not start")
+    figures = {"gain": 1.5, "gain_low": 1.25, "gain_high": 2.0, "rounds": options.rounds, "names": options.names}
+    return Result(figures, [figure_table("Gain", {"gain": 1.5})], exit_code=3 if options.quick else 0)
+
+
+def test_the_last_line_is_the_figures_after_the_tables() -> None:
+    done = CliRunner().invoke(main, ["--rounds", "2", "--name", "a", "--name", "b"])
+    assert done.exit_code == 0
+    assert "1.500" in done.stdout
+    last = {"gain": 1.5, "gain_low": 1.25, "gain_high": 2.0, "rounds": 2, "names": ["a", "b"]}
+    assert json.loads(done.stdout.splitlines()[-1]) == last
+    alone = CliRunner().invoke(main, ["--json", "--quick"])
+    assert alone.exit_code == 3
+    assert json.loads(alone.stdout)["rounds"] == 4
+
+
+def test_an_expected_error_ends_the_command_with_its_message() -> None:
+    done = CliRunner().invoke(main, ["--rounds", "-1"])
+    assert (done.exit_code, done.stderr, done.stdout) == (1, "Error: it did not start\n", "")
+
+
+def test_the_document_has_the_figures_and_what_they_were_measured_with(tmp_path: Path) -> None:
+    path = tmp_path / "benchmarks" / "nothing.json"
+    assert CliRunner().invoke(main, ["--record", str(path), "--rounds", "2"]).exit_code == 0
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert found["benchmark"] == "nothing"
+    assert found["figures"] == {"gain": 1.5, "rounds": 2, "names": []}
+    assert found["intervals"] == {"gain": [1.25, 2.0]}
+    assert found["workload"] == {"rounds": 2, "names": [], "quick": False}
+    assert " x " in found["processor"]
+    assert {"python", "grpcio"} <= found["versions"].keys()
+    assert found.keys() >= {"commit", "date"}
+
+
+def test_intervals_are_pairs_or_lists() -> None:
+    figures = {"a": 1, "a_interval": [0, 2], "b_low": 3, "c": 4, "c_low": 3, "c_high": 5}
+    assert split_intervals(figures) == ({"a": 1, "b_low": 3, "c": 4}, {"c": [3, 5], "a": [0, 2]})
+
+
+@dataclass(eq=False)
+class Server:
+    is_running: bool = True
+
+    def pause(self) -> None:
+        assert self.is_running
+        self.is_running = False
+
+    def resume(self) -> None:
+        assert not self.is_running
+        self.is_running = True
+
+    def stop(self) -> None:
+        self.is_running = False
+
+
+def running(servers: list[Server]) -> list[bool]:
+    return [each.is_running for each in servers]
+
+
+async def test_one_server_runs_at_a_time() -> None:
+    turns, servers = Turns(settle_s=0), [Server() for _ in range(3)]
+    for place, server in enumerate(servers):
+        turns.add(server)
+        assert running(servers) == [other > place for other in range(3)], "those that start have the machine"
+    for place in (1, 0, 0, 2, 1):
+        await turns.give(servers[place])
+        assert running(servers) == [other == place for other in range(3)]
+
+
+def test_servers_that_started_are_stopped_when_another_does_not_start() -> None:
+    server = Server()
+
+    def fail() -> Server:
+        raise StartError("it did not start")
+
+    with pytest.raises(StartError), started_together([lambda: server, fail]):
+        pass
+    assert not server.is_running
+
+
+def test_each_contestant_is_as_often_first_as_last() -> None:
+    assert [rotated("abc", number) for number in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
+
+
+def test_a_ratio_of_few_rounds_has_no_interval_and_none_to_zero() -> None:
+    found = ratio([2.0, 8.0], [1.0, 1.0])
+    assert found.value == pytest.approx(4)
+    assert found.low != found.low
+    assert ratio([1.0], [0.0]).value != ratio([1.0], [0.0]).value
+    assert ratio([1.0], [0.0], least=0.5).value == 2
+
+
+@pytest.mark.parametrize("level", [pb.CACHE_LEVEL_LOCAL, pb.CACHE_LEVEL_SHARED])
+def test_an_answer_of_a_completion_cache_is_no_sample_of_the_engine(level: pb.CacheLevel) -> None:
+    end = pb.End(finish_reason=pb.FINISH_REASON_STOP, usage=pb.Usage(completion_tokens=3))
+    assert sample_of(end, 1.0, 2.0).num_tokens == 3
+    end.usage.cache_level = level
+    with pytest.raises(NotAnsweredError, match="answered from the completion cache"):
+        sample_of(end, 1.0, 2.0)
