@@ -8,12 +8,9 @@ import click
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from draft_model.commands.build import build_embedded
-from draft_model.commands.corpus import corpus, tokenizer
-from draft_model.commands.data import data
+from draft_model.commands.corpus import corpus, data, generate, tokenizer
 from draft_model.commands.evaluate import evaluate, held_out, probes
-from draft_model.commands.generate import generate
-from draft_model.commands.train import plan, train
+from draft_model.commands.train import build_embedded, plan, train
 
 
 @click.group(context_settings={"max_content_width": 110})

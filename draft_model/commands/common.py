@@ -1,6 +1,5 @@
-"""Parts that the commands share: types of options, progress bars, and errors as one line."""
+"""Parts that the commands share: options and their types, and progress bars."""
 
-import functools
 import itertools
 import json
 import os
@@ -8,22 +7,24 @@ import shutil
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import Progress
 
-from draft_model.core.errors import PipelineError
-
-Params = ParamSpec("Params")
-Result = TypeVar("Result")
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 WORK = Path("work/embedded")
 CONSOLE = Console(stderr=True)
 TENTHS = 10
+corpus_option = click.option(
+    "--corpus", "corpus_folder", type=FOLDER, default=WORK / "corpus", show_default=True,
+    help="Corpus folder, from `draft-model corpus`.",
+)  # fmt: skip
+model_option = click.option("--model", type=FOLDER, required=True, help="Model folder in the Hugging Face layout.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class Number(click.ParamType[int]):
@@ -68,11 +69,6 @@ def _check_compiler(_context: click.Context, _parameter: click.Parameter, is_com
     return is_compiled
 
 
-corpus_option = click.option(
-    "--corpus", "corpus_folder", type=FOLDER, default=WORK / "corpus", show_default=True,
-    help="Corpus folder, from `draft-model corpus`.",
-)  # fmt: skip
-model_option = click.option("--model", type=FOLDER, required=True, help="Model folder in the Hugging Face layout.")
 engine_option = click.option(
     "--engine-options", "engine_options", type=JsonObject(), default="{}", metavar="JSON",
     help="""vLLM's own settings, such as '{"tensor_parallel_size": 4}'.""",
@@ -81,7 +77,6 @@ compile_option = click.option(
     "--compile/--no-compile", "is_compiled", default=True, show_default=True, callback=_check_compiler,
     help="Let torch.compile make code for the model: half a minute of the first steps, the others are faster.",
 )  # fmt: skip
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def refuse_without(needed: str, *names: str) -> None:
@@ -90,19 +85,6 @@ def refuse_without(needed: str, *names: str) -> None:
     for name in names:
         if context.params[needed] is None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} has no effect without --{needed}")
-
-
-def plain_errors(command: Callable[Params, Result]) -> Callable[Params, Result]:
-    """Turn a PipelineError into one line on standard error and exit status 1."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
-        try:
-            return command(*args, **kwargs)
-        except PipelineError as error:
-            raise click.ClickException(str(error)) from error
-
-    return wrapped
 
 
 def show(found: dict[str, Any], *, as_json: bool) -> None:

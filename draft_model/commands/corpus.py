@@ -1,17 +1,26 @@
-"""`draft-model corpus` and `draft-model tokenizer`."""
+"""The commands that make what models learn from: `corpus`, `tokenizer`, `data` and `generate`."""
 
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.progress import Progress
 
-from draft_model.commands.common import CONSOLE, FILE, FOLDER, WORK, corpus_option, plain_errors
-from draft_model.core.files import replacing_folder
-from draft_model.core.presets import VOCAB_SIZE
-from draft_model.corpus.collect import CorpusSettings, collect_corpus
-from draft_model.corpus.documents import Document, Side
+from draft_model.commands.common import (
+    CONSOLE,
+    FILE,
+    FOLDER,
+    WORK,
+    Number,
+    corpus_option,
+    counting,
+    engine_option,
+    refuse_without,
+)
+from draft_model.core import VOCAB_SIZE, replacing_folder
+from draft_model.corpus.collect import HELD_OUT_PERCENT, CorpusSettings, collect_corpus
 from draft_model.corpus.filters import DEFAULT_SUFFIXES, Rules
 from draft_model.corpus.readers import (
     read_archive,
@@ -22,11 +31,16 @@ from draft_model.corpus.readers import (
     read_repositories,
 )
 from draft_model.corpus.sources import HELD_OUT, fetch_wheels, read_embedded_sources
-from draft_model.corpus.split import HELD_OUT_PERCENT
-from draft_model.corpus.store import Corpus
-from draft_model.data.tokenizer import train_tokenizer
+from draft_model.corpus.store import Corpus, Document, Side
+from draft_model.data.samples import FIM_SHARE, GENERATED_SHARE, SNIPPET_SHARE
+from draft_model.data.shards import DataSettings, build_data
+from draft_model.data.tokenizer import load_encoder, train_tokenizer
+from draft_model.distil import GenerationSettings, draw_cursors
+from draft_model.distil import generate as write_generated
 
 Paths = tuple[Path, ...]
+BYTES_A_TOKEN = 3.5
+"""Estimate for code; gives the number of passes over the corpus."""
 
 
 @click.command()
@@ -66,7 +80,6 @@ Paths = tuple[Path, ...]
 @click.option(
     "--parts", type=click.IntRange(min=1), default=4, show_default=True, help="Files to spread each side over."
 )
-@plain_errors
 def corpus(
     *, out: Path, folder: Paths, repositories: Paths, jsonl: Paths, parquet: Paths, archive: Paths,
     dataset: tuple[str, ...], split: str, suffixes: tuple[str, ...], max_bytes: int,
@@ -121,7 +134,6 @@ def _counted(documents: Iterator[Document]) -> Iterator[Document]:
 @corpus_option
 @click.option("--out", type=FOLDER, default=WORK / "tokenizer", show_default=True, help="New folder for it.")
 @click.option("--vocab-size", type=click.IntRange(min=300), default=VOCAB_SIZE, show_default=True)
-@plain_errors
 def tokenizer(corpus_folder: Path, out: Path, vocab_size: int) -> None:
     """Learn a tokenizer from the training side of a corpus, for models that have no target to take one from.
 
@@ -134,3 +146,107 @@ def tokenizer(corpus_folder: Path, out: Path, vocab_size: int) -> None:
         learnt = train_tokenizer(texts, vocab_size)
         learnt.save_pretrained(str(folder))
     click.echo(f"{out}: {len(learnt):,} tokens")
+
+
+def row_lengths(text: str) -> tuple[int, ...]:
+    """Parse lengths such as "1024,256"; UsageError for anything else."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.UsageError(f"--row-tokens: {text!r} is not a list of numbers") from None
+
+
+@click.command()
+@corpus_option
+@click.option(
+    "--tokenizer", type=FOLDER, default=WORK / "tokenizer", show_default=True,
+    help="Folder of a tokenizer, and of its template; a draft uses those of its target.",
+)  # fmt: skip
+@click.option("--out", type=FOLDER, default=WORK / "data", show_default=True)
+@click.option(
+    "--tokens", type=Number(), required=True, help="Training tokens, such as 50e9, rounded up to whole shards."
+)
+@click.option("--row-tokens", default="1024,256,512,256", show_default=True, help="Lengths of rows, in turn.")
+@click.option(
+    "--block-tokens", type=click.IntRange(min=1), default=2_048, show_default=True, help="Computed at a time."
+)
+@click.option("--blocks-per-shard", type=click.IntRange(min=1), default=1_024, show_default=True)
+@click.option("--fim-share", type=click.FloatRange(0, 1), default=FIM_SHARE, show_default=True)
+@click.option(
+    "--snippet-share", type=click.FloatRange(0, 1), default=SNIPPET_SHARE, show_default=True,
+    help="Share of the fill-in-the-middle samples with pieces of other files in front.",
+)  # fmt: skip
+@click.option("--generated", type=FILE, default=None, help="File of completions, from `draft-model generate`.")
+@click.option(
+    "--generated-share", type=click.FloatRange(0, 1), default=GENERATED_SHARE, show_default=True,
+    help="Share of generated samples, if there is a file of them.",
+)  # fmt: skip
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--seed", type=int, default=20, show_default=True)
+def data(
+    *, corpus_folder: Path, tokenizer: Path, out: Path, tokens: int, row_tokens: str, block_tokens: int,
+    blocks_per_shard: int, fim_share: float, snippet_share: float, generated: Path | None,
+    generated_share: float, workers: int, seed: int,
+) -> None:  # fmt: skip
+    """Cut a corpus into rows of tokens in the template that the server uses.
+
+    After an interruption the same command continues.
+
+    \b
+    Examples:
+      draft-model data --tokens 100e6
+      draft-model data --corpus corpus --tokenizer codellama-13b --out data --tokens 50e9 --row-tokens 4096 \\
+          --block-tokens 16384 --workers 32
+    """
+    refuse_without("generated", "generated_share")
+    try:
+        settings = DataSettings(
+            tokens, block_tokens, row_lengths(row_tokens), blocks_per_shard, fim_share,
+            generated_share if generated else 0.0, seed, snippet_share,
+        )  # fmt: skip
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    template, code = load_encoder(tokenizer).template, Corpus(corpus_folder)
+    with Progress(console=CONSOLE, transient=True) as progress:
+        build_data(
+            code, tokenizer, template, out, settings, generated=generated, num_workers=workers,
+            on_shard=counting(progress, "shards"),
+        )  # fmt: skip
+    made = settings.num_shards * settings.blocks_a_shard * settings.block_tokens
+    passes = made * BYTES_A_TOKEN / max(1, code.manifest.num_bytes(Side.TRAIN))
+    size = f"{settings.num_shards} shards, {made / 1e6:,.1f}M tokens"
+    click.echo(f"{out}: {size}, about {passes:.2g} times the corpus, template {template.name}")
+
+
+@click.command()
+@corpus_option
+@click.option("--target", type=FOLDER, required=True, help="The target, in the Hugging Face layout.")
+@click.option("--out", type=FILE, required=True, help="JSON lines: the target's completions with the text around them.")
+@click.option("--prompts", type=click.IntRange(min=1), default=20_000, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(min=1), default=48, show_default=True, help="Of a completion.")
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--seed", type=int, default=30, show_default=True)
+@engine_option
+def generate(
+    *, corpus_folder: Path, target: Path, out: Path, prompts: int, max_tokens: int, temperature: float, seed: int,
+    engine_options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Let the target complete cursors of the corpus through vLLM, for a draft to learn from.
+
+    After an interruption the same command continues.
+
+    \b
+    Example:
+      draft-model generate --target target_model/embedded --out work/embedded/generated.jsonl
+      draft-model data --tokens 50e6 --generated work/embedded/generated.jsonl --out work/embedded/data-draft
+    """
+    encoder = load_encoder(target)
+    cursors = draw_cursors(Corpus(corpus_folder), encoder, prompts, seed)
+    generation = GenerationSettings(max_tokens, temperature, seed)
+    CONSOLE.print(f"{len(cursors):,} cursors")
+    with Progress(console=CONSOLE, transient=True) as progress:
+        on_done = counting(progress, "vLLM, thousands of cursors")
+        written = write_generated(
+            target, encoder, cursors, generation, out, options=engine_options, on_done=on_done
+        )  # fmt: skip
+    click.echo(f"{out}: {written:,} completions")

@@ -20,23 +20,18 @@ from draft_model.commands.common import (
     engine_option,
     json_option,
     model_option,
-    plain_errors,
     refuse_without,
     show,
     stepping,
 )
-from draft_model.core.errors import PipelineError
-from draft_model.core.files import check_replaceable
-from draft_model.corpus.documents import Side
-from draft_model.corpus.store import Corpus
+from draft_model.core import PipelineError, check_replaceable
+from draft_model.corpus.store import Corpus, Side
 from draft_model.data.fim import Split
 from draft_model.data.tokenizer import check_same_vocabulary, load_encoder
 from draft_model.evaluation.held_out import evaluate as evaluate_held_out
-from draft_model.evaluation.held_out import held_out_splits
-from draft_model.evaluation.identity import IdentityReport, compare, read_prompts
+from draft_model.evaluation.held_out import held_out_splits, probe_table, run_probes
 from draft_model.evaluation.offline import MAX_DRAFT, Pair, measure
-from draft_model.evaluation.online import NUM_OTHER_RUNS, measure_engine, serve
-from draft_model.evaluation.probes import probe_table, run_probes
+from draft_model.evaluation.online import NUM_OTHER_RUNS, IdentityReport, compare, measure_engine, read_prompts, serve
 from draft_model.evaluation.report import (
     REPORT,
     OfflineFigures,
@@ -46,7 +41,7 @@ from draft_model.evaluation.report import (
     write_report,
 )
 from draft_model.models.engine import refuse_options
-from draft_model.models.loading import check_goes_with, load_model, read_config
+from draft_model.models.network import check_goes_with, load_model, read_config
 
 TEMPERATURES = (0.2, 0.8)
 ALL_LENGTHS = tuple(range(1, MAX_DRAFT + 1))
@@ -87,7 +82,6 @@ NOT_TO_CHOOSE = ("model", "speculative_config", "max_num_seqs")
 )
 @engine_option
 @json_option
-@plain_errors
 def evaluate(
     *, target: Path, draft: Path, corpus_folder: Path, out: Path | None, cursors: int, offline_cursors: int | None,
     max_tokens: int, lengths: tuple[int, ...], greedy_only: bool, with_engine: bool, prompts: Path | None,
@@ -178,7 +172,6 @@ def _identity(
 @model_option
 @corpus_option
 @json_option
-@plain_errors
 def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
     """Measure loss and bits per byte of a model on the held-out side of a corpus.
 
@@ -196,7 +189,6 @@ def held_out(*, model: Path, corpus_folder: Path, as_json: bool) -> None:
 @click.command()
 @model_option
 @json_option
-@plain_errors
 def probes(model: Path, as_json: bool) -> None:
     """Complete twenty predictable places greedily, with the server's prompts.
 

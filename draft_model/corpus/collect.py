@@ -1,19 +1,32 @@
-"""Collects a corpus from a stream of documents: filters, removes near copies, splits, writes; and renders its card."""
+"""Collects a corpus from a stream of documents: filters, removes near copies, splits, writes; and renders its card.
 
+Exact copies are found by hash, near ones by MinHash and locality-sensitive hashing. The index is in memory, about 3.2
+KB a document; `deduplicate.py` handles corpora that do not fit. A hash of the name chooses the held-out repositories
+besides the named ones: the same choice on every machine, also when other repositories are added.
+"""
+
+import hashlib
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from zlib import crc32
 
-from draft_model.core.errors import PipelineError
-from draft_model.core.files import replacing_folder
-from draft_model.corpus.documents import Document, Side
-from draft_model.corpus.duplicates import NearDuplicates
+from datasketch import MinHash, MinHashLSH  # type: ignore[import-untyped]
+
+from draft_model.core import PipelineError, replacing_folder
 from draft_model.corpus.filters import Refusal, Rules, judge
-from draft_model.corpus.split import HELD_OUT_PERCENT, side_of
-from draft_model.corpus.store import MANIFEST, CorpusWriter, Manifest, write_manifest
+from draft_model.corpus.store import MANIFEST, CorpusWriter, Document, Manifest, Side, write_manifest
 
 NUM_PARTS = 4
+SIMILARITY = 0.7
+"""Least Jaccard similarity of the shingles of near copies."""
+NUM_PERMUTATIONS = 64
+SHINGLE_WORDS = 5
+MIN_WORDS = 12
+_WORD = re.compile(r"\w+")
+HELD_OUT_PERCENT = 2.0
 
 
 @dataclass(frozen=True)
@@ -92,3 +105,43 @@ def render_card(manifest: Manifest) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+class NearDuplicates:
+    """An index of the texts seen so far."""
+
+    def __init__(self, similarity: float = SIMILARITY) -> None:
+        self._exact: set[bytes] = set()
+        self._index = MinHashLSH(threshold=similarity, num_perm=NUM_PERMUTATIONS)
+        self._num_seen = 0
+
+    def is_new(self, text: str) -> bool:
+        """Whether no similar text was seen before; a new text is added to the index."""
+        words = _WORD.findall(text)
+        digest = hashlib.blake2b(" ".join(words).encode("utf-8", "replace"), digest_size=16).digest()
+        if len(words) < MIN_WORDS or digest in self._exact:
+            return False
+        sketch = MinHash(num_perm=NUM_PERMUTATIONS, hashfunc=crc32)
+        sketch.update_batch(shingles(words))
+        if self._index.query(sketch):
+            return False
+        self._exact.add(digest)
+        self._index.insert(str(self._num_seen), sketch, check_duplication=False)
+        self._num_seen += 1
+        return True
+
+
+def shingles(words: Sequence[str]) -> list[bytes]:
+    """Every run of `SHINGLE_WORDS` words, once."""
+    last = max(1, len(words) - SHINGLE_WORDS + 1)
+    return list({" ".join(words[at : at + SHINGLE_WORDS]).encode("utf-8", "replace") for at in range(last)})
+
+
+def side_of(repository: str, percent: float = HELD_OUT_PERCENT, named: Collection[str] = ()) -> Side:
+    """The side of a repository, by its name without regard to case."""
+    name = repository.lower()
+    if name in {one.lower() for one in named}:
+        return Side.HELD_OUT
+    digest = hashlib.sha256(name.encode()).digest()
+    share = int.from_bytes(digest[:8], "big") / 2**64
+    return Side.HELD_OUT if share * 100 < percent else Side.TRAIN

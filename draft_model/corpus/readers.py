@@ -20,8 +20,7 @@ from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
-from draft_model.core.errors import PipelineError
-from draft_model.corpus.documents import Document
+from draft_model.core import PipelineError
 from draft_model.corpus.licences import (
     OWN,
     START,
@@ -31,6 +30,7 @@ from draft_model.corpus.licences import (
     licence_of_text,
     read_licence,
 )
+from draft_model.corpus.store import Document
 
 STDLIB = "python-stdlib"
 STDLIB_LICENCE = "PSF-2.0"

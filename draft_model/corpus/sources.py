@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from draft_model.core.errors import PipelineError
-from draft_model.corpus.documents import Document
+from draft_model.core import PipelineError
 from draft_model.corpus.readers import find_installed, read_archive, read_installed, read_stdlib
+from draft_model.corpus.store import Document
 
 INSTALLED: tuple[str, ...] = (
     "aiohttp", "anyio", "attrs", "cachetools", "click", "cloudpickle", "compressed-tensors", "dill", "dnspython",

@@ -10,19 +10,49 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from enum import Enum
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from draft_model.core.errors import PipelineError
-from draft_model.corpus.documents import Document, Side, SourceSummary
-from draft_model.corpus.split import part_of
+from draft_model.core import PipelineError
 
 MANIFEST = "corpus.json"
 ROWS_A_GROUP = 512
 _SCHEMA = pa.schema([(name, pa.string()) for name in ("repository", "path", "licence", "version", "text")])
+
+
+class Side(Enum):
+    """The two sides of the split; each repository is on one side."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One file. `repository` names the unit of the split: a repository, a package, or a user's folder."""
+
+    repository: str
+    path: str
+    licence: str
+    """An SPDX expression, or the source's own words if they can't be read as one."""
+    text: str
+    version: str = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSummary:
+    """The part of the corpus that one repository contributed."""
+
+    name: str
+    version: str
+    licence: str
+    side: str
+    num_files: int
+    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -144,3 +174,10 @@ def write_manifest(folder: Path, manifest: Manifest, card: str) -> None:
     """Write manifest and card beside the parts."""
     (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def part_of(repository: str, path: str, num_parts: int) -> int:
+    """The part of the corpus for a file and its whole folder; each part is a sample of the corpus."""
+    folder = PurePosixPath(path).parent
+    digest = hashlib.blake2b(f"{repository}\n{folder}".encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % num_parts

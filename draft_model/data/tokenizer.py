@@ -1,10 +1,12 @@
-"""The tokenizer that target and draft share: byte-level BPE over code, with the fill-in-the-middle markers.
+"""The tokenizer that target and draft share, and the prompt templates, which are the server's.
 
-Words have an optional leading non-letter, digits are single tokens, and punctuation includes the newlines behind it, so
-`):` and a line end cost one token. The tokenizer adds no token by itself: the prompt template places every marker.
+The tokenizer is byte-level BPE over code, with the fill-in-the-middle markers. Words have an optional leading
+non-letter, digits are single tokens, and punctuation includes the newlines behind it, so `):` and a line end cost one
+token. The tokenizer adds no token by itself: the prompt template places every marker.
 """
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,20 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from completion_server.prompt.templates import EMBEDDED, Template
-from draft_model.core.errors import PipelineError
-from draft_model.core.presets import CONTEXT_TOKENS, VOCAB_SIZE
+from completion_server.core.errors import ConfigError
+from completion_server.prompt.loading import load_prompt_builder
+from completion_server.prompt.settings import PromptSettings
+from completion_server.prompt.templates import EMBEDDED, Order, PathAt, Template
+from draft_model.core import CONTEXT_TOKENS, VOCAB_SIZE, PipelineError
 from draft_model.data.encoder import TemplateEncoder
-from draft_model.data.templates import COMPLETION_ENDS, server_template
 
+COMPLETION_ENDS = {"codellama": "▁<EOT>"}
+"""The token that ends a completion, in families that end a file with another one ("Code Llama", section 2.3)."""
+
+_NAMED_IN_FINGERPRINTS = ("name", "order", "prefix", "suffix", "middle", "file", "is_typed_line_only")
+_RECORDED = (*_NAMED_IN_FINGERPRINTS, "ends", "path_at", "text_header")
 END = "<|endoftext|>"
 SPECIAL_TOKENS = (END, *EMBEDDED.markers)
-
 PATTERN = (
     r"[^\r\n\p{L}\p{N}]?\p{L}+"  # a word with the space, dot or underscore before it
     r"|\p{N}"  # one digit
@@ -29,6 +36,42 @@ PATTERN = (
     r"|\s+(?!\S)"  # indentation, less the space that the word takes
     r"|\s+"
 )
+
+
+def server_template(folder: Path, settings: PromptSettings | None = None) -> Template:
+    """The template that the server uses for a model or tokenizer folder; PipelineError when it can't serve it."""
+    settings = settings or PromptSettings()
+    try:
+        builder = load_prompt_builder(str(folder), max_prompt_tokens=settings.max_prompt_tokens, settings=settings)
+    except ConfigError as error:
+        raise PipelineError(f"the server builds no prompts for {folder}: {error}") from error
+    return builder.template
+
+
+def template_record(template: Template) -> dict[str, Any]:
+    """The fields of a template that shape a prompt, for JSON."""
+    fields = asdict(template)
+    record = {name: fields[name] for name in _RECORDED}
+    return record | {"order": template.order.value, "path_at": template.path_at.value}
+
+
+def read_template(record: dict[str, Any]) -> Template:
+    """The template of a record, which may be of an earlier version and lack the last fields."""
+    fields = {name: value for name, value in record.items() if name in _RECORDED}
+    return Template(
+        **fields
+        | {
+            "order": Order(record["order"]),
+            "path_at": PathAt(record.get("path_at", PathAt.NOWHERE.value)),
+            "ends": tuple(record.get("ends", ())),
+        }
+    )
+
+
+def template_fingerprint(template: Template) -> str:
+    """The text that names a template in fingerprints. Its form is fixed: checkpoints are compared by its hash."""
+    record = template_record(template)
+    return f"Layout({', '.join(f'{name}={record[name]!r}' for name in _NAMED_IN_FINGERPRINTS)})"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:

@@ -21,6 +21,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
+_SYNTAX = frozenset("()[]{},:.;") | {"->"}
+_KNOWN = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"self", "cls"}
+_LAYOUT = frozenset({tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER})
+_NO_PART = frozenset({tokenize.NL, tokenize.COMMENT})
+"""Tokens outside logical lines: they may stand anywhere, inside brackets too."""
+_BEFORE_STATEMENT = _LAYOUT - _NO_PART
+
 
 class Kind(Enum):
     """The kinds, which are the rows of the table."""
@@ -30,14 +37,6 @@ class Kind(Enum):
     IDENTIFIERS = "identifiers"
     COMMENTS = "comments and docstrings"
     LOGIC = "logic"
-
-
-_SYNTAX = frozenset("()[]{},:.;") | {"->"}
-_KNOWN = frozenset(keyword.kwlist) | frozenset(dir(builtins)) | {"self", "cls"}
-_LAYOUT = frozenset({tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER})
-_NO_PART = frozenset({tokenize.NL, tokenize.COMMENT})
-"""Tokens outside logical lines: they may stand anywhere, inside brackets too."""
-_BEFORE_STATEMENT = _LAYOUT - _NO_PART
 
 
 @dataclass

@@ -1,5 +1,12 @@
-"""Measures the pair in vLLM: its counters of speculation, differences in greedy text, and step times."""
+"""Measures the pair in vLLM: its counters of speculation, step times, and differences in greedy text.
 
+Speculation verifies several tokens in one pass. A pass of another size rounds differently, so if two tokens are almost
+equally likely for the target, the other one can be chosen: at each difference the gap of their logits is measured. A
+wide gap is a fault.
+"""
+
+import gzip
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +15,153 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, Literal
 
-from draft_model.evaluation.acceptance import AcceptanceCounts
-from draft_model.evaluation.report import DecodeTimes, EngineFigures, engine_run
+import torch
+from transformers import PreTrainedModel
+
+from draft_model.core import PipelineError
+from draft_model.evaluation.offline import AcceptanceCounts, expected_speedup
 from draft_model.models.engine import OfflineEngine, open_engine
 
+MAX_ROUNDING_NATS = 0.25
+"""Two logits near 16 are rounded to 0.125 in bfloat16, and each may be off by one such step."""
 TIMED_TOKENS = 64
 TIMED_ROUNDS = 5
 TIMED_TURNS = 2
 """Engines on which each model is timed, alternating with the other model's because a machine's speed drifts."""
 NUM_OTHER_RUNS = 2 + 2 * TIMED_TURNS
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """The figures of one K in vLLM, one sequence at a time; by temperature, speeds of greedy decoding.
+
+    `identical_share` is the share of greedy completions that are the same tokens without the draft.
+    """
+
+    num_speculative_tokens: int
+    acceptance: dict[float, float]
+    per_position: dict[float, tuple[float, ...]]
+    mean_accepted_length: dict[float, float]
+    identical_share: float
+    tokens_per_s: float
+    speedup: float
+    expected_speedup: float
+
+
+@dataclass(frozen=True)
+class DecodeTimes:
+    """Times of a decode step of one sequence, of target and draft."""
+
+    target_ms: float
+    draft_ms: float
+
+    @property
+    def draft_share(self) -> float:
+        """The draft's step over the target's."""
+        return self.draft_ms / self.target_ms
+
+
+@dataclass(frozen=True)
+class EngineFigures:
+    """All figures measured in vLLM: the runs, the speed without the draft before and after them, and the steps."""
+
+    runs: tuple[EngineRun, ...]
+    tokens_per_s_without_draft: tuple[float, float]
+    steps: tuple[DecodeTimes, ...]
+
+
+def engine_run(
+    counted: Mapping[float, AcceptanceCounts], identical_share: float, tokens_per_s: float, without_draft: float,
+    steps: Sequence[DecodeTimes],
+) -> EngineRun:  # fmt: skip
+    """The figures of a run with one K; `without_draft` is in tokens per second too."""
+    greedy = counted[0.0]
+    length = greedy.num_speculative_tokens
+    return EngineRun(
+        length,
+        {degree: found.per_token for degree, found in counted.items()},
+        {degree: found.per_position for degree, found in counted.items()},
+        {degree: found.mean_length for degree, found in counted.items()},
+        identical_share,
+        tokens_per_s,
+        tokens_per_s / without_draft,
+        expected_speedup(conditional_acceptance(greedy), length, mean(step.draft_share for step in steps)),
+    )
+
+
+def conditional_acceptance(found: AcceptanceCounts) -> float:
+    """The probability that a drafted token is accepted given that those before it are, as the formula needs."""
+    tried = found.num_drafts + sum(found.accepted_at[:-1])
+    return sum(found.accepted_at) / tried if tried else 0.0
+
+
+@dataclass(frozen=True)
+class TextDifference:
+    """The first place at which a prompt's two texts differ, and the gap of their tokens' logits in float32."""
+
+    prompt: int
+    place: int
+    gap_nats: float
+
+
+@dataclass(frozen=True)
+class IdentityReport:
+    """The differences among `num_prompts` greedy completions."""
+
+    num_prompts: int
+    differences: tuple[TextDifference, ...]
+
+    @property
+    def share(self) -> float:
+        """The share of completions that are the same."""
+        return 1.0 - len(self.differences) / self.num_prompts
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The `prompt` of every record of a file of JSON lines, packed with gzip or not; PipelineError when it has none."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        prompts = [str(json.loads(line)["prompt"]) for line in data.decode().splitlines() if line.strip()]
+    except OSError as error:
+        raise PipelineError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise PipelineError(f"{path} has a line that is no JSON object with a prompt: {error!r}") from error
+    if not prompts:
+        raise PipelineError(f"{path} has no prompts")
+    return prompts
+
+
+@torch.inference_mode()
+def compare(
+    target: PreTrainedModel, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]],
+) -> IdentityReport:  # fmt: skip
+    """Find the first difference of each prompt's two greedy texts, which include their end tokens."""
+    found = []
+    for number, (prompt, left, right) in enumerate(zip(prompts, texts, others, strict=True)):
+        if list(left) == list(right):
+            continue
+        pairs = zip(left, right, strict=False)
+        place = next(at for at, (one, other) in enumerate(pairs) if one != other)
+        row = torch.tensor([[*prompt, *left[:place]]])
+        logits = target(input_ids=row, use_cache=False).logits[0, -1].float()
+        gap = logits[left[place]] - logits[right[place]]
+        found.append(TextDifference(number, place, abs(float(gap))))
+    return IdentityReport(len(prompts), tuple(found))
+
+
+def describe(identity: IdentityReport) -> str:
+    """The comparison in a sentence."""
+    same = identity.num_prompts - len(identity.differences)
+    summary = f"{same} of {identity.num_prompts} greedy completions are the same with the draft"
+    if not identity.differences:
+        return f"{summary}."
+    widest = max(difference.gap_nats for difference in identity.differences)
+    verdict = "which" if widest <= MAX_ROUNDING_NATS else "more than"
+    return (
+        f"{summary}; where they differ the target sets the two tokens {widest:.3f} nats apart at most, {verdict} "
+        "rounding to bfloat16 explains."
+    )
 
 
 @dataclass(frozen=True)

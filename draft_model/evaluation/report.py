@@ -4,16 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
 
-from draft_model.core.files import replacing_file, replacing_folder
-from draft_model.evaluation.acceptance import AcceptanceCounts, expected_speedup
-from draft_model.evaluation.identity import IdentityReport, describe
+from draft_model.core import replacing_file, replacing_folder
 from draft_model.evaluation.kinds import Kind
 from draft_model.evaluation.offline import MAX_DRAFT, AcceptanceTally
+from draft_model.evaluation.online import EngineFigures, EngineRun, IdentityReport, describe
 
 REPORT = "report.json"
 """The file that marks a report's folder."""
@@ -50,45 +48,6 @@ class OfflineFigures:
         return self.at_temperature[0.0]
 
 
-@dataclass(frozen=True)
-class EngineRun:
-    """The figures of one K in vLLM, one sequence at a time; by temperature, speeds of greedy decoding.
-
-    `identical_share` is the share of greedy completions that are the same tokens without the draft.
-    """
-
-    num_speculative_tokens: int
-    acceptance: dict[float, float]
-    per_position: dict[float, tuple[float, ...]]
-    mean_accepted_length: dict[float, float]
-    identical_share: float
-    tokens_per_s: float
-    speedup: float
-    expected_speedup: float
-
-
-@dataclass(frozen=True)
-class DecodeTimes:
-    """Times of a decode step of one sequence, of target and draft."""
-
-    target_ms: float
-    draft_ms: float
-
-    @property
-    def draft_share(self) -> float:
-        """The draft's step over the target's."""
-        return self.draft_ms / self.target_ms
-
-
-@dataclass(frozen=True)
-class EngineFigures:
-    """All figures measured in vLLM: the runs, the speed without the draft before and after them, and the steps."""
-
-    runs: tuple[EngineRun, ...]
-    tokens_per_s_without_draft: tuple[float, float]
-    steps: tuple[DecodeTimes, ...]
-
-
 def tally_figures(tally: AcceptanceTally) -> TallyFigures:
     """The figures of the counts at one temperature."""
     lengths = range(1, MAX_DRAFT + 1)
@@ -107,31 +66,6 @@ def tally_figures(tally: AcceptanceTally) -> TallyFigures:
 def offline_figures(num_completions: int, tallies: Mapping[float, AcceptanceTally]) -> OfflineFigures:
     """The figures of the counts at each temperature."""
     return OfflineFigures(num_completions, {degree: tally_figures(tally) for degree, tally in tallies.items()})
-
-
-def engine_run(
-    counted: Mapping[float, AcceptanceCounts], identical_share: float, tokens_per_s: float, without_draft: float,
-    steps: Sequence[DecodeTimes],
-) -> EngineRun:  # fmt: skip
-    """The figures of a run with one K; `without_draft` is in tokens per second too."""
-    greedy = counted[0.0]
-    length = greedy.num_speculative_tokens
-    return EngineRun(
-        length,
-        {degree: found.per_token for degree, found in counted.items()},
-        {degree: found.per_position for degree, found in counted.items()},
-        {degree: found.mean_length for degree, found in counted.items()},
-        identical_share,
-        tokens_per_s,
-        tokens_per_s / without_draft,
-        expected_speedup(conditional_acceptance(greedy), length, mean(step.draft_share for step in steps)),
-    )
-
-
-def conditional_acceptance(found: AcceptanceCounts) -> float:
-    """The probability that a drafted token is accepted given that those before it are, as the formula needs."""
-    tried = found.num_drafts + sum(found.accepted_at[:-1])
-    return sum(found.accepted_at) / tried if tried else 0.0
 
 
 def render_report(offline: OfflineFigures, engine: EngineFigures | None, identity: IdentityReport | None = None) -> str:

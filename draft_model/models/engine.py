@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from completion_server.engine.vllm import offline
-from draft_model.core.errors import PipelineError
+from draft_model.core import PipelineError
 
 _PREFIX = "vllm:spec_decode_"
 

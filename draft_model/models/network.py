@@ -1,17 +1,38 @@
-"""The network is transformers' own Llama, so the trained network is the one that is exported and served."""
+"""Model folders: the network, loading and exporting them.
 
+The network is transformers' own Llama, so the trained network is the one that is exported and served.
+"""
+
+import json
+import shutil
+import warnings
+from collections.abc import Mapping
+from contextlib import redirect_stderr
 from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    CompressedTensorsConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils.logging import disable_progress_bar
 
-from draft_model.core.errors import PipelineError
-from draft_model.core.presets import ModelShape
+from draft_model.core import ModelShape, PipelineError, replacing_folder
 
 INIT_STD = 0.02
 ROPE_THETA = 10_000.0
 IN_EVERY_LAYER = ("attention_bias", "hidden_act", "mlp_bias", "rms_norm_eps", "rope_parameters", "tie_word_embeddings")
 """Fields that must be equal in two Llama configurations, besides sizes, for a layer of one to work in the other."""
+CONFIG = "config.json"
+"""The file that marks a model folder."""
 
 
 def make_config(shape: ModelShape, end_token_id: int = 0) -> LlamaConfig:
@@ -92,3 +113,67 @@ def _shape_of(model: LlamaForCausalLM) -> ModelShape:
 def num_parameters(model: PreTrainedModel) -> int:
     """Number of distinct parameters, the tied embedding counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The `config.json` of a model folder; PipelineError when it can't be read."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise PipelineError(f"{folder} is not a model folder: it has no config.json")
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PipelineError(f"{path} can't be read: {error}") from error
+    return config
+
+
+def check_goes_with(draft: Path, target: Path) -> None:
+    """Raise PipelineError when vLLM refuses to serve a draft with a target because their embeddings differ in size."""
+    ours, theirs = (read_config(folder).get("vocab_size") for folder in (draft, target))
+    if ours != theirs:
+        raise PipelineError(
+            f"{draft} has a vocab_size of {ours}, {target} one of {theirs}: vLLM serves the two together only with the "
+            "same; train the draft with --teacher or --start-from"
+        )
+
+
+def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A model folder of any family in evaluation mode, INT8 dequantised; PipelineError when it can't be loaded."""
+    quantised = (read_config(folder).get("quantization_config") or {}).get("quant_method")
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings(), redirect_stderr(StringIO()):  # INT8 weights draw progress bars that have no switch.
+        warnings.simplefilter("ignore")  # INT8 imports deprecated parts of torch.
+        # Dequantised now, not at the first pass: until then the layers are int8, and no draft can start from them.
+        how = CompressedTensorsConfig(dequantize=True) if quantised == "compressed-tensors" else None
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=dtype, **({"quantization_config": how} if how else {})
+            )
+        except (OSError, ValueError) as error:  # A family that transformers does not know, or weights that are missing.
+            raise PipelineError(f"{folder} can't be loaded: {error}") from error
+    model.requires_grad_(False)
+    return model
+
+
+def export_model(
+    weights: Mapping[str, Tensor], shape: ModelShape, tokenizer: PreTrainedTokenizerFast, card: str, out: Path
+) -> None:
+    """Write the model folder `out` whole or not at all, replacing an old one; PipelineError when the disk refuses."""
+    end = tokenizer.convert_tokens_to_ids(str(tokenizer.eos_token))
+    model = LlamaForCausalLM(make_config(shape, int(end)))  # type: ignore[no-untyped-call, arg-type]
+    model.load_state_dict(dict(weights))
+    model.to(torch.bfloat16)  # type: ignore[arg-type]
+    model.generation_config.bos_token_id = model.generation_config.eos_token_id = end
+    with replacing_folder(out, CONFIG) as folder:
+        model.save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(folder))
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        for path in folder.iterdir():
+            path.chmod(0o644)
+
+
+def rewrite_card(model: Path, card: str, out: Path) -> None:
+    """Copy a model folder to `out` with another card, whole or not at all; PipelineError when the disk refuses."""
+    with replacing_folder(out, CONFIG) as folder:
+        shutil.copytree(model, folder, dirs_exist_ok=True)
+        (folder / "README.md").write_text(card, encoding="utf-8")

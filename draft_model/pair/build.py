@@ -12,25 +12,19 @@ from pathlib import Path
 from rich.console import Console
 
 from completion_server.prompt.templates import EMBEDDED
-from draft_model.core.files import replacing_folder, weights_digest
-from draft_model.core.presets import Preset
-from draft_model.corpus.documents import Side
-from draft_model.corpus.store import Corpus
+from draft_model.core import Preset, replacing_folder, weights_digest
+from draft_model.corpus.store import Corpus, Side
 from draft_model.data.samples import GENERATED_SHARE
 from draft_model.data.shards import DataSettings, build_data
 from draft_model.data.tokenizer import load_encoder, train_tokenizer
-from draft_model.distil.generate import GenerationSettings, draw_cursors, generate
-from draft_model.evaluation.held_out import evaluate, held_out_splits
+from draft_model.distil import GenerationSettings, draw_cursors, generate
+from draft_model.evaluation.held_out import evaluate, held_out_splits, run_probes
 from draft_model.evaluation.offline import Pair, measure
-from draft_model.evaluation.probes import run_probes
 from draft_model.evaluation.report import OfflineFigures, offline_figures
-from draft_model.models.export import rewrite_card
-from draft_model.models.loading import load_model
-from draft_model.models.network import num_parameters
-from draft_model.pair.card import render_card
-from draft_model.pair.figures import BuildFigures, ModelFigures, save_figures
-from draft_model.training.budget import Budget
+from draft_model.models.network import load_model, num_parameters, rewrite_card
+from draft_model.pair.card import BuildFigures, ModelFigures, render_card, save_figures
 from draft_model.training.run import MIX, MODEL, Distillation, train
+from draft_model.training.state import Budget
 from draft_model.training.trainer import TrainResult
 from draft_model.training.world import joined_world
 

@@ -1,12 +1,20 @@
-"""Renders the model cards from the figures of a build: data, licences, parameters, losses, probes."""
+"""The figures of one build, stored as `figures.json` beside the checkpoints, and the model cards made from them.
 
+A card has data, licences, parameters, losses, probes.
+"""
+
+import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from textwrap import fill
 
+from draft_model.core import Preset, write_atomically
 from draft_model.corpus.readers import STDLIB
+from draft_model.corpus.store import SourceSummary
 from draft_model.data.samples import FIM_SHARE, GENERATED_SHARE
-from draft_model.evaluation.probes import ProbeResult, probe_table
-from draft_model.pair.figures import BuildFigures, ModelFigures
+from draft_model.evaluation.held_out import Evaluation, ProbeResult, probe_table
+from draft_model.evaluation.report import OfflineFigures
 
 WIDTH = 120
 _PURPOSE = {
@@ -18,6 +26,50 @@ license: apache-2.0
 pipeline_tag: text-generation
 tags: [code, fill-in-the-middle, python]
 ---"""
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """The figures of one trained model: its size, its training, its quality.
+
+    `active_s` is the training time on `device`; `minutes` is the training budget, None if it was a number of steps.
+    """
+
+    preset: Preset
+    num_parameters: int
+    num_steps: int
+    num_tokens: int
+    active_s: float
+    device: str
+    minutes: float | None
+    evaluation: Evaluation
+    probes: list[ProbeResult]
+
+    @property
+    def num_right(self) -> int:
+        """Probes with the expected completion."""
+        return sum(result.is_right for result in self.probes)
+
+
+@dataclass(frozen=True)
+class BuildFigures:
+    """The figures of both models and their corpus.
+
+    `mix` is the target's share in the draft's loss; the target wrote `num_generated` of the draft's completions.
+    """
+
+    target: ModelFigures
+    draft: ModelFigures
+    pair: OfflineFigures
+    sources: tuple[SourceSummary, ...]
+    num_held_out_files: int
+    mix: float
+    num_generated: int
+
+
+def save_figures(figures: BuildFigures, path: Path) -> None:
+    """Write the figures as JSON."""
+    write_atomically(path, (json.dumps(asdict(figures), indent=1) + "\n").encode())
 
 
 def render_card(figures: BuildFigures, role: str) -> str:

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from draft_model.core.presets import ModelShape
+from draft_model.core import ModelShape
 
 PEAK_FLOPS = {
     "a100": 312e12, "h100": 989e12, "h100-pcie": 756e12, "h100-nvl": 835e12, "h200": 989e12, "h200-nvl": 835e12,

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from draft_model.core.errors import PipelineError
-from draft_model.core.presets import Preset
+from draft_model.core import PipelineError, Preset
 from draft_model.training.flops import PEAK_FLOPS, flops_per_token
 from draft_model.training.record import METRICS, read_metrics
 

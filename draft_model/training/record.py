@@ -1,9 +1,11 @@
-"""Records a run: a line of JSON for every step, TensorBoard's files, and a picture of the loss.
+"""Records and shows a run: a line of JSON for every step, TensorBoard's files, a picture of the loss, a progress bar.
 
-A resumed run removes the lines behind its checkpoint, so each step is recorded once.
+A resumed run removes the lines behind its checkpoint, so each step is recorded once. Without a terminal the bar is an
+occasional line.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -13,9 +15,11 @@ from typing import Any, TextIO
 
 import matplotlib as mpl
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 
-from draft_model.core.errors import PipelineError
-from draft_model.core.files import replacing_file, write_atomically
+from draft_model.core import PipelineError, replacing_file, write_atomically
 from draft_model.training.trainer import TrainingProgress
 
 METRICS = "metrics.jsonl"
@@ -23,6 +27,8 @@ PICTURE = "loss.png"
 BOARD = "tensorboard"
 SMOOTHED_STEPS = 50
 _SHOWN = ("loss", "middle_loss", "divergence", "grad_norm", "rate_scale", "tokens_per_s", "utilisation")
+LINE_EVERY_S = 20.0
+SMOOTHING = 0.95
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -118,3 +124,58 @@ def smoothed(values: "np.typing.NDArray[Any]") -> "np.typing.NDArray[Any]":
     starts = np.maximum(0, ends - SMOOTHED_STEPS)
     result: np.typing.NDArray[Any] = (sums[ends] - sums[starts]) / (ends - starts)
     return result
+
+
+def describe(progress: TrainingProgress, loss: float, middle_loss: float) -> str:
+    """One line: step, losses, tokens, speed, utilisation and remaining time."""
+    minutes, seconds = divmod(int(progress.left_s), 60)
+    return (
+        f"step {progress.step} loss {loss:.3f} middle {middle_loss:.3f} "
+        f"{progress.num_tokens / 1e6:.2f}M tokens {progress.tokens_per_s:,.0f} tok/s MFU {progress.utilisation:.0%} "
+        f"left {minutes}:{seconds:02d}"
+    )
+
+
+class Watcher:
+    """Shows progress: moves a bar, or prints a line every `LINE_EVERY_S` seconds without one."""
+
+    def __init__(self, console: Console, name: str, bar: Bar | None) -> None:
+        self._console = console
+        self._name = name
+        self._bar = None if bar is None else (bar, bar.add_task(name, total=1.0, text=""))
+        self._losses: tuple[float, ...] = ()
+        self._printed_at_s = float("-inf")
+
+    def begin(self, step: int) -> None:
+        """Show the step of a resumed run."""
+        self._show(f"from step {step}", 0.0)
+
+    def step(self, progress: TrainingProgress) -> None:
+        """Show the state after a step, with exponential means of both losses."""
+        new = (progress.loss, progress.middle_loss)
+        pairs = zip(self._losses or new, new, strict=True)
+        self._losses = tuple(SMOOTHING * old + (1 - SMOOTHING) * loss for old, loss in pairs)
+        said = describe(progress, *self._losses)
+        if self._bar is not None:
+            self._show(said, progress.share)
+        elif time.monotonic() - self._printed_at_s >= LINE_EVERY_S or progress.share >= 1.0:
+            self._printed_at_s = time.monotonic()
+            self._show(f"{progress.share:.1%} {said}", progress.share)
+
+    def _show(self, text: str, share: float) -> None:
+        if self._bar is None:
+            self._console.print(f"{self._name} {text}", highlight=False, soft_wrap=True)
+        else:
+            bar, task = self._bar
+            bar.update(task, completed=share, text=text)
+
+
+@contextmanager
+def watching(console: Console, name: str) -> Iterator[Watcher]:
+    """A bar on a terminal, lines elsewhere."""
+    if not console.is_terminal:
+        yield Watcher(console, name, None)
+        return
+    with Bar(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}% {task.fields[text]}"),
+             console=console) as bar:  # fmt: skip
+        yield Watcher(console, name, bar)

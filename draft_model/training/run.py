@@ -8,7 +8,7 @@ After an interruption the same call continues. Under torchrun every process make
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -16,18 +16,14 @@ import torch
 from rich.console import Console
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from draft_model.core.errors import PipelineError
-from draft_model.core.files import file_digest, locked, weights_digest, write_atomically
-from draft_model.core.presets import Preset
-from draft_model.data.blocks import BlockSource
-from draft_model.data.shards import TOKENIZER
+from draft_model.core import PipelineError, Preset, file_digest, locked, weights_digest, write_atomically
+from draft_model.data.shards import TOKENIZER, BlockSource
 from draft_model.data.tokenizer import check_same_vocabulary, load_tokenizer
-from draft_model.models.export import export_model
-from draft_model.models.loading import load_model, read_config
-from draft_model.training.budget import Budget
+from draft_model.models.network import export_model, load_model, read_config
 from draft_model.training.flops import peak_flops
-from draft_model.training.loss import Teacher
-from draft_model.training.record import recording
+from draft_model.training.optim import Teacher
+from draft_model.training.record import recording, watching
+from draft_model.training.state import Budget
 from draft_model.training.trainer import (
     CHECKPOINT_EVERY_S,
     ProgressObserver,
@@ -36,7 +32,6 @@ from draft_model.training.trainer import (
     TrainResult,
     run_fingerprint,
 )
-from draft_model.training.watch import Watchers, watching
 from draft_model.training.world import World
 
 CHECKPOINT = "checkpoint.pt"
@@ -52,16 +47,6 @@ class Distillation:
 
     teacher: Path
     mix: float = MIX
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """The outcome of a run; stored as `run.json`."""
-
-    preset: str
-    num_steps: int
-    num_tokens: int
-    active_s: float
 
 
 def fit_preset(preset: Preset, data: Path, target: Path | None = None) -> Preset:
@@ -107,7 +92,7 @@ def train(
             if world.is_main:
                 watchers = [stack.enter_context(recording(out)), stack.enter_context(watching(console, preset.name))]
             trainer = Trainer(preset, source, budget, saved, world, start=start, teacher=teacher, peak_flops=peak)
-            result = trainer.run(Watchers(watchers))
+            result = trainer.run(*watchers)
         if world.is_main:
             _finish(preset, data, out, result)
     world.wait()
@@ -130,12 +115,6 @@ def _alone(out: Path, world: World) -> Iterator[None]:
         yield
 
 
-def load_outcome(out: Path) -> RunOutcome | None:
-    """The outcome of a finished run; None for an unfinished one."""
-    path = out / RUN
-    return RunOutcome(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
-
-
 def _load_teacher(distillation: Distillation, data: Path, world: World) -> Teacher:
     # Bfloat16 and sharded on GPUs: a 13B teacher in float32 does not fit beside a draft.
     dtype = torch.float32 if world.device == "cpu" else torch.bfloat16
@@ -155,8 +134,8 @@ def _load_same_vocabulary(folder: Path, data: Path, dtype: torch.dtype = torch.f
 
 
 def _finish(preset: Preset, data: Path, out: Path, result: TrainResult) -> None:
-    outcome = RunOutcome(preset.name, result.num_steps, result.num_tokens, result.active_s)
+    outcome = {name: getattr(result, name) for name in ("num_steps", "num_tokens", "active_s")}
     made = f"{result.num_tokens:,} tokens in {result.num_steps:,} steps, data {file_digest(data / 'data.json')}."
     card = f"# {preset.name}\n\n{made}\n"
     export_model(result.weights, preset.shape, load_tokenizer(data / TOKENIZER), card, out / MODEL)
-    write_atomically(out / RUN, (json.dumps(asdict(outcome), indent=1) + "\n").encode())
+    write_atomically(out / RUN, (json.dumps({"preset": preset.name, **outcome}, indent=1) + "\n").encode())

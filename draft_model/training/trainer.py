@@ -17,21 +17,19 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from completion_server.core.files import remove_unfinished
-from draft_model.core.errors import PipelineError
-from draft_model.core.presets import Preset
-from draft_model.data.blocks import TokenBlock
+from draft_model.core import PipelineError, Preset
+from draft_model.data.shards import TokenBlock
 from draft_model.models.network import make_model, make_pruned
-from draft_model.training.budget import Budget
-from draft_model.training.checkpoint import (
+from draft_model.training.flops import flops_per_token
+from draft_model.training.optim import Optimiser, Teacher, block_losses, learning_rate_scale, next_token_logits
+from draft_model.training.state import (
+    Budget,
     Checkpoint,
     load_checkpoint,
     random_state,
     restore_random_state,
     save_checkpoint,
 )
-from draft_model.training.flops import flops_per_token
-from draft_model.training.loss import Teacher, block_losses, next_token_logits
-from draft_model.training.optim import Optimiser, learning_rate_scale
 from draft_model.training.world import World
 
 CHECKPOINT_EVERY_S = 180.0
@@ -134,10 +132,11 @@ class Trainer:
         self._saved_step = 0
         self._resume()
 
-    def run(self, watcher: ProgressObserver) -> TrainResult:
+    def run(self, *watchers: ProgressObserver) -> TrainResult:
         """Train to the end of the budget, writing checkpoints at intervals and at the end."""
         budget = self._budget
-        watcher.begin(budget.num_steps)
+        for watcher in watchers:
+            watcher.begin(budget.num_steps)
         saved_at_s = self._clock()
         while budget.progress < 1.0:
             begun_s = self._clock()
@@ -150,7 +149,9 @@ class Trainer:
             self._check(means[0], norm)
             budget.spend_step(took_s)
             self._num_tokens += self._preset.train.batch_tokens
-            watcher.step(self._progress(means, norm, scale, max(1e-9, took_s), flops))
+            progress = self._progress(means, norm, scale, max(1e-9, took_s), flops)
+            for watcher in watchers:
+                watcher.step(progress)
             if due > 0:
                 self._save()
                 saved_at_s = self._clock()

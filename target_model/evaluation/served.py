@@ -1,5 +1,6 @@
 """A target in vLLM: completions, the loss of given text, speed and memory."""
 
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,14 +9,39 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from completion_server.engine.vllm.offline import OfflineEngineError, offline_engine
-from target_model.core.errors import EvaluationError
-from target_model.evaluation.memory import gpu_memory_bytes, process_memory_bytes
-from target_model.evaluation.prompts import EvaluationPrompts
+import psutil
 
+from completion_server.engine.vllm.offline import OfflineEngineError, offline_engine
+from target_model.core import EvaluationError
+from target_model.evaluation.tasks import EvaluationPrompts
+
+_COMMAND = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 MAX_SEQS = 32
 TIMED_RUNS = 9
 TIMED_TOKENS = 64
+
+
+def gpu_memory_bytes() -> int:
+    """Return the memory in use on all GPUs, whoever uses it; EvaluationError if the driver does not answer.
+
+    The processes' resident memory is the host's, and has nothing of what lies on a GPU.
+    """
+    try:
+        done = subprocess.run(_COMMAND, capture_output=True, text=True, check=True)
+        return sum(int(line) for line in done.stdout.split()) << 20
+    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+        raise EvaluationError(f"nvidia-smi does not tell the GPU's memory: {error}") from error
+
+
+def process_memory_bytes() -> int:
+    """Return the resident memory of this process's children."""
+    found = 0
+    for child in psutil.Process().children(recursive=True):
+        try:
+            found += child.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return found
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from target_model.core.errors import QuantiseError
-from target_model.core.files import new_folder
+from target_model.core import QuantiseError, new_folder
 from target_model.quantisation import llmcompressor_job
 from target_model.quantisation.quantise import (
+    LINEAR_SUFFIXES,
     Report,
+    is_quantised,
     is_weight,
     read_config,
     refuse_unknown_matrices,
@@ -29,7 +30,6 @@ from target_model.quantisation.quantise import (
     weight_files,
     write_side_files,
 )
-from target_model.quantisation.scheme import LINEAR_SUFFIXES, is_quantised
 
 ROW_TOKENS = 1024
 MAX_CHARACTERS = 8 * ROW_TOKENS

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
+Tell = Callable[..., None]
+
 
 class Job(TypedDict):
     """The parameters of the script."""
@@ -27,9 +29,6 @@ class Job(TypedDict):
     """SmoothQuant's strength, 0 to 1; 0 means GPTQ alone."""
     targets: list[str]
     """The layers to quantise: names at the end of a module's path."""
-
-
-Tell = Callable[..., None]
 
 
 class Refused(Exception):

@@ -1,4 +1,8 @@
-"""Makes an INT8 copy of a model folder, without data."""
+"""Makes an INT8 copy of a model folder without data, by the W8A8 scheme.
+
+Weights are int8 with a scale per output channel, activations int8 with a scale per token. A weight's scale comes from
+the weight, an activation's is computed at run time.
+"""
 
 import json
 import shutil
@@ -12,22 +16,67 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from target_model.core.errors import QuantiseError
-from target_model.core.files import new_folder
-from target_model.quantisation.scheme import (
-    LINEAR_SUFFIXES,
-    dequantise_weight,
-    is_quantised,
-    is_unknown_matrix,
-    quantise_weight,
-    quantization_config,
-)
+from target_model.core import QuantiseError, new_folder
 
+INT8_MAX = 127
+MATRIX_DIMS = 2
+LINEAR_SUFFIXES = (
+    "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight",
+    "gate_proj.weight", "up_proj.weight", "down_proj.weight",
+)  # fmt: skip
+KEPT_SUFFIXES = ("embed_tokens.weight", "lm_head.weight")
+IGNORED = ["lm_head"]
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 COPIED_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 CARD = "README.md"
 CARD_NOTE = "This folder is the INT8 copy; the figures above were measured before the rounding.\n"
+
+
+def is_quantised(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is a linear layer's matrix; embeddings, norms and the output head are kept."""
+    return tensor.ndim == MATRIX_DIMS and name.endswith(LINEAR_SUFFIXES)
+
+
+def is_unknown_matrix(name: str, num_dims: int) -> bool:
+    """Whether a tensor is a matrix that is known neither as a linear layer's nor as one to keep."""
+    is_matrix = num_dims == MATRIX_DIMS and name.endswith(".weight")
+    return is_matrix and not name.endswith((*LINEAR_SUFFIXES, *KEPT_SUFFIXES))
+
+
+def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round to int8, symmetric per row: (out, in) floats -> (out, in) int8 and (out, 1) float32 scales.
+
+    A row's scale is its largest magnitude over 127, so that the error is at most half a scale; a row of zeros has scale
+    1. Raises ValueError when a value is not finite.
+    """
+    values = weight.to(torch.float32)
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError("a weight is not finite")
+    largest = values.abs().amax(dim=1, keepdim=True)
+    scale = torch.where(largest > 0, largest / INT8_MAX, torch.ones_like(largest))
+    return (values / scale).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scale
+
+
+def dequantise_weight(quantised: Tensor, scale: Tensor) -> Tensor:
+    """The float32 weight of an int8 matrix and its scales."""
+    return quantised.to(torch.float32) * scale
+
+
+def quantization_config() -> dict[str, Any]:
+    """The part of `config.json` by which compressed-tensors recognises the scheme (its format `int-quantized`)."""
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+    activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": list(IGNORED),
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
 
 
 @dataclass(frozen=True)

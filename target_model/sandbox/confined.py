@@ -46,6 +46,13 @@ NAMESPACES = 0x10000000 | 0x20000000 | 0x40000000
 _WATCHERS = 3
 """Processes of the sandbox itself, which the limit counts too."""
 _libc = ctypes.CDLL(None, use_errno=True)
+# Landlock (Linux 5.13 and later, no rights needed): linux/landlock.h. Its three calls have these numbers everywhere.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_ASK_VERSION, _PATH_BENEATH = 1, 1
+_WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
+_CHANGE_FOLDERS = sum(1 << bit for bit in range(4, 13))
+_TCP, _SIGNALS_AND_ABSTRACT_SOCKETS = 0b11, 0b11
+_VERSIONS = {"refer": 2, "truncate": 3, "network": 4, "scope": 6}
 
 
 def main() -> int:
@@ -188,15 +195,6 @@ class _Refused(socket.socket):
 
     def __init__(self, *_: object, **__: object) -> None:
         raise OSError("no network")
-
-
-# Landlock (Linux 5.13 and later, no rights needed): linux/landlock.h. Its three calls have these numbers everywhere.
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_ASK_VERSION, _PATH_BENEATH = 1, 1
-_WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
-_CHANGE_FOLDERS = sum(1 << bit for bit in range(4, 13))
-_TCP, _SIGNALS_AND_ABSTRACT_SOCKETS = 0b11, 0b11
-_VERSIONS = {"refer": 2, "truncate": 3, "network": 4, "scope": 6}
 
 
 class _Ruleset(ctypes.Structure):

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import IO
 
-from target_model.core.errors import EvaluationError
+from target_model.core import EvaluationError
 from target_model.sandbox import confined
 
 GRACE_S = 30.0

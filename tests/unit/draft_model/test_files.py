@@ -9,8 +9,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from draft_model.core.errors import PipelineError
-from draft_model.core.files import locked, replacing_folder, write_atomically
+from draft_model.core import PipelineError, locked, replacing_folder, write_atomically
 from tests.support.disk import files_up_to
 
 LIMIT = 50_000

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from draft_model.core.errors import PipelineError
+from draft_model import distil as module
+from draft_model.core import PipelineError
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
-from draft_model.corpus.documents import Document
-from draft_model.corpus.store import Corpus
+from draft_model.corpus.store import Corpus, Document
 from draft_model.data.encoder import TemplateEncoder
-from draft_model.data.fim import Split
-from draft_model.data.generated import load_splits
-from draft_model.distil import generate as module
-from draft_model.distil.generate import GenerationSettings, draw_cursors, generate
+from draft_model.data.fim import Split, load_splits
+from draft_model.distil import GenerationSettings, draw_cursors, generate
 from draft_model.models.engine import GeneratedTokens, SpeculationCounts, open_engine
 from tests.unit.draft_model.tiny import different_source
 

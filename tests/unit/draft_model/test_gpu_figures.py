@@ -11,13 +11,10 @@ import pytest
 from click.testing import CliRunner
 from transformers import AutoConfig
 
-from draft_model.core.presets import PRESETS
-from draft_model.data.blocks import BlockSource
-from draft_model.gpu.__main__ import main
-from draft_model.gpu.decoding import max_sequences, time_steps, write_model
-from draft_model.gpu.sizes import FULL, PROMPT_SHARE, TINY
-from draft_model.gpu.training import write_data
-from target_model.quantisation.scheme import quantization_config
+from draft_model.core import PRESETS
+from draft_model.data.shards import BlockSource
+from draft_model.gpu import FULL, PROMPT_SHARE, TINY, main, max_sequences, time_steps, write_data, write_model
+from target_model.quantisation.quantise import quantization_config
 
 
 def test_the_trainer_reads_its_random_data(tmp_path: Path) -> None:
@@ -51,9 +48,8 @@ def test_the_figures_are_the_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path
         (out / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
         return ""
 
-    for module in ("decoding", "training"):
-        monkeypatch.setattr(f"draft_model.gpu.{module}.run", run)
-    monkeypatch.setattr("draft_model.gpu.__main__.device_name", lambda: "cpu")
+    monkeypatch.setattr("draft_model.gpu.run", run)
+    monkeypatch.setattr("draft_model.gpu.device_name", lambda: "cpu")
     result = CliRunner().invoke(main, ["--tiny"])
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout.splitlines()[-1])

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import torch
 
-from draft_model.core import presets
-from draft_model.core.presets import ModelShape, Preset, TrainSettings
+from draft_model.core import PRESETS, ModelShape, Preset, TrainSettings
 
 VOCAB_SIZE = 320
 VERBS = ("read", "write", "open", "close", "count", "merge", "split", "parse", "render", "send")
@@ -26,7 +25,7 @@ def different_source(number: int) -> str:
 
 
 if __name__ == "__main__":
-    presets.PRESETS["tiny"] = PRESET
+    PRESETS["tiny"] = PRESET
     from draft_model.__main__ import main
 
     torch.use_deterministic_algorithms(mode=True)

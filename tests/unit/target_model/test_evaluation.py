@@ -11,16 +11,29 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from target_model.__main__ import main
-from target_model.commands.evaluate import named_model, spread
-from target_model.core.errors import EvaluationError
-from target_model.evaluation.figures import TargetFigures, render, to_json
-from target_model.evaluation.measure import LINE_TOKENS, Material, TextLosses, measure_all
-from target_model.evaluation.prompts import EvaluationPrompts, build_prompts
+from target_model.__main__ import main, named_model, spread
+from target_model.core import EvaluationError
+from target_model.evaluation.measure import (
+    LINE_TOKENS,
+    Material,
+    TargetFigures,
+    TextLosses,
+    measure_all,
+    render,
+    to_json,
+)
 from target_model.evaluation.scoring import Share, mean_per_unit, score, share_of_groups, wilson
-from target_model.evaluation.served import Speed, serving
-from target_model.evaluation.tasks import Task, is_exact, only_function, only_line, read_tasks
-from target_model.evaluation.texts import read_texts
+from target_model.evaluation.served import Speed, gpu_memory_bytes, serving
+from target_model.evaluation.tasks import (
+    EvaluationPrompts,
+    Task,
+    build_prompts,
+    is_exact,
+    only_function,
+    only_line,
+    read_tasks,
+    read_texts,
+)
 from target_model.sandbox.runner import CheckedProgram, Limits, WeakSandboxError
 from tests.support.models import TARGET
 from tests.support.sandbox import LIMITS
@@ -64,7 +77,7 @@ def test_the_authors_single_lines_pass_and_missing_lines_mostly_fail() -> None:
     tasks = read_tasks(BENCHMARKS / "HumanEval-SingleLineInfilling.jsonl.gz")
     assert len(tasks) == 1_033
     assert len({task.check for task in tasks}) == 164, "the lines of a problem are a group"
-    some = tasks[::60]
+    some = tasks[::120]
     own = score(some, [task.solution for task in some], LIMITS)
     assert (own.passed.value, own.exact.value) == (1.0, 1.0)
     assert score(some, [""] * len(some), LIMITS).passed.value < 0.1
@@ -250,7 +263,7 @@ def test_figures_are_reported_before_a_later_model_fails(tmp_path: Path, monkeyp
         assert json.loads(out.read_text())[0]["name"] == "first"
         raise ValueError("what vLLM says")
 
-    monkeypatch.setattr("target_model.commands.evaluate.measure_all", measured)
+    monkeypatch.setattr("target_model.__main__.measure_all", measured)
     result = CliRunner().invoke(main, ["evaluate", "--model", "first", "--model", "second", "--out", str(out)])
     assert str(result.exception) == "what vLLM says"
     assert "| figure | first |" in result.stdout
@@ -261,7 +274,7 @@ def test_an_unwritable_path_is_an_error_before_anything_is_measured(
 ) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "earlier.json").write_text("hours of measuring")
-    monkeypatch.setattr("target_model.commands.evaluate.measure_all", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("target_model.__main__.measure_all", lambda *_: pytest.fail("measured"))
     result = CliRunner().invoke(main, ["evaluate", "--model", "first", "--out", str(tmp_path / "file" / "out.json")])
     assert result.exit_code == 1
     assert "Error: cannot write" in result.output
@@ -291,8 +304,8 @@ def test_without_a_strong_sandbox_nothing_is_measured_unless_allowed(monkeypatch
         if not limits.allow_weak:
             raise WeakSandboxError("Landlock")
 
-    monkeypatch.setattr("target_model.commands.evaluate.measure_all", measured)
-    monkeypatch.setattr("target_model.commands.evaluate.run_program", run_weak)
+    monkeypatch.setattr("target_model.__main__.measure_all", measured)
+    monkeypatch.setattr("target_model.__main__.run_program", run_weak)
     command = ["evaluate", "--model", "first", "--humaneval", str(BENCHMARKS / "HumanEval.jsonl.gz")]
     refused = CliRunner().invoke(main, command)
     assert refused.exit_code == 1
@@ -300,3 +313,22 @@ def test_without_a_strong_sandbox_nothing_is_measured_unless_allowed(monkeypatch
     assert allowed == []
     assert CliRunner().invoke(main, [*command, "--allow-weak-sandbox"]).exit_code == 0
     assert allowed == [True]
+
+
+def put_driver(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_it_is_the_sum_over_all_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_driver(tmp_path, '[ "$1" = --query-gpu=memory.used ] && printf "1024\\n512\\n"', monkeypatch)
+    assert gpu_memory_bytes() == 1536 * 2**20
+
+
+@pytest.mark.parametrize("script", ["exit 9", "echo '[N/A]'"])
+def test_a_driver_without_an_answer_is_an_error(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_driver(tmp_path, script, monkeypatch)
+    with pytest.raises(EvaluationError, match="nvidia-smi does not tell the GPU's memory"):
+        gpu_memory_bytes()

@@ -12,8 +12,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from draft_model.core.errors import PipelineError
-from draft_model.corpus.documents import Document, Side
+from draft_model.core import PipelineError
+from draft_model.corpus.collect import side_of
 from draft_model.corpus.filters import Refusal, Rules, judge
 from draft_model.corpus.licences import OWN, is_permissive
 from draft_model.corpus.readers import (
@@ -25,7 +25,7 @@ from draft_model.corpus.readers import (
     read_parquet,
     read_repositories,
 )
-from draft_model.corpus.split import side_of
+from draft_model.corpus.store import Document, Side
 from tests.unit.draft_model.tiny import different_source
 
 METADATA = "Name: thing\nVersion: 1.0\nLicense-Expression: MIT\n"

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from draft_model.core.errors import PipelineError
+from draft_model.core import PipelineError
 from draft_model.corpus.collect import CorpusSettings, collect_corpus
-from draft_model.corpus.documents import Document, Side
 from draft_model.corpus.readers import (
     STDLIB,
     read_installed,
@@ -15,7 +14,7 @@ from draft_model.corpus.readers import (
     read_stdlib,
 )
 from draft_model.corpus.sources import FETCHED, HELD_OUT, INSTALLED, OTHER_NAMES, fetch_wheels, read_embedded_sources
-from draft_model.corpus.store import Corpus
+from draft_model.corpus.store import Corpus, Document, Side
 from tests.unit.draft_model.tiny import different_source
 
 LOCKED = Path(__file__).parents[4] / "requirements"

@@ -12,14 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from completion_server.prompt.templates import EMBEDDED
-from draft_model.core.errors import PipelineError
+from draft_model.core import PipelineError
 from draft_model.corpus.store import Corpus
-from draft_model.data.blocks import BlockSource
 from draft_model.data.encoder import TemplateEncoder
-from draft_model.data.fim import Split
-from draft_model.data.generated import keeping_chunks, load_splits
+from draft_model.data.fim import Split, keeping_chunks, load_splits
 from draft_model.data.samples import CorpusText, SampleMaker, window_chars
-from draft_model.data.shards import MANIFEST, DataManifest, DataSettings, build_data, load_manifest, shard_paths
+from draft_model.data.shards import (
+    MANIFEST,
+    BlockSource,
+    DataManifest,
+    DataSettings,
+    build_data,
+    load_manifest,
+    shard_paths,
+)
 
 positions = st.floats(0, 1, exclude_max=True)
 
@@ -181,7 +187,7 @@ def test_the_marks_equal_the_packed_ones(data: Path, encoder: TemplateEncoder) -
 
 
 def test_few_shards_are_open_at_a_time(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draft_model.data.blocks.OPEN_SHARDS", 1)
+    monkeypatch.setattr("draft_model.data.shards.OPEN_SHARDS", 1)
     descriptors = Path("/proc/self/fd")
     before = len(list(descriptors.iterdir()))
     source = BlockSource(data, 1)

@@ -9,36 +9,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_model.core.presets import Preset
+from draft_model.core import Preset
 from draft_model.data.encoder import TemplateEncoder
 from draft_model.data.fim import Split
-from draft_model.evaluation.acceptance import (
-    AcceptanceCounts,
-    expected_speedup,
-    expected_tokens,
-    replay,
-    share_interval,
-)
 from draft_model.evaluation.held_out import held_out_splits
 from draft_model.evaluation.kinds import Kind, kinds_of, kinds_of_pieces
 from draft_model.evaluation.offline import (
     MAX_DRAFT,
+    AcceptanceCounts,
     AcceptanceTally,
     Pair,
     complete,
     draft_matches,
+    expected_speedup,
+    expected_tokens,
     measure,
+    replay,
+    share_interval,
     token_kinds,
 )
-from draft_model.evaluation.report import (
-    DecodeTimes,
-    EngineFigures,
-    conditional_acceptance,
-    engine_run,
-    offline_figures,
-    render_report,
-    write_report,
-)
+from draft_model.evaluation.online import DecodeTimes, EngineFigures, conditional_acceptance, engine_run
+from draft_model.evaluation.report import offline_figures, render_report, write_report
 from draft_model.models.network import make_model
 
 lists = st.lists(st.booleans(), max_size=40)

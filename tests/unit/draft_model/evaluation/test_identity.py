@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from draft_model.core.errors import PipelineError
-from draft_model.core.presets import Preset
-from draft_model.evaluation.identity import IdentityReport, TextDifference, compare, describe, read_prompts
+from draft_model.core import PipelineError, Preset
+from draft_model.evaluation.online import IdentityReport, TextDifference, compare, describe, read_prompts
 from draft_model.models.network import make_model
 
 END = 0

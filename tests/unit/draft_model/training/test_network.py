@@ -9,13 +9,16 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from draft_model.core.errors import PipelineError
-from draft_model.core.presets import PRESETS, Preset, find_preset
-from draft_model.data.blocks import BlockSource
-from draft_model.models.loading import load_model
-from draft_model.models.network import make_config, make_model, make_pruned, num_parameters, spread_layers
-from draft_model.training.loss import cross_entropies, divergences, log_probabilities, next_token_logits
-from draft_model.training.optim import is_hidden_matrix
+from draft_model.core import PRESETS, PipelineError, Preset, find_preset
+from draft_model.data.shards import BlockSource
+from draft_model.models.network import load_model, make_config, make_model, make_pruned, num_parameters, spread_layers
+from draft_model.training.optim import (
+    cross_entropies,
+    divergences,
+    is_hidden_matrix,
+    log_probabilities,
+    next_token_logits,
+)
 from draft_model.training.trainer import Trainer
 from draft_model.training.world import World
 from tests.support.models import TARGET

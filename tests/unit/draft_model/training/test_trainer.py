@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from draft_model.core.errors import PipelineError
-from draft_model.core.presets import Preset
-from draft_model.data.blocks import BlockSource, TokenBlock
+from draft_model.core import PipelineError, Preset
+from draft_model.data.shards import BlockSource, TokenBlock
 from draft_model.models.network import make_model
-from draft_model.training.budget import Budget
-from draft_model.training.loss import Teacher
+from draft_model.training.optim import Teacher
+from draft_model.training.state import Budget
 from draft_model.training.trainer import SavePoint, Trainer, TrainingProgress, run_fingerprint
 from draft_model.training.world import World
 from tests.support.disk import files_up_to

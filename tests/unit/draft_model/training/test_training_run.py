@@ -16,16 +16,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from draft_model.core.errors import PipelineError
-from draft_model.core.files import locked
-from draft_model.core.presets import Preset
+from draft_model.core import PipelineError, Preset, locked
 from draft_model.data.tokenizer import load_tokenizer
-from draft_model.models.export import export_model
-from draft_model.models.loading import load_model
-from draft_model.models.network import make_model
-from draft_model.training.budget import Budget
+from draft_model.models.network import export_model, load_model, make_model
 from draft_model.training.record import BOARD, METRICS, PICTURE, read_metrics, recording
-from draft_model.training.run import LOCK, Distillation, load_outcome, train
+from draft_model.training.run import LOCK, Distillation, train
+from draft_model.training.state import Budget
 from draft_model.training.trainer import ProgressObserver, Trainer
 from draft_model.training.world import World
 
@@ -112,10 +108,8 @@ def test_a_run_leaves_a_model_its_figures_and_a_picture(data: Path, preset: Pres
     steps = read_metrics(tmp_path / "run")
     assert [step["step"] for step in steps] == list(range(1, 7))
     assert all(step["utilisation"] > 0.0 for step in steps)
-    outcome = load_outcome(tmp_path / "run")
-    assert outcome is not None
-    assert outcome.num_tokens == result.num_tokens == 6 * 256
-    assert load_outcome(tmp_path) is None
+    outcome = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert outcome["num_tokens"] == result.num_tokens == 6 * 256
     # A second call has nothing to train, and distils nothing from a teacher of another vocabulary.
     assert train(preset, data, tmp_path / "run", Budget(steps=6), World(), CONSOLE).num_steps == 6
 

@@ -11,15 +11,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from draft_model.core.errors import PipelineError
-from draft_model.core.files import file_digest, weights_digest
-from draft_model.corpus.documents import Side
-from draft_model.corpus.store import Corpus
+from draft_model.core import PipelineError, file_digest, weights_digest
+from draft_model.corpus.store import Corpus, Side
 from draft_model.data.encoder import TemplateEncoder
-from draft_model.data.fim import Split, split_at_random
-from draft_model.data.generated import keeping_chunks, load_splits
+from draft_model.data.fim import Split, keeping_chunks, load_splits, split_at_random
 from draft_model.data.samples import CorpusText
-from draft_model.data.templates import template_fingerprint
+from draft_model.data.tokenizer import template_fingerprint
 from draft_model.models.engine import OfflineEngine, open_engine
 
 CHUNK = 1_000

@@ -1,12 +1,25 @@
-"""Files and folders that appear whole or not at all; a disk that refuses is a TargetError."""
+"""Parts that all rooms of the package share: errors that a user can fix, and files that appear whole or not at all."""
 
 import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 from completion_server.core import files
-from target_model.core.errors import EvaluationError, QuantiseError
+
+
+class TargetError(click.ClickException):
+    """An expected failure with a message for the user; the command line prints it and ends with status 1."""
+
+
+class QuantiseError(TargetError):
+    """A model that can't be quantised, or a disk that refuses the copy."""
+
+
+class EvaluationError(TargetError):
+    """Tasks, models or texts that can't be measured."""
 
 
 def check_writable(path: Path) -> None:

@@ -1,1 +1,0 @@
-"""Text that a target writes for its draft to learn from."""
