@@ -28,6 +28,9 @@ from completion_server.telemetry.logs import LogSettings
 from completion_server.telemetry.settings import MetricsSettings
 from completion_server.telemetry.tracing.settings import TraceSettings
 
+_SCRIPTED_MODEL = Path(__file__).parents[1] / "target_model" / "embedded"
+"""The model of which a scripted engine takes the tokenizer if none is set; it is installed with the server."""
+
 ENV_PREFIX = "COMPLETION_SERVER__"
 """COMPLETION_SERVER__ENGINE__MODEL sets engine.model."""
 
@@ -155,11 +158,12 @@ def _validate(tree: Mapping[str, Any]) -> Config:
 def _resolve_paths(config: Config, base: Path) -> Config:
     """Resolve relative paths against `base`, the folder of the configuration file."""
     engine, server, redis = config.engine, config.server, config.redis
+    model = engine.model or (str(_SCRIPTED_MODEL) if engine.kind == "scripted" and _SCRIPTED_MODEL.is_dir() else "")
     return dataclasses.replace(
         config,
         engine=dataclasses.replace(
             engine,
-            model=_model("engine.model", engine.model, base),
+            model=_model("engine.model", model, base),
             draft_model=_model("engine.draft_model", engine.draft_model, base),
         ),
         server=dataclasses.replace(

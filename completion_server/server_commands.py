@@ -1,36 +1,41 @@
 """The commands that need the server's configuration: `serve` and `check-config`."""
 
 import asyncio
+import atexit
+import contextlib
 import gc
 import json
 import logging
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 import uvloop
 
-from completion_server.client.options import DEFAULT_SERVER
-from completion_server.composition.app import App, Ready
-from completion_server.composition.engine_factory import engine_arguments, make_engine_factory
+from completion_server.composition.checks import check, not_checked
+from completion_server.composition.exposure import warn_of_exposure
 from completion_server.composition.model_limits import load_prompts, prompt_budget
+from completion_server.composition.shutdown import Shutdown
 from completion_server.config import Config, load_config
-from completion_server.core import descriptors, safe_logging
+from completion_server.core import safe_logging
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineDeadError
 from completion_server.engine.processes import kill_children
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.start_times import StartTimes
-from completion_server.rpc.server import check_ports, check_tls
-from completion_server.rpc.settings import TlsSettings
+from completion_server.ready_line import ready_json, ready_line, short
+from completion_server.rpc.listening import check_ports
 from completion_server.telemetry import logs
-from completion_server.telemetry.tracing.tracing import check_usable
+
+if TYPE_CHECKING:
+    from completion_server.composition.app import App, Ready
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +43,9 @@ _WHOLE_START = "server: "
 """Begins the key under which the duration of the whole start is kept."""
 _GC_THRESHOLDS = (10_000, 50, 100)
 """Allocations before a collection of the youngest generation, and collections before one of the next older."""
+
+_LAST_WORDS_S = 1.0
+"""How long it may take to say why a stop is given up."""
 
 
 def _config_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,19 +75,24 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
     start_times = StartTimes(_start_times_path(os.environ))
     _announce(loaded.engine, start_times.last_s(_WHOLE_START + loaded.engine.start_key))
 
-    def on_ready(ready: Ready) -> None:
+    def on_ready(ready: "Ready") -> None:
         start_times.record(_WHOLE_START + loaded.engine.start_key, time.monotonic() - began_at)
         _freeze_startup_objects()
-        click.echo(json.dumps(_ready_json(ready)) if as_json else _ready_line(ready, loaded.server.tls))
+        click.echo(json.dumps(ready_json(ready)) if as_json else ready_line(ready, loaded))
         sys.stdout.flush()
 
     try:
-        check_ports(loaded.server)  # before vLLM is imported, which takes seconds
-        _check(loaded)
+        check_ports(loaded.server)
+        check(loaded, os.environ)
+        # After the checks, because these imports take seconds.
+        from completion_server.composition.app import App
+        from completion_server.composition.engine_factory import make_engine_factory
+
         make_engine = make_engine_factory(loaded)
 
         async def run() -> None:
-            app = App(loaded, make_engine, start_times=start_times)
+            shutdown = Shutdown(loaded.server.stop_timeout_s, _give_up_stop)
+            app = App(loaded, make_engine, start_times=start_times, shutdown=shutdown)
             asyncio.get_running_loop().set_exception_handler(safe_logging.log_loop_error)
             _install_signal_handlers(app)
             await app.run(on_ready)
@@ -87,6 +100,8 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
         uvloop.run(run())
     except (ConfigError, EngineDeadError) as error:
         _fail(str(error))
+    logger.info("stopped")
+    _exit()
 
 
 @click.command("check-config")
@@ -95,52 +110,55 @@ def serve(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> Non
 def check_config(config: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check whether a configuration can be used, without loading a model. Exit status 0 if so, 2 if not.
 
-    `serve` makes the same checks at its start, and also checks that the ports are free.
+    `serve` makes the same checks in the same order at its start, and logs the same warnings. The output names what only
+    `serve` checks.
 
     \b
     Example:
         completion-server check-config --config deploy/local/server.toml
     """
     loaded = _load(config, overrides)
-    try:
-        args = _check(loaded)
-        budget = prompt_budget(loaded)
-        load_prompts(loaded)
-    except ConfigError as error:
-        _fail(str(error))
+    with _printed_warnings():
+        try:
+            args = check(loaded, os.environ)
+            budget = prompt_budget(loaded)
+            load_prompts(loaded)
+        except ConfigError as error:
+            _fail(str(error))
+        warn_of_exposure(loaded, loaded.server.listen)
     if as_json:
         effective = {**asdict(loaded), "prompt_budget_tokens": budget, "engine_args": args}
-        click.echo(json.dumps(effective, indent=2))
+        click.echo(json.dumps(effective | {"not_checked": not_checked(loaded)}, indent=2))
     else:
         click.echo(f"ok: {loaded.engine.model}, prompts of up to {budget} tokens, listening on {loaded.server.listen}")
+        click.echo(f"not checked: {'; '.join(not_checked(loaded))}")
 
 
-def _check(config: Config) -> dict[str, Any]:
-    """Make the checks of `serve` and `check-config` that need this machine or vLLM; return vLLM's arguments.
+class _Warnings(logging.Handler):
+    """Prints the warnings that `serve` logs."""
 
-    The prompts are checked where they are loaded.
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one."""
+        click.echo(f"completion-server: warning: {record.getMessage()}", err=True)
 
-    Raises:
-        ConfigError: the configuration can't be used.
 
-    """
-    limits = {
-        "admission.max_sessions": config.admission.max_sessions,
-        "server.max_connections": config.server.max_connections,
-    }
-    descriptors.check_limits(limits)
-    check_tls(config.server)
-    check_usable(config.traces, os.environ)
-    return engine_arguments(config)
+@contextlib.contextmanager
+def _printed_warnings() -> Iterator[None]:
+    log, handler = logging.getLogger("completion_server"), _Warnings(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def _announce(engine: EngineSettings, last_s: float | None) -> None:
     """Log what is loading and how long that took last time: the start is silent for most of a minute otherwise."""
-    draft = f" with the draft model {_short(engine.draft_model)}" if engine.draft_model else ""
+    draft = f" with the draft model {short(engine.draft_model)}" if engine.draft_model else ""
     may_compile = engine.kind == "vllm" and not engine.enforce_eager
     first = "the first start with these settings" + (", which may compile the model" if may_compile else "")
     last = first if last_s is None else f"the last start took {last_s:.0f} s"
-    model = f" on {_short(engine.model)}" if engine.model else ""
+    model = f" on {short(engine.model)}" if engine.model else ""
     logger.info("starting the %s engine%s%s; %s", engine.kind, model, draft, last)
 
 
@@ -164,18 +182,43 @@ def _freeze_startup_objects() -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
-def _install_signal_handlers(app: App) -> None:
+def _install_signal_handlers(app: "App") -> None:
     """Drain on SIGTERM and Ctrl-C. Before the server has served, or on a second signal, end at once with the engine."""
 
     def end() -> None:
         if app.is_draining or not app.has_served:
-            kill_children()
-            os._exit(1 if app.is_draining else 0)
+            _end_at_once(1 if app.is_draining else 0)
         app.drain()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
+
+
+def _give_up_stop(unfinished: str) -> None:
+    """End a process whose stop takes too long, with its engine."""
+    # The log and the terminal may block for ever: a pipe that nobody reads, a lock that is never freed.
+    last = threading.Timer(_LAST_WORDS_S, _end_at_once, [1])
+    last.daemon = True
+    last.start()
+    message = f"the stop took too long (server.stop_timeout_s): {unfinished}"
+    logger.error("%s", message)
+    click.echo(f"completion-server: {message}", err=True)
+    _end_at_once(1)
+
+
+def _exit() -> NoReturn:
+    """End this process without the interpreter's teardown of every module, which takes a second after vLLM's import."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody may read it any more
+            stream.flush()
+    os._exit(0)
+
+
+def _end_at_once(status: int) -> None:
+    kill_children()
+    os._exit(status)
 
 
 def _load(path: Path | None, overrides: tuple[str, ...]) -> Config:
@@ -189,50 +232,3 @@ def _load(path: Path | None, overrides: tuple[str, ...]) -> Config:
 def _fail(message: str) -> None:
     click.echo("\n".join(f"completion-server: {line}" for line in message.splitlines()), err=True)
     sys.exit(2)
-
-
-def _ready_json(ready: Ready) -> dict[str, Any]:
-    return {
-        "event": "ready",
-        "address": ready.address,
-        "admin_address": ready.admin_address,
-        "metrics_address": ready.metrics_address,
-        "model": ready.engine.model,
-        "draft_model": ready.engine.draft_model,
-        "num_speculative_tokens": ready.engine.num_speculative_tokens,
-        "speculation": ready.speculation,
-        "prompt_template": ready.prompt_template,
-        "slots": ready.load.num_slots,
-        "max_slots": ready.load.max_slots,
-        "slots_reason": ready.load.slots_reason,
-    }
-
-
-def _ready_line(ready: Ready, tls: TlsSettings) -> str:
-    engine, load = ready.engine, ready.load
-    draft = f" draft={_short(engine.draft_model)}, {ready.speculation}" if engine.draft_model else ""
-    slots = f" slots={load.num_slots}" + (f" of {load.max_slots} ({load.slots_reason})" if load.slots_reason else "")
-    command = f"printf 'if __name__ == ' | {_program()} complete{_connection(ready.address, tls)} -"
-    return f"ready: {ready.address} model={_short(engine.model)}{draft}{slots}; try: {command}"
-
-
-def _connection(address: str, tls: TlsSettings) -> str:
-    """Return the options with which a client reaches a listener."""
-    options = "" if address == DEFAULT_SERVER else f" --server {address}"
-    if tls.certificate:
-        options += f" --tls-ca {_short(tls.certificate)}"  # a certificate is an authority for itself
-    if tls.client_ca:
-        options += " --tls-cert CLIENT_CERTIFICATE --tls-key ITS_KEY"
-    return options
-
-
-def _program() -> str:
-    """Return the command with which the server was started."""
-    if Path(sys.argv[0]).name == "__main__.py":
-        return f"{_short(sys.executable)} -m completion_server"
-    return _short(sys.argv[0])
-
-
-def _short(name: str) -> str:
-    """Return a path relative to the working directory; other names unchanged."""
-    return os.path.relpath(name) if Path(name).is_relative_to(Path.cwd()) else name

@@ -40,6 +40,7 @@ class _Options(TypedDict):
     temperature: float | None
     seed: int | None
     no_speculation: bool
+    no_cache: bool
     stop: tuple[str, ...]
     session: str | None
     language: str | None
@@ -68,6 +69,7 @@ class _Complete(click.Command):
 @click.option("--temperature", type=click.FloatRange(0), help="0 is greedy.")
 @click.option("--seed", type=click.IntRange(0), help="Makes sampling repeatable.")
 @click.option("--no-speculation", is_flag=True, help="Use no draft model for this request.")
+@click.option("--no-cache", is_flag=True, help="Have the engine compute the answer: use no completion cache.")
 @click.option("--stop", multiple=True, help="A string that ends the completion. May be given more than once.")
 @click.option(
     "--timeout-ms", type=click.IntRange(1), default=10_000, show_default=True, help="The deadline of the request."
@@ -146,6 +148,7 @@ def _request(file: str, cursor: Cursor, options: _Options) -> pb.CompleteRequest
         seed=options["seed"],
         stop=options["stop"],
         without_speculation=options["no_speculation"],
+        without_completion_cache=options["no_cache"],
     )
 
 

@@ -16,6 +16,7 @@ def completion_dict(completion: Completion) -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
         "shed_reason": completion.shed_reason,
         "retry_after_ms": end.retry_after_ms if end.HasField("retry_after_ms") else None,
+        "limit": completion.limit._asdict() if completion.limit else None,
         "cache_level": completion.cache_level,
         "usage": _fields(end.usage),
         "timings": _fields(end.timings),
@@ -33,6 +34,7 @@ def error_dict(error: ServiceError) -> dict[str, Any]:
         "message": error.message,
         "reason": error.reason or None,
         "retry_after_ms": error.retry_after_ms,
+        "limit": error.limit._asdict() if error.limit else None,
         "field_violations": [each._asdict() for each in error.violations],
     }
 

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_client import Endpoint, blocking
 from completion_client.errors import error_of_call
 from completion_server.client.options import admin_options, fail, failure
+from completion_server.client.top.readings import parse
 
 TIMEOUT_S = 5.0
 _SERVING = "SERVING"
@@ -60,11 +61,12 @@ def _show(endpoint: Endpoint, as_json: bool) -> bool:
             return False
         round_trip_ms = (time.perf_counter() - asked_s) * 1000
         health = _health(channel, endpoint, answer)
+        shed = _shed_requests(channel, endpoint, answer)
     if as_json:
         found = {"server": endpoint.address, "round_trip_ms": round(round_trip_ms, 3), "health": health}
-        click.echo(json.dumps(found | as_dict(answer)))
+        click.echo(json.dumps(found | as_dict(answer) | {"shed_requests": shed}))
     else:
-        Console(highlight=False).print(_table(endpoint.address, round_trip_ms, health, answer))
+        Console(highlight=False).print(_table(endpoint.address, round_trip_ms, health, answer, shed))
     return health == _SERVING
 
 
@@ -117,11 +119,26 @@ def _health(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStat
         return _SERVING if is_serving else "NOT_SERVING"
 
 
+def _shed_requests(channel: grpc.Channel, endpoint: Endpoint, status: admin_pb2.GetStatusResponse) -> dict[str, int]:
+    """Return the number of shed requests by reason; empty if the server does not offer its metrics."""
+    if not status.ended_requests.get("shed"):
+        return {}
+    chosen = admin_pb2.GetMetricsRequest(names=["completion_requests"])
+    try:
+        page = AdminServiceStub(channel).GetMetrics(chosen, timeout=TIMEOUT_S, metadata=endpoint.metadata())
+    except grpc.RpcError:
+        return {}
+    counts = parse(page.text, page.uptime_s).by("completion_requests_total", "shed_reason", outcome="shed")
+    return {reason: round(count) for reason, count in sorted(counts.items()) if count}
+
+
 def _state(status: admin_pb2.GetStatusResponse) -> str:
     return admin_pb2.EngineState.Name(status.engine_state).removeprefix("ENGINE_STATE_").lower()
 
 
-def _table(address: str, round_trip_ms: float, health: str, status: admin_pb2.GetStatusResponse) -> Table:
+def _table(
+    address: str, round_trip_ms: float, health: str, status: admin_pb2.GetStatusResponse, shed: Mapping[str, int]
+) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column()
@@ -141,7 +158,8 @@ def _table(address: str, round_trip_ms: float, health: str, status: admin_pb2.Ge
         *([("slots", _slots(status))] if status.slots_reason else []),
         *_replication(status),
         *([("cache", _cache(status.cache))] if status.HasField("cache") else []),
-        ("ended", ", ".join(f"{count} {name}" for name, count in sorted(status.ended_requests.items())) or "none"),
+        ("ended", _counts(status.ended_requests) or "none"),
+        *([("shed", _counts(shed))] if shed else []),
     )
     for name, value in rows:
         table.add_row(name, value, style=_style(name, health))
@@ -166,6 +184,10 @@ def _replication(status: admin_pb2.GetStatusResponse) -> Iterator[tuple[str, str
         f"{shared.messages_received} newer requests on other replicas, {shared.overtaken_requests} announced too late"
     )
     yield "lanes", f"{seen}; clock error {_milliseconds(shared.clock_error_ms)}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
 def _milliseconds(value: float) -> str:

@@ -9,10 +9,12 @@ from typing import Any, NoReturn
 import click
 
 from completion_client import Endpoint, EndpointError, ServiceError, parse_endpoints
-from completion_server.client.explain import explain, explain_tls
+from completion_client.endpoint import DEFAULT_ADMIN_PORT, DEFAULT_PORT, with_port
+from completion_client.tls_faults import explain_tls
+from completion_server.client.explain import explain
 
-DEFAULT_SERVER = "127.0.0.1:50051"
-_DEFAULT_ADMIN = "127.0.0.1:50052"
+DEFAULT_SERVER = f"127.0.0.1:{DEFAULT_PORT}"
+_DEFAULT_ADMIN = f"127.0.0.1:{DEFAULT_ADMIN_PORT}"
 
 _FLAGS = {"ca": "--tls-ca", "certificate": "--tls-cert", "key": "--tls-key", "user": "--user"}
 """The flags of an endpoint's fields."""
@@ -46,6 +48,8 @@ def _endpoint_options(
     With `takes_several` the argument is `endpoints`, a tuple: the option takes addresses with commas between them.
     """
 
+    port = int(default.rpartition(":")[2])
+
     def add(command: _Command) -> _Command:
         @functools.wraps(command)
         def with_endpoint(
@@ -59,11 +63,11 @@ def _endpoint_options(
                 raise click.UsageError("--tls-cert and --tls-key go together: a certificate is no use without its key")
             try:
                 if takes_several:
-                    addresses = [each.address for each in parse_endpoints(address)]
+                    addresses = [with_port(each.address, port) for each in parse_endpoints(address)]
                     found = tuple(Endpoint(each, tls_ca, tls_cert, tls_key) for each in addresses)
                     command(endpoints=found, **rest)
                 else:
-                    command(endpoint=Endpoint(address, tls_ca, tls_cert, tls_key), **rest)
+                    command(endpoint=Endpoint(with_port(address, port), tls_ca, tls_cert, tls_key), **rest)
             except EndpointError as error:
                 flags = {"address": flag} | _FLAGS
                 raise click.UsageError(f"{flags[error.field]}: {error.problem}") from error
@@ -86,7 +90,7 @@ def _address_and_tls(flag: str, default: str, env: str, what: str, several: str)
             show_default=True,
             show_envvar=True,
             metavar="ADDRESS",
-            help=f"{what}: HOST:PORT, or unix:PATH{several}.",
+            help=f"{what}: HOST[:PORT], or unix:PATH{several}.",
         ),
         click.option("--tls-ca", type=_FILE, help="Encrypt, and check the server's certificate against this file."),
         click.option("--tls-cert", type=_FILE, help="The client's certificate, if the server needs one."),

@@ -107,6 +107,7 @@ def _request(name: str, sample: SourcePosition, options: _Options) -> pb.Complet
         trigger=pb.TRIGGER_AUTOMATIC,
         mode=pb.MODE_MULTI_LINE if options["mode"] == "multi" else pb.MODE_SINGLE_LINE,
         max_tokens=options["max_tokens"] or 0,
+        without_completion_cache=True,
     )
 
 

@@ -100,16 +100,20 @@ def read_schedule(path: Path) -> list[pb.SpeculationRow]:
     """Return the rows of a JSON file: a list of them, or an object with one under "schedule".
 
     Raises:
-        click.UsageError: the file has no such rows.
+        click.UsageError: the file has no such rows, or those of an invalid tuning.
 
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         rows = content["schedule"] if isinstance(content, dict) else content
-        return [pb.SpeculationRow(**dict(zip(_ROW, row, strict=True))) for row in rows]
+        found = [pb.SpeculationRow(**dict(zip(_ROW, row, strict=True))) for row in rows]
     except (OSError, ValueError, TypeError, KeyError) as error:
         msg = f"--schedule {path}: must hold rows of [first, last, K] as JSON: {error}"
         raise click.UsageError(msg) from error
+    if isinstance(content, dict) and content.get("valid") is False:
+        msg = f'--schedule {path}: the tuning that wrote it is invalid; "troubles" in the file says why'
+        raise click.UsageError(msg)
+    return found
 
 
 def as_dict(answer: pb.GetSpeculationResponse | pb.SetSpeculationResponse) -> dict[str, Any]:

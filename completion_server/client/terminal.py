@@ -83,6 +83,8 @@ def why_empty(completion: Completion) -> str:
     why = f"No completion: {_NO_TEXT.get(reason, reason)}"
     if completion.shed_reason:
         why += f" ({completion.shed_reason.replace('_', ' ')})"
+    if completion.limit:
+        why += f"; the limit is {completion.limit.name} = {completion.limit.allowed:.15g}"
     if completion.end.HasField("retry_after_ms"):
         why += f"; ask again in {completion.end.retry_after_ms} ms"
     return why + "."

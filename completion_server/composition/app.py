@@ -20,17 +20,16 @@ from completion_server.composition.model_limits import check_fits, load_prompts
 from completion_server.composition.monitoring import Monitoring, WatchedParts
 from completion_server.composition.samples import make_samples
 from completion_server.composition.shared_state import SharedState
+from completion_server.composition.shutdown import Shutdown
 from completion_server.composition.traced_service import make_tracing
 from completion_server.config import Config
 from completion_server.core.clock import Clock, MonotonicClock
-from completion_server.core.errors import UnavailableError
+from completion_server.core.errors import CutShortError
 from completion_server.core.events import Emit
 from completion_server.core.outcome import FinishReason, Outcome
 from completion_server.engine.interface import Engine, EngineInfo
 from completion_server.engine.start_times import StartTimes
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.pipeline.assembly import PipelineSettings, assemble
-from completion_server.pipeline.pipeline import LoadSnapshot, Pipeline
 from completion_server.prompt.builder import PromptBuilder
 from completion_server.rpc.admin import AdminServicer, Controls
 from completion_server.rpc.completion import CompletionServicer
@@ -40,6 +39,8 @@ from completion_server.rpc.server import (
     build_admin_server,
     build_public_server,
 )
+from completion_server.serving.assembly import ServingSettings, assemble
+from completion_server.serving.service import LoadSnapshot, Service
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.speculation.trial import run_trial
 from completion_server.telemetry.logs import set_level
@@ -77,10 +78,11 @@ class App:
         clock: Clock | None = None,
         registry: CollectorRegistry = REGISTRY,
         start_times: StartTimes | None = None,
+        shutdown: Shutdown | None = None,
     ) -> None:
         """Build the parts that need no engine. vLLM's own metrics are in the process's one REGISTRY.
 
-        `start_times` keeps how long the engine's last start took.
+        `start_times` keeps how long the engine's last start took; `shutdown` limits the time of the stop.
         """
         self._config = config
         self._clock = clock or MonotonicClock()
@@ -98,10 +100,11 @@ class App:
         self._emit: Emit = self._tracing.heard_by(self._metrics.handle)  # the one place that decides who hears events
         self._loop_lag = LoopLagMonitor(config.shed.lag_ms / 1000, self._clock, self._emit)
         self._shared = SharedState(config, self._clock, self._emit)
-        self._pipeline: Pipeline | None = None
+        self._service: Service | None = None
         """None until the prompts are loaded."""
         self._drain_requested = asyncio.Event()
         self._grace_s = config.server.grace_s
+        self._shutdown = shutdown or Shutdown()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
@@ -116,16 +119,16 @@ class App:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._tracing.aclose)
             self._tracing.start()
-            watched = WatchedParts(self._engine, self._speculation, self._shared, lambda: self._pipeline)
+            watched = WatchedParts(self._engine, self._speculation, self._shared, lambda: self._service)
             metrics_address = self._monitoring.start(watched, stack)
             prompts = await asyncio.to_thread(load_prompts, config)
-            pipeline = self._pipeline = self._assemble(prompts)
-            self._shared.serve(pipeline)
-            servicer = self._make_servicer(pipeline)
+            service = self._service = self._assemble(prompts)
+            self._shared.serve(service)
+            servicer = self._make_servicer(service)
             public = build_public_server(config.server, config.limits, servicer, self._health)
-            admin = self._build_admin(pipeline, prompts)
+            admin = self._build_admin(service, prompts)
             await self._health.set(is_serving=False)
-            stack.push_async_callback(self._engine.stop)
+            stack.push_async_callback(self._stop_engine)
             for name, listener in (("public", public), ("admin", admin)):
                 if listener is not None:
                     await listener.start()
@@ -144,19 +147,20 @@ class App:
                 info,
                 prompts.template_name,
                 speculation,
-                pipeline.load(),
+                service.load(),
             )
-            await self._serve(pipeline, public, servicer, lambda: on_ready(ready))
+            stack.callback(self._shutdown.begin, "closing the listeners")
+            await self._serve(service, public, servicer, lambda: on_ready(ready))
 
     @property
     def has_served(self) -> bool:
         """Whether it was ever ready to accept requests."""
-        return self._pipeline is not None and self._pipeline.readiness is not Readiness.STARTING
+        return self._service is not None and self._service.gate.readiness is not Readiness.STARTING
 
     @property
     def is_draining(self) -> bool:
         """Whether new requests are turned away."""
-        return self._pipeline is not None and self._pipeline.readiness is Readiness.DRAINING
+        return self._service is not None and self._service.gate.readiness is Readiness.DRAINING
 
     async def _begin_speculation(self, prompts: PromptBuilder) -> str:
         """Begin with the configured K or, in mode "auto" without a schedule, with what pays; return a line about it."""
@@ -185,31 +189,39 @@ class App:
         self._drain_requested.set()
 
     async def _serve(
-        self, pipeline: Pipeline, public: Listener, servicer: CompletionServicer, on_ready: Callable[[], None]
+        self, service: Service, public: Listener, servicer: CompletionServicer, on_ready: Callable[[], None]
     ) -> None:
         async with asyncio.TaskGroup() as group:
-            # In this order: the engine says that it is ready, which opens the gate, only when the runner takes requests
-            # and their order among those of other replicas is known.
-            runner = group.create_task(pipeline.run())
-            shared = group.create_task(self._shared.run())
-            await self._shared.wait_connected()
-            watch = group.create_task(self._engine.run())
-            loop_lag = group.create_task(self._loop_lag.run())
-            await asyncio.sleep(0)
-            on_ready()
-            await self._drain_requested.wait()
-            # First of all, so that load balancers choose other servers while the accepted requests finish.
-            pipeline.drain()
-            await self._health.set(is_serving=False)
-            logger.info("draining: %d requests to finish", pipeline.load().num_live)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(pipeline.wait_idle(), self._grace_s)
-            pipeline.end_all(self._cut_short())
-            servicer.close_sessions()
-            await public.stop(_CLOSE_S)
-            await self._shared.leave()
-            for task in (watch, loop_lag, shared, runner):
-                task.cancel()
+            with self._shutdown.begins_on_failure():
+                # In this order: the engine says that it is ready, which opens the gate, only when the runner takes
+                # requests and their order among those of other replicas is known.
+                runner = group.create_task(service.runner.run(), name="runner")
+                shared = group.create_task(self._shared.run(), name="shared state")
+                await self._shared.wait_connected()
+                watch = group.create_task(self._engine.run(), name="engine supervisor")
+                loop_lag = group.create_task(self._loop_lag.run(), name="loop lag")
+                await asyncio.sleep(0)
+                on_ready()
+                await self._drain_requested.wait()
+                await self._drain(service, public, servicer)
+                self._shutdown.begin("ending the server's tasks")
+                for task in (watch, loop_lag, shared, runner):
+                    task.cancel()
+
+    async def _drain(self, service: Service, public: Listener, servicer: CompletionServicer) -> None:
+        """Turn new requests away, let accepted ones finish, and close the connections."""
+        # First of all, so that load balancers choose other servers while the accepted requests finish.
+        service.gate.drain()
+        await self._health.set(is_serving=False)
+        self._shutdown.drain(service.load().num_live, self._grace_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace_s):
+                await service.runner.wait_idle()
+        self._shutdown.begin("closing sessions and connections")
+        service.runner.end_all_nowait(self._cut_short())
+        servicer.close_sessions()
+        await public.stop(_CLOSE_S)
+        await self._shared.leave()
 
     async def _start_engine(self) -> None:
         usual_s = self._engine.remaining_start_s()
@@ -217,15 +229,19 @@ class App:
         await self._engine.start()
         self._start_times.record(ENGINE_START + self._config.engine.start_key, self._engine.start_s or 0.0)
 
+    async def _stop_engine(self) -> None:
+        self._shutdown.begin("stopping the engine")
+        await self._engine.stop()
+
     def _cut_short(self) -> Outcome:
         """Return the outcome of requests that did not finish in time."""
         retry_after_ms = self._config.admission.retry_after_ms
-        error = UnavailableError("the server is shutting down", retry_after_ms=retry_after_ms)
+        error = CutShortError("the server is shutting down", retry_after_ms=retry_after_ms)
         return Outcome(FinishReason.ERROR, error=error, retry_after_ms=retry_after_ms)
 
-    def _assemble(self, prompts: PromptBuilder) -> Pipeline:
+    def _assemble(self, prompts: PromptBuilder) -> Service:
         config = self._config
-        settings = PipelineSettings(
+        settings = ServingSettings(
             config.admission,
             config.scheduling,
             config.shed,
@@ -246,10 +262,10 @@ class App:
             num_speculative_tokens=self._speculation.num_speculative_tokens,
         )
 
-    def _make_servicer(self, pipeline: Pipeline) -> CompletionServicer:
+    def _make_servicer(self, service: Service) -> CompletionServicer:
         config = self._config
         return CompletionServicer(
-            pipeline,
+            service,
             config.server,
             config.limits,
             config.admission,
@@ -257,7 +273,7 @@ class App:
             begin_trace=self._tracing.begin_trace,
         )
 
-    def _build_admin(self, pipeline: Pipeline, prompts: PromptBuilder) -> Listener | None:
+    def _build_admin(self, service: Service, prompts: PromptBuilder) -> Listener | None:
         if not self._config.server.admin_listen:
             return None
         controls = Controls(
@@ -273,13 +289,13 @@ class App:
             render_metrics=self._monitoring.render,
         )
         return build_admin_server(
-            self._config.server, AdminServicer(pipeline, self._engine, self._speculation, controls), self._health
+            self._config.server, AdminServicer(service, self._engine, self._speculation, controls), self._health
         )
 
     def _engine_changed(self, state: EngineState) -> None:
         is_ready = state is EngineState.READY
-        if self._pipeline is not None:
-            self._pipeline.set_engine_ready(is_ready)
+        if self._service is not None:
+            self._service.gate.set_engine_ready(is_ready)
         if not self.is_draining:
             task = asyncio.get_running_loop().create_task(self._health.set(is_serving=is_ready))
             self._tasks.add(task)

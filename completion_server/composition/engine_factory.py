@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from completion_server.composition.model_source import require_model
 from completion_server.config import Config
-from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import Engine
 from completion_server.engine.settings import EngineSettings
 from completion_server.engine.vllm import process as vllm_process
@@ -25,9 +25,7 @@ def make_engine_factory(config: Config) -> Callable[[], Engine]:
         from completion_server.engine.scripted.engine import ScriptedEngine
 
         return lambda: ScriptedEngine.from_settings(settings)
-    if not settings.model:
-        msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
-        raise ConfigError(msg)
+    require_model(settings)
     _import_vllm("arguments", settings).engine_args(settings, traces_endpoint=_traces_endpoint(config))
     vllm = _import_vllm("engine", settings)
     return lambda: vllm.VllmEngine(settings, traces_endpoint=_traces_endpoint(config))

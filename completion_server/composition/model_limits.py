@@ -1,5 +1,6 @@
 """The token budget of prompts, and the check that an engine can hold a whole prompt and completion."""
 
+from completion_server.composition.model_source import require_model
 from completion_server.config import Config
 from completion_server.core.errors import ConfigError
 from completion_server.engine.interface import EngineInfo
@@ -32,10 +33,8 @@ def prompt_budget(config: Config) -> int:
         ConfigError: no model is set, it can't be read, or it leaves no room for a prompt.
 
     """
-    if not config.engine.model:
-        msg = "engine.model: must be set: the path of a model folder, or a hub id such as org/name"
-        raise ConfigError(msg)
     engine = config.engine
+    require_model(engine)
     model_len = engine.max_model_len or _context_length(engine)
     # Speculation looks up to K tokens beyond the completion's last.
     room = model_len - config.limits.max_tokens - engine.num_speculative_tokens

@@ -10,13 +10,12 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from completion_server import __version__
 from completion_server.admission.gate import Readiness
-from completion_server.composition.exposure import warn_if_reachable
 from completion_server.composition.shared_state import SharedState
 from completion_server.config import Config
 from completion_server.core.addresses import split_address
 from completion_server.core.errors import ConfigError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.pipeline.pipeline import Pipeline
+from completion_server.serving.service import Service
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.telemetry.metrics import Metrics, Snapshot
 from completion_server.telemetry.metrics_server import MetricsServer, Probe
@@ -35,7 +34,7 @@ class WatchedParts:
     engine: SupervisedEngine
     speculation: LiveSpeculation
     shared: SharedState
-    pipeline: Callable[[], Pipeline | None]
+    service: Callable[[], Service | None]
     """Returns None until the prompts are loaded."""
 
 
@@ -82,7 +81,7 @@ class Monitoring:
         loop = asyncio.get_running_loop()
         probes = {
             "/healthz": lambda: _probe_life(loop),
-            "/readyz": lambda: _probe_readiness(parts.pipeline()),
+            "/readyz": lambda: _probe_readiness(parts.service()),
         }
         try:
             server = MetricsServer(host, port, self._page, probes)
@@ -90,7 +89,6 @@ class Monitoring:
             msg = f"server.metrics_listen: can't listen on {address}: {error}"
             raise ConfigError(msg) from error
         stack.callback(server.stop)
-        warn_if_reachable("server.metrics_listen", address, "others can read the load and the outcome counts")
         return f"{address.rpartition(':')[0]}:{server.port}"
 
 
@@ -98,9 +96,9 @@ def _snapshot(parts: WatchedParts) -> Snapshot:
     engine, speculation, shared = parts.engine, parts.speculation, parts.shared
 
     def load(name: str) -> float:
-        """Return a figure of the pipeline's load, 0 while it is being built."""
-        pipeline = parts.pipeline()
-        return 0.0 if pipeline is None else float(getattr(pipeline.load(), name))
+        """Return a figure of the service's load, 0 while it is being built."""
+        service = parts.service()
+        return 0.0 if service is None else float(getattr(service.load(), name))
 
     return Snapshot(
         gauges={
@@ -135,7 +133,7 @@ def _probe_life(loop: asyncio.AbstractEventLoop) -> Probe:
     return Probe(is_passed, "ok" if is_passed else f"the event loop did not answer within {_PROBE_S:g} s")
 
 
-def _probe_readiness(pipeline: Pipeline | None) -> Probe:
+def _probe_readiness(service: Service | None) -> Probe:
     """Return whether requests are accepted. Called from another thread."""
-    readiness = Readiness.STARTING if pipeline is None else pipeline.readiness
+    readiness = Readiness.STARTING if service is None else service.gate.readiness
     return Probe(readiness is Readiness.READY, readiness.value)

@@ -11,24 +11,24 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from completion_server import __version__
-from completion_server.admission.ledger import Ledger
-from completion_server.admission.standing import Phase
 from completion_server.composition.model_limits import prompt_budget
 from completion_server.config import Config
+from completion_server.core.cancellation import raise_if_cancelled
 from completion_server.core.clock import Clock
 from completion_server.core.events import Emit
 from completion_server.core.outcome import CacheLevel
 from completion_server.core.request import Request
-from completion_server.pipeline.generator import cache_salt
-from completion_server.pipeline.pipeline import Pipeline
+from completion_server.limits.shared import SharedLimits
 from completion_server.prompt.builder import PromptBuilder
-from completion_server.scheduling.queue import QueueEntry
+from completion_server.scheduling.requests import LiveRequest
+from completion_server.serving.generate import cache_salt
+from completion_server.serving.service import Service
 from completion_server.state.cache.cache import make_cache
 from completion_server.state.cache.fingerprint import model_fingerprint
 from completion_server.state.cache.keys import CompletionKeys, Scopes
 from completion_server.state.lanes.known import Announcement
 from completion_server.state.lanes.shared_lanes import SharedLanes
-from completion_server.state.leases import LeaseSync
+from completion_server.state.limit_reports import LimitReports
 from completion_server.state.redis_store import RedisStore
 from completion_server.state.secret import Secret, load_secret
 from completion_server.state.status import CacheStatus, ReplicaSeen, ReplicationStatus
@@ -47,7 +47,7 @@ _PATH_OPTIONS = frozenset({"download_dir"})
 class SharedState:
     """The parts of one server that work with other replicas, or alone if no Redis is configured.
 
-    Implements `pipeline.ReplicaGroup`.
+    Implements `service.ReplicaGroup`.
     """
 
     def __init__(self, config: Config, clock: Clock, emit: Emit = lambda _event: None) -> None:
@@ -59,14 +59,13 @@ class SharedState:
         """
         self._config = config
         self._clock = clock
-        self._pipeline: Pipeline | None = None
+        self._service: Service | None = None
         self.secret = load_secret(config.redis)
         self.store: RedisStore | None = None
         self.lanes: SharedLanes | None = None
         self._subscription: ChannelSubscription | None = None
-        self.limiters: Ledger | None = None
+        self.limiters: SharedLimits | None = None
         """Makes the limits that replicas share; None without Redis."""
-        self.leases: LeaseSync | None = None
         settings = dataclasses.replace(config.redis, replica_id=replica_id(config))
         if config.redis.addresses:
             self.store = RedisStore(settings, clock)
@@ -83,14 +82,10 @@ class SharedState:
             supersede=self._supersede,
             live=self._live,
         )
-        self.limiters = Ledger(clock, config.admission.assumed_replicas)
-        self.leases = LeaseSync(
-            self.store,
-            self.limiters,
-            clock,
-            lambda kind, key: f"{settings.key_prefix}:{kind}:{self.secret.name(kind, key)}",
-            settings.replica_id,
+        reports = LimitReports(
+            self.store, lambda kind, key: f"{settings.key_prefix}:limits:{kind}:{self.secret.name(kind, key)}"
         )
+        self.limiters = SharedLimits(reports, clock, settings.replica_id, config.admission.assumed_replicas)
         self._subscription = ChannelSubscription(settings, self.store.client, self.lanes.channel, self.lanes.receive)
         self.store.on_change(self._redis_changed)
 
@@ -99,41 +94,42 @@ class SharedState:
         if self.cache is not None:
             self.cache.use_keys(await asyncio.to_thread(_completion_keys, self._config, prompts, self.secret))
 
-    def serve(self, pipeline: Pipeline) -> None:
-        """Have the requests of a pipeline superseded by newer ones on other replicas."""
-        self._pipeline = pipeline
+    def serve(self, service: Service) -> None:
+        """Have the requests of a service superseded by newer ones on other replicas."""
+        self._service = service
 
     async def wait_connected(self) -> None:
         """Wait until requests can be compared with those of other replicas, but not long: Redis may be away."""
         if self.lanes is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.lanes.clock.is_in_step.wait(), _CONNECT_S)
+                async with asyncio.timeout(_CONNECT_S):
+                    await self.lanes.clock.is_in_step.wait()
 
     def stamp(self) -> int:
         """Return the place of a request that is accepted now, in an order that all replicas share."""
         return 0 if self.lanes is None else self.lanes.clock.stamp()
 
-    def announce(self, entry: QueueEntry) -> None:
+    def announce(self, live: LiveRequest) -> None:
         """Tell the other replicas of an accepted request, if they need to know. Returns at once."""
         if self.lanes is not None:
-            self.lanes.accepted(_announcement(entry))
+            self.lanes.accepted(_announcement(live))
 
     async def run(self) -> None:
         """Keep the parts in step with the other replicas until cancelled."""
-        found = (self.store, self.lanes, self.leases, self._subscription, self.cache)
+        found = (self.store, self.lanes, self.limiters, self._subscription, self.cache)
         async with asyncio.TaskGroup() as group:
             for part in (part for part in found if part is not None):
                 group.create_task(_keep_running(part), name=f"shared-{type(part).__name__}")
 
     async def leave(self) -> None:
         """Give the parts of shared limits to the other replicas. Call it when no request is left, before `run` ends."""
-        if self.leases is not None:
-            await self.leases.leave()
+        if self.limiters is not None:
+            await self.limiters.leave()
 
     def replication_status(self) -> ReplicationStatus | None:
         """Return what this replica knows of the others; None if no Redis is configured."""
-        store, lanes, limiters, leases = self.store, self.lanes, self.limiters, self.leases
-        if store is None or lanes is None or limiters is None or leases is None or self._subscription is None:
+        store, lanes, limiters = self.store, self.lanes, self.limiters
+        if store is None or lanes is None or limiters is None or self._subscription is None:
             return None
         return ReplicationStatus(
             replica_id=store.settings.replica_id,
@@ -142,12 +138,12 @@ class SharedState:
             num_outages=store.breaker.num_opened,
             is_listening=self._subscription.is_listening,
             clock_error_s=lanes.clock.error_s,
-            replicas=tuple(ReplicaSeen(each.id, each.age_s, each.is_alive) for each in leases.replicas),
+            replicas=tuple(ReplicaSeen(each.id, each.age_s, each.is_alive) for each in limiters.replicas.seen),
             num_overtaken=lanes.stats.num_overtaken,
             num_received=lanes.stats.num_received,
-            num_leases=limiters.num_leases,
-            limits_phase=limiters.phase.value,
-            has_duplicate_id=leases.has_duplicate_id,
+            num_leases=limiters.num_shares,
+            limits_phase="shared" if limiters.replicas.is_shared else "alone",
+            has_duplicate_id=limiters.replicas.has_duplicate_id,
         )
 
     def cache_status(self, num_hits: Mapping[CacheLevel, int], num_missed: int) -> CacheStatus | None:
@@ -162,20 +158,20 @@ class SharedState:
 
     def gauges(self) -> dict[str, Callable[[], float]]:
         """Return the gauges of the parts, by metric name; those of Redis only if one is configured."""
-        store, lanes, cache, limiters, leases = self.store, self.lanes, self.cache, self.limiters, self.leases
+        store, lanes, cache, limiters = self.store, self.lanes, self.cache, self.limiters
         gauges: dict[str, Callable[[], float]] = {}
         if cache is not None:
             gauges = {"cache_bytes": lambda: cache.num_bytes, "cache_entries": lambda: cache.num_entries}
         subscription = self._subscription
-        if store is None or lanes is None or limiters is None or leases is None or subscription is None:
+        if store is None or lanes is None or limiters is None or subscription is None:
             return gauges
         return gauges | {
             "redis_available": lambda: store.is_available,
             "redis_listening": lambda: subscription.is_listening,
-            "limits_shared": lambda: limiters.phase is Phase.SHARED,
-            "leases": lambda: limiters.num_leases,
-            "replicas_alive": lambda: leases.num_alive,
-            "replicas_known": lambda: limiters.num_replicas,
+            "limits_shared": lambda: limiters.replicas.is_shared,
+            "leases": lambda: limiters.num_shares,
+            "replicas_alive": lambda: sum(each.is_alive for each in limiters.replicas.seen),
+            "replicas_known": lambda: len(limiters.replicas.seen),
             "replica_clock_error_seconds": lambda: lanes.clock.error_s,
         }
 
@@ -202,12 +198,12 @@ class SharedState:
         return config.cache.look_up == "always" or self.lanes.may_be_elsewhere(request.caller.owner)
 
     def _supersede(self, lane: str, stamp: int) -> None:
-        if self._pipeline is not None:
-            self._pipeline.supersede(lane, stamp)
+        if self._service is not None:
+            self._service.runner.supersede_nowait(lane, stamp)
 
     def _live(self) -> Iterable[tuple[Announcement, float]]:
-        entries = [] if self._pipeline is None else self._pipeline.live_entries()
-        return [(_announcement(entry), entry.arrived_at) for entry in entries]
+        found = [] if self._service is None else self._service.known_to_replicas()
+        return [(_announcement(live), live.arrived_at) for live in found]
 
     def _redis_changed(self, is_available: bool) -> None:
         if is_available and self.lanes is not None:
@@ -228,6 +224,7 @@ async def _keep_running(part: _Part) -> None:
             await part.run()
         except Exception:
             logger.exception("%s failed, and runs again in %g s", type(part).__name__, _RESTART_S)
+            raise_if_cancelled()
             await asyncio.sleep(_RESTART_S)
         else:
             return
@@ -259,8 +256,8 @@ def _completion_keys(config: Config, prompts: PromptBuilder, secret: Secret) -> 
     return keys
 
 
-def _announcement(entry: QueueEntry) -> Announcement:
-    return Announcement(entry.lane, entry.session, entry.sequence, entry.stamp)
+def _announcement(live: LiveRequest) -> Announcement:
+    return Announcement(live.lane, live.session, live.sequence, live.stamp)
 
 
 def replica_id(config: Config) -> str:

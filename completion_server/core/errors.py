@@ -39,22 +39,42 @@ class Violation:
     """The limit and the value that was given."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A configured limit that a caller or the load exceeds."""
+
+    name: str
+    """Its configuration key."""
+    allowed: float
+    """Its active value, in the unit of the key."""
+
+    def __str__(self) -> str:
+        """Return its name and what it allows."""
+        return f"{self.name} = {self.allowed:.15g}"
+
+
 class CompletionError(Exception):
     """A request failed for a reason that is reported to its caller."""
 
     code = Code.INTERNAL
     reason = ""
-    """A machine-readable reason (ErrorInfo.reason) if the code alone is not precise enough, else ""."""
+    """A machine-readable reason if the code alone is not precise enough, else "": an `ErrorReason` of the contract."""
     fault = Fault.SERVER
 
     def __init__(
-        self, message: str, *, violations: tuple[Violation, ...] = (), retry_after_ms: int | None = None
+        self,
+        message: str,
+        *,
+        violations: tuple[Violation, ...] = (),
+        retry_after_ms: int | None = None,
+        limit: Limit | None = None,
     ) -> None:
-        """Hold a message for a person, the invalid fields and the time after which to retry."""
+        """Hold a message for a person, the invalid fields, the time after which to retry and an exceeded limit."""
         super().__init__(message)
         self.message = message
         self.violations = violations
         self.retry_after_ms = retry_after_ms
+        self.limit = limit
 
 
 class InvalidRequestError(CompletionError):
@@ -98,15 +118,23 @@ class SuspectedPromptError(CompletionError):
 
 
 class UnavailableError(CompletionError):
-    """The engine or the server can't serve now; retry later or on another server."""
+    """The engine can't serve now; retry later or on another server."""
 
     code = Code.UNAVAILABLE
+    reason = "ENGINE_NOT_READY"
 
 
 class DrainingError(UnavailableError):
     """The server is shutting down; another one serves."""
 
+    reason = "DRAINING"
     fault = Fault.NEITHER
+
+
+class CutShortError(UnavailableError):
+    """The server stopped before the request was finished."""
+
+    reason = "DRAINING"
 
 
 class ShedError(CompletionError):
@@ -114,10 +142,10 @@ class ShedError(CompletionError):
 
     code = Code.RESOURCE_EXHAUSTED
 
-    def __init__(self, shed_reason: str, retry_after_ms: int | None, limit: str = "") -> None:
-        """Hold the reason, the time after which to retry, and the configuration key of a limit that was exceeded."""
+    def __init__(self, shed_reason: str, retry_after_ms: int | None, limit: Limit | None = None) -> None:
+        """Hold the reason, the time after which to retry, and the limit that was exceeded."""
         cause = shed_reason.replace("_", " ") + (f" by {limit}" if limit else "")
-        super().__init__(f"the request was shed: {cause}", retry_after_ms=retry_after_ms)
+        super().__init__(f"the request was shed: {cause}", retry_after_ms=retry_after_ms, limit=limit)
         self.reason = shed_reason.upper()
 
 
@@ -125,6 +153,7 @@ class OverloadedError(CompletionError):
     """A configured limit of open sessions or live requests is reached."""
 
     code = Code.RESOURCE_EXHAUSTED
+    reason = "TOO_MANY_OPEN"
     fault = Fault.CALLER
 
 

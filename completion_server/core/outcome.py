@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from completion_server.core.errors import CompletionError
+from completion_server.core.errors import CompletionError, Limit
 
 
 class FinishReason(Enum):
@@ -76,8 +76,8 @@ class Outcome:
     shed_reason: ShedReason | None = None
     retry_after_ms: int | None = None
     error: CompletionError | None = None
-    limit: str = ""
-    """The configuration key of the limit that the caller exceeds, if it was shed for that."""
+    limit: Limit | None = None
+    """The limit that it was shed for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,5 +149,8 @@ class Request:
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     deadline: Deadline = NEVER
+    use_completion_cache: bool = True
+    """If not, the engine computes the answer for this request alone: it is neither taken from the completion cache nor
+    kept there, and its generation is shared with no other request."""
     trace: TraceContext | None = None
     """Its place in a trace; None if it is in none. Exemplars may name `trace_id` if `is_sampled`."""

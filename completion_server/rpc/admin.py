@@ -13,9 +13,9 @@ from completion.v1 import admin_pb2_grpc
 from completion_server.admission.gate import Readiness
 from completion_server.core.errors import CompletionError, InvalidRequestError
 from completion_server.engine.supervisor import EngineState, SupervisedEngine
-from completion_server.pipeline.pipeline import Pipeline
 from completion_server.rpc.speculation import MODES, rows_to_wire, set_speculation, speculation_to_wire
 from completion_server.rpc.status import abort
+from completion_server.serving.service import Service
 from completion_server.speculation.live import LiveSpeculation
 from completion_server.state.status import CacheStatus, ReplicationStatus
 
@@ -29,7 +29,7 @@ _ENGINE_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """The functions and facts of the server, besides the pipeline, that operators can reach."""
+    """The functions and facts of the server, besides the service, that operators can reach."""
 
     version: str
     region: str
@@ -51,17 +51,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Implements AdminService."""
 
     def __init__(
-        self, pipeline: Pipeline, engine: SupervisedEngine, speculation: LiveSpeculation, controls: Controls
+        self, service: Service, engine: SupervisedEngine, speculation: LiveSpeculation, controls: Controls
     ) -> None:
-        """Report on `pipeline` and `engine`, and control them through `speculation` and `controls`."""
-        self._pipeline = pipeline
+        """Report on `service` and `engine`, and control them through `speculation` and `controls`."""
+        self._service = service
         self._engine = engine
         self._speculation = speculation
         self._controls = controls
 
     async def GetStatus(self, _request: pb.GetStatusRequest, _context: Any) -> pb.GetStatusResponse:
         """Return the state of the server and of its engine."""
-        engine, info, load = self._engine, self._engine.info, self._pipeline.load()
+        engine, info, load = self._engine, self._engine.info, self._service.load()
         return pb.GetStatusResponse(
             version=self._controls.version,
             region=self._controls.region,
@@ -115,7 +115,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def Drain(self, request: pb.DrainRequest, _context: Any) -> pb.DrainResponse:
         """Stop accepting requests; the server ends when the accepted ones have ended."""
         self._controls.drain(request.grace_ms / 1000 if request.HasField("grace_ms") else None)
-        return pb.DrainResponse(live_requests=self._pipeline.load().num_live)
+        return pb.DrainResponse(live_requests=self._service.load().num_live)
 
     async def GetMetrics(self, request: pb.GetMetricsRequest, _context: Any) -> pb.GetMetricsResponse:
         """Return metrics. A page with vLLM's takes milliseconds, in which the event loop goes on."""

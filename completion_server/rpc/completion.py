@@ -1,6 +1,5 @@
 """CompletionService: answers single calls and session streams."""
 
-import asyncio
 import random
 from functools import partial
 from typing import Any
@@ -9,16 +8,18 @@ from completion.v1 import completion_pb2 as pb
 from completion_server.admission.gate import AdmissionSettings
 from completion_server.admission.refusals import RefusalBudget
 from completion_server.core.errors import CompletionError, ShedError
-from completion_server.core.outcome import End, FinishReason, Outcome
-from completion_server.core.trace_context import BeginTrace, TraceContext, no_trace
-from completion_server.pipeline.completion import ActiveCompletion
-from completion_server.pipeline.pipeline import Pipeline
-from completion_server.rpc.identity import Identity, identity_of
+from completion_server.core.events import RequestRefused
+from completion_server.core.outcome import AnswerPart, End, FinishReason, Outcome
+from completion_server.core.trace_context import BeginTrace, no_trace
+from completion_server.rpc.identity import identity_of
 from completion_server.rpc.intake import Intake, parsed
 from completion_server.rpc.messages import convert
+from completion_server.rpc.outbox import Outbox
 from completion_server.rpc.session import CLIENT_GONE, SessionStream, StreamTimes, reset
 from completion_server.rpc.settings import LimitSettings, ServerSettings
 from completion_server.rpc.status import DeadlineError, abort, abort_within
+from completion_server.serving.completion import Completion
+from completion_server.serving.service import Service
 
 Context = Any
 
@@ -34,7 +35,7 @@ class CompletionServicer:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        service: Service,
         server: ServerSettings,
         limits: LimitSettings,
         admission: AdmissionSettings,
@@ -42,8 +43,8 @@ class CompletionServicer:
         sheds_as_status: bool = False,
         begin_trace: BeginTrace = no_trace,
     ) -> None:
-        """Answer through `pipeline`. With `sheds_as_status` a shed call fails instead of ending with empty text."""
-        self._pipeline = pipeline
+        """Answer through `service`. With `sheds_as_status` a shed call fails instead of ending with empty text."""
+        self._service = service
         self._server = server
         self._limits = limits
         self._admission = admission
@@ -52,7 +53,7 @@ class CompletionServicer:
         rate, burst = admission.refused_bytes_per_s, admission.refused_burst_bytes
         budgets = RefusalBudget(rate, burst), RefusalBudget(_PEER_REFUSALS * rate, _PEER_REFUSALS * burst)
         identify = partial(identity_of, limits=limits, trusts_names=admission.trust_user_names)
-        self._intake = Intake(limits, *budgets, server.receive_timeout_s, pipeline.now, identify, begin_trace)
+        self._intake = Intake(limits, *budgets, server.receive_timeout_s, service.now, identify, begin_trace)
         self._sessions: set[SessionStream] = set()
 
     async def complete(self, _messages: Any, context: Context) -> None:
@@ -60,72 +61,73 @@ class CompletionServicer:
         try:
             completion = await self._open(context)
         except CompletionError as error:
-            self._pipeline.note_refused(error)
+            self._service.emit(RequestRefused(error))
             await abort(context, error)
         failure = await self._stream(completion, context)
         if failure is not None:
             await abort_within(context, failure, self._stall_timeout_s)
 
-    async def _open(self, context: Context) -> ActiveCompletion:
-        """Receive the request of a call and open it in the pipeline."""
-        began_at = self._pipeline.now()
+    async def _open(self, context: Context) -> Completion:
+        """Receive the request of a call and open it."""
+        began_at = self._service.now()
         identity = await self._intake.enter(context)
-        self._pipeline.check()
-        self._pipeline.check_user(identity.user)
+        self._service.gate.check()
+        self._service.gate.check_user(identity.user)
         data = await self._intake.receive(context, identity)
         with self._intake.charging(identity, len(data)):
             message = parsed(self._intake.decode_complete(data))
-            caller = identity.call(convert.session_id_of(message))
-            trace = self._begin_trace(identity, message)
-            left_s, now = context.time_remaining(), self._pipeline.now()
-            request = convert.request_of(
-                message, caller, self._limits, left_s, now, receive_began_at=began_at, trace=trace
+            request = self._intake.request_of(
+                message,
+                identity.call(convert.session_id_of(message)),
+                began_at,
+                left_s=context.time_remaining(),
+                trace_headers=(identity.traceparent, identity.tracestate),
             )
-        completion = self._pipeline.open(request)
+        completion = self._service.open(request)
         if completion.is_rate_limited:
             self._intake.charge(identity, len(data))
         return completion
 
-    def _begin_trace(self, identity: Identity, message: pb.CompleteRequest) -> TraceContext | None:
-        """Return the trace of a call. Proxies on the way change the metadata, so that has precedence."""
-        if identity.traceparent:
-            return self._intake.begin_trace(identity.traceparent, identity.tracestate)
-        return self._intake.begin_trace(message.traceparent, message.tracestate)
-
-    async def _stream(self, completion: ActiveCompletion, context: Context) -> CompletionError | None:
+    async def _stream(self, completion: Completion, context: Context) -> CompletionError | None:
         """Write an answer; return the failure that the call must end with, if any."""
-        outcome = Outcome(FinishReason.CANCELLED)
+        outbox = Outbox(context, self._stall_timeout_s, 1, self._message_of)
         try:
-            async for event in completion.parts():
-                if self._sheds_as_status and isinstance(event, End) and (reason := event.outcome.shed_reason):
-                    return ShedError(reason.value, event.outcome.retry_after_ms, event.outcome.limit)
-                async with asyncio.timeout(self._stall_timeout_s):
-                    await context.write(convert.response_of(event))
-                if isinstance(event, End):
-                    outcome = event.outcome
+            await outbox.reserve()
+            outbox.add(0, completion)
+            outbox.complete()
+            await outbox.run()
+        except ShedError as error:
+            return error
         except TimeoutError:
             reset(self._stall_timeout_s)
         except CLIENT_GONE:
             return None
         finally:
-            slack = self._pipeline.now() + _DEADLINE_SLACK_S
+            slack = self._service.now() + _DEADLINE_SLACK_S
             is_late = completion.request.deadline.is_past(slack)
             completion.leave(Outcome(FinishReason.DEADLINE if is_late else FinishReason.CANCELLED))
-        if outcome.reason is FinishReason.DEADLINE:
+        assert completion.outcome is not None
+        if completion.outcome.reason is FinishReason.DEADLINE:
             return DeadlineError("the deadline passed first")
-        return outcome.error
+        return completion.outcome.error
+
+    def _message_of(self, _sequence: int, event: AnswerPart) -> pb.CompleteResponse:
+        """Return the message of an event. Raises ShedError for a shed request, if that is a status."""
+        if self._sheds_as_status and isinstance(event, End) and (reason := event.outcome.shed_reason):
+            raise ShedError(reason.value, event.outcome.retry_after_ms, event.outcome.limit)
+        return convert.response_of(event)
 
     async def session(self, _messages: Any, context: Context) -> None:
         """Serve one session stream."""
         try:
             identity = await self._intake.enter(context)
-            self._pipeline.check_user(identity.user)
-            permit = self._pipeline.enter_session(identity.named_owner, identity.peer, identity.tenant_key)
+            self._service.gate.check_user(identity.user)
+            permit = self._service.gate.enter_session(identity.named_owner, identity.peer, identity.tenant_key)
         except CompletionError as error:
-            self._pipeline.note_refused(error)
+            self._service.emit(RequestRefused(error))
             await abort(context, error)
         with permit:
-            stream = SessionStream(self._pipeline, self._intake, self._times(), context, identity)
+            stream = SessionStream(self._service, self._intake, self._times(), context, identity)
             self._sessions.add(stream)
             try:
                 await context.send_initial_metadata(())  # tells an editor that its reconnect succeeded
@@ -141,12 +143,12 @@ class CompletionServicer:
         """Take an editor's feedback on a completion."""
         try:
             identity = await self._intake.enter(context)
-            self._pipeline.check_user(identity.user)
+            self._service.gate.check_user(identity.user)
             data = await self._intake.receive(context, identity)
             with self._intake.charging(identity, len(data)):
                 message = parsed(self._intake.decode_feedback(data))
                 caller = identity.call(convert.session_id_of(message))
-                self._pipeline.report_feedback(caller, message.sequence, convert.feedback_of(message))
+                self._service.report_feedback(caller, message.sequence, convert.feedback_of(message))
         except CompletionError as error:
             await abort(context, error)
         await context.write(pb.ReportFeedbackResponse())

@@ -17,9 +17,10 @@ from google.protobuf.message import Message
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
 from completion_server.core.errors import InvalidRequestError, TooManyRefusalsError
+from completion_server.core.request import Caller, Request
 from completion_server.core.trace_context import BeginTrace, no_trace
 from completion_server.rpc.identity import Identify, Identity
-from completion_server.rpc.messages import scan
+from completion_server.rpc.messages import convert, scan
 from completion_server.rpc.messages.decoder import Decoder, Malformed
 from completion_server.rpc.settings import LimitSettings
 from completion_server.rpc.status import DeadlineError
@@ -51,7 +52,7 @@ class Intake:
         `budget` is for each connection, `peer_budget` for each address, because a client can replace its connection.
         """
         self.limits = limits
-        self.begin_trace = begin_trace
+        self._begin_trace = begin_trace
         self._identify = identify
         self._budget = budget
         self._peer_budget = peer_budget
@@ -107,6 +108,29 @@ class Intake:
             raise InvalidRequestError("message", "must be sent, but the call ended without one")
         received: bytes = data
         return received
+
+    def request_of(
+        self,
+        message: pb.CompleteRequest,
+        caller: Caller,
+        began_at: float,
+        *,
+        left_s: float | None = None,
+        trace_headers: tuple[str, str] = ("", ""),
+    ) -> Request:
+        """Return a message as a request, which begins now. Its receipt began at `began_at`.
+
+        `left_s` is the time that its call has left. `trace_headers` go before the message: proxies change them.
+
+        Raises:
+            InvalidRequestError: a field is invalid.
+
+        """
+        traceparent, tracestate = trace_headers if trace_headers[0] else (message.traceparent, message.tracestate)
+        trace = self._begin_trace(traceparent, tracestate)
+        return convert.request_of(
+            message, caller, self.limits, left_s, self._now(), receive_began_at=began_at, trace=trace
+        )
 
     def charge(self, identity: Identity, num_bytes: int) -> None:
         """Charge a refused message. On a Unix socket connections can't be told apart, so none is charged."""

@@ -1,46 +1,48 @@
-"""Writes the answers of all requests of one Session stream, one event at a time."""
+"""Writes the answers of a call, one event at a time: that of a single request, or those of a session."""
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-import grpc
+from google.protobuf.message import Message
 
-from completion.v1 import completion_pb2 as pb
 from completion_server.core.outcome import AnswerPart, End
-from completion_server.pipeline.completion import ActiveCompletion
-from completion_server.rpc.messages import convert
+from completion_server.serving.completion import Completion
+
+ToMessage = Callable[[int, AnswerPart], Message]
+"""Returns the message of an event of the request with a sequence number."""
 
 
 @dataclass(slots=True)
 class _Answer:
-    """The answer under one sequence number: the events of a completion, or a refusal."""
+    """The events of a completion under one sequence number, or one message."""
 
     sequence: int
-    completion: ActiveCompletion | None = None
-    refusal: End | None = None
+    completion: Completion | None = None
+    message: Message | None = None
     is_ready: bool = False
     """Whether the answer is in the queue of answers with an event to write."""
 
-    def take(self) -> AnswerPart | None:
-        """Return the event to write now, None if there is none."""
-        return self.refusal if self.completion is None else self.completion.take_nowait()
+    def take(self, to_message: ToMessage) -> tuple[Message | None, bool]:
+        """Return the message to write now, None if there is none, and whether it is the last one."""
+        if self.completion is None:
+            return self.message, True
+        event = self.completion.take_nowait()
+        message = None if event is None else to_message(self.sequence, event)
+        return message, isinstance(event, End)
 
 
 class Outbox:
     """Writes the events of several answers in the order in which they become ready. Mailboxes merge later text."""
 
-    def __init__(
-        self,
-        context: "grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse]",
-        stall_timeout_s: float,
-        max_answers: int,
-    ) -> None:
+    def __init__(self, context: Any, stall_timeout_s: float, max_answers: int, to_message: ToMessage) -> None:
         """Write to a call. A write may block for `stall_timeout_s`; at most `max_answers` are held."""
         self._context = context
         self._stall_timeout_s = stall_timeout_s
+        self._to_message = to_message
         self._answers: dict[int, _Answer] = {}
         self._ready: deque[_Answer] = deque()
         self._places = asyncio.Semaphore(max_answers)
@@ -55,11 +57,11 @@ class Outbox:
         """Number of accepted requests that have not ended. The End of an ended request may still be unwritten."""
         return sum(completion.marks.ended is None for completion in self.completions())
 
-    def completions(self) -> Iterator[ActiveCompletion]:
+    def completions(self) -> Iterator[Completion]:
         """Return the completions whose End is not written yet."""
         return (answer.completion for answer in self._answers.values() if answer.completion is not None)
 
-    def find(self, sequence: int) -> ActiveCompletion | None:
+    def find(self, sequence: int) -> Completion | None:
         """Return the completion with a sequence number, None if there is none or its End is written."""
         answer = self._answers.get(sequence)
         return None if answer is None else answer.completion
@@ -72,14 +74,14 @@ class Outbox:
         """Release a reserved place that gets no answer."""
         self._places.release()
 
-    def add(self, sequence: int, completion: ActiveCompletion) -> None:
+    def add(self, sequence: int, completion: Completion) -> None:
         """Write the events of a completion as they become ready. Needs a reserved place."""
         answer = self._answers[sequence] = _Answer(sequence, completion)
         completion.listen(partial(self._notify, answer))
 
-    def refuse(self, sequence: int, end: End) -> None:
-        """Write the End of a request that was not accepted. Needs a reserved place."""
-        self._notify(_Answer(sequence, refusal=end))
+    def write_nowait(self, message: Message) -> None:
+        """Write the one answer to a message that was not accepted. Needs a reserved place."""
+        self._notify(_Answer(0, message=message))
 
     def complete(self) -> None:
         """Have `run` end when all answers are written: no more requests arrive."""
@@ -101,11 +103,11 @@ class Outbox:
                 continue
             answer = self._ready.popleft()
             answer.is_ready = False
-            event = answer.take()
-            if event is None:
+            message, is_last = answer.take(self._to_message)
+            if message is None:
                 continue
-            await self._write(convert.session_response_of(answer.sequence, event))
-            if isinstance(event, End):
+            await self._write(message)
+            if is_last:
                 self._close(answer)
 
     def _notify(self, answer: _Answer) -> None:
@@ -124,7 +126,7 @@ class Outbox:
             del self._answers[answer.sequence]
             answer.completion.note_end_written()
 
-    async def _write(self, message: pb.SessionResponse) -> None:
+    async def _write(self, message: Message) -> None:
         # Cheaper than asyncio.timeout, which matters at thousands of messages per second.
         guard = self._loop.call_later(self._stall_timeout_s, self._stall)
         try:

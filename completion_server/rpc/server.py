@@ -1,7 +1,5 @@
 """Builds the gRPC servers: a public one for editors and an admin one for operators, both with health and reflection."""
 
-import socket
-import ssl
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,11 @@ from grpc_health.v1.health import aio as health_aio
 from completion.v1 import admin_pb2, admin_pb2_grpc
 from completion.v1 import completion_pb2 as pb
 from completion_server.core import descriptors
-from completion_server.core.addresses import is_unix_socket, split_address
+from completion_server.core.addresses import is_unix_socket
 from completion_server.core.errors import ConfigError
 from completion_server.rpc.admin import AdminServicer
 from completion_server.rpc.completion import CompletionServicer
+from completion_server.rpc.listening import credentials
 from completion_server.rpc.settings import LimitSettings, ServerSettings, TlsSettings
 from completion_server.rpc.standard_services import add_standard_services
 
@@ -67,36 +66,6 @@ class Listener:
         await self._server.stop(grace_s)
 
 
-def check_ports(settings: ServerSettings) -> None:
-    """Check that the configured ports are free.
-
-    Raises:
-        ConfigError: a port is in use, or its address does not belong to this machine.
-
-    """
-    for key in ("listen", "admin_listen", "metrics_listen"):
-        address = getattr(settings, key)
-        if address and not is_unix_socket(address):
-            host, port = split_address(address)
-            try:
-                socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-            except OSError as error:
-                msg = f"server.{key}: can't listen on {address}: {error.strerror or error}"
-                raise ConfigError(msg) from error
-
-
-def check_tls(settings: ServerSettings) -> None:
-    """Check that the TLS files of both listeners can be used.
-
-    Raises:
-        ConfigError: a file can't be read, or the certificate and the key don't belong together.
-
-    """
-    for key, tls in (("server.tls", settings.tls), ("server.admin_tls", settings.admin_tls)):
-        if tls.certificate:
-            _credentials(tls, key)
-
-
 def build_public_server(
     settings: ServerSettings, limits: LimitSettings, servicer: CompletionServicer, health: HealthReporter
 ) -> Listener:
@@ -142,7 +111,7 @@ def _finish(
 def _bind(server: grpc.aio.Server, address: str, key: str, tls: TlsSettings) -> str:
     try:
         if tls.certificate and not is_unix_socket(address):
-            port = server.add_secure_port(address, _credentials(tls, f"{key.removesuffix('listen')}tls"))
+            port = server.add_secure_port(address, credentials(tls, f"{key.removesuffix('listen')}tls"))
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
@@ -151,20 +120,6 @@ def _bind(server: grpc.aio.Server, address: str, key: str, tls: TlsSettings) -> 
     if is_unix_socket(address):
         return address
     return f"{address.rpartition(':')[0]}:{port}"
-
-
-def _credentials(tls: TlsSettings, key: str) -> grpc.ServerCredentials:
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls.certificate, tls.key)
-        if tls.client_ca:
-            context.load_verify_locations(tls.client_ca)
-        pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
-        client_ca = Path(tls.client_ca).read_bytes() if tls.client_ca else None
-    except OSError as error:  # ssl's own errors are among them
-        msg = f"{key}: its certificate, key or client_ca can't be used: {error}"
-        raise ConfigError(msg) from error
-    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
 
 
 def _expires_s(tls: TlsSettings) -> float:

@@ -13,18 +13,20 @@ from completion_server.core.errors import (
     DrainingError,
     Fault,
     InvalidRequestError,
+    Limit,
     OverloadedError,
     SessionEndedError,
 )
+from completion_server.core.events import FeedbackRefused, RequestRefused
 from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
 from completion_server.core.request import Caller
-from completion_server.pipeline.completion import ActiveCompletion
-from completion_server.pipeline.pipeline import Pipeline
 from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.messages import convert
 from completion_server.rpc.messages.decoder import Malformed
 from completion_server.rpc.outbox import Outbox
+from completion_server.serving.completion import Completion
+from completion_server.serving.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -79,23 +81,24 @@ class SessionStream:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        service: Service,
         intake: Intake,
         times: StreamTimes,
         context: "grpc.aio.ServicerContext[Any, Any]",
         identity: Identity,
     ) -> None:
         """Serve the call of `context`, whose caller is `identity`."""
-        self._pipeline = pipeline
+        self._service = service
         self._intake = intake
         self._times = times
         self._context = context
         self._identity = identity
         self._caller: Caller | None = None
         """Known after the first request, which names the session."""
-        self._last_sequence = -1
+        self._last_sequence = 0
+        """The highest sequence number of a request so far, accepted or not. It has an End, or gets one."""
         max_answers = _ANSWERS_PER_REQUEST * intake.limits.max_requests_per_session
-        self._outbox = Outbox(context, times.stall_timeout_s, max_answers)
+        self._outbox = Outbox(context, times.stall_timeout_s, max_answers, convert.session_response_of)
         self._loop = asyncio.get_running_loop()
         self._opened_at = self._loop.time()
         self._received_at: float | None = None
@@ -157,11 +160,14 @@ class SessionStream:
             await self._take(data)
 
     async def _take(self, data: bytes) -> None:
-        began_at = self._pipeline.now()
+        began_at = self._service.now()
         message = self._intake.decode_session(data)
         if isinstance(message, Malformed):
             await self._outbox.reserve()
-            self._refuse(message.sequence, message.error, len(data))
+            if self._is_new(message.sequence):
+                self._end_refused(message.sequence, _inside_complete(message.error), len(data))
+            else:
+                self._refuse(message.sequence, message.error, len(data))
             return
         match message.WhichOneof("event"):
             case "complete":
@@ -171,41 +177,43 @@ class SessionStream:
                 if completion is not None:
                     completion.cancel()
             case "feedback":
-                self._report(message.feedback, len(data))
+                await self._report(message.feedback, len(data))
             case _:
                 await self._outbox.reserve()
                 self._refuse(0, InvalidRequestError("event", "must be set"), len(data))
 
     async def _complete(self, message: pb.CompleteRequest, num_bytes: int, began_at: float) -> None:
-        parsed_at = self._pipeline.now()
+        parsed_at = self._service.now()
         await self._outbox.reserve()
-        began_at += self._pipeline.now() - parsed_at  # the stage is receiving, not the wait for a slow reader
+        began_at += self._service.now() - parsed_at  # the stage is receiving, not the wait for a slow reader
+        if not self._is_new(message.sequence):
+            limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"
+            self._refuse(message.sequence, InvalidRequestError("complete.sequence", limit), num_bytes)
+            return
         try:
             completion = self._open_completion(message, began_at)
         except CompletionError as error:
-            self._refuse(message.sequence, error, num_bytes)
+            self._end_refused(message.sequence, error, num_bytes)
             return
         self._received_at = self._loop.time()
         if completion.is_rate_limited:
             self._charge(num_bytes)
         self._outbox.add(message.sequence, completion)
 
-    def _open_completion(self, message: pb.CompleteRequest, began_at: float) -> ActiveCompletion:
+    def _is_new(self, sequence: int) -> bool:
+        """Take the sequence number of a request; return whether it has risen, so that the request gets an End."""
+        is_new = sequence > self._last_sequence
+        self._last_sequence = max(self._last_sequence, sequence)
+        return is_new
+
+    def _open_completion(self, message: pb.CompleteRequest, began_at: float) -> Completion:
         caller = self._caller_of(message)
-        if message.sequence <= self._last_sequence:
-            limit = f"must rise within a session: after {self._last_sequence} came {message.sequence}"
-            raise InvalidRequestError("sequence", limit)
-        num_live = self._outbox.num_live
-        if num_live >= self._intake.limits.max_requests_per_session:
-            msg = f"{num_live} requests of this stream are live (limits.max_requests_per_session)"
-            raise OverloadedError(msg)
+        num_live, max_live = self._outbox.num_live, self._intake.limits.max_requests_per_session
+        if num_live >= max_live:
+            limit = Limit("limits.max_requests_per_session", max_live)
+            raise OverloadedError(f"{num_live} requests of this stream are live ({limit.name})", limit=limit)
         # Not the stream's own metadata: it would make one trace of half an hour's requests.
-        trace = self._intake.begin_trace(message.traceparent, message.tracestate)
-        request = convert.request_of(
-            message, caller, self._intake.limits, None, self._pipeline.now(), receive_began_at=began_at, trace=trace
-        )
-        self._last_sequence = message.sequence
-        return self._pipeline.open(request)
+        return self._service.open(self._intake.request_of(message, caller, began_at))
 
     def _caller_of(self, message: pb.CompleteRequest | pb.ReportFeedbackRequest) -> Caller:
         if self._caller is None:
@@ -214,32 +222,48 @@ class SessionStream:
             raise InvalidRequestError("session_id", "must be the same on all requests of a stream, or empty")
         return self._caller
 
-    def _report(self, message: pb.ReportFeedbackRequest, num_bytes: int) -> None:
-        """Take feedback. It has no answer on the stream, so an invalid report is counted and dropped."""
+    async def _report(self, message: pb.ReportFeedbackRequest, num_bytes: int) -> None:
+        """Take feedback. Only an invalid report has an answer."""
         try:
             feedback = convert.feedback_of(message)
-            self._pipeline.report_feedback(self._caller_of(message), message.sequence, feedback)
-        except InvalidRequestError:
-            self._pipeline.note_feedback_refused()
+            self._service.report_feedback(self._caller_of(message), message.sequence, feedback)
+        except InvalidRequestError as error:
+            await self._outbox.reserve()
+            self._service.emit(FeedbackRefused())
             self._charge(num_bytes)
+            self._outbox.write_nowait(convert.refusal_of(message.sequence, _around(error, "feedback")))
 
-    def _refuse(self, sequence: int, error: CompletionError, num_bytes: int) -> None:
-        """End a request that was not accepted, and the stream of a caller that is refused too often."""
-        self._pipeline.note_refused(error)
+    def _refuse(self, sequence: int, error: InvalidRequestError, num_bytes: int) -> None:
+        """Refuse a message that begins no request. Needs a reserved place."""
+        self._service.emit(RequestRefused(error))
+        self._charge(num_bytes)
+        self._outbox.write_nowait(convert.refusal_of(sequence, error))
+
+    def _end_refused(self, sequence: int, error: CompletionError, num_bytes: int) -> None:
+        """End a new request that is not accepted. Needs a reserved place."""
+        self._service.emit(RequestRefused(error))
         if error.fault is Fault.CALLER:
             self._charge(num_bytes)
         outcome = Outcome(FinishReason.ERROR, error=error, retry_after_ms=error.retry_after_ms)
         if isinstance(error, DrainingError):
             outcome = Outcome(FinishReason.SHED, ShedReason.DRAINING, error.retry_after_ms)
-        duplicate = self._outbox.find(sequence)
-        if duplicate is not None:
-            duplicate.cancel(outcome)  # a sequence number has only one End, which the live request gets
-            self._outbox.release()
-            return
-        self._outbox.refuse(sequence, End(outcome))
+        self._outbox.write_nowait(convert.session_response_of(sequence, End(outcome)))
 
     def _charge(self, num_bytes: int) -> None:
+        """Charge a refused message, and end the stream of a caller that is refused too often."""
         self._intake.charge(self._identity, num_bytes)
         error = self._intake.over_budget(self._identity)
         if error is not None:
             self._end(error)
+
+
+def _around(error: InvalidRequestError, path: str) -> InvalidRequestError:
+    """Return an error about a field of a message as one about a field of the message around it."""
+    (violation,) = error.violations
+    return InvalidRequestError(f"{path}.{violation.field}", violation.description)
+
+
+def _inside_complete(error: InvalidRequestError) -> InvalidRequestError:
+    """Return an error about a field of a SessionRequest as one about a field of its CompleteRequest."""
+    (violation,) = error.violations
+    return InvalidRequestError(violation.field.removeprefix("complete."), violation.description)

@@ -17,6 +17,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from completion_server.core.errors import InvalidRequestError
 from completion_server.rpc.status import DeadlineError, abort
 
+_REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+"""Its messages are those of v1alpha. It is not among the listed services, because grpcio has no descriptor of it."""
 _MAX_BYTES = 4096
 """Limit of a request, which names a service, a file or a symbol."""
 
@@ -33,14 +35,18 @@ def add_standard_services(
     if reflected is not None:
         names = (reflected, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         register: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
-        register(reflection.aio.ReflectionServicer(names), registrar)
+        servicer = reflection.aio.ReflectionServicer(names)
+        register(servicer, registrar)
+        register(servicer, _Registrar(server, receive_timeout_s, _REFLECTION_V1))
 
 
 class _Registrar:
     """Replaces a server while a library registers its methods, and registers each as a stream with limits."""
 
-    def __init__(self, server: grpc.aio.Server, receive_timeout_s: float) -> None:
+    def __init__(self, server: grpc.aio.Server, receive_timeout_s: float, name: str = "") -> None:
+        """Register services under their own names, or a service under another `name`."""
         self._server = server
+        self._name = name
         self._receive_timeout_s = receive_timeout_s
 
     def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
@@ -49,7 +55,7 @@ class _Registrar:
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Register the methods of a service."""
         bounded = {name: self._bounded(handler) for name, handler in handlers.items()}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, bounded),))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self._name or service, bounded),))
 
     def _bounded(self, handler: Any) -> Any:
         async def serve(_messages: Any, context: Any) -> None:

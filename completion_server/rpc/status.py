@@ -1,4 +1,4 @@
-"""Ends calls with gRPC statuses and the standard details: BadRequest for fields, RetryInfo for the time to retry."""
+"""Ends calls with gRPC statuses and the standard details: BadRequest, ErrorInfo and RetryInfo (see the contract)."""
 
 import asyncio
 from typing import NoReturn
@@ -29,7 +29,10 @@ async def abort(context: "grpc.aio.ServicerContext[object, object]", error: Comp
         violations = [BadRequest.FieldViolation(field=v.field, description=v.description) for v in error.violations]
         status.details.append(_packed(BadRequest(field_violations=violations)))
     if error.reason:
-        status.details.append(_packed(ErrorInfo(reason=error.reason, domain=_DOMAIN)))
+        info = ErrorInfo(reason=error.reason, domain=_DOMAIN)
+        if error.limit is not None:
+            info.metadata.update(limit=error.limit.name, allowed=f"{error.limit.allowed:.15g}")
+        status.details.append(_packed(info))
     if error.retry_after_ms is not None:
         delay = Duration()
         delay.FromMilliseconds(error.retry_after_ms)

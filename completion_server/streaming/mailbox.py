@@ -109,22 +109,6 @@ class Mailbox:
             self._pause = asyncio.get_running_loop().call_later(self._pause_s, self._end_pause)
         return Delta(text)
 
-    async def get(self) -> Delta | End:
-        """Wait for the next event and take it. Cancelling the wait loses nothing.
-
-        Raises:
-            RuntimeError: the End was taken already, or another task is waiting.
-
-        """
-        while (event := self.get_nowait()) is None:
-            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.listen(lambda ready=ready: ready.done() or ready.set_result(None))  # type: ignore[misc]
-            try:
-                await ready
-            finally:
-                self._on_event = None
-        return event
-
     def _end_pause(self) -> None:
         self._pause = None
         if self._text and self._on_event is not None:

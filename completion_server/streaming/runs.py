@@ -12,10 +12,10 @@ _MIN_RUN = 16
 _MIN_RULER = 100
 _MAX_UNIT = 120
 _MAX_RUN = max(_NUM_UNITS * _MAX_UNIT, _MIN_RULER)
-"""No run is longer when it is found, because every character is checked. Only blanks repeat for longer."""
+"""Longest run in characters when it is found: every character is checked, so a run is found before it grows further."""
 _TAIL_LENGTH = _MAX_RUN + _MAX_UNIT
 _MIN_REPEATED = min(max(_NUM_UNITS * unit, _MIN_RUN) - unit for unit in range(1, _MAX_UNIT + 1))
-"""The fewest characters at the end of a run that also stand one unit before: a run without its first unit."""
+"""Smallest number of repeated characters in a run: the characters after its first unit."""
 _RULER = frozenset("-=_*#~.+/\\ ")
 
 
@@ -25,7 +25,7 @@ class RunDetector:
     def __init__(self) -> None:
         """Begin without text."""
         self.end: int | None = None
-        """The length of the text that is kept if a run was found: up to the end of its first unit. Else None."""
+        """Length of the text to keep if a run was found, up to the end of the first unit of the run; else None."""
         self._tail = ""
         self._num_dropped = 0
         """Characters before the tail."""
@@ -36,7 +36,7 @@ class RunDetector:
         begin = len(self._tail)
         whole = self._tail + text
         length, num_repeated = begin, self._num_repeated
-        # A character more repeats one more at most, so no run ends before enough may repeat.
+        # Each character adds at most one repeated character, so the next check waits for those that are missing.
         while (length := length + max(1, _MIN_REPEATED - num_repeated)) <= len(whole):
             num_repeated = _num_repeated(whole, length, _MIN_REPEATED)
             unit = _unit_of_run(whole, length) if num_repeated == _MIN_REPEATED else 0
@@ -50,7 +50,7 @@ class RunDetector:
 
     @property
     def num_certain(self) -> int:
-        """How many characters are kept, whatever follows: the others repeat text right before them."""
+        """Number of characters that no later run can remove: the others repeat the text right before them."""
         return self._num_dropped + len(self._tail) - self._num_repeated
 
 
@@ -72,21 +72,24 @@ def _unit_of_run(text: str, length: int) -> int:
 
 
 def _required(unit: str) -> int:
-    """Return how long a run of a unit must be, 0 if the unit makes none."""
+    """Return the smallest length of a run of this unit, in characters; 0 if this unit makes no run."""
     if unit.isspace():
         return 0
     return max(_NUM_UNITS * len(unit), _MIN_RULER if _RULER.issuperset(unit) else _MIN_RUN)
 
 
 def _end_of_first_unit(text: str, unit: int) -> int:
-    """Return where the first unit of the run at the end of a text ends, or the word or the line in which that is."""
+    """Return the index at which the first unit of the run at the end of `text` ends.
+
+    An index within a line or a word moves to the end of that line or word.
+    """
     start = len(text) - unit
     while start > 0 and text[start - 1] == text[start - 1 + unit]:
         start -= 1
     end = start + unit
     if "\n" in text[start:end]:
         return text.find("\n", end - 1) + 1
-    if not text[start:end].isalnum():  # the unit may begin within a word, because a word before it ends alike
+    if not text[start:end].isalnum():  # A unit may begin within a word, if the word before the run has the same ending.
         while text[end - 1].isalnum() and text[end].isalnum():
             end += 1
     return end

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
-from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
@@ -21,6 +21,7 @@ from tests.support.server import (
     ask,
     endless_config,
     endless_engine,
+    eventually,
     make_config,
     request,
     run_server,
@@ -70,8 +71,8 @@ async def fleet() -> Fleet:
 @pytest_asyncio.fixture
 async def server(fleet: Fleet) -> AsyncIterator[RunningServer]:
     config = endless_config(
-        "engine.warm_up=true", "engine.hang_timeout_s=0.5", "engine.heartbeat_s=0.2",
-        "engine.start_timeout_s=0.5", "engine.step_timeout_s=0.5",
+        "engine.warm_up=true", "engine.hang_timeout_s=2", "engine.heartbeat_s=0.5",
+        "engine.start_timeout_s=2", "engine.step_timeout_s=2",
         "engine.restart_backoff_min_s=0.05", "engine.restart_backoff_max_s=0.1",
     )  # fmt: skip
     async with run_server(config, fleet) as running:
@@ -92,10 +93,17 @@ async def final_code(call: Any) -> grpc.StatusCode:
     return code
 
 
-async def until_health(server: RunningServer, status: int) -> None:
-    async with asyncio.timeout(10):
-        while await health(server) != status:
+async def until_serving(server: RunningServer) -> None:
+    async with asyncio.timeout(30):
+        while await health(server) != SERVING:
             await asyncio.sleep(0.01)
+
+
+async def until_restarted(server: RunningServer) -> None:
+    """Wait until a new engine serves. The time without an engine may be too short to be seen."""
+    await eventually(lambda: server.count("completion_engine_restarts_total") >= 1)
+    await eventually(lambda: bool(server.count("completion_engine_ready")))
+    await until_serving(server)
 
 
 async def test_open_streams_end_unavailable_and_a_new_engine_serves(server: RunningServer, fleet: Fleet) -> None:
@@ -105,9 +113,8 @@ async def test_open_streams_end_unavailable_and_a_new_engine_serves(server: Runn
         await anext(aiter(call))
     fleet.current.crash()
     for call in calls:
-        assert await asyncio.wait_for(final_code(call), 2) is grpc.StatusCode.UNAVAILABLE
-    await until_health(server, NOT_SERVING)
-    await until_health(server, SERVING)
+        assert await asyncio.wait_for(final_code(call), 20) is grpc.StatusCode.UNAVAILABLE
+    await until_restarted(server)
     answer = await ask(server.stub, request(max_tokens=5))
     assert answer.reason == "length"
     assert len(fleet.engines) == 2
@@ -115,9 +122,10 @@ async def test_open_streams_end_unavailable_and_a_new_engine_serves(server: Runn
 
 
 async def test_while_the_engine_is_down_callers_get_a_retry_time(server: RunningServer, fleet: Fleet) -> None:
-    fleet.num_failing_starts = 3
+    fleet.num_failing_starts = ENDLESS
     fleet.current.crash()
-    await until_health(server, NOT_SERVING)
+    await eventually(lambda: len(fleet.engines) >= 4)
+    assert await health(server) == NOT_SERVING
     call = server.stub.Complete(request())
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
     try:
@@ -125,34 +133,33 @@ async def test_while_the_engine_is_down_callers_get_a_retry_time(server: Running
     except grpc.aio.AioRpcError as error:
         status = rpc_status.from_call(error)
     assert status is not None
-    retry = RetryInfo()
-    assert status.details[0].Unpack(retry)
+    info, retry = ErrorInfo(), RetryInfo()
+    assert [detail.Unpack(each) for detail, each in zip(status.details, (info, retry), strict=True)] == [True, True]
+    assert info.reason == "ENGINE_NOT_READY"
     assert retry.retry_delay.ToMilliseconds() == 1000
-    await until_health(server, SERVING)
-    assert len(fleet.engines) == 5
+    fleet.num_failing_starts = 0
+    await until_serving(server)
 
 
 async def test_an_engine_that_hangs_under_load_is_replaced(server: RunningServer, fleet: Fleet) -> None:
     call = server.stub.Complete(request(max_tokens=ENDLESS))
     await anext(aiter(call))
     fleet.current.hang()
-    assert await asyncio.wait_for(final_code(call), 5) is grpc.StatusCode.UNAVAILABLE
-    await until_health(server, SERVING)
+    assert await asyncio.wait_for(final_code(call), 20) is grpc.StatusCode.UNAVAILABLE
+    await until_restarted(server)
     assert (await ask(server.stub, request(max_tokens=5))).reason == "length"
 
 
 async def test_a_hang_of_an_idle_engine_is_detected(server: RunningServer, fleet: Fleet) -> None:
     fleet.current.hang()
-    await until_health(server, NOT_SERVING)
-    await until_health(server, SERVING)
+    await until_restarted(server)
     assert len(fleet.engines) == 2
 
 
 async def test_an_engine_that_hangs_while_it_warms_up_is_replaced(server: RunningServer, fleet: Fleet) -> None:
     fleet.num_failing_starts, fleet.spoil = 1, ScriptedEngine.hang
     fleet.current.crash()
-    await until_health(server, NOT_SERVING)
-    await until_health(server, SERVING)
+    await until_restarted(server)
     assert len(fleet.engines) == 3
 
 
@@ -162,8 +169,7 @@ async def test_a_failed_restart_is_repeated(server: RunningServer, fleet: Fleet)
 
     fleet.num_failing_starts, fleet.spoil = 2, out_of_files
     fleet.current.crash()
-    await until_health(server, NOT_SERVING)
-    await until_health(server, SERVING)
+    await until_restarted(server)
     assert (await ask(server.stub, request(max_tokens=5))).reason == "length"
 
 
@@ -194,12 +200,6 @@ async def test_a_port_in_use_is_reported_before_the_model_is_loaded(server: Runn
         assert not engine.is_alive
 
 
-async def test_an_admin_listener_that_others_could_reach_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"server\.admin_listen: 0\.0\.0\.0:0 is not loopback"):
-        async with run_server(make_config("server.admin_listen=0.0.0.0:0"), ScriptedEngine):
-            pass
-
-
 async def test_counters_continue_after_a_restart(server: RunningServer, fleet: Fleet) -> None:
     await ask(server.stub, request(max_tokens=50))
     before = server.count("completion_engine_generated_tokens_total")
@@ -207,9 +207,10 @@ async def test_counters_continue_after_a_restart(server: RunningServer, fleet: F
     seen = []
     fleet.num_failing_starts = 2
     fleet.current.crash()
-    while server.count("completion_engine_restarts_total") < 3 or not server.count("completion_engine_ready"):
-        seen.append(server.count("completion_engine_generated_tokens_total"))
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(30):
+        while server.count("completion_engine_restarts_total") < 3 or not server.count("completion_engine_ready"):
+            seen.append(server.count("completion_engine_generated_tokens_total"))
+            await asyncio.sleep(0.01)
     assert seen[0] == before
     assert seen == sorted(seen)
     assert seen[-1] < 2 * before + 100  # warm-ups count, the past does not count twice
@@ -225,7 +226,7 @@ async def test_a_prompt_that_stops_the_engine_twice_does_not_keep_others_out(ser
             codes.append((await ask(server.stub, poison)).code)
             await asyncio.sleep(0.05)  # not faster than a user may ask
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         innocent = asyncio.create_task(until_served(server))
         await poison_it()
         await innocent

@@ -1,19 +1,16 @@
 """vLLM's own spans: a server process with a real engine, and a receiver of OTLP in this process."""
 
-import asyncio
-import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import grpc
 import pytest
 
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
-from tests.support.models import ROOT, TARGET
+from tests.support.models import TARGET
 from tests.support.otlp import grpc_receiver
 from tests.support.server import ask, eventually, request
+from tests.support.server_process import serving
 
 pytestmark = [pytest.mark.serial, pytest.mark.full]
 
@@ -38,26 +35,21 @@ SAMPLED = (("traceparent", f"00-{TRACE}-{SPAN}-01"),)
 
 async def test_vllms_span_of_a_sampled_request_is_a_child_of_the_servers(tmp_path: Path) -> None:
     config = tmp_path / "server.toml"
-    with grpc_receiver() as receiver, (tmp_path / "log").open("wb") as log:
+    with grpc_receiver() as receiver:
         config.write_text(CONFIG.format(model=TARGET, endpoint=receiver.address))
-        command = (sys.executable, "-m", "completion_server", "serve", "--json", "--config", str(config))
-        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT)
-        assert process.stdout is not None
-        try:
-            line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
-            assert line, (tmp_path / "log").read_text()
+        async with (
+            serving(tmp_path, "--json", "--config", str(config), within_s=START_TIMEOUT_S) as server,
+            grpc.aio.insecure_channel(server.ready["address"]) as channel,
+        ):
             assert receiver.spans == [], "vLLM's start, and the warm-up, are in no request's trace"
-            async with grpc.aio.insecure_channel(json.loads(line)["address"]) as channel:
-                stub = CompletionServiceStub(channel)
-                unsampled = await ask(stub, request("def add(a, b):\n    ", max_tokens=2), timeout=60)
-                sampled = await ask(
-                    stub, request("def sub(a, b):\n    ", sequence=2, max_tokens=2), timeout=60, metadata=SAMPLED
-                )
-                assert (unsampled.reason, sampled.reason) == ("length", "length")
-                await eventually(lambda: any(span.name == "llm_request" for span in receiver.spans))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            await asyncio.wait_for(process.wait(), 60)
+            stub = CompletionServiceStub(channel)
+            unsampled = await ask(stub, request("def add(a, b):\n    ", max_tokens=2), timeout=60)
+            message = request("def sub(a, b):\n    ", sequence=2, max_tokens=2)
+            sampled = await ask(stub, message, timeout=60, metadata=SAMPLED)
+            assert (unsampled.reason, sampled.reason) == ("length", "length")
+            await eventually(lambda: any(span.name == "llm_request" for span in receiver.spans))
+            server.process.send_signal(signal.SIGTERM)
+            await server.ended(60)
     (root,) = receiver.roots()
     (engine,) = [span for span in receiver.spans if span.name == "llm_request"]
     assert (root.trace_id, root.parent_id) == (TRACE, SPAN)
@@ -68,5 +60,5 @@ async def test_vllms_span_of_a_sampled_request_is_a_child_of_the_servers(tmp_pat
     assert engine.attributes["gen_ai.usage.completion_tokens"] == 2
     assert engine.attributes["gen_ai.usage.prompt_tokens"] == root.attributes["gen_ai.usage.input_tokens"]
     assert {span.trace_id for span in receiver.spans} == {TRACE}
-    warnings = [line for line in (tmp_path / "log").read_text().splitlines() if "telemetry" in line.lower()]
+    warnings = [line for line in server.log.read_text().splitlines() if "telemetry" in line.lower()]
     assert warnings == []

@@ -2,10 +2,8 @@
 
 import asyncio
 import itertools
-import json
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,9 @@ import grpc
 from completion.v1 import completion_pb2 as pb
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from tests.support.faulty_server import PARTS
-from tests.support.models import ROOT, TARGET
+from tests.support.models import TARGET
 from tests.support.server import ask
+from tests.support.server_process import flags, serving
 
 NUM_CANARIES = 10_000
 CANARY = re.compile(rb"canary\d{6}")
@@ -117,24 +116,15 @@ async def send_all(address: str, canaries: Canaries) -> None:
 
 
 async def test_ten_thousand_canaries_through_every_error_path_leave_none_in_the_output(tmp_path: Path) -> None:
-    flags = [flag for setting in SETTINGS for flag in ("--set", setting)]
     canaries = Canaries()
-    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
-        command = (sys.executable, "-m", "tests.support.faulty_server", "--json", *flags)
-        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=err, cwd=ROOT)
-        try:
-            assert process.stdout is not None
-            first = await asyncio.wait_for(process.stdout.readline(), 60)
-            await send_all(json.loads(first)["address"], canaries)
-            process.send_signal(signal.SIGTERM)
-            rest = await asyncio.wait_for(process.stdout.read(), 60)
-            assert await asyncio.wait_for(process.wait(), 60) == 0
-            out.write(first + rest)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-    written = (tmp_path / "out").read_bytes() + (tmp_path / "err").read_bytes()
+    command = (sys.executable, "-m", "tests.support.faulty_server", "--json", *flags(*SETTINGS))
+    async with serving(tmp_path, command=command) as server:
+        await send_all(server.ready["address"], canaries)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.stdout is not None
+        rest = await asyncio.wait_for(server.process.stdout.read(), 60)
+        assert await server.ended(60) == 0
+    written = server.line + rest + server.log.read_bytes()
     for control in (b'"event": "ready"', b"control of this log", b"control of standard error"):
         assert control in written
     for part in PARTS:

@@ -3,9 +3,9 @@
 import asyncio
 import json
 import re
+import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from tests.support.models import DRAFT, ROOT, TARGET
 from tests.support.server import ask, request
+from tests.support.server_process import COMMAND, ServingProcess, serving
 
 pytestmark = pytest.mark.serial
 
@@ -27,15 +28,19 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 HANG_TIMEOUT_S = 3.0
 START_TIMEOUT_S = 300.0
 """For machines that are busy with other things; a start on two idle cores takes 20 s."""
-COMMAND = (sys.executable, "-m", "completion_server")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @dataclass
-class ServerProcess:
-    process: asyncio.subprocess.Process
-    ready: dict[str, str]
+class RealServer:
+    """A server process with a real engine."""
+
+    serving: ServingProcess
     channel: grpc.aio.Channel
-    log: Path
+
+    @property
+    def ready(self) -> dict[str, Any]:
+        return self.serving.ready
 
     @property
     def stub(self) -> CompletionServiceStub:
@@ -43,7 +48,7 @@ class ServerProcess:
 
     def engine_core(self) -> psutil.Process:
         """Return the engine core's process."""
-        children = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.serving.process.pid).children()
         return next(child for child in children if "EngineCore" in " ".join(child.cmdline()))
 
     async def health(self) -> int:
@@ -58,7 +63,7 @@ class ServerProcess:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerProcess]:
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealServer]:
     folder = tmp_path_factory.mktemp("server")
     config = folder / "server.toml"
     config.write_text(f"""
@@ -75,37 +80,19 @@ enforce_eager = true
 [speculation]
 mode = "fixed"
 """)
-    with (folder / "log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND,
-            "serve",
-            "--json",
-            "--config",
-            str(config),
-            "--set",
-            "shed.lag_ms=0",
-            stdout=subprocess.PIPE,
-            stderr=log,
-            cwd=ROOT,
-        )
-    try:
-        assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
-        assert line, (folder / "log").read_text()
-        ready = json.loads(line)
-        async with grpc.aio.insecure_channel(ready["address"]) as channel:
-            yield ServerProcess(process, ready, channel, folder / "log")
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    arguments = ("--json", "--config", str(config), "--set", "shed.lag_ms=0")
+    async with (
+        serving(folder, *arguments, within_s=START_TIMEOUT_S) as process,
+        grpc.aio.insecure_channel(process.ready["address"]) as channel,
+    ):
+        yield RealServer(process, channel)
 
 
 def run(*args: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*COMMAND, *args], input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
-async def final_code(server: ServerProcess, sequence: int) -> grpc.StatusCode:
+async def final_code(server: RealServer, sequence: int) -> grpc.StatusCode:
     """Keep asking for long completions until one ends with an error."""
     while True:
         answer = await ask(server.stub, request(sequence=sequence, mode=2, max_tokens=128, session_id="long"))
@@ -113,7 +100,7 @@ async def final_code(server: ServerProcess, sequence: int) -> grpc.StatusCode:
             return answer.code
 
 
-async def test_the_ready_line_has_the_address_and_the_models(server: ServerProcess) -> None:
+async def test_the_ready_line_has_the_address_and_the_models(server: RealServer) -> None:
     assert server.ready["event"] == "ready"
     assert server.ready["model"] == str(TARGET)
     assert server.ready["draft_model"] == str(DRAFT)
@@ -122,7 +109,7 @@ async def test_the_ready_line_has_the_address_and_the_models(server: ServerProce
     assert await server.health() == SERVING
 
 
-async def test_the_commands_work_against_the_server(server: ServerProcess, tmp_path: Path) -> None:
+async def test_the_commands_work_against_the_server(server: RealServer, tmp_path: Path) -> None:
     source = tmp_path / "a.py"
     source.write_text("def add(a, b):\n    return \n")
     where = ("--server", server.ready["address"])
@@ -140,7 +127,23 @@ async def test_the_commands_work_against_the_server(server: ServerProcess, tmp_p
     assert profile.returncode == 0, profile.stderr
 
 
-async def speculation(server: ServerProcess, *args: str) -> dict[str, Any]:
+def readme_examples() -> list[tuple[str, list[str]]]:
+    """Return the text and the arguments of each completion that README asks for on standard input."""
+    found = re.findall(r"^(printf .*?) \| \.venv/bin/completion-server (complete .*?)(?: +#.*)?$", README, re.MULTILINE)
+    assert any("--mode multi" in command for _, command in found), "README shows no block"
+    options = {"capture_output": True, "text": True, "timeout": 10, "check": True}
+    shell = [subprocess.run(["sh", "-c", text], **options) for text, _ in found]
+    return [(done.stdout, shlex.split(command)) for done, (_, command) in zip(shell, found, strict=True)]
+
+
+async def test_the_examples_of_readme_show_text(server: RealServer) -> None:
+    for text, command in readme_examples():
+        answered = await asyncio.to_thread(run, *command, "--server", server.ready["address"], stdin=text)
+        assert answered.returncode == 0, answered.stderr
+        assert answered.stdout.strip(), f"no text after {text!r}"
+
+
+async def speculation(server: RealServer, *args: str) -> dict[str, Any]:
     """Run `completion-server speculation` and return its JSON output."""
     where = ("--admin", server.ready["admin_address"])
     done = await asyncio.to_thread(run, "speculation", *args, "--json", *where)
@@ -149,14 +152,14 @@ async def speculation(server: ServerProcess, *args: str) -> dict[str, Any]:
     return answer
 
 
-async def drafted(server: ServerProcess, sequence: int) -> int:
+async def drafted(server: RealServer, sequence: int) -> int:
     """Return how many draft tokens a longer completion took."""
     answer = await ask(server.stub, request(sequence=sequence, mode=2, max_tokens=48, session_id=f"drafts-{sequence}"))
     assert answer.end is not None, answer.details
     return answer.end.usage.drafted_tokens
 
 
-async def test_the_server_chooses_k(server: ServerProcess) -> None:
+async def test_the_server_chooses_k(server: RealServer) -> None:
     assert (await speculation(server, "set", "--auto"))["mode"] == "auto"
     await asyncio.gather(*(drafted(server, sequence) for sequence in range(1, 13)))
     for sequence in range(13, 21):
@@ -166,12 +169,12 @@ async def test_the_server_chooses_k(server: ServerProcess) -> None:
     assert "@" in shown["by"]
     assert {row[2] for row in shown["table"]} == {4}
     assert shown["figures"]["drafted_tokens"] > 0
-    log = server.log.read_text()
+    log = server.serving.log.read_text()
     assert "no longer chosen" not in log
     assert "Traceback" not in log
 
 
-async def test_a_killed_engine_is_replaced_and_the_schedule_stays(server: ServerProcess, tmp_path: Path) -> None:
+async def test_a_killed_engine_is_replaced_and_the_schedule_stays(server: RealServer, tmp_path: Path) -> None:
     rows = [[1, 2, 0], [3, 8, 2], [9, 64, 1]]  # two, as a heartbeat may run beside the request
     schedule = tmp_path / "schedule.json"
     schedule.write_text(json.dumps(rows))
@@ -180,8 +183,8 @@ async def test_a_killed_engine_is_replaced_and_the_schedule_stays(server: Server
     asking = asyncio.create_task(final_code(server, 1))
     await asyncio.sleep(0.2)
     server.engine_core().kill()
-    assert await asyncio.wait_for(asking, 2) is grpc.StatusCode.UNAVAILABLE
-    await server.until_serving(is_serving=False, timeout_s=2)
+    assert await asyncio.wait_for(asking, 20) is grpc.StatusCode.UNAVAILABLE
+    await server.until_serving(is_serving=False, timeout_s=20)
     await server.until_serving(is_serving=True, timeout_s=START_TIMEOUT_S)
     after = await speculation(server, "get")
     assert after["schedule"] == before["schedule"] == rows
@@ -193,27 +196,43 @@ async def test_a_killed_engine_is_replaced_and_the_schedule_stays(server: Server
     assert await drafted(server, 102) > 0
 
 
-async def test_an_engine_that_hangs_is_replaced(server: ServerProcess) -> None:
+async def test_an_engine_that_hangs_is_replaced(server: RealServer) -> None:
     core = server.engine_core()
     asking = asyncio.create_task(final_code(server, 2))
     await asyncio.sleep(0.2)
     core.suspend()
-    assert await asyncio.wait_for(asking, HANG_TIMEOUT_S + 5) is grpc.StatusCode.UNAVAILABLE
-    await server.until_serving(is_serving=False, timeout_s=2)
+    assert await asyncio.wait_for(asking, HANG_TIMEOUT_S + 20) is grpc.StatusCode.UNAVAILABLE
+    await server.until_serving(is_serving=False, timeout_s=20)
     await server.until_serving(is_serving=True, timeout_s=START_TIMEOUT_S)
     assert not core.is_running()
 
 
-async def test_sigterm_finishes_accepted_requests_and_leaves_no_process(server: ServerProcess) -> None:
+def files_of(processes: list[psutil.Process]) -> list[Path]:
+    """Return the shared memory and the socket files of processes."""
+    memory = [Path(file.path) for process in processes for file in process.open_files()]
+    sockets = [Path(str(each.laddr)) for process in processes for each in process.net_connections("unix")]
+    return [*(file for file in memory if file.parent == Path("/dev/shm")), *filter(Path.is_socket, sockets)]
+
+
+async def test_sigterm_finishes_accepted_requests_and_leaves_nothing(server: RealServer) -> None:
     core = server.engine_core()
     workers = core.children(recursive=True)
+    files = files_of([core, *workers])
+    assert {"/dev/shm", "/tmp"} <= {str(file.parent) for file in files}
     call = server.stub.Complete(request(mode=2, max_tokens=128, session_id="last"))
     events = aiter(call)
     await anext(events)
-    server.process.send_signal(signal.SIGTERM)
+    server.serving.process.send_signal(signal.SIGTERM)
     last = [event async for event in events][-1]
     assert last.WhichOneof("event") == "end"
     assert last.end.finish_reason in {1, 2}
-    assert await asyncio.wait_for(server.process.wait(), 30) == 0
+    assert await server.serving.ended() == 0
     _gone, alive = await asyncio.to_thread(psutil.wait_procs, [core, *workers], timeout=5)
     assert not alive
+    assert not [file for file in files if file.exists()]
+    log = server.serving.log.read_text()
+    stages = ("draining: 1 requests to finish", "stopping the engine", "stopped")
+    places = [log.rfind(f'"{stage}"') for stage in stages]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert "leaked" not in log

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from redis.asyncio import BlockingConnectionPool, Redis
 
 from completion_server.state.redis_store import RedisStore
 from tests.support.fault_proxy import Delay, FaultProxy
@@ -20,7 +19,6 @@ from tests.support.server import eventually
 from tests.unit.state.stores import running_store
 
 MAX_OPEN = 500
-POOL_SIZE = 16
 CANCELLED_SHARE = 0.8
 MAX_CANCEL_S = 0.02
 REQUEST_DELAY, REPLY_DELAY = Delay(random_s=0.002), Delay(random_s=0.004)
@@ -103,15 +101,3 @@ async def test_cancelled_calls_cross_no_replies_and_cost_no_connection(
         assert store.num_commands - sent > tally.answered + tally.cancelled / 2  # many were on their way
         assert (proxy.num_made, proxy.num_open) == (made, opened)
         assert store.breaker.num_opened == 0
-
-
-async def test_commands_that_requests_await_themselves_would_cost_connections(redis_server: RedisServer) -> None:
-    """Why commands have a task of their own: redis-py closes a connection whose command is cancelled."""
-    async with FaultProxy(redis_server.address) as proxy:
-        pool = BlockingConnectionPool(host="127.0.0.1", port=proxy.port, max_connections=POOL_SIZE, protocol=2)
-        async with Redis(connection_pool=pool) as client:
-            proxy.faults.request_delay, proxy.faults.reply_delay = REQUEST_DELAY, REPLY_DELAY
-            tally = await cancel_at_random(lambda text: asyncio.create_task(client.echo(text)), 2_000)
-        assert tally.crossed == 0
-        assert proxy.num_made > POOL_SIZE  # which is more than were ever open at once
-        await pool.disconnect()

@@ -14,6 +14,7 @@ from completion_server.state.redis_store import RedisStore
 from completion_server.state.settings import RedisSettings, RedisTlsSettings
 from completion_server.state.store import StoreUnavailableError
 from completion_server.state.subscription import ChannelSubscription
+from tests.support.cancels import cancel_and_wait
 from tests.support.certificates import make_identity_in
 from tests.support.redis_servers import MASTER_NAME, Cluster, RedisServer, RedisTls, Sentinels, running_sentinels
 from tests.support.server import eventually
@@ -47,8 +48,7 @@ async def listening(store: RedisStore, channel: str) -> AsyncIterator[list[bytes
         await eventually(lambda: subscription.is_listening)
         yield received
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel_and_wait(task)
 
 
 async def passes_messages(store: RedisStore) -> bool:
@@ -68,8 +68,7 @@ async def fails_because(reason: str, **settings: object) -> bool:
     try:
         await eventually(lambda: reason in store.breaker.reason)
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel_and_wait(task)
     return not store.is_available
 
 
@@ -115,7 +114,7 @@ async def publish_until(store: RedisStore, channel: str, received: list[bytes]) 
     """Publish until something is received: a subscription that has lost its connection needs time."""
     async with asyncio.timeout(CHANGE_S):
         while not received:
-            await asyncio.wait([store.call_nowait("SPUBLISH", channel, b"message")])
+            await asyncio.wait([store.call_nowait("SPUBLISH", channel, b"message")], timeout=CHANGE_S)
             await asyncio.sleep(0.05)
 
 
@@ -148,7 +147,7 @@ async def test_a_unix_socket(make_redis: MakeRedis) -> None:
         assert await has_all_keys(store)
         assert await passes_messages(store)
         server.kill()
-        await asyncio.wait([store.call_nowait("GET", "a")])
+        await asyncio.wait([store.call_nowait("GET", "a")], timeout=CHANGE_S)
         assert not store.is_available
         server.start()
         await eventually(lambda: store.is_available)

@@ -5,31 +5,33 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from completion_server.admission.ledger import Ledger
-from completion_server.admission.standing import Phase
 from completion_server.core.clock import MonotonicClock
-from completion_server.state.leases import LeaseSync
+from completion_server.limits.replicas import Replica as Seen
+from completion_server.limits.shared import SharedLimits
+from completion_server.state.limit_reports import LimitReports
 from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_servers import RedisServer
 from tests.support.server import eventually
+from tests.support.shared_limits import Excess
 from tests.unit.state.stores import new_prefix, running_store
 
-UNITS_PER_S, BURST, LEASE = 20.0, 40, 20
+UNITS_PER_S, BURST = 20.0, 40
 CLOCK = MonotonicClock()
 
 
+@dataclass
 class Replica:
     """A replica's share of one limit, and its own way to Redis."""
 
-    def __init__(self, proxy: FaultProxy) -> None:
-        self.proxy = proxy
-        self.ledger = Ledger(CLOCK, 3)
-        self.limiter = self.ledger.rate("requests", UNITS_PER_S, BURST)
-        self.sync: LeaseSync
+    proxy: FaultProxy
+    shared: SharedLimits
+
+    def __post_init__(self) -> None:
+        self.limiter = self.shared.rate("requests", UNITS_PER_S, BURST)
 
     @property
-    def phase(self) -> Phase:
-        return self.ledger.phase
+    def is_shared(self) -> bool:
+        return self.shared.replicas.is_shared
 
 
 @asynccontextmanager
@@ -38,16 +40,14 @@ async def running_replicas(redis_server: RedisServer, prefix: str) -> AsyncItera
     async with AsyncExitStack() as stack:
         replicas = []
         for number in range(3):
-            replica = Replica(await stack.enter_async_context(FaultProxy(redis_server.address)))
-            store = await stack.enter_async_context(running_store(replica.proxy.address))
-            replica.sync = LeaseSync(
-                store, replica.ledger, CLOCK, lambda *names: ":".join((prefix, *names)), f"r{number}"
-            )
-            task = asyncio.create_task(replica.sync.run())
-            stack.push_async_callback(asyncio.wait, [task])
+            proxy = await stack.enter_async_context(FaultProxy(redis_server.address))
+            store = await stack.enter_async_context(running_store(proxy.address))
+            reports = LimitReports(store, lambda *names: ":".join((prefix, *names)))
+            replicas.append(Replica(proxy, SharedLimits(reports, CLOCK, f"r{number}", 3)))
+            task = asyncio.create_task(replicas[-1].shared.run())
+            stack.push_async_callback(asyncio.wait, [task], timeout=5.0)
             stack.callback(task.cancel)
-            replicas.append(replica)
-        await eventually(lambda: all(replica.sync.num_alive == 3 for replica in replicas))
+        await eventually(lambda: all(len(replica.shared.replicas.seen) == 3 for replica in replicas))
         yield replicas
 
 
@@ -56,9 +56,7 @@ class Demand:
     """Takes all that replicas give, and finds the worst excess over the rate in any window."""
 
     replicas: list[Replica]
-    level: float = 0.0
-    worst: float = 0.0
-    at: float = field(default_factory=CLOCK.now)
+    excess: Excess = field(default_factory=lambda: Excess(UNITS_PER_S, CLOCK.now()))
 
     async def last(self, seconds: float) -> list[int]:
         """Take for a time, and return how much each replica gave."""
@@ -68,35 +66,35 @@ class Demand:
                 while not replica.limiter.delay_s("u", now := CLOCK.now()):
                     replica.limiter.charge("u", now)
                     taken[number] += 1
-                    self.level = max(0.0, self.level - (now - self.at) * UNITS_PER_S) + 1
-                    self.at, self.worst = now, max(self.worst, self.level)
+                    self.excess.add(1, now)
             await asyncio.sleep(0.01)
         return taken
 
 
-async def test_the_sum_holds_while_a_replica_is_cut_off_and_the_parts_come_back(redis_server: RedisServer) -> None:
+async def test_a_replica_that_is_cut_off_goes_on_with_its_share(redis_server: RedisServer) -> None:
     async with running_replicas(redis_server, new_prefix()) as replicas:
         demand = Demand(replicas)
         assert min(await demand.last(1.5)) > 0
+        assert demand.excess.worst <= 3 * (BURST + UNITS_PER_S) + 3
         replicas[0].proxy.faults.black_hole = True
-        await demand.last(3.5)
-        assert replicas[0].phase is Phase.ALONE
-        assert [replicas[1].phase, replicas[2].phase] == [Phase.SHARED, Phase.SHARED]
-        alone, *others = await demand.last(1.5)
-        assert alone > 0
-        assert min(others) > 0
-        assert {each.id: each.is_alive for each in replicas[1].sync.replicas} == {"r0": False, "r1": True, "r2": True}
+        await eventually(lambda: not replicas[0].is_shared)
+        assert [replicas[1].is_shared, replicas[2].is_shared] == [True, True]
+        assert min(await demand.last(2.0)) > 0
+        await eventually(lambda: [each.is_alive for each in sorted_seen(replicas[1])] == [False, True, True])
         await replicas[0].proxy.heal()
-        await eventually(lambda: replicas[0].phase is Phase.SHARED and replicas[1].sync.num_alive == 3)
-        await demand.last(1.0)
-        assert demand.worst <= BURST + LEASE + 1
+        await eventually(lambda: replicas[0].is_shared and all(each.is_alive for each in sorted_seen(replicas[1])))
+        assert demand.excess.worst <= 3 * (BURST + UNITS_PER_S) + 3
 
 
 async def test_a_replica_that_leaves_is_not_waited_for(redis_server: RedisServer) -> None:
     prefix = new_prefix()
     async with running_replicas(redis_server, prefix) as replicas:
-        replicas[2].limiter.charge("u", CLOCK.now())
-        await eventually(lambda: redis_server.cli("HGET", f"{prefix}:requests:u", "h:r2") != "")
-        await replicas[2].sync.leave()
-        await eventually(lambda: replicas[0].ledger.num_replicas == 2)
-        assert redis_server.cli("HGET", f"{prefix}:requests:u", "h:r2") == ""
+        replicas[2].limiter.charge("u", CLOCK.now(), 5.0)
+        await eventually(lambda: redis_server.cli("HGET", f"{prefix}:requests:u", "r:r2") != "")
+        await replicas[2].shared.leave()
+        await eventually(lambda: replicas[0].shared.replicas.num_alive == 2)
+        assert redis_server.cli("HGET", f"{prefix}:requests:u", "r:r2") == ""
+
+
+def sorted_seen(replica: Replica) -> list[Seen]:
+    return sorted(replica.shared.replicas.seen, key=lambda each: each.id)

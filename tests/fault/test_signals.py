@@ -1,4 +1,4 @@
-"""Signals to a server process; the engine is scripted, so that requests last as long as the test needs."""
+"""Signals to a server process, with a scripted engine whose requests last, and with a real one that loads."""
 
 import asyncio
 import json
@@ -7,15 +7,19 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
+import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from completion.v1.completion_pb2_grpc import CompletionServiceStub
 from tests.support.models import ROOT, TARGET
-from tests.support.server import ENDLESS, request
+from tests.support.server import ENDLESS, FREE_PORTS, UNCOMPILED, eventually, request
+from tests.support.server_process import COMMAND, ServingProcess, flags, serving
 
 SETTINGS = (
     "engine.kind=scripted",
@@ -35,59 +39,146 @@ SETTINGS = (
 class Busy:
     """A server process, and a call that it has taken and will not end for long."""
 
-    process: asyncio.subprocess.Process
+    server: ServingProcess
     channel: grpc.aio.Channel
     call: Any
 
 
 @pytest_asyncio.fixture
-async def busy() -> AsyncIterator[Busy]:
-    flags = [flag for setting in SETTINGS for flag in ("--set", setting)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "completion_server", "serve", "--json", *flags, stdout=subprocess.PIPE, cwd=ROOT
-    )
-    try:
-        assert process.stdout is not None
-        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
-        async with grpc.aio.insecure_channel(ready["address"]) as channel:
-            # A block that the script never leaves.
-            call = CompletionServiceStub(channel).Complete(request("x = (\n    ", mode=2, max_tokens=4_000))
-            await anext(aiter(call))
-            yield Busy(process, channel, call)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+async def busy(tmp_path: Path) -> AsyncIterator[Busy]:
+    async with (
+        serving(tmp_path, "--json", *flags(*SETTINGS)) as server,
+        grpc.aio.insecure_channel(server.ready["address"]) as channel,
+    ):
+        # A block that the script never leaves.
+        call = CompletionServiceStub(channel).Complete(request("x = (\n    ", mode=2, max_tokens=4_000))
+        await anext(aiter(call))
+        yield Busy(server, channel, call)
 
 
 async def test_the_first_sigterm_says_not_serving_before_anything_ends(busy: Busy) -> None:
     watch = health_pb2_grpc.HealthStub(busy.channel).Watch(health_pb2.HealthCheckRequest())
-    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-    busy.process.send_signal(signal.SIGTERM)
-    assert (await asyncio.wait_for(watch.read(), 5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert (await asyncio.wait_for(watch.read(), 30)).status == health_pb2.HealthCheckResponse.SERVING
+    busy.server.process.send_signal(signal.SIGTERM)
+    assert (await asyncio.wait_for(watch.read(), 30)).status == health_pb2.HealthCheckResponse.NOT_SERVING
     refused = CompletionServiceStub(busy.channel).Complete(request(session_id="late"))
-    assert await asyncio.wait_for(refused.code(), 5) is grpc.StatusCode.UNAVAILABLE
+    assert await asyncio.wait_for(refused.code(), 30) is grpc.StatusCode.UNAVAILABLE
     assert not busy.call.done()
-    assert busy.process.returncode is None
+    assert busy.server.process.returncode is None
     busy.call.cancel()
-    assert await asyncio.wait_for(busy.process.wait(), 20) == 0
+    assert await busy.server.ended() == 0
 
 
 async def test_a_second_sigterm_ends_it_at_once(busy: Busy) -> None:
     watch = health_pb2_grpc.HealthStub(busy.channel).Watch(health_pb2.HealthCheckRequest())
-    await watch.read()
-    busy.process.send_signal(signal.SIGTERM)
-    await watch.read()
-    busy.process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(busy.process.wait(), 5) == 1
+    await asyncio.wait_for(watch.read(), 30)
+    busy.server.process.send_signal(signal.SIGTERM)
+    await asyncio.wait_for(watch.read(), 30)
+    busy.server.process.send_signal(signal.SIGTERM)
+    assert await busy.server.ended() == 1
 
 
 async def test_a_server_that_was_stopped_and_continued_keeps_its_engine(busy: Busy) -> None:
     """As at a laptop's lid or a migration: the time in which it read no outputs is not the engine's silence."""
     events = aiter(busy.call)
     for _ in range(3):
-        busy.process.send_signal(signal.SIGSTOP)
+        busy.server.process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(1.0)
-        busy.process.send_signal(signal.SIGCONT)
+        busy.server.process.send_signal(signal.SIGCONT)
         for _ in range(50):
-            await asyncio.wait_for(anext(events), 5)
+            await asyncio.wait_for(anext(events), 30)
+
+
+STAGES = (
+    "draining: 0 requests to finish",
+    "closing sessions and connections",
+    "ending the server's tasks",
+    "closing the listeners",
+    "stopping the engine",
+    "stopped",
+)
+SWALLOW = """
+async def run(self):
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(1)
+"""
+BLOCK = """
+async def run(self):
+    try:
+        await asyncio.sleep(1e6)
+    finally:
+        time.sleep(1e6)
+"""
+SERVE = """
+import asyncio, contextlib, time
+from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.cli import main
+{run}
+LoopLagMonitor.run = run
+main()
+"""
+
+
+async def stop_when_ready(folder: Path, *command: str, **settings: str) -> tuple[int | None, list[str]]:
+    """Run a server, send it a SIGTERM as soon as it is ready, and return its exit status and its log."""
+    given = (*SETTINGS, *(f"{name.replace('__', '.')}={value}" for name, value in settings.items()))
+    async with serving(folder, *flags(*given), command=(*command, "serve")) as server:
+        server.process.send_signal(signal.SIGTERM)
+        return await server.ended(), server.log.read_text().splitlines()
+
+
+async def test_each_stage_of_a_stop_is_in_the_log(tmp_path: Path) -> None:
+    status, log = await stop_when_ready(tmp_path, *COMMAND)
+    assert status == 0
+    found = [stage for line in log for stage in STAGES if f'"{stage}"' in line]
+    assert found == list(STAGES)
+
+
+@pytest.mark.parametrize("run", [SWALLOW, BLOCK])
+async def test_a_part_that_never_ends_is_named_and_left(run: str, tmp_path: Path) -> None:
+    command = sys.executable, "-c", SERVE.format(run=run)
+    status, log = await stop_when_ready(tmp_path, *command, server__stop_timeout_s="0.5")
+    assert status == 1
+    assert not any('"stopped"' in line for line in log)
+    said = 'the stop took too long (server.stop_timeout_s): "ending the server\'s tasks" did not end; open: '
+    assert any(line.startswith(f"completion-server: {said}") and "loop lag" in line for line in log)
+    assert any(json.loads(line)["event"].startswith(said) for line in log if line.startswith("{"))
+
+
+START_TIMEOUT_S = 300.0
+"""For machines that are busy with other things: until the engine's process is there, and until it has imported vLLM."""
+
+
+def loading_engine(server: asyncio.subprocess.Process) -> list[psutil.Process]:
+    """Return the processes of the engine that a server is starting, none before there are any."""
+    children = psutil.Process(server.pid).children(recursive=True)
+    return children if any("spawn_main" in " ".join(child.cmdline()) for child in children) else []
+
+
+@pytest.mark.full
+@pytest.mark.serial
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+async def test_an_engine_that_still_loads_ends_with_its_server(sent: signal.Signals) -> None:
+    server = await asyncio.create_subprocess_exec(
+        *COMMAND,
+        "serve",
+        *flags(*FREE_PORTS, UNCOMPILED, f"engine.model={TARGET}"),
+        stdout=subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+    engine: list[psutil.Process] = []
+    try:
+        await eventually(lambda: bool(loading_engine(server)), START_TIMEOUT_S)
+        engine = loading_engine(server)
+        server.send_signal(sent)
+        assert await asyncio.wait_for(server.wait(), 20) == (0 if sent is signal.SIGTERM else -sent)
+        _gone, alive = await asyncio.to_thread(psutil.wait_procs, engine, timeout=START_TIMEOUT_S)
+        assert not alive
+    finally:
+        for process in engine:
+            if process.is_running():
+                process.kill()
+        if server.returncode is None:
+            server.kill()
+            await server.wait()

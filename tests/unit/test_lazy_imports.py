@@ -16,7 +16,7 @@ HEAVY = {"torch", "vllm", "numpy", "transformers", "tokenizers", "pydantic"}
 def loaded_by(*arguments: str) -> set[str]:
     """Return the modules that a Python process imports."""
     command = [sys.executable, "-X", "importtime", *arguments]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stderr.splitlines()
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stderr.splitlines()
     return {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
 
 

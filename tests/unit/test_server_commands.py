@@ -1,36 +1,50 @@
 """`serve` and `check-config` judge a configuration alike."""
 
 import asyncio
+import contextlib
+import errno
 import os
 import re
+import socket
+import ssl
 import subprocess
 import sys
+import threading
+from collections.abc import Awaitable, Callable
+from email.message import Message
 from pathlib import Path
+from urllib.error import HTTPError, URLError
 
 import pytest
 from click.testing import CliRunner, Result
 
+from completion_server.composition.model_source import check_hub
+from completion_server.config import load_config
+from completion_server.core.errors import ConfigError
+from completion_server.engine.settings import EngineSettings
+from completion_server.ready_line import client_options
+from completion_server.rpc.listening import check_ports
+from completion_server.rpc.settings import ServerSettings
 from completion_server.server_commands import check_config, serve
 from tests.support.certificates import MakeIdentity
 from tests.support.models import TARGET
+from tests.support.redis_servers import free_port
 from tests.support.server import FREE_PORTS
+from tests.support.server_process import COMMAND, flags, serving
 
-BASE = ("--set", "engine.kind=scripted", "--set", f"engine.model={TARGET}")
+BASE = flags("engine.kind=scripted", f"engine.model={TARGET}")
 START_TIMEOUT_S, STOP_TIMEOUT_S = 200.0, 60.0
 """For a server that hangs. On a busy machine a start takes half a minute of imports."""
 
 
 def judge(command: str, *overrides: str) -> "subprocess.CompletedProcess[str]":
     """Run a command in a process of its own, as it configures logs and signals of its process."""
-    sets = [part for override in overrides for part in ("--set", override)]
-    return subprocess.run(
-        [sys.executable, "-m", "completion_server", command, *BASE, *sets],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    arguments = (*COMMAND, command, *BASE, *flags(*overrides))
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
 
 
 def check(*overrides: str) -> Result:
-    return CliRunner().invoke(check_config, [*BASE, *(part for each in overrides for part in ("--set", each))])
+    return CliRunner().invoke(check_config, [*BASE, *flags(*overrides)])
 
 
 @pytest.mark.parametrize(
@@ -65,25 +79,135 @@ def test_a_prompt_that_no_template_can_build_is_refused_without_an_engine() -> N
     assert check().exit_code == 0
 
 
-async def run_until_ready(cache: Path, *overrides: str) -> tuple[str, str]:
-    """Serve until the ready line, stop, and return it and the log."""
-    sets = [part for override in (*FREE_PORTS, *overrides) for part in ("--set", override)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "completion_server", "serve", *BASE, *sets,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        ready = await asyncio.wait_for(process.stdout.readline(), START_TIMEOUT_S)
-        if ready:
-            process.terminate()
-        _, log = await asyncio.wait_for(process.communicate(), STOP_TIMEOUT_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, log.decode()
-    return ready.decode(), log.decode()
+def test_check_config_warns_as_serve_does_and_says_what_it_leaves_out() -> None:
+    found = check("server.listen=0.0.0.0:6000", "server.metrics_listen=0.0.0.0:0", "redis.addresses=['127.0.0.1:1']")
+    assert found.exit_code == 0
+    for key in ("server.listen", "server.metrics_listen"):
+        assert f"completion-server: warning: {key}: listening on 0.0.0.0:" in found.stderr
+    assert found.stdout.splitlines()[1] == "not checked: whether the ports are free; whether Redis answers"
+
+
+def test_a_missing_model_is_told_before_anything_heavy_is_imported() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "completion_server", "check-config"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert "completion-server: engine.model: must be set: the path of a model folder, or a hub id" in done.stderr
+    loaded = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    heavy = {"completion_server.composition.app", "transformers", "torch", "vllm", "redis", "huggingface_hub"}
+    assert not loaded & heavy
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+def test_a_hub_that_does_not_answer_is_asked_once(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        num_asked = 0
+
+        def refuse() -> None:
+            nonlocal num_asked
+            while True:
+                try:
+                    hub.accept()[0].close()
+                except OSError:
+                    return
+                num_asked += 1
+
+        refusing = threading.Thread(target=refuse, daemon=True)
+        refusing.start()
+        endpoint = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+        done = judge(command, "engine.model=org/name", *FREE_PORTS)
+        hub.shutdown(socket.SHUT_RDWR)
+        refusing.join(10)
+    assert done.returncode == 2
+    said = f"engine.model: org/name is no folder and not in the hub's cache, and {endpoint} can't be reached: "
+    assert said in done.stderr
+    assert num_asked == 1
+
+
+def settings_of(*overrides: str) -> ServerSettings:
+    return load_config(None, [*FREE_PORTS, *overrides], {}).server
+
+
+def test_a_port_in_use_is_told_with_what_holds_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        address = f"127.0.0.1:{holder.getsockname()[1]}"
+        done = judge("serve", *FREE_PORTS, f"server.listen={address}")
+        for key in ("listen", "admin_listen", "metrics_listen"):
+            with pytest.raises(ConfigError, match=f"server.{key}: can't listen on {address}: it is in use by process"):
+                check_ports(settings_of(f"server.{key}={address}"))
+    said = f"server.listen: can't listen on {address}: it is in use by process {os.getpid()}, which is: "
+    assert (done.returncode, said in done.stderr) == (2, True)
+    assert "`completion-server status` asks a running server" in done.stderr
+
+
+def test_two_listeners_can_not_have_one_port() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    said = f"server.admin_listen: can't listen on {address}: it is in use by process"
+    with pytest.raises(ConfigError, match=f"{re.escape(said)}.*this server, for another listener"):
+        check_ports(settings_of(f"server.listen={address}", f"server.admin_listen={address}"))
+
+
+def test_a_socket_in_use_is_told_and_one_that_was_left_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    settings = settings_of(f"server.listen=unix:{path}")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        with pytest.raises(
+            ConfigError, match=r"server\.listen: can't listen on unix:.* in use by another server or listener"
+        ):
+            check_ports(settings)
+    assert path.exists()
+    check_ports(settings)
+
+
+@pytest.mark.parametrize("scheme", ["unix", "unix-abstract"])
+def test_two_listeners_can_not_have_one_socket(scheme: str, tmp_path: Path) -> None:
+    address = f"{scheme}:{tmp_path / 'socket'}"
+    with pytest.raises(ConfigError, match=r"server\.admin_listen: can't listen on unix.* in use by another server"):
+        check_ports(settings_of(f"server.listen={address}", f"server.admin_listen={address}"))
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_all_addresses_of_ipv6_include_those_of_ipv4() -> None:
+    in_use = pytest.raises(ConfigError, match=r"server\.listen: .* in use by process")
+    with socket.create_server(("0.0.0.0", 0)) as holder, in_use:
+        check_ports(settings_of(f"server.listen=[::]:{holder.getsockname()[1]}"))
+
+
+def test_a_scripted_engine_needs_no_model() -> None:
+    found = judge("check-config", "engine.model=")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith("ok: ")
+
+
+async def run_until_ready(
+    cache: Path, *overrides: str, try_it: Callable[[str], Awaitable[None]] | None = None
+) -> tuple[str, str]:
+    """Serve until the ready line, `try_it` with that line, stop, and return it and the log."""
+    command = ("env", f"XDG_CACHE_HOME={cache}", *COMMAND, "serve", *BASE, *flags(*FREE_PORTS, *overrides))
+    async with serving(cache, command=command, within_s=START_TIMEOUT_S) as server:
+        ready = server.line.decode()
+        if try_it is not None:
+            await try_it(ready)
+        server.process.terminate()
+        assert await server.ended(STOP_TIMEOUT_S) == 0, server.log.read_text()
+    return ready, server.log.read_text()
+
+
+async def try_command(ready: str) -> None:
+    """Run the command of a ready line as it is printed."""
+    command = ready.partition("; try: ")[2].strip()
+    process = await asyncio.create_subprocess_shell(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    text, errors = await asyncio.wait_for(process.communicate(), START_TIMEOUT_S)
+    assert process.returncode == 0, f"{command}: {errors.decode()}"
+    assert text.strip(), command
 
 
 async def test_a_start_says_what_it_loads_and_how_long_that_took_last_time(tmp_path: Path) -> None:
@@ -95,19 +219,81 @@ async def test_a_start_says_what_it_loads_and_how_long_that_took_last_time(tmp_p
     assert re.search(r"loading the models; the last time took \d+ s", log)
 
 
-@pytest.mark.full
-async def test_the_ready_line_of_a_tls_server_has_a_command_that_reaches_it(
+async def test_the_ready_lines_command_is_answered_with_tls_and_where_users_must_have_a_name(
     tmp_path: Path, make_identity: MakeIdentity
 ) -> None:
     server = make_identity("server")
     tls = f"server.tls.certificate={server.certificate}", f"server.tls.key={server.key}"
-    plain_tls = (await run_until_ready(tmp_path, *tls))[0]
-    assert re.search(rf"complete --server 127\.0\.0\.1:\d+ --tls-ca {server.certificate} -\n", plain_tls)
-    mutual = (await run_until_ready(tmp_path, *tls, f"server.tls.client_ca={server.certificate}"))[0]
-    assert f"--tls-ca {server.certificate} --tls-cert CLIENT_CERTIFICATE --tls-key ITS_KEY -" in mutual
+    ready, _ = await run_until_ready(
+        tmp_path, *tls, "server.listen=0.0.0.0:0", "admission.require_user=true", try_it=try_command
+    )
+    assert f" --tls-ca {server.certificate} --user me -\n" in ready
+
+
+def test_a_certificate_names_the_host_to_ask(make_identity: MakeIdentity) -> None:
+    server = make_identity("server", "localhost")
+    config = load_config(
+        None,
+        [f"server.tls.certificate={server.certificate}", f"server.tls.key={server.key}",
+         f"server.tls.client_ca={server.certificate}"], {},
+    )  # fmt: skip
+    for address in ("0.0.0.0:6000", "127.0.0.1:6000", "[::]:6000"):
+        assert client_options(address, config) == (
+            f" --server localhost:6000 --tls-ca {server.certificate} --tls-cert CLIENT_CERTIFICATE --tls-key ITS_KEY"
+        )
 
 
 def test_fewer_tokens_alone_are_accepted() -> None:
     found = check("limits.max_tokens=64")
     assert (found.exit_code, found.stderr) == (0, "")
     assert found.stdout.startswith("ok: ")
+
+
+GIVES_UP = "from completion_server.server_commands import _give_up_stop; _give_up_stop('task \"warm-up\"')"
+
+
+def test_a_stop_that_is_given_up_says_what_did_not_end() -> None:
+    done = subprocess.run([sys.executable, "-c", GIVES_UP], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert 'completion-server: the stop took too long (server.stop_timeout_s): task "warm-up"' in done.stderr
+
+
+def test_a_stop_is_given_up_although_nobody_reads_what_it_says() -> None:
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, bytes(4096))
+        os.set_blocking(writer, True)
+        assert subprocess.run([sys.executable, "-c", GIVES_UP], stderr=writer, timeout=60, check=False).returncode == 1
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (URLError(OSError(errno.ENETUNREACH, "Network is unreachable")), "Network is unreachable"),
+        (URLError(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")), "Temporary failure"),
+        (TimeoutError("timed out"), "timed out"),
+        (HTTPError("http://hub", 405, "Method Not Allowed", Message(), None), ""),
+        (URLError(ssl.SSLCertVerificationError("self-signed certificate")), ""),
+    ],
+)
+def test_a_hub_is_out_of_reach_if_no_connection_can_be_made(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("urllib.request.urlopen", fail)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    settings, environ = EngineSettings(model="org/name"), dict[str, str]()
+    if reason:
+        with pytest.raises(ConfigError, match=f"can't be reached: {reason}"):
+            check_hub(settings, environ)
+    else:
+        check_hub(settings, environ)
+    assert ("HF_HUB_OFFLINE" in environ) == bool(reason)

@@ -11,7 +11,8 @@ from completion.v1 import admin_pb2
 from completion.v1.admin_pb2_grpc import AdminServiceStub
 from completion_client import Endpoint
 from completion_client.errors import error_of_call
-from completion_server.client.explain import explain, explain_tls
+from completion_client.tls_faults import explain_tls
+from completion_server.client.explain import explain
 from completion_server.client.top.figures import NAMES, IntervalChange
 from completion_server.client.top.readings import Reading, parse
 

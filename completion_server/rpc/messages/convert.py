@@ -58,6 +58,7 @@ V = TypeVar("V", bound=int)
 
 _SURVIVAL_TIMES_S = (30, 90, 180, 360)
 _MAX_TEMPERATURE = 2.0
+_MAX_TIMEOUT_MS = 86_400_000
 _MAX_SEED = 2**63 - 1
 
 _request_numbers = itertools.count(1)
@@ -75,7 +76,8 @@ def request_of(
 ) -> Request:
     """Return the request of a message that was received by `now`.
 
-    `deadline_s` is the remaining time of the call, None for no deadline.
+    `deadline_s` is the remaining time of the call, None for no deadline. The earliest of it, the message's own timeout
+    and the server's limit is the deadline.
 
     Raises:
         InvalidRequestError: a field is invalid; the error names the field, the limit and the value.
@@ -97,7 +99,10 @@ def request_of(
         mode=mode,
         sampling=_sampling(message),
         stop=tuple(_stops(message)),
-        deadline=Deadline.after(min(limits.max_deadline_s, math.inf if deadline_s is None else deadline_s), now),
+        deadline=Deadline.after(
+            min(limits.max_deadline_s, _timeout_s(message), math.inf if deadline_s is None else deadline_s), now
+        ),
+        use_completion_cache=not message.without_completion_cache,
         receive_began_at=receive_began_at,
         trace=trace,
     )
@@ -146,6 +151,15 @@ def _max_tokens(given: int, mode: Mode, limits: LimitSettings) -> int:
         return given
     is_multi_line = mode is Mode.MULTI_LINE
     return limits.num_default_tokens_multi_line if is_multi_line else limits.num_default_tokens_single_line
+
+
+def _timeout_s(message: pb.CompleteRequest) -> float:
+    """Return the time that a message gives its request, infinity if it gives none."""
+    if not message.HasField("timeout_ms"):
+        return math.inf
+    if not 1 <= message.timeout_ms <= _MAX_TIMEOUT_MS:
+        raise InvalidRequestError("timeout_ms", f"must be from 1 to {_MAX_TIMEOUT_MS}, got {message.timeout_ms}")
+    return message.timeout_ms / 1000
 
 
 def _sampling(message: pb.CompleteRequest) -> Sampling:
@@ -198,15 +212,19 @@ def end_message(end: End) -> pb.End:
         message.shed_reason = _SHED_REASONS[outcome.shed_reason]
     if outcome.retry_after_ms is not None:
         message.retry_after_ms = outcome.retry_after_ms
+    limit = outcome.limit
     if outcome.error is not None:
-        message.error.CopyFrom(error_message(outcome.error))
+        message.error.CopyFrom(_error_message(outcome.error))
+        limit = outcome.error.limit
+    if limit is not None:
+        message.limit.name, message.limit.allowed = limit.name, limit.allowed
     return message
 
 
-def error_message(error: CompletionError) -> pb.RequestError:
-    """Return the message of a failure inside a session."""
+def _error_message(error: CompletionError) -> pb.RequestError:
     violations = [pb.FieldViolation(field=v.field, description=v.description) for v in error.violations]
-    return pb.RequestError(code=int(error.code), message=error.message, field_violations=violations)
+    reason = pb.ErrorReason.Value(f"ERROR_REASON_{error.reason}") if error.reason else pb.ERROR_REASON_UNSPECIFIED
+    return pb.RequestError(code=int(error.code), message=error.message, field_violations=violations, reason=reason)
 
 
 def response_of(event: AnswerPart) -> pb.CompleteResponse:
@@ -221,3 +239,8 @@ def session_response_of(sequence: int, event: AnswerPart) -> pb.SessionResponse:
     if isinstance(event, Delta):
         return pb.SessionResponse(sequence=sequence, delta=pb.Delta(text=event.text))
     return pb.SessionResponse(sequence=sequence, end=end_message(event))
+
+
+def refusal_of(sequence: int, error: CompletionError) -> pb.SessionResponse:
+    """Return the answer to a message of a session that began no request."""
+    return pb.SessionResponse(sequence=sequence, refusal=pb.Refusal(error=_error_message(error)))

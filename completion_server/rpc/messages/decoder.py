@@ -26,8 +26,9 @@ class Malformed:
     """A message that could not be parsed, or exceeds the limits."""
 
     error: InvalidRequestError
+    """Its field is that of the message, such as "complete.prefix" of a SessionRequest."""
     sequence: int
-    """The sequence number of the message, 0 if it can't be read."""
+    """The sequence number of the request in the message, 0 if there is none or it can't be read."""
 
 
 class Decoder(Generic[M]):

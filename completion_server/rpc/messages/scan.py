@@ -7,6 +7,7 @@ The encoding: https://protobuf.dev/programming-guides/encoding/
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from completion_server.core.errors import InvalidRequestError
@@ -24,7 +25,7 @@ class ScanError(Exception):
     """A message is refused before it is parsed."""
 
     def __init__(self, error: InvalidRequestError, sequence: int) -> None:
-        """Hold the error and the request's sequence number; 0 if the number was not found before the error."""
+        """Hold the error and the request's sequence number, 0 if it has none or it can't be read."""
         super().__init__(error.message)
         self.error = error
         self.sequence = sequence
@@ -47,7 +48,7 @@ class Field:
     """The limits of a field."""
 
     name: str
-    """Name in error messages; "" for a message whose fields are named as if they belonged to the outer message."""
+    """Name in error messages."""
     max_bytes: int | None = None
     max_entries: int = 0
     """Maximum number of entries of a repeated field; 0 if the field is not repeated."""
@@ -96,7 +97,7 @@ class _Scan:
         if limited.max_bytes is not None and size > limited.max_bytes:
             raise InvalidRequestError(name, f"must be at most {limited.max_bytes} bytes, got {size}")
         if limited.shape is not None:
-            self.walk(limited.shape, self.position + size, f"{name}." if limited.name else path)
+            self.walk(limited.shape, self.position + size, f"{name}.")
 
     def skip(self, tag: int, shape: MessageLimits, end: int) -> None:
         """Skip a field without a length. Groups are refused: the contract has none, and they may nest without end."""
@@ -140,14 +141,31 @@ def scan(data: bytes, shape: MessageLimits) -> None:
         ScanError: the message exceeds the limits of `shape`, or it is no protobuf message.
 
     """
-    walk = _Scan(data)
     try:
-        walk.walk(shape, len(data), "")
+        _Scan(data).walk(shape, len(data), "")
     except InvalidRequestError as error:
-        raise ScanError(error, walk.sequence) from None
+        raise ScanError(error, _sequence_in(data, shape)) from None
     except IndexError:
         broken = InvalidRequestError("message", f"{len(data)} bytes that are no protobuf message")
-        raise ScanError(broken, walk.sequence) from None
+        raise ScanError(broken, _sequence_in(data, shape)) from None
+
+
+def _sequence_in(data: bytes, shape: MessageLimits) -> int:
+    """Return the sequence number among the first fields of a message, whatever the limits of the fields before it."""
+    walk = _Scan(data)
+    with suppress(InvalidRequestError, IndexError):
+        walk.walk(_outline(shape), len(data), "")
+    return walk.sequence
+
+
+def _outline(shape: MessageLimits) -> MessageLimits:
+    """Return limits that only lead to the sequence number, and to it soon."""
+    nested = {
+        number: Field(each.name, shape=_outline(each.shape))
+        for number, each in shape.fields.items()
+        if each.shape is not None and each.shape.sequence_number
+    }
+    return MessageLimits(_UNKNOWN_FIELDS, nested, shape.sequence_number)
 
 
 def complete_request(limits: LimitSettings) -> MessageLimits:
@@ -164,7 +182,7 @@ def complete_request(limits: LimitSettings) -> MessageLimits:
         7: Field("snippets", max_entries=limits.max_snippets, shape=snippet),
         13: Field("stop", limits.max_stop_bytes, limits.max_stop),
     }
-    return MessageLimits(14 + limits.max_snippets + limits.max_stop + _UNKNOWN_FIELDS, fields, sequence_number=2)
+    return MessageLimits(18 + limits.max_snippets + limits.max_stop + _UNKNOWN_FIELDS, fields, sequence_number=2)
 
 
 def report_feedback_request(limits: LimitSettings) -> MessageLimits:
@@ -175,7 +193,7 @@ def report_feedback_request(limits: LimitSettings) -> MessageLimits:
 def session_request(limits: LimitSettings) -> MessageLimits:
     """Return the limits of a SessionRequest. Parsing merges repeated events, so they share one limit."""
     events = {
-        1: Field("", shape=complete_request(limits)),
+        1: Field("complete", shape=complete_request(limits)),
         2: Field("cancel", shape=MessageLimits(1 + _UNKNOWN_FIELDS, {})),
         3: Field("feedback", shape=report_feedback_request(limits)),
     }

@@ -4,7 +4,7 @@ import ipaddress
 import logging
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,9 +13,11 @@ import requests
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http import Compression as HttpCompression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from completion_server.core.errors import ConfigError
+from completion_server.telemetry.tracing.metrics import TraceMetrics
 from completion_server.telemetry.tracing.settings import TraceSettings
 
 logger = logging.getLogger(__name__)
@@ -154,39 +156,52 @@ def _is_local(endpoint: str) -> bool:
         return host == "localhost"
 
 
-class CollectorWatch(logging.Filter):
-    """Logs one line when the collector stops taking spans, and one when it takes them again.
+class WatchedExporter(SpanExporter):
+    """Exports spans, counts them by the result, and logs one line when the collector stops or begins to take them.
 
     The SDK's exporters log several lines for each failed export, and give the reason of a failure nowhere else. So this
-    is a filter of their loggers, which takes their lines and lets none pass.
+    takes the lines of their loggers while it exports, and lets none pass.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        """Watch exports to `endpoint`."""
-        super().__init__()
+    def __init__(self, exporter: SpanExporter, endpoint: str, metrics: TraceMetrics) -> None:
+        """Export with `exporter` to `endpoint`."""
+        self._exporter = exporter
         self._endpoint = endpoint
+        self._metrics = metrics
+        self.num_handled = 0
+        """Spans that were exported or are lost."""
         self._reason = ""
         self._num_lost = 0
         self._is_reached = True
         self._thread = 0
+        self._is_shut_down = False
 
-    def export(self, export: Callable[[], SpanExportResult], num_spans: int) -> bool:
-        """Export spans and log a change of the collector's state; return whether it took the spans. Never raises."""
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export one batch; never raises."""
         self._reason, self._thread = "", threading.get_ident()
         loggers = [logging.getLogger(name) for name in _EXPORTERS_LOGGERS]
         for each in loggers:
-            each.filters.insert(0, self)  # the SDK has filters there that drop repeated lines
+            each.filters.insert(0, self._take_line)  # the SDK has filters there that drop repeated lines
         try:
-            is_reached = export() is SpanExportResult.SUCCESS
+            result = self._exporter.export(spans)
         except Exception as error:  # noqa: BLE001 - a fault of the SDK; the thread must go on
-            is_reached, self._reason = False, type(error).__name__
+            result, self._reason = SpanExportResult.FAILURE, type(error).__name__
         finally:
             for each in loggers:
-                each.removeFilter(self)
-        self._note(num_spans, is_reached=is_reached)
-        return is_reached
+                each.removeFilter(self._take_line)
+        is_reached = result is SpanExportResult.SUCCESS
+        self._note(len(spans), is_reached=is_reached)
+        self.num_handled += len(spans)
+        self._metrics.exported(len(spans), is_reached=is_reached)
+        return result
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def shutdown(self) -> None:
+        """Cancel an export that runs, and let further ones fail. May be called again."""
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            self._exporter.shutdown()
+
+    def _take_line(self, record: logging.LogRecord) -> bool:
         """Take a line of the SDK that belongs to this export."""
         if record.thread != self._thread:
             return True

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -22,7 +22,7 @@ from opentelemetry.trace.span import TraceState
 from completion_server.core.clock import Clock
 from completion_server.core.errors import ConfigError
 from completion_server.core.trace_context import TraceContext
-from completion_server.telemetry.tracing.collector import CollectorWatch, make_exporter
+from completion_server.telemetry.tracing.collector import WatchedExporter, make_exporter
 from completion_server.telemetry.tracing.metrics import TraceMetrics
 from completion_server.telemetry.tracing.settings import TraceSettings
 from completion_server.telemetry.tracing.spans import RequestTrace, Span
@@ -51,7 +51,7 @@ class OtlpExport:
         self._metrics = metrics
         self._timeout_s = settings.timeout_s
         self._ids = RandomIdGenerator()
-        self._exporter = _CountingExporter(make_exporter(settings), CollectorWatch(settings.endpoint), metrics)
+        self._exporter = WatchedExporter(make_exporter(settings), settings.endpoint, metrics)
         self._processor = _BoundedProcessor(self._exporter, settings, metrics)
         self._resource = Resource.create(resource)
         self._scope = InstrumentationScope(_SCOPE, version)
@@ -126,27 +126,25 @@ class OtlpExport:
 
     def close(self) -> None:
         """Export what waits, for `timeout_s` at most, and end the thread. Waits: call it outside of the event loop."""
-        closing = threading.Thread(target=self._processor.shutdown, name="traces-end", daemon=True)
-        closing.start()
-        closing.join(self._timeout_s)
-        if closing.is_alive():
-            self._exporter.shutdown()  # cancels the export that hangs; further ones fail at once
-            closing.join(self._timeout_s)
+        # Cancels an export that hangs; further ones fail at once.
+        giving_up = threading.Timer(self._timeout_s, self._exporter.shutdown)
+        giving_up.start()
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
+        giving_up.cancel()
 
 
-class _BoundedProcessor(SpanProcessor):
-    """Passes sampled spans on to a thread that exports them in batches; drops and counts those beyond a limit."""
+class _BoundedProcessor(BatchSpanProcessor):
+    """The SDK's batching with a limit that drops and counts the newest spans. Its own drops the oldest, uncounted."""
 
-    def __init__(self, exporter: "_CountingExporter", settings: TraceSettings, metrics: TraceMetrics) -> None:
-        self._exporter = exporter
+    def __init__(self, exporter: WatchedExporter, settings: TraceSettings, metrics: TraceMetrics) -> None:
+        self._watched = exporter
         self._metrics = metrics
         self._max_queued = settings.max_queued_spans
         self._num_taken = 0
         batch = min(_MAX_BATCH, settings.max_queued_spans)
-        self._batches = BatchSpanProcessor(
+        super().__init__(
             exporter,
-            # Its own queue drops the oldest spans, which it would not count: `on_end` lets it never be full.
-            max_queue_size=settings.max_queued_spans + batch,
+            max_queue_size=settings.max_queued_spans + batch,  # never full
             schedule_delay_millis=settings.export_interval_s * 1000,
             max_export_batch_size=batch,
             export_timeout_millis=settings.timeout_s * 1000,  # of no effect, and read from the environment if not given
@@ -156,47 +154,11 @@ class _BoundedProcessor(SpanProcessor):
         """Queue a span. Called on the event loop's thread alone."""
         if span.context is None or not span.context.trace_flags.sampled:
             return
-        if self._num_taken - self._exporter.num_handled >= self._max_queued:
+        if self._num_taken - self._watched.num_handled >= self._max_queued:
             self._metrics.dropped(1)
             return
         self._num_taken += 1
-        self._batches.on_end(span)
-
-    def shutdown(self) -> None:
-        """Export what waits, and end the thread."""
-        self._batches.shutdown()  # type: ignore[no-untyped-call]
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Export what waits, now."""
-        return self._batches.force_flush(timeout_millis)
-
-
-class _CountingExporter(SpanExporter):
-    """Exports, counts the spans by the result, and reports changes of the collector's state. Runs in the thread."""
-
-    def __init__(self, exporter: SpanExporter, watch: CollectorWatch, metrics: TraceMetrics) -> None:
-        self._exporter = exporter
-        self._watch = watch
-        self._metrics = metrics
-        self.num_handled = 0
-        """Spans that have left the queue: they were exported, or are lost."""
-        self._is_shut_down = False
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export one batch; never raises."""
-        is_reached = self._watch.export(lambda: self._exporter.export(spans), len(spans))
-        self.num_handled += len(spans)
-        self._metrics.exported(len(spans), is_reached=is_reached)
-        return SpanExportResult.SUCCESS if is_reached else SpanExportResult.FAILURE
-
-    def shutdown(self) -> None:
-        """Cancel an export that runs, and let further ones fail. May be called again."""
-        if not self._is_shut_down:
-            self._is_shut_down = True
-            self._exporter.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return self._exporter.force_flush(timeout_millis)
+        super().on_end(span)
 
 
 def _parent_of(context: TraceContext) -> SpanContext | None:

@@ -66,6 +66,7 @@ class FakeServer(CompletionServiceServicer, AdminServiceServicer):
     failure: Failure | None = None
     is_hanging: bool = False
     status: admin_pb2.GetStatusResponse = field(default_factory=admin_pb2.GetStatusResponse)
+    metrics: str | None = None
     requests: list[pb.CompleteRequest] = field(default_factory=list)
     metadata: list[dict[str, str]] = field(default_factory=list)
     remaining_s: list[float] = field(default_factory=list)
@@ -96,6 +97,11 @@ class FakeServer(CompletionServiceServicer, AdminServiceServicer):
         if self.failure:
             await self.failure.abort(context)
         return self.status
+
+    async def GetMetrics(self, request, context):  # noqa: ANN001, ANN201
+        if self.metrics is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        return admin_pb2.GetMetricsResponse(text=self.metrics, uptime_s=1.0)
 
     async def GetSpeculation(self, request, context):  # noqa: ANN001, ANN201
         return self.speculation

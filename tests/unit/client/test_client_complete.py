@@ -1,3 +1,6 @@
+"""The command complete: its cursor, its answer and what it says of failures."""
+
+import io
 import json
 import socket
 import time
@@ -11,12 +14,25 @@ import pytest
 from client_fakes import Failure, FakeServer, Run, Serve, delta, end
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2 as details
+from rich.console import Console
 
 from completion.v1 import completion_pb2 as pb
 from completion_client import Completion, Endpoint, blocking
 from completion_client.regions.race import Contender
 from completion_server.client import complete_command
 from completion_server.client.complete_command import complete
+from completion_server.client.cursor import (
+    Cursor,
+    Position,
+    PositionError,
+    language_of,
+    parse_position,
+    read_text,
+    split_text,
+)
+from completion_server.client.operator_commands import status
+from completion_server.client.terminal import CompletionView, footer
+from tests.support.certificates import MakeIdentity
 
 
 @pytest.fixture
@@ -39,7 +55,7 @@ async def test_the_completion_goes_to_standard_output_and_its_cost_to_standard_e
 async def test_the_request_carries_what_the_user_asked_for(serve: Serve, run: Run, source: Path) -> None:
     fake = await serve()
     options = "--mode multi --max-tokens 9 --temperature 0.5 --seed 7 --stop END --stop ; --user ada --session s1"
-    more = "--timeout-ms 4000 --no-speculation"
+    more = "--timeout-ms 4000 --no-speculation --no-cache"
     result = await run(complete, f"{source}:2:9", "--server", fake.address, *options.split(), *more.split())
     assert result.exit_code == 0
     assert fake.requests == [
@@ -57,6 +73,7 @@ async def test_the_request_carries_what_the_user_asked_for(serve: Serve, run: Ru
             seed=7,
             stop=["END", ";"],
             without_speculation=True,
+            without_completion_cache=True,
         )
     ]
     assert fake.metadata[0]["x-user-id"] == "ada"
@@ -144,6 +161,16 @@ async def test_an_answer_of_the_cache_is_called_so(
     assert answer["cache_level"] == name
 
 
+async def test_a_shed_request_shows_its_limit(serve: Serve, run: Run, source: Path) -> None:
+    limit = pb.Limit(name="admission.user_requests_per_s", allowed=20)
+    shed = end(pb.FINISH_REASON_SHED, shed_reason=pb.SHED_REASON_RATE_LIMITED, limit=limit)
+    fake = await serve(FakeServer(answer=(shed,)))
+    result = await run(complete, f"{source}:2", "--server", fake.address)
+    assert "(rate limited); the limit is admission.user_requests_per_s = 20." in result.stderr
+    answer = json.loads((await run(complete, f"{source}:2", "--server", fake.address, "--json")).stdout)
+    assert answer["limit"] == {"name": "admission.user_requests_per_s", "allowed": 20}
+
+
 async def test_a_shed_request_is_an_answer_without_text(serve: Serve, run: Run, source: Path) -> None:
     shed = end(pb.FINISH_REASON_SHED, shed_reason=pb.SHED_REASON_DEADLINE_UNREACHABLE, retry_after_ms=250)
     fake = await serve(FakeServer(answer=(shed,)))
@@ -226,12 +253,6 @@ async def test_a_long_wait_is_told_in_seconds(serve: Serve, run: Run, source: Pa
     assert "can't answer now: the engine is starting. Ask again in 41 s." in result.stderr
 
 
-async def test_no_token_is_sent(run: Run, source: Path) -> None:
-    result = await run(complete, f"{source}:2", "--token", "secret")
-    assert result.exit_code == 2
-    assert "No such option" in result.stderr
-
-
 async def test_a_file_without_a_line_is_completed_at_its_end_as_the_usage_says(
     serve: Serve, run: Run, source: Path
 ) -> None:
@@ -296,11 +317,6 @@ async def test_bad_usage_ends_with_2(run: Run, source: Path, arguments: list[str
     result = await run(complete, *(argument.format(source=source) for argument in arguments))
     assert result.exit_code == 2
     assert message in result.stderr
-
-
-async def test_help_has_an_example(run: Run) -> None:
-    result = await run(complete, "--help")
-    assert "completion-server complete app.py:12:17 --mode multi" in result.stdout
 
 
 async def test_of_several_servers_one_that_refuses_is_passed_over(serve: Serve, run: Run, source: Path) -> None:
@@ -387,3 +403,191 @@ async def test_a_server_that_has_gone_silent_since_the_race_is_passed_over(
     assert result.exit_code == 0
     assert json.loads(result.stdout)["server"] == fake.address
     assert len(fake.requests) == 1
+
+
+TEXT = "def add(a, b):\n    return \n"
+
+
+@pytest.mark.parametrize(
+    ("written", "position"),
+    [
+        ("app.py:12", Position("app.py", 12)),
+        ("app.py:12:3", Position("app.py", 12, 3)),
+        ("app.py", Position("app.py")),
+        ("-", Position("-")),
+        ("-:2:4", Position("-", 2, 4)),
+        ("odd:name.py:7", Position("odd:name.py", 7)),
+        ("C:\\src\\a.py:1", Position("C:\\src\\a.py", 1)),
+    ],
+)
+def test_a_position_is_read_from_the_right(written: str, position: Position) -> None:
+    assert parse_position(written) == position
+
+
+@pytest.mark.parametrize("written", ["", "app.py:0", "app.py:3:0"])
+def test_impossible_positions_are_refused(written: str) -> None:
+    with pytest.raises(PositionError):
+        parse_position(written)
+
+
+@pytest.mark.parametrize(
+    ("position", "left", "right"),
+    [
+        (Position("f", 2), "    return ", ""),
+        (Position("f", 2, 5), "    ", "return "),
+        (Position("f", 1, 1), "", "def add(a, b):"),
+        (Position("f", 3), "", ""),
+        (Position("f"), "", ""),
+    ],
+)
+def test_the_cursor_splits_its_line(position: Position, left: str, right: str) -> None:
+    cursor = split_text(TEXT, position)
+    assert (cursor.left, cursor.right) == (left, right)
+    assert cursor.prefix + cursor.suffix == TEXT
+
+
+def test_the_end_of_a_line_is_before_its_carriage_return() -> None:
+    assert split_text("a\r\nb\r\n", Position("f", 1)) == Cursor("a", "\r\nb\r\n", 1, 2)
+
+
+def test_columns_count_characters_not_bytes() -> None:
+    assert split_text("größe = 1", Position("f", 1, 6)).prefix == "größe"
+
+
+@pytest.mark.parametrize(
+    ("position", "message"),
+    [
+        (Position("a.py", 9), "a.py has 3 lines; line 9 is beyond its end"),
+        (Position("-", 9), "standard input has 3 lines; line 9 is beyond its end"),
+        (Position("a.py", 2, 40), "line 2 of a.py has 11 characters; its columns go from 1 to 12, got 40"),
+    ],
+)
+def test_a_position_beyond_the_text_is_refused_with_the_text_s_size(position: Position, message: str) -> None:
+    with pytest.raises(PositionError) as caught:
+        split_text(TEXT, position)
+    assert str(caught.value) == message
+
+
+def test_a_text_that_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(PositionError, match="not UTF-8 text: byte 0xff at offset 2"):
+        read_text("-", b"ab\xff")
+
+
+def test_a_byte_order_mark_is_not_part_of_the_text() -> None:
+    assert read_text("-", b"\xef\xbb\xbfx = 1") == "x = 1"
+
+
+@pytest.mark.parametrize(("name", "language"), [("a.PY", "python"), ("b.tsx", "typescriptreact"), ("x", "plaintext")])
+def test_the_language_comes_from_the_extension(name: str, language: str) -> None:
+    assert language_of(name) == language
+
+
+CURSOR = split_text("x = [1, ]\n", Position("f", 1, 9))
+
+
+def show(*, is_terminal: bool, is_silent: bool = False, pieces: tuple[str, ...] = ("2, ", "3")) -> str:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=is_terminal, color_system="standard", highlight=False)
+    view = CompletionView(console, CURSOR, is_silent=is_silent)
+    view.begin()
+    for piece in pieces:
+        view.add(piece)
+    view.finish()
+    return output.getvalue()
+
+
+def test_a_terminal_shows_the_line_dimmed_and_the_completion_highlighted() -> None:
+    assert show(is_terminal=True) == ("\x1b[2mx = [1, \x1b[0m\x1b[1;32m2, \x1b[0m\x1b[1;32m3\x1b[0m\x1b[2m]\x1b[0m\n")
+
+
+def test_a_pipe_gets_the_completion_alone() -> None:
+    assert show(is_terminal=False) == "2, 3"
+
+
+def test_a_silent_view_shows_nothing() -> None:
+    assert show(is_terminal=True, is_silent=True) == ""
+
+
+def test_a_completion_can_not_drive_the_terminal() -> None:
+    shown = show(is_terminal=True, pieces=("a\x1b]0;title\x07b\r",))
+    assert "a\N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}" in shown
+
+
+def test_the_footer_omits_unknown_values() -> None:
+    answer = Completion("", pb.End(finish_reason=pb.FINISH_REASON_STOP), None, (), 5.0)
+    text = footer(answer).plain
+    assert text.startswith("no text · 5.0 ms in all · stop")
+    assert "tokens/s" not in text
+    assert text.endswith("No completion: the model has nothing to add here.")
+
+
+async def test_a_plaintext_client_is_told_that_the_server_uses_tls(
+    serve: Serve, run: Run, make_identity: MakeIdentity
+) -> None:
+    fake = await serve(credentials=make_identity("server").server_credentials())
+    for command, option in ((complete, "--server"), (status, "--admin")):
+        arguments = ("-",) if command is complete else ()
+        result = await run(command, *arguments, option, fake.address, input=b"x = ")
+        assert result.exit_code == 1
+        assert f"The server at {fake.address} encrypts its connections (TLS)" in result.stderr
+        assert "with --tls-ca FILE" in result.stderr
+
+
+async def test_a_certificate_for_another_host_is_named(serve: Serve, run: Run, make_identity: MakeIdentity) -> None:
+    other = make_identity("server", "completion.example")
+    fake = await serve(credentials=other.server_credentials())
+    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(other.certificate), input=b"x = ")
+    assert result.exit_code == 1
+    assert "its certificate is not for 127.0.0.1" in result.stderr
+    assert "Use a name that the certificate has" in result.stderr
+
+
+async def test_a_certificate_of_an_unknown_authority_is_named(
+    serve: Serve, run: Run, make_identity: MakeIdentity
+) -> None:
+    fake = await serve(credentials=make_identity("server").server_credentials())
+    stranger = make_identity("stranger")
+    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(stranger.certificate), input=b"x = ")
+    assert result.exit_code == 1
+    assert "not signed by an authority in the file of --tls-ca" in result.stderr
+
+
+async def test_a_certificate_is_an_authority_for_itself_as_the_ready_line_says(
+    serve: Serve, run: Run, make_identity: MakeIdentity
+) -> None:
+    ours = make_identity("server", "127.0.0.1", make_identity("authority"))
+    fake = await serve(credentials=ours.server_credentials())
+    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(ours.certificate), input=b"x = ")
+    assert (result.exit_code, result.stdout) == (0, "a + b")
+
+
+async def test_a_tls_client_is_told_that_the_server_uses_none(
+    serve: Serve, run: Run, make_identity: MakeIdentity
+) -> None:
+    fake = await serve()
+    authority = make_identity("authority").certificate
+    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(authority), input=b"x = ")
+    assert result.exit_code == 1
+    assert f"The server at {fake.address} does not use TLS: leave out --tls-ca" in result.stderr
+
+
+async def test_a_client_without_a_certificate_is_told_that_one_is_wanted(
+    serve: Serve, run: Run, make_identity: MakeIdentity
+) -> None:
+    ours = make_identity("server")
+    pair = [(ours.key.read_bytes(), ours.certificate.read_bytes())]
+    credentials = grpc.ssl_server_credentials(pair, ours.certificate.read_bytes(), require_client_auth=True)
+    fake = await serve(credentials=credentials)
+    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(ours.certificate), input=b"x = ")
+    assert result.exit_code == 1
+    assert "it wants the certificate of a client that it knows" in result.stderr
+
+
+async def test_a_file_that_is_no_certificate_is_named(
+    serve: Serve, run: Run, make_identity: MakeIdentity, tmp_path: Path
+) -> None:
+    fake = await serve(credentials=make_identity("server").server_credentials())
+    (tmp_path / "ca.pem").write_text("none")
+    result = await run(complete, "-", "--server", fake.address, "--tls-ca", str(tmp_path / "ca.pem"), input=b"x = ")
+    assert result.exit_code == 1
+    assert "--tls-ca, --tls-cert or --tls-key can't be used: " in result.stderr

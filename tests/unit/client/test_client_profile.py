@@ -83,6 +83,7 @@ async def test_profile_for_machines(serve: Serve, run: Run) -> None:
     assert report["ttft_ms"]["p99"] > 0
     assert {request.document_uri for request in fake.requests} == {Path(__file__).as_uri()}
     assert {request.mode for request in fake.requests} == {pb.MODE_MULTI_LINE}
+    assert all(request.without_completion_cache for request in fake.requests)
 
 
 async def test_requests_that_were_shed_are_counted_apart(serve: Serve, run: Run) -> None:

@@ -1,9 +1,16 @@
+"""The configuration: its sources, its bounds and its errors."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from completion_server.config import Config, load_config
+from completion_server.core.checks import Above, bounds_of, require_bounds
 from completion_server.core.errors import ConfigError
 
 
@@ -149,3 +156,112 @@ def test_files_of_redis_are_beside_the_configuration(tmp_path: Path, key: str) -
     other = "" if key == "secret_file" else 'secret_file = "file"\n'
     text = f'[redis]\naddresses = ["127.0.0.1:1"]\ntopology = "sentinel"\n{other}{key} = "file"\n'
     assert getattr(load(write(tmp_path, text)).redis, key) == str(tmp_path / "file")
+
+
+CHECKED_ELSEWHERE = {"speculation.schedule"}
+"""Containers of numbers; `parse_schedule` checks each row."""
+
+
+def leaf_types(hint: Any) -> set[Any]:
+    return set().union(*map(leaf_types, get_args(hint))) if get_args(hint) else {hint}
+
+
+def numeric_keys(section: type = Config, prefix: str = "") -> Iterator[tuple[str, type, Any, type]]:
+    """Yield each key with numbers in it: its full name, its section's class, its field's type without ranges, and
+    int or float."""
+    for name, hint in get_type_hints(section).items():
+        if dataclasses.is_dataclass(hint):
+            yield from numeric_keys(hint, f"{prefix}{name}.")
+            continue
+        numbers = leaf_types(hint) & {int, float}
+        if numbers:
+            yield f"{prefix}{name}", section, hint, float if float in numbers else int
+
+
+def is_plain(hint: Any) -> bool:
+    return leaf_types(hint) == set(get_args(hint) or [hint])
+
+
+PLAIN = [(key, section, number) for key, section, hint, number in numeric_keys() if is_plain(hint)]
+
+
+def refusal(key: str, value: float) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, (f"{key}={value}",), {})
+    return str(caught.value)
+
+
+def test_the_search_finds_keys_of_every_kind() -> None:
+    found = {key: number for key, _section, number in PLAIN}
+    assert found["admission.retry_after_ms"] is int
+    assert found["shed.budget_ms"] is float
+    assert found["engine.nice"] is int
+    assert "server.reflection" not in found
+
+
+def test_containers_of_numbers_are_checked_by_their_own_parsers() -> None:
+    assert {key for key, _section, hint, _number in numeric_keys() if not is_plain(hint)} == CHECKED_ELSEWHERE
+
+
+@pytest.mark.parametrize(("key", "section", "number"), PLAIN, ids=[key for key, *_ in PLAIN])
+def test_every_number_has_bounds_that_load_enforces(key: str, section: type, number: type) -> None:
+    name = key.rpartition(".")[2]
+    assert name in bounds_of(section), f"{key}: declare its range, such as Annotated[int, Between(1, 100)]"
+    bounds = bounds_of(section)[name]
+    assert math.isfinite(bounds.low)
+    assert math.isfinite(bounds.high)
+    below = bounds.low if isinstance(bounds, Above) else bounds.low - 1
+    limit = f"above {bounds.low}" if isinstance(bounds, Above) else f"at least {bounds.low}"
+    assert f"{key}: must be {limit}, got {number(below)}" in refusal(key, below)
+    assert f"{key}: must be at most {bounds.high}, got {number(bounds.high + 1)}" in refusal(key, bounds.high + 1)
+    for nonsense in (math.nan, math.inf, -math.inf):
+        assert refusal(key, nonsense).startswith(f"{key}: ")
+
+
+def test_the_defaults_are_within_their_bounds() -> None:
+    for section in dataclasses.fields(Config):
+        require_bounds(getattr(Config(), section.name))
+
+
+def test_all_faults_of_a_section_are_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ("admission.retry_after_ms=-1", "admission.max_sessions=0"), {})
+    assert set(str(caught.value).splitlines()) == {
+        "admission.retry_after_ms: must be at least 0, got -1",
+        "admission.max_sessions: must be at least 1, got 0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("traces.endpoint=collector:4317", "traces.endpoint: must be http://HOST:PORT or https://HOST:PORT, got"),
+        ("traces.endpoint=http://", "traces.endpoint: must be http://HOST:PORT"),
+        ("traces.endpoint=http://a:99999", "traces.endpoint: must be http://HOST:PORT"),
+        ("traces.endpoint=http://me:pw@a:4317", "traces.endpoint: must not hold a password"),
+        ("traces.protocol=udp", "traces.protocol: input should be 'grpc' or 'http', got 'udp'"),
+        ("traces.sample_ratio=1.5", "traces.sample_ratio: must be at most 1, got 1.5"),
+        ("traces.max_queued_spans=1", "traces.max_queued_spans: must be at least 64, got 1"),
+        ("traces.timeout_s=0", "traces.timeout_s: must be above 0, got 0"),
+        ("traces.ca=/no/such.pem", "traces.ca: needs an endpoint that begins with https://"),
+        ("traces.headers_file=/no/such", "traces.headers_file: no file /no/such"),
+        ("traces.sampel_ratio=1", "traces.sampel_ratio: unknown key; did you mean traces.sample_ratio?"),
+    ],
+)
+def test_a_fault_names_the_key_the_limit_and_the_value(override: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, [override], {})
+    assert fault in str(refused.value)
+
+
+def test_files_are_relative_to_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "headers").write_text("a: b")
+    (tmp_path / "server.toml").write_text('[traces]\nendpoint = "http://a:4317"\nheaders_file = "headers"\n')
+    assert load_config(tmp_path / "server.toml", (), {}).traces.headers_file == str(tmp_path / "headers")
+
+
+def test_vllms_own_key_is_refused_beside_the_section() -> None:
+    overrides = ["traces.endpoint=http://a:4317", "engine.vllm.otlp_traces_endpoint=http://b:4317"]
+    with pytest.raises(ConfigError, match=r"engine\.vllm\.otlp_traces_endpoint: must not be set beside"):
+        load_config(None, overrides, {})
+    assert load_config(None, overrides[1:], {}).engine.vllm

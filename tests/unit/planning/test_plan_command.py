@@ -14,7 +14,7 @@ from completion_server.planning.report import LatencyGoal, ReportError, read_mea
 from loadtest.commands.searches import capacity_json
 from loadtest.report.figures import figures
 from loadtest.search.capacity import Capacity, Trial
-from loadtest.stats.run_stats import RunStats
+from loadtest.stats import RunStats
 from tests.unit.loadtest.run_stats import CRITERIA, make_document, make_stats
 
 GOAL = LatencyGoal(within_ms=200.0, in_time=0.95)

@@ -142,5 +142,5 @@ def test_other_threads_go_on_while_a_long_text_is_tokenised(family: str) -> None
     finally:
         sys.setswitchinterval(interval)
         is_over.set()
-        ticker.join()
-    assert num_meanwhile > 5
+        ticker.join(30)
+    assert num_meanwhile > 1  # how many depends on how busy the machine is

@@ -6,13 +6,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from completion_server.engine.settings import CPU_BLOCK_SIZE
 from completion_server.prompt.templates import Order, Template
 from loadtest.bench.prompt.__main__ import main
-from loadtest.bench.prompt.cache import BlockCache, LayoutStats
 from loadtest.bench.prompt.clients import AnchoredClient, characters_client, lines_client, measure_clients
 from loadtest.bench.prompt.keystrokes import DocumentState, typed
-from loadtest.bench.prompt.replay import PlainLayout, measure
-from loadtest.bench.prompt.settings import ReplaySettings
+from loadtest.bench.prompt.replay import (
+    BLOCK_SIZES,
+    BlockCache,
+    LayoutStats,
+    PlainLayout,
+    ReplaySettings,
+    measure_layouts,
+)
 from loadtest.traffic.documents import library_files
 from tests.support.vocabularies import embedded
 from tests.unit.prompt.prompts import CODE
@@ -88,8 +94,12 @@ def test_the_plain_layout_keeps_to_the_budget(order: str) -> None:
         assert CODE[max(0, at - 100) : at] in text
 
 
+def test_the_first_block_size_is_the_servers_own_on_a_cpu() -> None:
+    assert BLOCK_SIZES[0] == CPU_BLOCK_SIZE
+
+
 def test_a_key_prefills_at_most_half_of_what_the_plain_layout_does(model: Path) -> None:
-    figures = measure(
+    figures = measure_layouts(
         ReplaySettings(str(model), num_files=2, num_keys=60, max_prompt_tokens=512, block_sizes=(16, 128))
     )
     assert figures["num_keys"] == 120

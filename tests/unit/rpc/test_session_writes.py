@@ -8,6 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from completion.v1 import completion_pb2 as pb
 from completion_server.admission.refusals import RefusalBudget
@@ -19,8 +21,9 @@ from completion_server.rpc.identity import Identity
 from completion_server.rpc.intake import Intake
 from completion_server.rpc.session import SessionStream, StreamTimes
 from completion_server.rpc.settings import LimitSettings
-from tests.support.pipelines import FOUR_SLOTS, RunningPipeline, in_virtual_time
+from tests.support.cancels import cancel_and_wait
 from tests.support.server import request
+from tests.support.services import FOUR_SLOTS, RunningService, in_virtual_time
 
 IDENTITY = Identity("u", "", "127.0.0.1:1", "127.0.0.1")
 LONG_S = 100_000.0
@@ -57,19 +60,23 @@ class Caller:
         return [each.WhichOneof("event") for each in self.written if each.sequence == sequence]
 
     def errors(self) -> list[tuple[int, int]]:
-        """Return the sequence and the status of each request that failed."""
-        return [(each.sequence, each.end.error.code) for each in self.written if each.end.HasField("error")]
+        """Return the sequence and the status of each request that failed, and of each refusal."""
+        return [
+            (each.sequence, each.end.error.code or each.refusal.error.code)
+            for each in self.written
+            if each.end.HasField("error") or each.HasField("refusal")
+        ]
 
 
 class Stream:
     """A stream that is served."""
 
-    def __init__(self, running: RunningPipeline, caller: Caller, **options: Any) -> None:
+    def __init__(self, running: RunningService, caller: Caller, **options: Any) -> None:
         times = {"first_request_s": LONG_S, "idle_s": LONG_S, "max_age_s": LONG_S, "stall_timeout_s": 60.0}
         budget = options.pop("budget", RefusalBudget(0, 1))
-        intake = Intake(LIMITS, budget, RefusalBudget(0, 1), 10.0, running.pipeline.now, lambda _context: IDENTITY)
+        intake = Intake(LIMITS, budget, RefusalBudget(0, 1), 10.0, running.service.now, lambda _context: IDENTITY)
         stream = SessionStream(
-            running.pipeline,
+            running.service,
             intake,
             StreamTimes(**(times | options)),
             caller,
@@ -81,20 +88,19 @@ class Stream:
         return await asyncio.wait_for(self.serving, LONG_S)
 
     async def cut(self) -> None:
-        self.serving.cancel()
-        await asyncio.wait([self.serving])
+        await cancel_and_wait(self.serving)
 
 
 def endless_engine() -> Engine:
     return ScriptedEngine(lambda _request: (f"a{n} " for n in itertools.count()), ServiceTimes(decode_base_s=0.01))
 
 
-def run(scenario: Callable[[RunningPipeline], Coroutine[Any, Any, None]], **options: Any) -> None:
+def run(scenario: Callable[[RunningService], Coroutine[Any, Any, None]], **options: Any) -> None:
     in_virtual_time(scenario, endless_engine, **options)
 
 
 def test_unwritten_text_is_dropped_when_a_newer_request_supersedes_it() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         caller = Caller(reads=False)
         stream = Stream(running, caller)
         caller.ask(1, trigger=pb.TRIGGER_PREFETCH)
@@ -115,7 +121,7 @@ def test_unwritten_text_is_dropped_when_a_newer_request_supersedes_it() -> None:
 
 
 def test_the_wait_for_a_slow_reader_is_no_part_of_receiving() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         caller = Caller(reads=False)
         stream = Stream(running, caller)
         for sequence in range(1, 41):
@@ -134,8 +140,65 @@ def test_the_wait_for_a_slow_reader_is_no_part_of_receiving() -> None:
     run(scenario)
 
 
+def test_a_request_ends_at_its_own_deadline_after_the_text_so_far() -> None:
+    async def scenario(running: RunningService) -> None:
+        caller = Caller()
+        stream = Stream(running, caller)
+        caller.ask(1, max_tokens=100, timeout_ms=500)
+        began_at = running.service.now()
+        while "end" not in caller.events(1):
+            await asyncio.sleep(0.01)
+        assert running.service.now() - began_at == pytest.approx(0.5, abs=0.03)
+        assert caller.events(1)[0] == "delta"
+        assert caller.written[-1].end.finish_reason == pb.FINISH_REASON_DEADLINE
+        await stream.cut()
+
+    run(scenario)
+
+
+MESSAGES = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["ask", "bad field", "too large"]), st.integers(0, 9)),
+        st.tuples(st.sampled_from(["cancel", "feedback"]), st.integers(0, 9)),
+        st.just(("empty", 0)),
+    ),
+    max_size=20,
+)
+
+
+@given(MESSAGES)
+def test_every_number_has_one_end_and_every_other_refused_message_a_refusal(messages: list[tuple[str, int]]) -> None:
+    async def scenario(running: RunningService) -> None:
+        caller = Caller()
+        stream = Stream(running, caller)
+        last, ends, refusals = 0, [], []
+        for kind, sequence in messages:
+            if kind == "empty":
+                caller.send(pb.SessionRequest())
+            elif kind == "cancel":
+                caller.cancel(sequence)
+            elif kind == "feedback":
+                report = pb.ReportFeedbackRequest(session_id="s", sequence=sequence)  # without a kind
+                caller.send(pb.SessionRequest(feedback=report))
+            else:
+                fields = {"bad field": {"max_tokens": -1}, "too large": {"prefix": "x" * LIMITS.max_prefix_bytes + "x"}}
+                caller.ask(sequence, **fields.get(kind, {}))
+            if kind in {"empty", "feedback"} or (kind != "cancel" and sequence <= last):
+                refusals.append(sequence)
+            elif kind != "cancel":
+                ends.append(sequence)
+                last = sequence
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(10.0)
+        assert [each.sequence for each in caller.written if each.HasField("refusal")] == refusals
+        assert sorted(each.sequence for each in caller.written if each.HasField("end")) == ends
+        await stream.cut()
+
+    run(scenario)
+
+
 def test_a_request_over_the_limit_is_refused_and_later_cancels_are_read() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         caller = Caller(reads=False)
         stream = Stream(running, caller)
         for sequence in range(1, 5):
@@ -148,16 +211,16 @@ def test_a_request_over_the_limit_is_refused_and_later_cancels_are_read() -> Non
         assert caller.errors() == [(4, Code.RESOURCE_EXHAUSTED)]
         (refused,) = [each.end.error.message for each in caller.written if each.sequence == 4]
         assert refused == "3 requests of this stream are live (limits.max_requests_per_session)"
-        caller.ask(4)  # a refused number may be used again
+        caller.ask(4)  # it has its End
         await asyncio.sleep(10.0)
-        assert len([each for each in caller.written if each.sequence == 4 and each.HasField("end")]) == 2
+        assert caller.events(4) == ["end", "refusal"]
         await stream.cut()
 
     run(scenario, scheduling=dataclasses.replace(FOUR_SLOTS, supersede=False))
 
 
 def test_a_caller_that_types_faster_than_it_reads_gets_its_newest_answer() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         caller = Caller(reads=False)
         stream = Stream(running, caller)
         for sequence in range(1, 31):
@@ -176,7 +239,7 @@ def test_a_caller_that_types_faster_than_it_reads_gets_its_newest_answer() -> No
 
 
 def test_unread_refusals_stop_the_reading_of_requests() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         caller = Caller(reads=False)
         stream = Stream(running, caller)
         for _ in range(100):
@@ -193,7 +256,7 @@ def test_unread_refusals_stop_the_reading_of_requests() -> None:
 
 
 def test_a_stream_with_too_many_refused_bytes_is_ended() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         caller = Caller()
         stream = Stream(running, caller, budget=RefusalBudget(16 * 1024, 64 * 1024))
         for sequence in range(1, 20):
@@ -220,7 +283,7 @@ def test_a_stream_with_too_many_refused_bytes_is_ended() -> None:
 def test_a_stream_ends_at_its_time_limits(
     times: dict[str, float], asks_at: tuple[float, ...], ends_at: float, key: str
 ) -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         begin = asyncio.get_running_loop().time()
         caller = Caller()
         stream = Stream(running, caller, **times)
@@ -239,7 +302,7 @@ def test_a_stream_ends_at_its_time_limits(
 
 
 def test_a_stream_with_an_open_request_is_not_idle_and_answers_it_before_it_ends_for_its_age() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         begin = asyncio.get_running_loop().time()
         caller = Caller()
         stream = Stream(running, caller, idle_s=0.2, max_age_s=0.5)
@@ -254,7 +317,7 @@ def test_a_stream_with_an_open_request_is_not_idle_and_answers_it_before_it_ends
 
 
 def test_a_caller_that_leaves_ends_the_stream_at_once() -> None:
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         caller = Caller()
         stream = Stream(running, caller)
         caller.messages.put_nowait(grpc.aio.EOF)
@@ -268,7 +331,7 @@ def test_a_caller_that_vanishes_while_it_is_written_to_is_no_failure() -> None:
         async def write(self, response: pb.SessionResponse) -> None:
             raise grpc.aio.BaseError
 
-    async def scenario(running: RunningPipeline) -> None:
+    async def scenario(running: RunningService) -> None:
         caller = Vanished()
         stream = Stream(running, caller)
         caller.ask(1)

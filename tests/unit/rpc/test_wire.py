@@ -1,11 +1,262 @@
-from completion.v1 import completion_pb2 as pb
-from completion_server.rpc.messages import scan
-from completion_server.rpc.messages.decoder import Decoder, Malformed
-from completion_server.rpc.settings import LimitSettings
+"""Messages between the wire and the server: their scan, their decoding and their conversion."""
 
-LIMITS = LimitSettings(max_snippets=2)
-DECODE_COMPLETE = Decoder(pb.CompleteRequest, scan.complete_request(LIMITS))
-DECODE_SESSION = Decoder(pb.SessionRequest, scan.session_request(LIMITS))
+import math
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from completion.v1 import completion_pb2 as pb
+from completion_server.core.errors import CompletionError, InvalidRequestError, Violation
+from completion_server.core.outcome import CacheLevel, Delta, End, FinishReason, Outcome, ShedReason, Timings, Usage
+from completion_server.core.request import Caller, Mode, Sampling, Snippet, Trigger
+from completion_server.rpc.messages import convert, scan
+from completion_server.rpc.messages.decoder import Decoder, Malformed
+from completion_server.rpc.messages.scan import ScanError
+from completion_server.rpc.settings import LimitSettings, ServerSettings
+
+LIMITS = LimitSettings(
+    max_prefix_bytes=40,
+    max_suffix_bytes=30,
+    max_snippets=3,
+    max_snippet_bytes=20,
+    max_uri_bytes=10,
+    max_session_id_bytes=8,
+    max_stop=2,
+    max_stop_bytes=5,
+)
+COMPLETE, SESSION, FEEDBACK = (
+    make(LIMITS) for make in (scan.complete_request, scan.session_request, scan.report_feedback_request)
+)
+MANY = 10**6
+
+
+def varint(value: int) -> bytes:
+    """Return a number as protobuf has it."""
+    if value < 128:
+        return bytes([value])
+    return bytes([value & 0x7F | 0x80]) + varint(value >> 7)
+
+
+def field(number: int, kind: int, payload: bytes = b"") -> bytes:
+    return varint(number << 3 | kind) + payload
+
+
+def text(number: int, content: bytes) -> bytes:
+    return field(number, 2, varint(len(content)) + content)
+
+
+def refusal(data: bytes, shape: scan.MessageLimits = COMPLETE) -> str:
+    with pytest.raises(ScanError) as caught:
+        scan.scan(data, shape)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"prefix": "x" * 41}, "prefix: must be at most 40 bytes, got 41"),
+        ({"prefix": "é" * 21}, "prefix: must be at most 40 bytes, got 42"),
+        ({"suffix": "x" * 31}, "suffix: must be at most 30 bytes, got 31"),
+        ({"document_uri": "x" * 11}, "document_uri: must be at most 10 bytes, got 11"),
+        ({"language_id": "x" * 9}, "language_id: must be at most 8 bytes, got 9"),
+        ({"session_id": "x" * 9}, "session_id: must be at most 8 bytes, got 9"),
+        ({"stop": ["a", "bbbbbb"]}, "stop[1]: must be at most 5 bytes, got 6"),
+        ({"stop": ["a", "b", "c"]}, "stop: must have at most 2 entries, got more"),
+        ({"snippets": [{}, {"text": "x" * 21}]}, "snippets[1].text: must be at most 20 bytes, got 21"),
+        ({"snippets": [{}, {}, {"uri": "x" * 11}]}, "snippets[2].uri: must be at most 10 bytes, got 11"),
+        ({"snippets": [{}] * 4}, "snippets: must have at most 3 entries, got more"),
+    ],
+)
+def test_a_field_that_is_too_large_is_named_with_its_limit(message: dict[str, object], expected: str) -> None:
+    whole = pb.CompleteRequest(sequence=9, **message)
+    assert refusal(whole.SerializeToString()) == expected
+    assert refusal(pb.SessionRequest(complete=whole).SerializeToString(), SESSION) == f"complete.{expected}"
+
+
+@pytest.mark.parametrize("excess", [{"prefix": "x" * 41}, {"session_id": "x" * 9}])
+def test_the_sequence_is_found_before_and_after_the_excess(excess: dict[str, str]) -> None:
+    whole = pb.SessionRequest(complete=pb.CompleteRequest(sequence=2**64 - 1, **excess))
+    with pytest.raises(ScanError) as caught:
+        scan.scan(whole.SerializeToString(), SESSION)
+    assert caught.value.sequence == 2**64 - 1
+
+
+def test_the_sequence_behind_many_fields_is_not_looked_for() -> None:
+    whole = text(1, text(7, b"") * MANY + field(2, 0, b"\x05"))
+    with pytest.raises(ScanError) as caught:
+        scan.scan(whole, SESSION)
+    assert caught.value.sequence == 0
+
+
+def test_a_message_at_every_limit_passes() -> None:
+    snippets = [pb.ContextSnippet(uri="u" * 10, text="é" * 10, score=0.5)] * 3
+    whole = pb.CompleteRequest(
+        session_id="s" * 8, sequence=2**63, document_uri="d" * 10, language_id="l" * 8, prefix="p" * 40,
+        suffix="s" * 30, snippets=snippets, trigger=pb.TRIGGER_EXPLICIT, mode=pb.MODE_MULTI_LINE, max_tokens=-1,
+        temperature=0.5, seed=2**64 - 1, stop=["é" * 2] * 2, without_speculation=True,
+        without_completion_cache=True,
+    )  # fmt: skip
+    scan.scan(whole.SerializeToString(), COMPLETE)
+    scan.scan(pb.SessionRequest(complete=whole).SerializeToString(), SESSION)
+    assert len(whole.SerializeToString()) < LIMITS.max_message_bytes
+
+
+def test_a_default_message_at_every_limit_is_within_the_message_limit() -> None:
+    limits = LimitSettings()
+    snippet = pb.ContextSnippet(uri="u" * limits.max_uri_bytes, text="t" * limits.max_snippet_bytes, score=0.5)
+    name = "n" * limits.max_session_id_bytes
+    whole = pb.CompleteRequest(
+        session_id=name, sequence=2**63, document_uri="u" * limits.max_uri_bytes, language_id=name,
+        prefix="p" * limits.max_prefix_bytes, suffix="s" * limits.max_suffix_bytes,
+        snippets=[snippet] * limits.max_snippets, max_tokens=-1, temperature=0.5, seed=2**63,
+        stop=["s" * limits.max_stop_bytes] * limits.max_stop, trigger=1, mode=1, without_speculation=True,
+        without_completion_cache=True,
+    )  # fmt: skip
+    size = len(pb.SessionRequest(complete=whole).SerializeToString())
+    assert size <= limits.max_message_bytes <= size + 16 * 1024
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        text(99, b""),  # not in the contract
+        field(2, 0, b"\x05"),  # in it, and not repeated
+        text(5, b""),
+        text(7, b""),
+        field(20, 5, b"1234"),
+        field(21, 1, b"12345678"),
+    ],
+)
+def test_a_million_small_fields_are_refused_at_the_first_excess(one: bytes) -> None:
+    found = refusal(one * MANY)
+    assert found in {
+        "message: must have at most 87 fields, got more",
+        "snippets: must have at most 3 entries, got more",
+    }
+
+
+def test_a_million_fields_inside_a_snippet_or_another_event_are_refused() -> None:
+    assert refusal(text(7, text(99, b"") * MANY)) == "snippets[0]: must have at most 67 fields, got more"
+    assert refusal(text(2, text(99, b"") * MANY), SESSION) == "cancel: must have at most 65 fields, got more"
+    assert refusal(text(3, text(99, b"") * MANY), SESSION) == "feedback: must have at most 70 fields, got more"
+
+
+def test_events_that_parsing_would_merge_share_the_limits() -> None:
+    assert refusal(text(1, text(7, b"")) * 4, SESSION) == "complete.snippets: must have at most 3 entries, got more"
+
+
+def test_a_few_fields_of_a_newer_contract_pass() -> None:
+    scan.scan(text(99, b"new") * 60, COMPLETE)
+    scan.scan(text(99, b"new") * 60 + text(1, text(98, b"new")), SESSION)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xff\xff",
+        field(5, 2, b"\x05abc"),  # less than it says
+        field(5, 2),
+        field(2, 0),
+        field(2, 0, b"\x80" * 11),
+        field(20, 5, b"123"),
+        field(20, 3) + field(20, 4),  # a group
+        field(20, 7),
+        text(7, field(2, 2, b"\x05abc")) + b"more",  # beyond the message around it
+        text(7, field(3, 1, b"1234")) + b"more",
+    ],
+)
+def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+    assert refusal(data) == f"message: {len(data)} bytes that are no protobuf message"
+
+
+snippets = st.builds(pb.ContextSnippet, uri=st.text(max_size=12), text=st.text(max_size=22), score=st.floats())
+requests = st.builds(
+    pb.CompleteRequest,
+    session_id=st.text(max_size=9),
+    sequence=st.integers(0, 2**64 - 1),
+    prefix=st.text(max_size=42),
+    suffix=st.text(max_size=32),
+    document_uri=st.text(max_size=12),
+    snippets=st.lists(snippets, max_size=5),
+    stop=st.lists(st.text(max_size=7), max_size=4),
+    max_tokens=st.integers(-(2**31), 2**31 - 1),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+def is_within_limits(request: pb.CompleteRequest) -> bool:
+    def fits(value: str, limit: int) -> bool:
+        return len(value.encode()) <= limit
+
+    return (
+        len(request.snippets) <= LIMITS.max_snippets
+        and len(request.stop) <= LIMITS.max_stop
+        and all(fits(stop, LIMITS.max_stop_bytes) for stop in request.stop)
+        and all(fits(each.text, LIMITS.max_snippet_bytes) for each in request.snippets)
+        and all(fits(each.uri, LIMITS.max_uri_bytes) for each in request.snippets)
+        and fits(request.prefix, LIMITS.max_prefix_bytes)
+        and fits(request.suffix, LIMITS.max_suffix_bytes)
+        and fits(request.document_uri, LIMITS.max_uri_bytes)
+        and fits(request.session_id, LIMITS.max_session_id_bytes)
+    )
+
+
+def passes(data: bytes, shape: scan.MessageLimits) -> bool:
+    try:
+        scan.scan(data, shape)
+    except ScanError:
+        return False
+    return True
+
+
+@given(requests)
+def test_a_message_passes_if_and_only_if_it_is_within_the_limits(request: pb.CompleteRequest) -> None:
+    assert passes(request.SerializeToString(), COMPLETE) is is_within_limits(request)
+    assert passes(pb.SessionRequest(complete=request).SerializeToString(), SESSION) is is_within_limits(request)
+
+
+pieces = st.one_of(
+    st.builds(text, st.sampled_from((1, 2, 3, 4, 5, 6, 7, 13, 15, 99)), st.binary(max_size=45)),
+    st.builds(lambda number, value: field(number, 0, varint(value)), st.integers(1, 20), st.integers(0, 2**64 - 1)),
+    st.builds(lambda number, value: field(number, 5, value), st.integers(1, 20), st.binary(min_size=4, max_size=4)),
+    st.builds(lambda number, value: field(number, 1, value), st.integers(1, 20), st.binary(min_size=8, max_size=8)),
+    st.lists(st.builds(text, st.integers(1, 3), st.binary(max_size=22))).map(lambda parts: text(7, b"".join(parts))),
+    st.binary(max_size=6),
+)  # fmt: skip
+
+
+@given(st.lists(pieces, max_size=12).map(b"".join))
+def test_accepted_bytes_parse_to_a_message_within_the_limits_or_not_at_all(data: bytes) -> None:
+    for shape, message in ((COMPLETE, pb.CompleteRequest()), (SESSION, pb.SessionRequest())):
+        if not passes(data, shape):
+            continue
+        try:
+            message.ParseFromString(data)
+        except DecodeError:
+            continue
+        request = message.complete if isinstance(message, pb.SessionRequest) else message
+        assert is_within_limits(request)
+
+
+@given(requests, st.data())
+def test_mutated_bytes_raise_scan_errors_only(request: pb.CompleteRequest, data: st.DataObject) -> None:
+    raw = bytearray(pb.SessionRequest(complete=request).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(raw) - 1))
+        raw[place] = data.draw(st.integers(0, 255))
+    if passes(bytes(raw), SESSION):
+        try:
+            parsed = pb.SessionRequest.FromString(bytes(raw))
+        except DecodeError:
+            return
+        assert is_within_limits(parsed.complete)
+
+
+TWO_SNIPPETS = LimitSettings(max_snippets=2)
+DECODE_COMPLETE = Decoder(pb.CompleteRequest, scan.complete_request(TWO_SNIPPETS))
+DECODE_SESSION = Decoder(pb.SessionRequest, scan.session_request(TWO_SNIPPETS))
 
 
 def spoiled(message: pb.CompleteRequest | pb.SessionRequest) -> bytes:
@@ -43,5 +294,145 @@ def test_a_message_beyond_the_limits_is_refused_with_its_sequence() -> None:
     request = pb.CompleteRequest(sequence=4, snippets=[pb.ContextSnippet()] * 3)
     malformed = DECODE_SESSION(pb.SessionRequest(complete=request).SerializeToString())
     assert isinstance(malformed, Malformed)
-    assert malformed.error.message == "snippets: must have at most 2 entries, got more"
+    assert malformed.error.message == "complete.snippets: must have at most 2 entries, got more"
     assert malformed.sequence == 4
+
+
+def test_a_session_ends_before_its_connection_is_cut() -> None:
+    with pytest.raises(
+        ValueError, match=r"max_session_age_s: must be less than max_connection_age_grace_s \(10\), got 10"
+    ):
+        ServerSettings(max_session_age_s=10, max_connection_age_grace_s=10)
+    assert ServerSettings().max_session_age_s < ServerSettings().max_connection_age_grace_s
+
+
+def test_a_message_may_be_as_large_as_all_limits_together() -> None:
+    small = LimitSettings(max_prefix_bytes=1, max_suffix_bytes=1, max_snippets=1, max_snippet_bytes=1)
+    assert 4096 < small.max_message_bytes < 32 * 1024
+    wider = LimitSettings(max_prefix_bytes=1_000_001, max_suffix_bytes=1, max_snippets=1, max_snippet_bytes=1)
+    assert wider.max_message_bytes - small.max_message_bytes == 1_000_000
+
+
+CALLER = Caller("u", "s")
+DEFAULTS = LimitSettings()
+
+
+def request_of(message: pb.CompleteRequest, deadline_s: float | None = None) -> convert.Request:
+    return convert.request_of(message, CALLER, DEFAULTS, deadline_s, 50.0)
+
+
+def test_a_whole_message_becomes_a_request() -> None:
+    request = request_of(
+        pb.CompleteRequest(
+            session_id="s",
+            sequence=7,
+            document_uri="file:///a.py",
+            language_id="python",
+            prefix="for i in ra",
+            suffix="\n",
+            snippets=[pb.ContextSnippet(uri="b.py", text="x = 1", score=0.5)],
+            trigger=pb.TRIGGER_EXPLICIT,
+            mode=pb.MODE_MULTI_LINE,
+            max_tokens=9,
+            temperature=0.5,
+            seed=3,
+            stop=["\n\n"],
+            without_speculation=True,
+            without_completion_cache=True,
+        ),
+        deadline_s=2.0,
+    )
+    assert (request.sequence, request.prefix, request.suffix, request.max_tokens) == (7, "for i in ra", "\n", 9)
+    assert (request.trigger, request.mode) == (Trigger.EXPLICIT, Mode.MULTI_LINE)
+    assert request.sampling == Sampling(0.5, 3, speculate=False)
+    assert not request.use_completion_cache
+    assert request.snippets == (Snippet("b.py", "x = 1", 0.5),)
+    assert request.stop == ("\n\n",)
+    assert request.deadline.at == 52.0
+
+
+def test_unset_fields_take_the_defaults() -> None:
+    request = request_of(pb.CompleteRequest(session_id="s"))
+    assert (request.trigger, request.mode) == (Trigger.AUTOMATIC, Mode.SINGLE_LINE)
+    assert request.max_tokens == DEFAULTS.num_default_tokens_single_line
+    assert request.sampling == Sampling(0.0, None)
+    assert request.use_completion_cache
+    assert request.deadline.at == 50.0 + DEFAULTS.max_deadline_s
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "description"),
+    [
+        ({"max_tokens": -1}, "max_tokens", "must be from 0 (the default) to 128, got -1"),
+        ({"max_tokens": 2**31 - 1}, "max_tokens", "must be from 0 (the default) to 128, got 2147483647"),
+        ({"trigger": 99}, "trigger", "must be one of 0, 1, 2, 3, got 99"),
+        ({"mode": 77}, "mode", "must be one of 0, 1, 2, got 77"),
+        ({"temperature": -0.1}, "temperature", "must be from 0 to 2, got -0.1"),
+        ({"temperature": math.nan}, "temperature", "must be from 0 to 2, got nan"),
+        ({"seed": 2**64 - 1}, "seed", f"must be at most {2**63 - 1}, got {2**64 - 1}"),
+        ({"stop": [""]}, "stop[0]", "must not be empty"),
+        ({"snippets": [{"score": math.inf}]}, "snippets[0].score", "must be a finite number, got inf"),
+    ],
+)
+def test_an_invalid_field_is_named_with_its_limit_and_its_value(
+    message: dict[str, object], field: str, description: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        request_of(pb.CompleteRequest(session_id="s", **message))
+    assert caught.value.violations == (Violation(field, description),)
+
+
+def test_an_empty_session_id_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="session_id: must not be empty"):
+        convert.session_id_of(pb.CompleteRequest())
+
+
+def test_every_end_has_a_form_on_the_wire() -> None:
+    for reason in FinishReason:
+        assert convert.end_message(End(Outcome(reason))).finish_reason != pb.FINISH_REASON_UNSPECIFIED
+    for shed in ShedReason:
+        assert convert.end_message(End(Outcome(FinishReason.SHED, shed))).shed_reason != pb.SHED_REASON_UNSPECIFIED
+
+
+def test_an_end_says_which_cache_answered() -> None:
+    levels = [
+        convert.end_message(End(Outcome(FinishReason.STOP), Usage(cache_level=level))).usage.cache_level
+        for level in CacheLevel
+    ]
+    assert levels == [pb.CACHE_LEVEL_NONE, pb.CACHE_LEVEL_LOCAL, pb.CACHE_LEVEL_SHARED]
+
+
+def test_an_end_carries_usage_timings_and_the_error() -> None:
+    error = CompletionError("no", violations=(Violation("prefix", "bad"),))
+    message = convert.end_message(
+        End(
+            Outcome(FinishReason.ERROR, retry_after_ms=5, error=error),
+            Usage(1, 2, 3, 4, 5),
+            Timings(1.0, 2.0, 3.0, 4.0, 5.0),
+        )
+    )
+    usage, timings = message.usage, message.timings
+    assert [usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens] == [1, 2, 3]
+    assert [usage.drafted_tokens, usage.accepted_draft_tokens] == [4, 5]
+    assert [timings.queue_ms, timings.tokenise_ms, timings.prefill_ms] == [1.0, 2.0, 3.0]
+    assert [timings.decode_ms, timings.total_ms] == [4.0, 5.0]
+    assert (message.retry_after_ms, message.error.code, message.error.message) == (5, 13, "no")
+    assert message.error.field_violations[0].field == "prefix"
+
+
+def test_events_carry_their_text_and_their_sequence() -> None:
+    assert convert.response_of(Delta("x")).delta.text == "x"
+    response = convert.session_response_of(8, Delta("x"))
+    assert (response.sequence, response.delta.text) == (8, "x")
+
+
+def test_feedback_is_checked() -> None:
+    good = pb.ReportFeedbackRequest(kind=pb.FEEDBACK_KIND_SURVIVED, survived_after_s=30, survived_share=0.5)
+    assert convert.feedback_of(good).kind == "survived"
+    for bad in (
+        pb.ReportFeedbackRequest(),
+        pb.ReportFeedbackRequest(kind=pb.FEEDBACK_KIND_SURVIVED, survived_after_s=31),
+        pb.ReportFeedbackRequest(kind=pb.FEEDBACK_KIND_SHOWN, survived_share=1.5),
+    ):
+        with pytest.raises(InvalidRequestError):
+            convert.feedback_of(bad)

@@ -1,4 +1,4 @@
-"""`completion-server top` with fake and real servers, in a pipe and in a terminal."""
+"""The command top: a whole screen, and a terminal that goes away."""
 
 import asyncio
 import contextlib
@@ -13,6 +13,7 @@ import termios
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from client_fakes import FakeServer, Run, Serve
@@ -20,9 +21,10 @@ from grpc_health.v1 import health_pb2
 
 from completion.v1 import admin_pb2
 from completion_server.client.top.command import top
+from completion_server.client.top.keys import reading_keys
 from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
 from tests.support.scripted import letters
-from tests.support.server import RunningServer, ask, make_config, request, run_server
+from tests.support.server import RunningServer, ask, eventually, make_config, request, run_server
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 TIMES = ServiceTimes(0.002, 0.0, 0.001, 0.0, 0.0, 0.0)
@@ -212,3 +214,20 @@ async def test_the_live_view_follows_the_size_of_the_terminal(serve: Serve, open
     terminal.type("q")
     assert await terminal.wait_end() == 0
     assert terminal.is_as_before()
+
+
+async def test_a_terminal_that_is_gone_ends_the_view_without_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, terminal = pty.openpty()
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
+    keys: list[str] = []
+    is_gone = asyncio.Event()
+    with os.fdopen(terminal) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with reading_keys(keys.append, is_gone.set):
+            os.write(controller, b"q")
+            await eventually(lambda: bool(keys))
+            os.close(controller)
+            await asyncio.wait_for(is_gone.wait(), 30)
+    assert keys == ["q"]
+    assert not failures

@@ -1,23 +1,176 @@
-"""Frames for terminals of all sizes."""
+"""The figures of top, and how they are shown."""
 
+import math
 from datetime import UTC, datetime
 from io import StringIO
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from rich.console import Console
 
 from completion.v1 import admin_pb2
-from completion_server.client.top.figures import IntervalChange
+from completion_server.client.top.figures import IntervalChange, figures_of
+from completion_server.client.top.histogram import BucketHistogram as Counted
 from completion_server.client.top.poll import ServerState
-from completion_server.client.top.readings import parse
+from completion_server.client.top.readings import Reading, parse
 from completion_server.client.top.view import frame
+from completion_server.telemetry.metrics import BUCKETS_S
+
+BOUNDS = (0.1, 0.2, 0.4, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "expected"),
+    [
+        ((10, 20, 20, 20), 0.5, 0.1),  # at the end of the first bucket
+        ((10, 20, 20, 20), 0.75, 0.15),  # in the middle of the second one
+        ((10, 20, 20, 20), 0.25, 0.05),  # the first one begins at 0
+        ((0, 0, 10, 10), 0.5, 0.3),  # empty buckets before
+        ((5, 5, 5, 10), 0.99, 0.4),  # beyond the last finite bound
+        ((0, 10, 10, 10), 0.0, 0.0),
+        ((0, 0, 0, 0), 0.5, None),
+        ((), 0.5, None),
+    ],
+)
+def test_a_quantile_is_linear_within_its_bucket(
+    counts: tuple[float, ...], share: float, expected: float | None
+) -> None:
+    found = Counted(BOUNDS[: len(counts)], counts).quantile(share)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_a_histogram_counts_what_came_since() -> None:
+    before, now = Counted(BOUNDS, (5, 5, 6, 6)), Counted(BOUNDS, (5, 9, 10, 10))
+    assert now.since(before) == Counted(BOUNDS, (0, 4, 4, 4))
+    assert now.since(Counted()) == now
+
+
+def test_histograms_of_servers_are_added_by_the_bounds_that_they_share() -> None:
+    old = Counted((0.1, 0.4, math.inf), (1, 2, 3))
+    assert Counted.merged([Counted(BOUNDS, (1, 2, 3, 4)), old, Counted()]) == Counted((0.1, 0.4, math.inf), (2, 5, 7))
+    assert Counted.merged([]).quantile(0.5) is None
+
+
+def page(**seconds: tuple[float, ...]) -> bytes:
+    registry = CollectorRegistry()
+    stages = Histogram("completion_stage_seconds", "Time.", ["stage"], buckets=BUCKETS_S, registry=registry)
+    for stage, values in seconds.items():
+        for value in values:
+            stages.labels(stage).observe(value)
+    return generate_latest(registry)
+
+
+def change(before: str, now: str, seconds: float = 2.0) -> IntervalChange:
+    first, second = parse(before, 10.0), parse(now, 10.0 + seconds)
+    return IntervalChange(second, second.since(first))
+
+
+def test_percentiles_are_those_of_the_interval_alone() -> None:
+    slow, fast = (0.9,) * 1000, (0.0141,) * 100
+    found = figures_of([change(page(queue=slow).decode(), page(queue=slow + fast).decode())])
+    assert found is not None
+    assert set(found.stages_ms) == {"queue"}
+    p50, _p95, p99 = found.stages_ms["queue"]
+    assert p50 is not None
+    assert p99 is not None
+    assert 10 < p50 < p99 <= 15
+    assert figures_of([change(page(queue=slow).decode(), page(queue=slow).decode())]).stages_ms["queue"] == (None,) * 3
+
+
+PAGE = """
+completion_requests_total{{outcome="stop",trigger="automatic",shed_reason="",region="{region}"}} {stop}
+completion_requests_total{{outcome="shed",trigger="automatic",shed_reason="overload",region="{region}"}} {shed}
+completion_slo_requests_total{{result="in_time",region="{region}"}} {stop}
+completion_slo_requests_total{{result="shed",region="{region}"}} {shed}
+completion_tokens_total{{kind="drafted"}} {drafted}
+completion_tokens_total{{kind="accepted_draft"}} {accepted}
+completion_cache_hits_total{{level="local"}} {stop}
+completion_cache_hits_total{{level="shared"}} {stop}
+completion_cache_misses_total{{level="local",reason="absent"}} {stop}
+completion_wasted_tokens_total{{outcome="cancelled"}} {stop}
+completion_engine_aborted_tokens_total {stop}
+completion_engine_generated_tokens_total {generated}
+completion_num_speculative_tokens {k}
+completion_ttft_budget_seconds 0.2
+"""
+
+
+def text(region: str = "us", stop: int = 0, shed: int = 0, k: int = 2, **counts: int) -> str:
+    counts = {"drafted": 0, "accepted": 0, "generated": 0} | counts
+    return PAGE.format(region=region, stop=stop, shed=shed, k=k, **counts)
+
+
+def test_rates_and_shares_of_one_server() -> None:
+    found = figures_of([change(text(), text(stop=30, shed=10, drafted=50, accepted=40, generated=600))])
+    assert found is not None
+    assert (found.requests_per_s, found.in_time_share) == (20.0, 0.75)
+    assert (found.outcomes, found.shed) == ({"shed": 0.25, "stop": 0.75}, {"overload": 0.25})
+    assert (found.acceptance, found.wasted_share, found.budget_ms) == (0.8, 0.1, 200.0)
+    assert found.cache_hit_share == 1.0  # half from memory; Redis answered each miss
+    assert found.num_speculative_tokens == (2, 2)
+    assert found.prefix_cache_share is None  # no prompt was computed
+
+
+def test_servers_together_are_weighed_by_what_they_counted() -> None:
+    busy = change(text(), text(stop=90, shed=0, k=4))
+    idle = change(text("eu"), text("eu", stop=0, shed=10, k=0))
+    found = figures_of([busy, idle])
+    assert found is not None
+    assert (found.requests_per_s, found.in_time_share, found.num_speculative_tokens) == (50.0, 0.9, (0, 4))
+
+
+def test_a_server_that_has_restarted_began_at_0() -> None:
+    before, now = parse(text(stop=1_000), 500.0), parse(text(stop=4), 1.0)
+    found = figures_of([IntervalChange(now, now.since(before))])
+    assert found is not None
+    assert found.requests_per_s == 4.0
+    assert now.since(None) == now
+
+
+def test_without_a_server_there_are_no_figures() -> None:
+    assert figures_of([]) is None
+    empty = figures_of([IntervalChange(Reading(1.0), Reading(1.0))])
+    assert empty is not None
+    assert (empty.requests_per_s, empty.in_time_share, empty.stages_ms) == (0.0, None, {})
+
+
+def test_a_page_that_is_no_text_format_is_an_error() -> None:
+    with pytest.raises(ValueError, match="could not convert"):
+        parse("completion_requests_total not-a-number\n", 1.0)
+
+
+def test_percentiles_of_ttft_leave_out_prefetches() -> None:
+    registry = CollectorRegistry()
+    ttft = Histogram("completion_ttft_seconds", "Time.", ["trigger"], buckets=BUCKETS_S, registry=registry)
+    for trigger, seconds in (("automatic", 0.03), ("explicit", 0.03), ("prefetch", 1.9)):
+        for _ in range(100):
+            ttft.labels(trigger).observe(seconds)
+    found = figures_of([change("", generate_latest(registry).decode())])
+    assert found is not None
+    _p50, p95, p99 = found.ttft_ms
+    assert p95 is not None
+    assert p99 is not None
+    assert p95 <= p99 <= 40
+
+
+def test_a_server_that_restarted_and_is_up_for_longer_than_before_counts_from_its_start() -> None:
+    name, labels = "completion_requests_total", frozenset({("outcome", "stop")})
+    before, now = Reading(3.0, {(name, labels): 50.0}), Reading(5.0, {(name, labels): 20.0})
+    assert now.since(before) == now
+    assert now.since(Reading(3.0, {(name, labels): 5.0})) == Reading(2.0, {(name, labels): 15.0})
+
+
+def test_a_falling_gauge_is_no_restart() -> None:
+    gauge = ("completion_engine_kv_usage_ratio", frozenset[tuple[str, str]]())
+    assert Reading(5.0, {gauge: 0.25}).since(Reading(3.0, {gauge: 0.75})).uptime_s == 2.0
+
 
 AT = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 BUCKETS = (("0.01", 10), ("0.1", 18), ("0.2", 20), ("+Inf", 20))
 STAGES = ("admission", "queue", "tokenise", "prefill", "decode_token", "stream")
 
 
-def page(num_in_time: int = 19) -> str:
+def server_page(num_in_time: int = 19) -> str:
     lines = [f'completion_stage_seconds_bucket{{stage="{s}",le="{le}"}} {n}' for s in STAGES for le, n in BUCKETS]
     lines += [f'completion_ttft_seconds_bucket{{trigger="automatic",le="{le}"}} {n}' for le, n in BUCKETS]
     lines += [
@@ -35,7 +188,7 @@ def state(name: str = "a:1", num_in_time: int = 19, **fields: object) -> ServerS
     )
     for field, value in fields.items():
         setattr(status, field, value)
-    counted = parse(page(num_in_time), 2.0)
+    counted = parse(server_page(num_in_time), 2.0)
     return ServerState(name, "SERVING", status, IntervalChange(counted, counted))
 
 
@@ -50,8 +203,8 @@ def shown(states: list[ServerState], width: int = 200, height: int = 60) -> str:
     return capture.get()
 
 
-def row(page: str, name: str) -> str:
-    return next(line for line in page.splitlines() if line.startswith(name))
+def row(server_page: str, name: str) -> str:
+    return next(line for line in server_page.splitlines() if line.startswith(name))
 
 
 def test_a_row_has_the_figures_of_its_server() -> None:

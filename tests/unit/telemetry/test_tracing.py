@@ -1,22 +1,104 @@
-"""Which requests are traced, decided when they are received and when they end."""
+"""Traces: the callers' headers, which requests are sampled, and the names of attributes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
+from opentelemetry.semconv._incubating.attributes import cloud_attributes, gen_ai_attributes, rpc_attributes
+from opentelemetry.semconv.attributes import error_attributes, service_attributes
+from opentelemetry.trace.span import TraceState
 from prometheus_client import CollectorRegistry
 
 from completion_server.core.errors import InvalidRequestError, UnavailableError
-from completion_server.core.events import EndUnwritten, EndWritten, Marks, RequestEnded
-from completion_server.core.outcome import End, FinishReason, Outcome, ShedReason
+from completion_server.core.events import EndUnwritten, EndWritten, GenerationSource, Marks, RequestEnded
+from completion_server.core.outcome import CacheLevel, End, FinishReason, Outcome, ShedReason, Usage
 from completion_server.core.request import Caller, Request, Trigger
-from completion_server.core.trace_context import TraceContext
+from completion_server.core.trace_context import ParentSpan, TraceContext
 from completion_server.telemetry.metrics import Metrics
+from completion_server.telemetry.quality import model_name
 from completion_server.telemetry.tracing.sampling import HeadSampler, RateLimit
-from completion_server.telemetry.tracing.spans import RequestTrace, misses_budget
+from completion_server.telemetry.tracing.spans import RequestTrace, describe, misses_budget
 from completion_server.telemetry.tracing.tracer import Tracer
+from completion_server.telemetry.tracing.tracing import Service
 
-TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SPAN = "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "is_sampled"),
+    [
+        (f"00-{TRACE}-{SPAN}-01", True),
+        (f"00-{TRACE}-{SPAN}-00", False),
+        (f"00-{TRACE}-{SPAN}-03", True),  # level 2's flag of random trace ids
+        (f"00-{TRACE}-{SPAN}-02", False),
+        (f"cc-{TRACE}-{SPAN}-01-what-a-later-version-appends", True),
+    ],
+)
+def test_a_valid_parent_is_read(traceparent: str, is_sampled: bool) -> None:
+    assert ParentSpan.parse(traceparent, "vendor=1") == ParentSpan(TRACE, SPAN, is_sampled, "vendor=1")
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    [
+        "",
+        f"00-{TRACE}-{SPAN}",
+        f"00-{TRACE}-{SPAN}-1",
+        f"00-{TRACE.upper()}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-01-more",
+        f"00-{TRACE}-{SPAN}-01\n",
+        f"cc-{TRACE}-{SPAN}-01-{'x' * 100}",
+        f"00-{TRACE[:-1]}٣-{SPAN}-01",
+    ],
+)
+def test_an_invalid_parent_is_ignored(traceparent: str) -> None:
+    assert ParentSpan.parse(traceparent, "vendor=1") is None
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "x" * 513,
+        f"a={'x' * 511}",
+        "vendor=\n1",
+        "vendor=é",
+        "def add(a, b): return a",
+        "a=1,def add",
+        "a=1,a=2",
+        "a=1,,b=2",
+        "A=1",
+        "a=",
+        "a=1=2",
+        ",".join(f"k{number}=1" for number in range(33)),
+    ],
+)
+def test_an_invalid_state_is_dropped_alone(state: str) -> None:
+    assert ParentSpan.parse(f"00-{TRACE}-{SPAN}-01", state) == ParentSpan(TRACE, SPAN, is_sampled=True)
+
+
+@pytest.mark.parametrize("state", ["a=1", "a=1, b=2", "rojo=00f067aa0ba902b7,congo@ucc=t61 rcWk", "1a-_*/@v=~!"])
+def test_a_valid_state_is_kept_and_the_sdk_takes_it(state: str, caplog: pytest.LogCaptureFixture) -> None:
+    parent = ParentSpan.parse(f"00-{TRACE}-{SPAN}-01", state)
+    assert parent is not None
+    assert parent.state == state
+    assert TraceState.from_header([state]).to_header() == state.replace(", ", ",")
+    assert caplog.records == []
+
+
+def test_the_headers_name_the_requests_own_span() -> None:
+    parent = ParentSpan(TRACE, "b" * 16, is_sampled=True, state="vendor=1")
+    sampled = TraceContext(TRACE, SPAN, is_sampled=True, parent=parent)
+    assert sampled.headers() == {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=1"}
+    assert TraceContext(TRACE, SPAN, is_sampled=False).headers() == {"traceparent": f"00-{TRACE}-{SPAN}-00"}
+    read = ParentSpan.parse(sampled.headers()["traceparent"])
+    assert read is not None
+    assert (read.trace_id, read.span_id, read.is_sampled) == (TRACE, SPAN, True)
+
+
 REQUEST = Request("r", Caller("u", "s"), 0, "", "", "x = ", "", 8, 0.0)
 ON_TIME = Marks(0.0, admitted=0.0, started=0.0, prompted=0.0, first_output=0.1, last_output=0.1, ended=0.2)
 BUDGET_S = 0.15
@@ -180,3 +262,50 @@ def test_the_samples_of_a_late_request_name_the_trace_that_is_chosen_at_its_end(
     }
     assert buckets["0.2"] == {"trace_id": trace.context.trace_id}
     assert [le for le, labels in buckets.items() if labels] == ["0.2"]
+
+
+WHOLE_REQUEST = Request("r", Caller("u", "s"), 0, "file:///x.py", "python", "x = ", "", 8, 0.0, receive_began_at=-0.01)
+MARKS = Marks(0.0, 0.001, 0.002, 0.003, 0.004, 0.005, 1, 0.006, source=GenerationSource.OWN)
+OUTCOME = Outcome(FinishReason.ERROR, ShedReason.OVERLOAD, error=UnavailableError("secret text"))
+END = End(OUTCOME, Usage(10, 5, 3, 2, 1, cache_level=CacheLevel.SHARED))
+
+
+def known() -> set[str]:
+    """Every name of the conventions that is not deprecated."""
+    found: set[str] = set()
+    for module in (cloud_attributes, gen_ai_attributes, rpc_attributes, error_attributes, service_attributes):
+        found |= {value for name, value in vars(module).items() if name.isupper() and isinstance(value, str)}
+    deprecated = {
+        rpc_attributes.RPC_SERVICE, rpc_attributes.RPC_SYSTEM, rpc_attributes.RPC_GRPC_STATUS_CODE,
+        gen_ai_attributes.GEN_AI_SYSTEM, gen_ai_attributes.GEN_AI_USAGE_PROMPT_TOKENS,
+        gen_ai_attributes.GEN_AI_USAGE_COMPLETION_TOKENS, gen_ai_attributes.GEN_AI_PROMPT,
+        gen_ai_attributes.GEN_AI_COMPLETION,
+    }  # fmt: skip
+    return found - deprecated
+
+
+def test_spans_and_metrics_name_the_model_alike() -> None:
+    for model in ("bigcode/starcoder2-3b", "/models/coder-13b/", "./target"):
+        name = Service("1.0", "one", model=model).attributes()["gen_ai.request.model"]
+        assert name == model_name(model)
+
+
+def test_attributes_are_those_of_the_conventions_or_our_own() -> None:
+    service = Service("1.0", "one", "us-east", "/models/coder-13b/", "vllm")
+    context = TraceContext("a" * 32, "b" * 16, is_sampled=True)
+    trace = describe(
+        RequestEnded(WHOLE_REQUEST, END, MARKS), context, service.attributes(), written=0.007, missed_budget=True
+    )
+    names = {*trace.root.attributes, *service.resource()}
+    for stage in trace.stages:
+        names |= set(stage.attributes)
+    assert {name for name in names if not name.startswith("completion.")} <= known()
+    assert trace.root.attributes["gen_ai.request.model"] == "coder-13b"
+    assert trace.root.attributes["error.type"] == "UNAVAILABLE"
+    values = str(trace)
+    assert "secret" not in values
+    assert "x.py" not in values
+    assert trace.is_failed
+    assert [stage.name for stage in trace.stages] == [
+        "receive", "admission", "queue", "tokenise", "prefill", "decode", "stream",
+    ]  # fmt: skip

@@ -1,4 +1,7 @@
+"""The commands of operators: status, drain and speculation."""
+
 import json
+from pathlib import Path
 
 import grpc
 import pytest
@@ -6,7 +9,10 @@ from client_fakes import Failure, FakeServer, Run, Serve
 from grpc_health.v1 import health_pb2
 
 from completion.v1 import admin_pb2
+from completion.v1 import admin_pb2 as pb
+from completion_server.client.complete_command import complete
 from completion_server.client.operator_commands import drain, status
+from completion_server.client.speculation_command import speculation
 
 READY = admin_pb2.GetStatusResponse(
     version="1.2.3",
@@ -37,6 +43,23 @@ async def test_status_for_machines(serve: Serve, run: Run) -> None:
     answer = json.loads((await run(status, "--admin", fake.address, "--json")).stdout)
     assert (answer["health"], answer["engine_state"], answer["running_requests"]) == ("SERVING", "ready", 2)
     assert answer["ended_requests"] == {"stop": 12, "shed": 1}
+
+
+async def test_status_shows_why_requests_were_shed(serve: Serve, run: Run) -> None:
+    line = 'completion_requests_total{outcome="shed",region="",shed_reason="%s",trigger="%s"} %d.0\n'
+    counts = (("rate_limited", "automatic", 3), ("rate_limited", "explicit", 1), ("overload", "prefetch", 2))
+    page = "# TYPE completion_requests counter\n" + "".join(line % each for each in counts)
+    fake = await serve(FakeServer(status=READY, metrics=page), SERVING)
+    assert "2 overload, 4 rate_limited" in (await run(status, "--admin", fake.address)).stdout
+    answer = json.loads((await run(status, "--admin", fake.address, "--json")).stdout)
+    assert answer["shed_requests"] == {"overload": 2, "rate_limited": 4}
+
+
+async def test_a_host_alone_is_asked_at_the_default_port(run: Run) -> None:
+    for command, option, port in ((status, "--admin", 50052), (drain, "--admin", 50052), (complete, "--server", 50051)):
+        result = await run(command, *(["-"] if command is complete else []), option, "no-such-host.invalid", input="x")
+        assert result.exit_code == 1
+        assert f"No server answers at no-such-host.invalid:{port} " in result.stderr
 
 
 async def test_several_servers_are_shown_with_their_distances(serve: Serve, run: Run) -> None:
@@ -173,3 +196,116 @@ async def test_drain_reports_the_open_requests(
     assert result.exit_code == 0
     assert "requests still to finish: 3" in result.stdout
     assert fake.drains == [admin_pb2.DrainRequest(grace_ms=grace_ms)]
+
+
+SCHEDULE = [
+    pb.SpeculationRow(first_batch_size=1, last_batch_size=4, num_speculative_tokens=4),
+    pb.SpeculationRow(first_batch_size=5, last_batch_size=64, num_speculative_tokens=0),
+]
+IN_FORCE = pb.GetSpeculationResponse(
+    schedule=SCHEDULE,
+    max_num_speculative_tokens=5,
+    since_unix_ms=1_800_000_000_000,
+    mode=pb.SPECULATION_MODE_AUTO,
+    by="ada@host",
+    table=SCHEDULE[:1],
+    figures=pb.SpeculationFigures(
+        window_s=300,
+        generated_tokens=1200,
+        drafted_tokens=1000,
+        accepted_tokens=600,
+        wasted_tokens=400,
+        acceptance=0.6,
+        acceptance_by_position=[0.8, 0.4],
+        mean_accepted_length=2.2,
+        tokens_per_s=4.0,
+    ),
+)
+
+
+async def test_get_is_a_small_table(serve: Serve, run: Run) -> None:
+    fake = await serve(FakeServer(speculation=IN_FORCE))
+    result = await run(speculation, "get", "--admin", fake.address, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    for part in (
+        "K=4 for batch 1 to 4, K=0 for batch 5 and more; 5 at most", "ada@host, auto", "2027-01-15",
+        "60% (80%, 40% by position), 2.20 tokens a step", "1000 drafted, 400 of them wasted",
+        "4.0 tokens/s over the last 300 s", "falls back to",
+    ):  # fmt: skip
+        assert part in result.stdout
+
+
+async def test_get_says_why_nothing_can_be_changed(serve: Serve, run: Run) -> None:
+    fake = await serve(FakeServer(speculation=pb.GetSpeculationResponse(fixed_because="no draft model", mode=1)))
+    result = await run(speculation, "get", "--admin", fake.address)
+    assert "no draft model" in result.stdout
+    assert "nothing drafted" in result.stdout
+
+
+async def test_get_for_machines(serve: Serve, run: Run) -> None:
+    fake = await serve(FakeServer(speculation=IN_FORCE))
+    answer = json.loads((await run(speculation, "get", "--admin", fake.address, "--json")).stdout)
+    assert (answer["schedule"], answer["table"]) == ([[1, 4, 4], [5, 64, 0]], [[1, 4, 4]])
+    assert (answer["mode"], answer["since_unix_ms"]) == ("auto", 1_800_000_000_000)
+    assert answer["figures"]["drafted_tokens"] == 1000
+    assert answer["figures"]["acceptance_by_position"] == [0.8, 0.4]
+
+
+async def test_set_one_k(serve: Serve, run: Run) -> None:
+    fake = await serve()
+    result = await run(speculation, "set", "--k", "0", "--admin", fake.address)
+    assert result.exit_code == 0, result.output
+    assert "fixed: K=0 for any batch" in result.stdout
+    asked = fake.speculation_set[0]
+    assert (asked.mode, asked.HasField("num_speculative_tokens")) == (pb.SPECULATION_MODE_FIXED, True)
+    assert "@" in asked.by
+
+
+@pytest.mark.parametrize("content", ["[[1, 4, 4], [5, 64, 0]]", '{"schedule": [[1, 4, 4], [5, 64, 0]], "why": "x"}'])
+async def test_set_a_schedule(serve: Serve, run: Run, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "schedule.json"
+    file.write_text(content)
+    fake = await serve()
+    result = await run(speculation, "set", "--schedule", str(file), "--json", "--admin", fake.address)
+    assert result.exit_code == 0, result.output
+    assert list(fake.speculation_set[0].schedule) == SCHEDULE
+    assert json.loads(result.stdout) == {
+        "schedule": [[1, 4, 4], [5, 64, 0]],
+        "mode": "schedule",
+        "since_unix_ms": 1_800_000_000_000,
+    }
+
+
+async def test_set_auto(serve: Serve, run: Run) -> None:
+    fake = await serve()
+    assert (await run(speculation, "set", "--auto", "--admin", fake.address)).exit_code == 0
+    assert fake.speculation_set[0].mode == pb.SPECULATION_MODE_AUTO
+
+
+@pytest.mark.parametrize("content", ["[[1, 4]]", "{}", "[[1, 4, -1]]", "nonsense", "7", '[[1, 4, "x"]]'])
+async def test_a_file_without_a_schedule_is_refused(run: Run, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "schedule.json"
+    file.write_text(content)
+    result = await run(speculation, "set", "--schedule", str(file))
+    assert result.exit_code == 2
+    assert "must hold rows of [first, last, K]" in result.stderr
+
+
+async def test_the_schedule_of_an_invalid_tuning_is_refused(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "schedule.json"
+    file.write_text('{"schedule": [[1, 4, 4]], "valid": false}')
+    result = await run(speculation, "set", "--schedule", str(file))
+    assert result.exit_code == 2
+    assert "the tuning that wrote it is invalid" in result.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--k", "1", "--auto"), ("--k", "-1")])
+async def test_set_takes_one_thing(run: Run, options: tuple[str, ...]) -> None:
+    assert (await run(speculation, "set", *options)).exit_code == 2
+
+
+async def test_a_refusal_is_explained(serve: Serve, run: Run) -> None:
+    fake = await serve(FakeServer(failure=Failure(grpc.StatusCode.INVALID_ARGUMENT, "schedule[1]: leaves a gap")))
+    result = await run(speculation, "set", "--auto", "--admin", fake.address)
+    assert result.exit_code == 1
+    assert "schedule[1]: leaves a gap" in result.stderr

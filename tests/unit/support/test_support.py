@@ -1,14 +1,15 @@
-"""The fault proxy of tests, between raw connections and a real Redis."""
+"""The proxy that injects faults, and the Redis processes of tests."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import psutil
 import pytest
 import pytest_asyncio
 
 from tests.support.fault_proxy import Delay, FaultProxy, ReplySplitter
-from tests.support.redis_servers import RedisServer
+from tests.support.redis_servers import RedisServer, require_redis, running
 from tests.support.server import eventually
 
 PING, PONG = b"PING\r\n", b"+PONG\r\n"
@@ -91,14 +92,6 @@ async def test_delays_each_direction_and_keeps_the_order(proxy: FaultProxy, conn
     assert received == b"".join(b"$4\r\n%04d\r\n" % number for number in range(50))
 
 
-async def test_throttles(proxy: FaultProxy, connect: Connect) -> None:
-    client = await connect(proxy)
-    proxy.faults.bytes_per_s = 10_000
-    began = time.monotonic()
-    await client.ask(b"ECHO %s\r\n" % bytes(b"x" * 500), 508)
-    assert time.monotonic() - began >= 0.095
-
-
 async def test_resets_open_connections_and_new_ones(proxy: FaultProxy, connect: Connect) -> None:
     client = await connect(proxy)
     assert await client.ping()
@@ -140,28 +133,6 @@ async def test_a_black_hole_answers_nothing_and_heals_for_new_connections(proxy:
     for each in (client, idle, new, last):
         each.close()
     await eventually(lambda: proxy.num_open == 0)
-
-
-async def test_a_reply_on_its_way_is_lost_in_a_black_hole(proxy: FaultProxy, connect: Connect) -> None:
-    client = await connect(proxy)
-    proxy.faults.reply_delay = Delay(SILENCE_S)
-    client.writer.write(PING)
-    await asyncio.sleep(SILENCE_S / 4)
-    proxy.faults.black_hole = True
-    client.writer.write(PING)
-    assert not await client.is_answered()
-
-
-async def test_clients_see_that_the_server_has_ended(make_redis: Callable[..., RedisServer], connect: Connect) -> None:
-    server = make_redis()
-    async with FaultProxy(server.address) as proxy:
-        client = await connect(proxy)
-        assert await client.ping()
-        server.kill()
-        assert await client.is_ended()
-        late = await connect(proxy)
-        with pytest.raises(ConnectionResetError):
-            await late.is_ended()
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -210,3 +181,32 @@ def test_passes_on_what_is_not_resp() -> None:
     splitter = ReplySplitter()
     assert b"".join(splitter.feed(b"+OK\r\n\x16\x03\x01")) == b"+OK\r\n\x16\x03\x01"
     assert b"".join(splitter.feed(b"+O")) == b"+O"
+
+
+def test_servers_are_gone_after_a_failure_also_frozen_ones() -> None:
+    require_redis()
+    servers = [RedisServer() for _ in range(2)]
+    folders = [server.folder for server in servers]
+    pids: list[int] = []
+
+    def fail() -> None:
+        with running(*servers):
+            pids.extend(server.pid for server in servers)
+            servers[1].freeze()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert len(pids) == 2
+    assert not any(map(psutil.pid_exists, pids))
+    assert not any(folder.exists() for folder in folders)
+    servers[0].stop()
+
+
+@pytest.mark.parametrize("is_ci", [True, False])
+def test_a_missing_redis_fails_in_ci_and_skips_elsewhere(monkeypatch: pytest.MonkeyPatch, is_ci: bool) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CI", "1" if is_ci else "")
+    with pytest.raises((pytest.fail.Exception, pytest.skip.Exception)) as raised:
+        require_redis()
+    assert raised.type is (pytest.fail.Exception if is_ci else pytest.skip.Exception)

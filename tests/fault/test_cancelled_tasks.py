@@ -1,0 +1,207 @@
+"""Every task that lives as long as the server ends when it is cancelled, whatever it waits for."""
+
+import asyncio
+import dataclasses
+import gc
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from completion_server.admission.loop_lag import LoopLagMonitor
+from completion_server.admission.refusals import RefusalBudget
+from completion_server.composition.shared_state import SharedState
+from completion_server.config import load_config
+from completion_server.core.clock import MonotonicClock
+from completion_server.engine.scripted.engine import ScriptedEngine, ServiceTimes
+from completion_server.engine.settings import EngineSettings
+from completion_server.engine.supervisor import SupervisedEngine
+from completion_server.rpc.intake import Intake
+from completion_server.rpc.session import SessionStream, StreamTimes
+from completion_server.serving.assembly import ServingSettings, assemble
+from completion_server.state.clients import make_client
+from completion_server.state.redis_store import RedisStore
+from completion_server.state.settings import RedisSettings
+from completion_server.state.subscription import ChannelSubscription
+from loadtest.simulation import virtual_time
+from loadtest.simulation.virtual_time import LoopClock
+from tests.support.cancels import ENDS_WITHIN_S, LongLived, check_ends_at_each_await
+from tests.support.redis_servers import RedisServer, free_port
+from tests.support.services import FOUR_SLOTS, NO_SHEDDING, REQUEST, UNLIMITED, Prompts, running_service
+from tests.unit.rpc.test_session_writes import IDENTITY, LIMITS, Caller
+from tests.unit.state.stores import new_prefix
+
+Running = Coroutine[Any, Any, Any]
+NUM_AWAITS = 30
+TIMES = ServiceTimes(decode_base_s=0.01, prefill_base_s=0.01)
+
+
+# On Redis, which redis-py reaches through code that may swallow a cancel
+
+
+def redis_settings(make_redis: Callable[..., RedisServer], state: str) -> RedisSettings:
+    if state == "one server":
+        return RedisSettings(addresses=(make_redis().address,), retry_s=0.01)
+    address = f"127.0.0.1:{free_port()}"
+    if state == "no slot":
+        address = make_redis(config=["cluster-enabled yes"]).address
+    return RedisSettings(addresses=(address,), topology="cluster", secret_file="secret", retry_s=0.01)
+
+
+@asynccontextmanager
+async def store(settings: RedisSettings) -> AsyncIterator[Running]:
+    """Yield a store that always has something to send."""
+    made = RedisStore(settings, MonotonicClock())
+
+    async def use() -> None:
+        while True:
+            made.call_nowait("PING")
+            await asyncio.sleep(0.001)
+
+    using = asyncio.create_task(use())
+    yield made.run()
+    using.cancel()
+    await asyncio.wait([using], timeout=1.0)
+
+
+@asynccontextmanager
+async def subscription(settings: RedisSettings) -> AsyncIterator[Running]:
+    """Yield a subscription to a channel on which messages arrive all the time."""
+    client, sender = make_client(settings), RedisStore(settings, MonotonicClock())
+    channel = new_prefix()
+
+    async def send() -> None:
+        while True:
+            sender.call_nowait("SPUBLISH", channel, b"")
+            await asyncio.sleep(0.001)
+
+    tasks = [asyncio.create_task(send()), asyncio.create_task(sender.run())]
+    yield ChannelSubscription(settings, client, channel, lambda _data: None).run()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=1.0)
+    await client.aclose()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # redis-py forgets what it was opening
+@pytest.mark.parametrize("make", [store, subscription])
+@pytest.mark.parametrize("state", ["one server", "no node", "no slot"])
+async def test_what_speaks_to_redis_ends(make_redis: Callable[..., RedisServer], make: Any, state: str) -> None:
+    settings = redis_settings(make_redis, state)
+    before = open_transports()
+    await check_ends_at_each_await(lambda: make(settings), NUM_AWAITS)
+    for transport in open_transports() - before:
+        transport.abort()
+    await asyncio.sleep(0)
+    gc.collect()
+
+
+def open_transports() -> set[asyncio.Transport]:
+    """Return the connections that nothing has closed, also those that redis-py has forgotten."""
+    transports = (each for each in gc.get_objects() if issubclass(type(each), asyncio.Transport))
+    return {each for each in transports if not each.is_closing()}
+
+
+# In virtual time
+
+
+@asynccontextmanager
+async def loop_lag() -> AsyncIterator[Running]:
+    yield LoopLagMonitor(0.1, LoopClock(), lambda _event: None).run()
+
+
+def shared_part(name: str) -> LongLived:
+    """Return a part that replicas share, or all of them together, beside a Redis that nothing listens to."""
+
+    @asynccontextmanager
+    async def make() -> AsyncIterator[Running]:
+        shared = SharedState(load_config(None, ['redis.addresses=["127.0.0.1:1"]'], {}), LoopClock())
+        assert shared.lanes is not None
+        parts = {"lanes": shared.lanes, "clock": shared.lanes.clock, "limits": shared.limiters, "cache": shared.cache}
+        yield parts[name].run()  # type: ignore[union-attr]
+
+    return make
+
+
+def supervisor(*, dies: bool) -> LongLived:
+    """Return a supervisor of an engine that gets heartbeats, or of engines that die again and again."""
+
+    @asynccontextmanager
+    async def make() -> AsyncIterator[Running]:
+        engines = []
+
+        def make_engine() -> ScriptedEngine:
+            engines.append(ScriptedEngine(times=TIMES))
+            return engines[-1]
+
+        async def kill() -> None:
+            while dies:
+                await asyncio.sleep(0.5)
+                engines[-1].crash()
+
+        settings = EngineSettings(heartbeat_s=0.5, hang_timeout_s=2.0, restart_backoff_min_s=0.1)
+        supervised = SupervisedEngine(make_engine, settings, LoopClock())
+        await supervised.start()
+        killing = asyncio.create_task(kill())
+        yield supervised.run()
+        killing.cancel()
+        await supervised.stop()
+
+    return make
+
+
+@asynccontextmanager
+async def service() -> AsyncIterator[Running]:
+    """Yield a service that gets a request every few milliseconds."""
+    engine = SupervisedEngine(lambda: ScriptedEngine(times=TIMES), EngineSettings(warm_up=False), LoopClock())
+    await engine.start()
+    settings = ServingSettings(UNLIMITED, FOUR_SLOTS, NO_SHEDDING, cache_scope="user")
+    made = assemble(settings, engine, Prompts(), LoopClock(), lambda _event: None)
+
+    async def ask() -> None:
+        for number in itertools.count():
+            await asyncio.sleep(0.005)
+            made.open(dataclasses.replace(REQUEST, id=f"r{number}", sequence=number))
+
+    tasks = [asyncio.create_task(engine.run()), asyncio.create_task(ask())]
+    made.gate.set_engine_ready(True)
+    yield made.runner.run()
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=1.0)
+    await engine.stop()
+
+
+@asynccontextmanager
+async def session_stream() -> AsyncIterator[Running]:
+    """Yield a stream whose user types without end."""
+    caller = Caller()
+
+    async def type_on() -> None:
+        for sequence in itertools.count(1):
+            caller.ask(sequence, prefix=f"x{sequence} = ")
+            await asyncio.sleep(0.005)
+
+    async with running_service(lambda: ScriptedEngine(times=TIMES), LoopClock()) as running:
+        intake = Intake(LIMITS, RefusalBudget(0, 1), RefusalBudget(0, 1), 10.0, running.service.now, lambda _: IDENTITY)
+        times = StreamTimes(first_request_s=1e6, idle_s=1e6, max_age_s=1e6, stall_timeout_s=60.0)
+        typing = asyncio.create_task(type_on())
+        yield SessionStream(running.service, intake, times, caller, IDENTITY).run()  # type: ignore[arg-type]
+        typing.cancel()
+
+
+IN_VIRTUAL_TIME = {
+    "loop lag": loop_lag,
+    **{name: shared_part(name) for name in ("lanes", "clock", "limits", "cache")},
+    "engine": supervisor(dies=False),
+    "engines that die": supervisor(dies=True),
+    "service": service,
+    "session": session_stream,
+}
+
+
+@pytest.mark.parametrize("make", IN_VIRTUAL_TIME.values(), ids=IN_VIRTUAL_TIME.keys())
+def test_a_task_of_the_server_ends(make: LongLived) -> None:
+    virtual_time.run(check_ends_at_each_await(make, NUM_AWAITS, reached_within_s=1e6, ends_within_s=ENDS_WITHIN_S))

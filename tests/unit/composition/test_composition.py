@@ -1,0 +1,152 @@
+"""What replicas share, how they are told apart, what others can read, and the stop."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+
+import pytest
+
+from completion_server.composition import shared_state
+from completion_server.composition.exposure import warn_of_exposure
+from completion_server.composition.shared_state import SharedState
+from completion_server.composition.shutdown import Shutdown
+from completion_server.config import load_config
+from completion_server.core.clock import MonotonicClock
+from completion_server.prompt.builder import PromptBuilder
+from completion_server.state.secret import Secret
+from tests.support.cancels import cancel_and_wait
+from tests.support.redis_servers import free_port
+from tests.support.server import eventually, make_config
+from tests.unit.prompt.prompts import builder_of
+
+
+async def test_a_part_that_fails_runs_again_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shared_state, "_RESTART_S", 0.01)
+    config = load_config(None, [f'redis.addresses=["127.0.0.1:{free_port()}"]'], {})
+    shared = SharedState(config, MonotonicClock())
+    num_runs = 0
+
+    async def fail_twice() -> None:
+        nonlocal num_runs
+        num_runs += 1
+        if num_runs <= 2:
+            raise ZeroDivisionError
+        await asyncio.Event().wait()
+
+    assert shared.lanes is not None
+    monkeypatch.setattr(shared.lanes, "run", fail_twice)
+    task = asyncio.create_task(shared.run())
+    await eventually(lambda: num_runs == 3)
+    assert not task.done()
+    failures = [record for record in caplog.records if record.exc_info and record.levelno == logging.ERROR]
+    assert [record.getMessage().partition(" ")[0] for record in failures] == ["SharedLanes"] * 2
+    await cancel_and_wait(task)
+    assert task.cancelled()
+
+
+def test_gauges_tell_whether_redis_is_heard() -> None:
+    config = load_config(None, [f'redis.addresses=["127.0.0.1:{free_port()}"]'], {})
+    gauges = SharedState(config, MonotonicClock()).gauges()
+    assert gauges["redis_listening"]() == 0
+    assert "redis_listening" not in SharedState(load_config(None, [], {}), MonotonicClock()).gauges()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("server.listen=127.0.0.1:50051",), f"{socket.gethostname()}-50051"),
+        (("server.listen=127.0.0.1:50051", "redis.replica_id=left"), "left"),
+    ],
+)
+async def test_a_replica_has_the_same_name_after_a_restart(overrides: tuple[str, ...], expected: str) -> None:
+    config = load_config(None, (*overrides, 'redis.addresses=["127.0.0.1:6379"]', "cache.enabled=false"), {})
+    for _ in range(2):
+        store = SharedState(config, MonotonicClock()).store
+        assert store is not None
+        assert store.settings.replica_id == expected
+
+
+async def test_replicas_on_ports_that_the_system_picks_have_different_names() -> None:
+    overrides = ("server.listen=127.0.0.1:0", 'redis.addresses=["127.0.0.1:6379"]', "cache.enabled=false")
+    stores = [SharedState(load_config(None, overrides, {}), MonotonicClock()).store for _ in range(2)]
+    assert len({store.settings.replica_id for store in stores if store is not None}) == 2
+
+
+SECRET = Secret(bytes(range(32)))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> PromptBuilder:
+    return builder_of("qwen")
+
+
+def identity_of(prompts: PromptBuilder, *overrides: str) -> str:
+    return shared_state._completion_keys(make_config(*overrides), prompts, SECRET).identity_hash
+
+
+def test_hosts_may_keep_the_model_in_different_folders(prompts: PromptBuilder) -> None:
+    same = {identity_of(prompts, *overrides) for overrides in ((), ("engine.vllm.download_dir=/models",))}
+    assert len(same) == 1
+    assert identity_of(prompts, "engine.vllm.block_size=32") not in same
+
+
+def test_the_identity_is_logged_once(prompts: PromptBuilder, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "completion_server.composition.shared_state"):
+        identity = identity_of(prompts)
+    assert [identity in message for message in caplog.messages] == [True]
+
+
+REMOTE = ('redis.addresses=["redis.example:6379"]',)
+SENTINELS = ('redis.addresses=["127.0.0.1:26379"]', "redis.topology=sentinel")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warns"),
+    [
+        ((), False),
+        (('redis.addresses=["127.0.0.1:6379"]',), False),
+        (REMOTE, True),
+        (SENTINELS, True),
+        ((*REMOTE, "redis.tls.enabled=true"), False),
+    ],
+)
+def test_a_redis_elsewhere_without_tls_is_warned_of(
+    tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture, overrides: tuple[str, ...], warns: bool
+) -> None:
+    secret = tmp_path_factory.mktemp("secret") / "secret"
+    secret.write_bytes(b"s" * 32)
+    config = load_config(None, [*overrides, f"redis.secret_file={secret}"], {})
+    warn_of_exposure(config, "127.0.0.1:50051")
+    assert ("redis.tls: off" in caplog.text) == warns
+
+
+WAIT_S = 30.0
+
+
+async def test_a_task_that_fails_limits_the_end_of_the_others() -> None:
+    loop, is_over, said = asyncio.get_running_loop(), asyncio.Event(), list[str]()
+
+    def give_up(unfinished: str) -> None:
+        said.append(unfinished)
+        loop.call_soon_threadsafe(is_over.set)
+
+    async def go_on() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await is_over.wait()
+
+    async def fail() -> None:
+        raise ValueError
+
+    shutdown = Shutdown(0.01, give_up)
+    with pytest.RaisesGroup(ValueError):
+        async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+            with shutdown.begins_on_failure():
+                group.create_task(go_on(), name="what goes on")
+                group.create_task(fail())
+                await asyncio.Event().wait()
+    assert len(said) == 1
+    assert "what goes on" in said[0]

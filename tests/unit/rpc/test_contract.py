@@ -1,0 +1,123 @@
+"""The contract says what the code does, stays compatible, and needs nothing outside of its folder."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from completion.v1 import completion_pb2 as pb
+from completion_server.admission.feedback import KEPT_S
+from completion_server.core.errors import CompletionError
+from completion_server.core.outcome import ShedReason
+from completion_server.core.trace_context import TRACEPARENT, TRACESTATE
+from completion_server.rpc import identity, status
+from completion_server.rpc.messages import convert
+from tests.support.models import ROOT
+
+PROTO = ROOT / "proto"
+CONTRACT = (PROTO / "completion" / "v1" / "completion.proto").read_text(encoding="utf-8")
+TIMEOUT_S = 120
+
+
+def classes_of(error: type[CompletionError]) -> set[type[CompletionError]]:
+    return {error}.union(*(classes_of(each) for each in error.__subclasses__()))
+
+
+def test_the_reasons_are_those_of_the_code() -> None:
+    assert status.DeadlineError in classes_of(CompletionError), "errors outside of core are found, too"
+    raised = {each.reason for each in classes_of(CompletionError)} - {""}
+    shed = {each.value.upper() for each in ShedReason}
+    named = {name.removeprefix("ERROR_REASON_") for name in pb.ErrorReason.DESCRIPTOR.values_by_name}
+    assert named - {"UNSPECIFIED"} == raised | shed
+    wire_shed = {name.removeprefix("SHED_REASON_") for name in pb.ShedReason.DESCRIPTOR.values_by_name}
+    assert wire_shed - {"UNSPECIFIED"} == shed
+
+
+@pytest.mark.parametrize("error", sorted(classes_of(CompletionError), key=str))
+def test_a_reason_is_said_with_its_code(error: type[CompletionError]) -> None:
+    if error.reason:
+        comment = re.search(rf"((?: *//.*\n)+) *ERROR_REASON_{error.reason} =", CONTRACT)
+        assert comment is not None
+        assert error.code.name in comment[1]
+
+
+def test_each_metadata_key_is_described() -> None:
+    for key in (identity._USER_KEY, identity._TENANT_KEY, TRACEPARENT, TRACESTATE, "grpc-status-details-bin"):
+        assert re.search(rf"^//.*\b{key}\b", CONTRACT, re.MULTILINE), key
+
+
+def test_the_numbers_in_the_comments_are_those_of_the_code() -> None:
+    one_line = re.sub(r"\s*\n\s*//\s*", " ", CONTRACT)
+    *first, last = convert._SURVIVAL_TIMES_S
+    assert f"{', '.join(map(str, first))} and {last} s after an acceptance" in one_line
+    assert f"within the last {KEPT_S / 60:.0f} minutes" in one_line
+    assert f"1 to {convert._MAX_TIMEOUT_MS:,} (a day)" in one_line
+    assert f'domain is "{status._DOMAIN}"' in one_line
+
+
+def test_the_changelog_has_the_contract_s_version() -> None:
+    changelog = (PROTO / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", changelog, re.MULTILINE)
+    stated = re.search(r"^// .*version (\d+\.\d+\.\d+)\.", CONTRACT, re.MULTILINE)
+    assert newest is not None
+    assert stated is not None
+    assert newest[1] == stated[1]
+
+
+def buf(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [Path(sys.executable).with_name("buf"), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "finding"),
+    [
+        ("", "", ""),
+        ("  string prefix = 5;", "  string prefix = 5;\n  // New.\n  string added = 4000;", ""),
+        ("  string prefix = 5;", "  string before = 5;", 'Field "5"'),
+        ("  string prefix = 5;", "  bytes prefix = 5;", "changed type"),
+        ("  SHED_REASON_DRAINING = 4;", "  SHED_REASON_STOPPING = 4;", "Enum value"),
+        ("  rpc ReportFeedback(ReportFeedbackRequest) returns (ReportFeedbackResponse);", "", "RPC"),
+    ],
+)
+def test_a_breaking_change_is_found_and_an_addition_passes(
+    tmp_path: Path, before: str, after: str, finding: str
+) -> None:
+    folder = tmp_path / "proto"
+    shutil.copytree(PROTO, folder)
+    changed = folder / "completion" / "v1" / "completion.proto"
+    assert before in CONTRACT
+    changed.write_text(CONTRACT.replace(before, after, 1) if before else CONTRACT, encoding="utf-8")
+    done = buf(folder, "breaking", "--path", "completion", "--against", "baseline.binpb")
+    assert bool(done.returncode) == bool(finding), done.stdout + done.stderr
+    assert finding in done.stdout
+
+
+def test_the_folder_needs_nothing_but_protobuf_and_has_googleapis_own_messages(tmp_path: Path) -> None:
+    third_party, found = PROTO / "third_party", tmp_path / "found.binpb"
+    files = [str(each.relative_to(third_party)) for each in sorted(third_party.rglob("*.proto"))]
+    own = ["completion/v1/completion.proto", "completion/v1/admin.proto"]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO}", f"-I{third_party}"]
+    command += [f"--descriptor_set_out={found}", *own, *files]
+    subprocess.run(command, check=True, timeout=TIMEOUT_S)
+    vendored = {file.name: file for file in FileDescriptorSet.FromString(found.read_bytes()).file}
+    for module in (code_pb2, error_details_pb2, status_pb2):
+        installed = FileDescriptorProto()
+        module.DESCRIPTOR.CopyToProto(installed)
+        for message in vendored[installed.name].message_type:
+            clear_json_names(message)
+        assert vendored[installed.name] == installed
+
+
+def clear_json_names(message: Any) -> None:
+    """Drop what protoc adds for other readers."""
+    for field in message.field:
+        field.ClearField("json_name")
+    for nested in message.nested_type:
+        clear_json_names(nested)
